@@ -6,13 +6,19 @@ list that the test writes. Everything else in them is what is shipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.plan import Kind, LimitCharge
 from sidecar.limits.redis_store import CounterScript, CounterScripts, RedisCounters, guarded, shipped
-from sidecar.limits.store import REMEMBER_S, CounterStore
+from sidecar.limits.store import REMEMBER_S, CounterStore, StoreObserver
 from sidecar.limits.topology import finder_of
 from sidecar.settings.store import StoreSettings
 from tests.valkey import Valkey
@@ -83,3 +89,63 @@ def charge(
 ) -> LimitCharge:
     key = f"{kind}:{name}"
     return LimitCharge(f"test:{name}:{kind}", kind, key, most, amount=amount, interval_us=interval_us, unit=unit)
+
+
+class Listening(StoreObserver):
+    """Counts what the store could not be told."""
+
+    def __init__(self) -> None:
+        self.missed: Counter[str] = Counter()
+
+    def untold(self, counts: Mapping[str, int]) -> None:
+        self.missed.update(counts)
+
+
+@asynccontextmanager
+async def opened(
+    url: str, deadline_s: float = 2.0, observer: StoreObserver | None = None, **settings: Any
+) -> AsyncIterator[RedisCounters]:
+    """A shared store that is patient with a busy test machine."""
+    finder = finder_of(StoreSettings(url=url, **settings))
+    store = RedisCounters(finder, deadline_s=deadline_s, hold_s=0.0, observer=observer or StoreObserver())
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+class Between:
+    """Stands before a Valkey, behind TLS where it has a context; passes everything on until it is to eat replies."""
+
+    def __init__(self, to: Path, context: ssl.SSLContext | None = None) -> None:
+        self.to, self.context = to, context
+        self.eating, self.eaten = False, 0
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.context)
+        try:
+            yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_unix_connection(str(self.to))
+        ways = [self._pass(reader, far_writer, replies=False), self._pass(far_reader, writer, replies=True)]
+        passing = [asyncio.ensure_future(way) for way in ways]
+        try:
+            await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in passing:
+                way.cancel()
+            for end in (writer, far_writer):
+                end.transport.abort()
+            await asyncio.gather(*passing, return_exceptions=True)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                if replies and self.eating:
+                    self.eaten += 1
+                else:
+                    writer.write(data)

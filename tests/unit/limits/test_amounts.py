@@ -11,22 +11,10 @@ from hypothesis import strategies as st
 
 from sidecar.limits.amounts import MILLION, MOST, in_units, millionths, path_of, reported
 
+WRITTEN = {5: 5_000_000, 0.002: 2_000, "0.002": 2_000, 0.000001: 1, 1e-5: 10, 0.1: 100_000, 0: 0}
 
-@pytest.mark.parametrize(
-    ("written", "amount"),
-    [
-        (5, 5_000_000),
-        (5.0, 5_000_000),
-        (0.002, 2_000),
-        ("0.002", 2_000),
-        (0.000001, 1),
-        (1e-5, 10),
-        (0.1, 100_000),
-        (999_999_999.999999, MOST),
-        (0, 0),
-    ],
-    ids=repr,
-)
+
+@pytest.mark.parametrize(("written", "amount"), [*WRITTEN.items(), (5.0, 5_000_000), (999_999_999.999999, MOST)])
 def test_what_is_written_is_taken_as_written(written: object, amount: int) -> None:
     assert millionths(written) == amount
 
@@ -75,16 +63,15 @@ def test_what_is_no_path_is_refused(text: str) -> None:
         path_of(text)
 
 
-@pytest.mark.parametrize(
-    ("result", "path"),
-    [
-        ({"a": {"b": 1}}, "a.b"),
-        ({"a": [{"b": 1}]}, "/a/0/b"),
-        ({"task": {"metadata": {"cost": 1}}}, "metadata.cost"),
-        ({"message": {"metadata": {"cost": 1}}}, "metadata.cost"),
-        ({"statusUpdate": {"metadata": {"cost": 1}}}, "metadata.cost"),
-    ],
-)
+METADATA: object = {"metadata": {"cost": 1}}
+HELD: list[tuple[dict[str, object], str]] = [
+    ({"a": {"b": 1}}, "a.b"),
+    ({"a": [{"b": 1}]}, "/a/0/b"),
+    *(({kind: METADATA}, "metadata.cost") for kind in ("task", "message", "statusUpdate")),
+]
+
+
+@pytest.mark.parametrize(("result", "path"), HELD)
 def test_a_cost_is_found_where_the_path_leads(result: dict[str, object], path: str) -> None:
     assert reported(result, path_of(path), MOST) == MILLION
 

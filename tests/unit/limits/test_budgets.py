@@ -19,7 +19,8 @@ def load(folder: Path, text: str) -> Budgets:
     return load_budgets(path)
 
 
-def test_without_the_file_nothing_is_limited(tmp_path: Path) -> None:
+def test_the_shipped_example_is_valid_and_without_the_file_nothing_is_limited(tmp_path: Path) -> None:
+    assert load_budgets(SHIPPED).tools
     assert load_budgets(tmp_path / "budgets.yaml") == Budgets()
 
 
@@ -29,11 +30,7 @@ def test_a_link_that_leads_nowhere_is_a_fault_and_lifts_no_limit_by_silence(tmp_
         load_budgets(tmp_path / "budgets.yaml")
 
 
-def test_the_shipped_example_is_valid() -> None:
-    assert load_budgets(SHIPPED).tools
-
-
-def test_every_key_of_a_tool_becomes_a_cap(tmp_path: Path) -> None:
+def test_every_key_of_a_tool_and_of_a_principal_becomes_a_cap(tmp_path: Path) -> None:
     budgets = load(
         tmp_path,
         """
@@ -41,6 +38,10 @@ version: 1
 tools:
   "tool:github/*": {requests_per_second: 10, burst: 20, concurrency: 5, timeout: 30s, daily_quota: 5000}
   "resource:files/*": {requests_per_second: 2.5, per: principal}
+principals:
+  nhi:researcher: {per_hour: 1000, per_day: 8000, per_month: 90000, concurrency: 4}
+  "user:*": {per_hour: 300}
+  role:interns: {per_hour: 500, shared: true}
 """,
     )
     caps = (LimitCap("rate", 20, 100_000), LimitCap("concurrency", 5), LimitCap("day", 5000))
@@ -48,22 +49,9 @@ tools:
         BudgetRule("tools", "tool:github/*", False, caps, 30.0),
         BudgetRule("tools", "resource:files/*", True, (LimitCap("rate", 3, 400_000),)),
     )
-
-
-def test_every_key_of_a_principal_becomes_a_cap(tmp_path: Path) -> None:
-    budgets = load(
-        tmp_path,
-        """
-version: 1
-principals:
-  nhi:researcher: {per_hour: 1000, per_day: 8000, per_month: 90000, concurrency: 4}
-  "user:*": {per_hour: 300}
-  role:interns: {per_hour: 500, shared: true}
-""",
-    )
-    caps = (LimitCap("hour", 1000), LimitCap("day", 8000), LimitCap("month", 90000), LimitCap("concurrency", 4))
+    bounds = (LimitCap("hour", 1000), LimitCap("day", 8000), LimitCap("month", 90000), LimitCap("concurrency", 4))
     assert budgets.principals == (
-        BudgetRule("principals", "nhi:researcher", True, caps),
+        BudgetRule("principals", "nhi:researcher", True, bounds),
         BudgetRule("principals", "user:*", True, (LimitCap("hour", 300),)),
         BudgetRule("principals", "role:interns", False, (LimitCap("hour", 500),)),
     )
@@ -104,34 +92,19 @@ budgets:
     )
 
 
-SEED = """
-version: 1
-budgets:
-  - tool: github
+KEYS = """
     rateLimit: {requestsPerSecond: 10, burstSize: 20}
     concurrencyLimit: 5
     timeout: 30s
     dailyQuota: 5000
 """
-SEED_IN_TOOLS = """
-version: 1
-tools:
-  "tool:github/*":
-    rateLimit: {requestsPerSecond: 10, burstSize: 20}
-    concurrencyLimit: 5
-    timeout: 30s
-    dailyQuota: 5000
-"""
-OURS = """
-version: 1
-tools:
-  "tool:github/*": {requests_per_second: 10, burst: 20, concurrency: 5, timeout: 30s, daily_quota: 5000}
-"""
+OURS = "{requests_per_second: 10, burst: 20, concurrency: 5, timeout: 30s, daily_quota: 5000}"
 
 
-@pytest.mark.parametrize("text", [SEED, SEED_IN_TOOLS])
+@pytest.mark.parametrize("text", ["budgets:\n  - tool: github", 'tools:\n  "tool:github/*":'])
 def test_the_seeds_spelling_says_the_same(tmp_path: Path, text: str) -> None:
-    assert load(tmp_path, text) == load(tmp_path, OURS)
+    ours = load(tmp_path, f'version: 1\ntools:\n  "tool:github/*": {OURS}\n')
+    assert load(tmp_path, f"version: 1\n{text}{KEYS}") == ours
 
 
 @pytest.mark.parametrize("key", ["daily_quota", "dailyQuota"])
@@ -140,70 +113,48 @@ def test_a_daily_quota_of_0_means_unlimited(tmp_path: Path, key: str) -> None:
     assert budgets.tools[0].caps == (LimitCap("concurrency", 1),)
 
 
+ONE = "version: 1\n"
+TOOL, COST = f"{ONE}tools:\n  tool:a/b: ", f"{ONE}costs: [{{object: tool:a/b, unit: "
+PAID = f"{ONE}costs: [{{object: '*', unit: usd, per_call: 1}}]\n"
+HALF = PAID.replace("per_call: 1", "from_result: a, max_per_call: 0.5")
 FAULTS = [
     ("tools: {}", (1, 1), "version"),
     ("version: 2", (1, 10), "known values"),
-    ("version: 1\ntools:\n  tool:a/b: {rps: 1}", (3, 14), "unknown key"),
-    ("version: 1\ntools:\n  github: {concurrency: 1}", (3, 3), "names no object"),
-    ("version: 1\ntools:\n  tool:a/b: {burst: 2}", (3, 14), "needs requests_per_second"),
-    ("version: 1\ntools:\n  tool:a/b: {concurrency: 0}", (3, 27), "at least 1"),
-    ("version: 1\ntools:\n  tool:a/b: {daily_quota: -1}", (3, 27), "at least 0"),
-    ("version: 1\ntools:\n  tool:a/b: {requests_per_second: 0}", (3, 35), "more than 0"),
-    ("version: 1\ntools:\n  tool:a/b: {requests_per_second: 20000}", (3, 35), "at most 10000"),
-    ("version: 1\ntools:\n  tool:a/b: {requests_per_second: 0.001, burst: 1000}", (3, 3), "more than a day"),
-    ("version: 1\ntools:\n  tool:a/b: {timeout: 30}\n  tool:a/c: {timeout: 0s}", (4, 23), "more than 0"),
-    ("version: 1\ntools:\n  tool:a/b: {timeout: soon}", (3, 23), "no duration"),
-    ("version: 1\ntools:\n  tool:a/b: {per: caller}", (3, 19), "known values"),
-    ("version: 1\ntools:\n  tool:a/b: {concurrency: 1, concurrencyLimit: 2}", (3, 30), "says again"),
-    ("version: 1\nprincipals:\n  alice: {per_hour: 1}", (3, 3), "names no principal"),
-    ("version: 1\nprincipals:\n  user:a: {per_hour: 0}", (3, 22), "at least 1"),
-    ("version: 1\nprincipals:\n  user:a: {per_month: 0}", (3, 23), "at least 1"),
-    ("version: 1\ncosts: [{object: tool:a/b, unit: usd}]", (2, 9), "says what it costs"),
-    ("version: 1\ncosts: [{object: tool:a/b, unit: U S, per_call: 1}]", (2, 34), "names no unit"),
-    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: 0.0000001}]", (2, 49), "no amount"),
-    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: -1}]", (2, 49), "no amount"),
-    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: 1000000000}]", (2, 49), "no amount"),
-    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, from_result: a}]", (2, 39), "needs max_per_call"),
-    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: 1, max_per_call: 2}]", (2, 52), "needs from_result"),
-    (
-        "version: 1\ncosts: [{object: tool:a/b, unit: usd, per_call: 3, from_result: a, max_per_call: 2}]",
-        (2, 49),
-        "more than max_per_call",
-    ),
-    ("version: 1\ncosts: [{object: tool:a/b, unit: usd, from_result: a..b, max_per_call: 1}]", (2, 52), "no path"),
-    ("version: 1\nbudgets: [{principal: nhi:a, unit: usd, per_day: 1}]", (2, 36), "no call costs any usd"),
-    (
-        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 1}]\nbudgets: [{unit: usd}]",
-        (3, 11),
-        "nothing of how much",
-    ),
-    (
-        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 0}]\nbudgets: [{unit: usd, per_day: 0}]",
-        (3, 32),
-        "more than 0",
-    ),
-    (
-        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 1}]\nbudgets: [{unit: usd, per_day: 1, shared: true}]",
-        (3, 35),
-        "needs a principal",
-    ),
-    (
-        "version: 1\ncosts: [{object: '*', unit: usd, per_call: 1}]\n"
-        "budgets:\n  - {unit: usd, per_day: 1}\n  - {unit: usd, per_month: 2}",
-        (5, 12),
-        "this principal, object and unit has an entry",
-    ),
-    ("version: 1\nbudgets: [{unit: usd, tool: a}]", (2, 23), "unknown key"),
-    (
-        "version: 1\ncosts: [{object: '*', unit: usd, from_result: a, max_per_call: 0.5}]\n"
-        "budgets: [{unit: usd, per_day: 0.499999}]",
-        (3, 32),
-        "each reserves 0.5 or more",
-    ),
-    ("version: 1\nbudgets: [{concurrencyLimit: 1}]", (2, 11), '"tool" is missing'),
-    ("version: 1\nbudgets: [{tool: Git Hub}]", (2, 18), "names no tool"),
-    ("version: 1\nbudgets:\n  - {tool: a}\n  - {tool: a}", (4, 12), "has an entry already"),
-    ("version: 1\nprincipals:\n  user:a: {per_hour: 1}\n  user:a: {per_hour: 2}", (4, 3), "user:a"),
+    (TOOL + "{rps: 1}", (3, 14), "unknown key"),
+    (ONE + "tools:\n  github: {concurrency: 1}", (3, 3), "names no object"),
+    (TOOL + "{burst: 2}", (3, 14), "needs requests_per_second"),
+    (TOOL + "{concurrency: 0}", (3, 27), "at least 1"),
+    (TOOL + "{daily_quota: -1}", (3, 27), "at least 0"),
+    (TOOL + "{requests_per_second: 0}", (3, 35), "more than 0"),
+    (TOOL + "{requests_per_second: 20000}", (3, 35), "at most 10000"),
+    (TOOL + "{requests_per_second: 0.001, burst: 1000}", (3, 3), "more than a day"),
+    (TOOL + "{timeout: 30}\n  tool:a/c: {timeout: 0s}", (4, 23), "more than 0"),
+    (TOOL + "{timeout: soon}", (3, 23), "no duration"),
+    (TOOL + "{per: caller}", (3, 19), "known values"),
+    (TOOL + "{concurrency: 1, concurrencyLimit: 2}", (3, 30), "says again"),
+    (ONE + "principals:\n  alice: {per_hour: 1}", (3, 3), "names no principal"),
+    (ONE + "principals:\n  user:a: {per_hour: 0}", (3, 22), "at least 1"),
+    (ONE + "principals:\n  user:a: {per_month: 0}", (3, 23), "at least 1"),
+    (COST + "usd}]", (2, 9), "says what it costs"),
+    (COST + "U S, per_call: 1}]", (2, 34), "names no unit"),
+    (COST + "usd, per_call: 0.0000001}]", (2, 49), "no amount"),
+    (COST + "usd, per_call: -1}]", (2, 49), "no amount"),
+    (COST + "usd, per_call: 1000000000}]", (2, 49), "no amount"),
+    (COST + "usd, from_result: a}]", (2, 39), "needs max_per_call"),
+    (COST + "usd, per_call: 1, max_per_call: 2}]", (2, 52), "needs from_result"),
+    (COST + "usd, per_call: 3, from_result: a, max_per_call: 2}]", (2, 49), "more than max_per_call"),
+    (COST + "usd, from_result: a..b, max_per_call: 1}]", (2, 52), "no path"),
+    (ONE + "budgets: [{principal: nhi:a, unit: usd, per_day: 1}]", (2, 36), "no call costs any usd"),
+    (PAID + "budgets: [{unit: usd}]", (3, 11), "nothing of how much"),
+    (PAID + "budgets: [{unit: usd, per_day: 0}]", (3, 32), "more than 0"),
+    (PAID + "budgets: [{unit: usd, per_day: 1, shared: true}]", (3, 35), "needs a principal"),
+    (PAID + "budgets:\n  - {unit: usd, per_day: 1}\n  - {unit: usd, per_month: 2}", (5, 12), "unit has an entry"),
+    (ONE + "budgets: [{unit: usd, tool: a}]", (2, 23), "unknown key"),
+    (HALF + "budgets: [{unit: usd, per_day: 0.499999}]", (3, 32), "each reserves 0.5 or more"),
+    (ONE + "budgets: [{concurrencyLimit: 1}]", (2, 11), '"tool" is missing'),
+    (ONE + "budgets: [{tool: Git Hub}]", (2, 18), "names no tool"),
+    (ONE + "budgets:\n  - {tool: a}\n  - {tool: a}", (4, 12), "has an entry already"),
+    (ONE + "principals:\n  user:a: {per_hour: 1}\n  user:a: {per_hour: 2}", (4, 3), "user:a"),
 ]
 
 

@@ -45,15 +45,9 @@ def planned(
     return plan_charges(budgets, chain, lambda _: frozenset(), call, Decision(True, "r1", ()))
 
 
-def amounts(plan: LimitPlan) -> dict[str, int]:
-    return {charge.limit: charge.amount for charge in plan.charges}
-
-
 def test_the_most_that_a_call_may_cost_is_charged_to_every_budget_that_it_touches() -> None:
-    assert amounts(planned(BUDGETS, ALICE, PLANNER)) == {
-        "budgets:nhi:*:usd:hour": 500_010,
-        "budgets:nhi:*:usd:day": 500_010,
-        "budgets:nhi:*:usd:month": 500_010,
+    assert {charge.limit: charge.amount for charge in planned(BUDGETS, ALICE, PLANNER).charges} == {
+        **{f"budgets:nhi:*:usd:{period}": 500_010 for period in ("hour", "day", "month")},
         "budgets:tool:llm/complete:tokens:day": 40_000_000,
     }
 
@@ -66,22 +60,20 @@ def test_each_principal_of_the_chain_has_a_budget_of_its_own_and_those_who_share
 
 
 @pytest.mark.parametrize(
-    ("target", "labels"),
+    ("target", "method", "kinds"),
     [
-        ("tool:maps/route", {"hour", "day", "month"}),
-        ("prompt:llm/complete", set()),
-        ("tool:llm/chat", {"hour", "day", "month"}),
+        *((target, "tools/call", {"hour", "day", "month"}) for target in ("tool:maps/route", "tool:llm/chat")),
+        ("prompt:llm/complete", "tools/call", set()),
+        *(("tool:llm/complete", f"tasks/{what}", set()) for what in ("get", "cancel")),
+        *(("tool:llm/complete", what, set()) for what in ("completion/complete", "resources/subscribe")),
     ],
 )
-def test_a_budget_of_a_unit_counts_what_costs_that_unit(target: str, labels: set[str]) -> None:
-    charges = planned(BUDGETS, PLANNER, target=target).charges
-    assert {charge.kind for charge in charges} == labels
+def test_a_budget_of_a_unit_counts_what_costs_that_unit_and_begins_work(
+    target: str, method: str, kinds: set[str]
+) -> None:
+    charges = planned(BUDGETS, PLANNER, target=target, method=method).charges
+    assert {charge.kind for charge in charges} == kinds
     assert {charge.unit for charge in charges} <= {"usd"}
-
-
-@pytest.mark.parametrize("method", ["tasks/get", "tasks/cancel", "completion/complete", "resources/subscribe"])
-def test_what_begins_no_work_costs_nothing(method: str) -> None:
-    assert planned(BUDGETS, PLANNER, method=method).charges == ()
 
 
 def test_two_budgets_of_one_principal_in_two_units_or_on_two_objects_have_two_counters() -> None:
@@ -106,14 +98,9 @@ async def test_a_price_beyond_every_budget_is_refused_and_counted_by_nobody() ->
 
 # --- the model --------------------------------------------------------------------------------------------------------
 
-CAPS = {
-    ("usd", "hour", PLANNER.name): Decimal("0.9"),
-    ("usd", "hour", RESEARCHER.name): Decimal("0.9"),
-    ("usd", "day", PLANNER.name): Decimal("1.4"),
-    ("usd", "day", RESEARCHER.name): Decimal("1.4"),
-    ("usd", "month", ""): Decimal("3"),
-    ("tokens", "day", ""): Decimal("100"),
-}
+OWN = {("usd", "hour"): Decimal("0.9"), ("usd", "day"): Decimal("1.4")}
+CAPS = {(*what, who.name): most for what, most in OWN.items() for who in (PLANNER, RESEARCHER)}
+CAPS |= {("usd", "month", ""): Decimal(3), ("tokens", "day", ""): Decimal(100)}
 
 
 @dataclass
@@ -172,7 +159,7 @@ STEPS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.lists(STEPS, max_size=40))
 def test_calls_are_let_in_exactly_as_long_as_sums_of_decimals_say_that_the_money_is_there(steps: list[Step]) -> None:
     asyncio.run(play(memory_stage(remember_s=1e12), steps))  # as the beat of a call under way has it remembered

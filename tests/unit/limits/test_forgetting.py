@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 import redis
@@ -14,10 +14,11 @@ import sidecar.limits.store_connection
 from sidecar.limits import StoreUnavailable
 from sidecar.limits.counter_memory import CounterMemory, SeenUsage
 from sidecar.limits.plan import LimitCharge
-from sidecar.limits.redis_store import EPOCH, CounterScripts, RedisCounters
-from sidecar.limits.store import Forgot, Verdict
+from sidecar.limits.redis_store import EPOCH, RedisCounters
+from sidecar.limits.store import Forgot, StoreObserver, Verdict
 from sidecar.limits.topology import PREFIX, finder_of
 from sidecar.settings.store import StoreSettings
+from tests.flow.world import until
 from tests.unit.limits.stages import CLOCK, DAY_US, HOUR_US, MINUTE_US, ON_TEST_CLOCK, START_US, charge
 from tests.valkey import Valkey
 
@@ -37,21 +38,14 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.limits.store_connection, "BEAT_S", 0.1)
 
 
-@dataclass
-class Told:
+class Told(StoreObserver):
     """What a store told of itself."""
 
-    losses: list[tuple[Forgot, int]] = field(default_factory=list)
-    answers: int = 0
-
-    def answered(self, duration_s: float) -> None:
-        self.answers += 1
+    def __init__(self) -> None:
+        self.losses: list[tuple[Forgot, int]] = []
 
     async def forgot(self, how: Forgot, count: int) -> None:
         self.losses.append((how, count))
-
-    def untold(self, counts: Mapping[str, int]) -> None:
-        """Nobody ends here during an outage."""
 
 
 @dataclass
@@ -71,36 +65,24 @@ class Instance:
             verdicts.append(await self.store.reserve(charges, f"{id(self)}-{self.calls}"))
         return verdicts
 
-    async def serves(self) -> None:
-        async with asyncio.timeout(5):
-            while not self.store.up:
-                await asyncio.sleep(0.005)
-
     async def reconnected(self) -> None:
         """Until what held the connection is another."""
-        async with asyncio.timeout(5):
-            while not self.store.up or self.store._link.wire is self.first:
-                await asyncio.sleep(0.005)
+        await until(lambda: self.store.up and self.store._link.wire is not self.first)
         self.first = self.store._link.wire
 
     async def noticed(self) -> None:
         """Until it heard that the store forgot, and serves again."""
-        async with asyncio.timeout(5):
-            while not self.told.losses:
-                await asyncio.sleep(0.005)
-        await self.serves()
+        await until(lambda: bool(self.told.losses) and self.store.up)
         self.first = self.store._link.wire
 
 
 @asynccontextmanager
-async def instances(
-    valkey: Valkey, count: int = 1, hold_s: float = HOLD_S, scripts: CounterScripts | None = None
-) -> AsyncIterator[list[Instance]]:
+async def instances(valkey: Valkey, count: int = 1, hold_s: float = HOLD_S) -> AsyncIterator[list[Instance]]:
     async with AsyncExitStack() as ends:
         made = []
         for _ in range(count):
             told, finder = Told(), finder_of(StoreSettings(url=valkey.url))
-            store = RedisCounters(finder, deadline_s=2.0, hold_s=hold_s, observer=told, scripts=scripts)
+            store = RedisCounters(finder, deadline_s=2.0, hold_s=hold_s, observer=told)
             ends.push_async_callback(store.close)
             await store.ping()
             made.append(Instance(store, told, first=store._link.wire))
@@ -162,15 +144,6 @@ async def test_an_emptied_store_is_left_alone_for_as_long_as_others_need_to_tell
             assert loop.time() - began_s >= 0.3
             assert client.hget(PREFIX + HOUR.key, "n") == "7", "the last of them saw what both had used"
         assert [verdict.admitted for verdict in await ours.charge(HOUR, times=4)] == [True] * 3 + [False]
-
-
-async def test_an_idle_instance_notices_too(fresh_valkey: Valkey) -> None:
-    async with instances(fresh_valkey) as (ours,):
-        await ours.charge(DAY, times=2)
-        with fresh_valkey.client() as client:
-            client.flushall()
-            await ours.noticed()
-            assert client.hget(PREFIX + DAY.key, "n") == "2"
 
 
 async def test_another_store_in_its_place_is_raised_and_never_lowered(fresh_valkey: Valkey) -> None:
@@ -336,87 +309,46 @@ async def test_an_epoch_that_is_none_is_no_store_of_ours(fresh_valkey: Valkey) -
 # --- how a counter is raised ----------------------------------------------------------------------------------------
 
 
-async def raised(valkey: Valkey, now_us: int, stored: dict[str, str], seen: SeenUsage) -> dict[str, str]:
-    """What a counter says after it was told, at that moment, what somebody saw."""
-    key = PREFIX + seen.key
-    with valkey.client() as client:
-        client.delete(CLOCK, key)
-        client.rpush(CLOCK, now_us // 1_000_000, now_us % 1_000_000)
-        if stored:
-            client.hset(key, mapping=stored)
-        script = ON_TEST_CLOCK.restore.text
-        client.eval(script, 1, key, seen.kind, seen.at_us, seen.used, seen.full_us)
-        return dict(client.hgetall(key))
-
-
+Fields = dict[str | int, int]
 M = START_US // MINUTE_US
 D = START_US // DAY_US
 ENDS_US = START_US + 3 * DAY_US
-RAISED = [
-    ("an hour that was lost", {}, SeenUsage("hour", "k", START_US, 5, 0), {"m": str(M), "n": "5", str(M): "5"}),
-    (
-        "an hour that knows less",
-        {"m": str(M), "n": "3", str(M): "1", str(M - 1): "2"},
-        SeenUsage("hour", "k", START_US, 5, 0),
-        {"m": str(M), "n": "5", str(M): "3", str(M - 1): "2"},
-    ),
-    (
-        "an hour that knows more",
-        {"m": str(M), "n": "7", str(M): "7"},
-        SeenUsage("hour", "k", START_US, 5, 0),
-        {"m": str(M), "n": "7", str(M): "7"},
-    ),
-    (
-        "an hour whose oldest minute has left",
-        {"m": str(M - 60), "n": "4", str(M - 60): "1", str(M - 61): "3"},
-        SeenUsage("hour", "k", START_US, 5, 0),
-        {"m": str(M), "n": "5", str(M - 60): "1", str(M): "4"},
-    ),
-    (
-        "an hour that others have moved on",
-        {"m": str(M + 1), "n": "1", str(M + 1): "1"},
-        SeenUsage("hour", "k", START_US, 5, 0),
-        {"m": str(M + 1), "n": "1", str(M + 1): "1"},
-    ),
-    ("an hour that is over", {}, SeenUsage("hour", "k", START_US - HOUR_US - MINUTE_US, 5, 0), {}),
-    ("a day that was lost", {}, SeenUsage("day", "k", START_US, 5, 0), {"d": str(D), "n": "5"}),
-    (
-        "a day after another",
-        {"d": str(D - 1), "n": "9"},
-        SeenUsage("day", "k", START_US, 5, 0),
-        {"d": str(D), "n": "5"},
-    ),
-    ("a day that is over", {}, SeenUsage("day", "k", START_US - DAY_US, 5, 0), {}),
-    (
-        "a month that was lost",
-        {},
-        SeenUsage("month", "k", START_US, 5, ENDS_US),
-        {"b": str(START_US), "e": str(ENDS_US), "n": "5"},
-    ),
-    (
-        "a month that knows less",
-        {"b": "7", "e": str(ENDS_US), "n": "3"},
-        SeenUsage("month", "k", START_US, 5, ENDS_US),
-        {"b": "7", "e": str(ENDS_US), "n": "5"},
-    ),
-    (
-        "a month that knows more",
-        {"b": "7", "e": str(ENDS_US), "n": "8"},
-        SeenUsage("month", "k", START_US, 5, ENDS_US),
-        {"b": "7", "e": str(ENDS_US), "n": "8"},
-    ),
-    ("a month that is over", {}, SeenUsage("month", "k", START_US - 1, 5, START_US), {}),
-    ("a rate that was lost", {}, SeenUsage("rate", "k", START_US, 0, START_US + 500), {"t": str(START_US + 500)}),
-    ("a rate that is whole again", {}, SeenUsage("rate", "k", START_US, 0, START_US), {}),
+HOUR_5 = SeenUsage("hour", "k", START_US, 5, 0)
+DAY_5 = HOUR_5._replace(kind="day")
+MONTH_5 = SeenUsage("month", "k", START_US, 5, ENDS_US)
+RATE_0 = SeenUsage("rate", "k", START_US, 0, START_US + 500)
+LONG_AGO_US = START_US - HOUR_US - MINUTE_US
+RAISED: list[tuple[str, SeenUsage, Fields, Fields]] = [
+    ("an hour that was lost", HOUR_5, {}, {"m": M, "n": 5, M: 5}),
+    ("an hour that knows less", HOUR_5, {"m": M, "n": 3, M: 1, M - 1: 2}, {"m": M, "n": 5, M: 3, M - 1: 2}),
+    ("an hour that knows more", HOUR_5, {"m": M, "n": 7, M: 7}, {"m": M, "n": 7, M: 7}),
+    ("its oldest left", HOUR_5, {"m": M - 60, "n": 4, M - 60: 1, M - 61: 3}, {"m": M, "n": 5, M - 60: 1, M: 4}),
+    ("moved on by others", HOUR_5, {"m": M + 1, "n": 1, M + 1: 1}, {"m": M + 1, "n": 1, M + 1: 1}),
+    ("an hour that is over", HOUR_5._replace(at_us=LONG_AGO_US), {}, {}),
+    ("a day that was lost", DAY_5, {}, {"d": D, "n": 5}),
+    ("a day after another", DAY_5, {"d": D - 1, "n": 9}, {"d": D, "n": 5}),
+    ("a day that is over", DAY_5._replace(at_us=START_US - DAY_US), {}, {}),
+    ("a month that was lost", MONTH_5, {}, {"b": START_US, "e": ENDS_US, "n": 5}),
+    ("a month that knows less", MONTH_5, {"b": 7, "e": ENDS_US, "n": 3}, {"b": 7, "e": ENDS_US, "n": 5}),
+    ("a month that knows more", MONTH_5, {"b": 7, "e": ENDS_US, "n": 8}, {"b": 7, "e": ENDS_US, "n": 8}),
+    ("a month that is over", MONTH_5._replace(at_us=START_US - 1, full_us=START_US), {}, {}),
+    ("a rate that was lost", RATE_0, {}, {"t": START_US + 500}),
+    ("a rate that is whole again", RATE_0._replace(full_us=START_US), {}, {}),
 ]
 
 
-@pytest.mark.parametrize(("stored", "seen", "then"), [row[1:] for row in RAISED], ids=[row[0] for row in RAISED])
-async def test_a_counter_is_raised_to_what_was_seen(
-    fresh_valkey: Valkey, stored: dict[str, str], seen: SeenUsage, then: dict[str, str]
-) -> None:
-    assert await raised(fresh_valkey, START_US, stored, seen) == then
-    assert await raised(fresh_valkey, START_US, then, seen) == then, "telling it twice changes nothing"
+def test_a_counter_is_raised_to_what_was_seen(fresh_valkey: Valkey) -> None:
+    with fresh_valkey.client() as client:
+        client.rpush(CLOCK, START_US // 1_000_000, START_US % 1_000_000)
+        for name, seen, stored, then in RAISED:
+            for number, said in stored.items():
+                client.hset(PREFIX + seen.key, str(number), said)
+            for _ in range(2):  # telling it twice changes nothing
+                about = (seen.kind, seen.at_us, seen.used, seen.full_us)
+                client.eval(ON_TEST_CLOCK.restore.text, 1, PREFIX + seen.key, *map(str, about))
+                told = client.hgetall(PREFIX + seen.key)
+                assert told == {str(field): str(value) for field, value in then.items()}, name
+            client.delete(PREFIX + seen.key)
 
 
 # --- what is remembered ---------------------------------------------------------------------------------------------
@@ -441,14 +373,6 @@ def test_memory_is_bounded_and_what_time_has_emptied_goes_first() -> None:
     assert [call for call, _ in recall.after(-1, 0.0)] == ["call-2", "call-3"]
     admit(recall, charge("hour", 10, "new"), 1, 9, now_us=START_US + 2 * HOUR_US)
     assert (set(remembered(recall)), recall.dropped) == ({"hour:new"}, 1)
-
-
-def test_what_is_given_back_was_never_used_and_is_not_charged_again() -> None:
-    recall = CounterMemory()
-    admit(recall, HOUR, 4, 1)
-    recall.given_back((HOUR,), "call-1")
-    recall.given_back((HOUR,), "call-1")
-    assert (remembered(recall), recall.after(-1, 0.0)) == ({HOUR.key: 3}, ())
 
 
 def test_only_what_came_after_the_tide_and_not_long_ago_is_charged_again() -> None:

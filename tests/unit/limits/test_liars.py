@@ -11,14 +11,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sidecar.limits.plan import LimitCharge
 from sidecar.limits.redis_pipeline import RedisPipeline
 from sidecar.limits.redis_store import RedisCounters
 from sidecar.limits.store import StoreUnavailable
 from sidecar.limits.store_connection import StoreConnection
 from sidecar.limits.topology import Finder, Sentinels, Trouble, finder_of
 from sidecar.settings.store import StoreSettings
-from tests.unit.limits.stages import charge
+from tests.unit.limits.stages import charge, opened
 from tests.valkey import Valkey
 
 HOUR = charge("hour", 10)
@@ -77,9 +76,9 @@ async def lying(lie: bytes, *truths: bytes) -> AsyncIterator[str]:
             await ended.wait()
 
 
-async def refuses(store: RedisCounters, limit: LimitCharge = HOUR) -> None:
+async def refuses(store: RedisCounters) -> None:
     with pytest.raises(StoreUnavailable):
-        await store.reserve((limit,), "call")
+        await store.reserve((HOUR,), "call")
 
 
 @pytest.mark.parametrize("truths", [(), GREETED], ids=["from the first word", "once it is trusted"])
@@ -89,14 +88,10 @@ async def test_no_lie_admits_a_call_or_ends_the_mending(truths: tuple[bytes, ...
 
 
 async def _hears(lie: str, truths: tuple[bytes, ...]) -> None:
-    async with lying(LIES[lie], *truths) as address:
-        store = RedisCounters(finder_of(StoreSettings(url=f"redis://{address}")), deadline_s=0.1, hold_s=0.0)
-        try:
-            await refuses(store)
-            mending = store._link._mending
-            assert mending is not None and (store.up or not mending.done()), lie
-        finally:
-            await store.close()
+    async with lying(LIES[lie], *truths) as address, opened(f"redis://{address}", 0.1) as store:
+        await refuses(store)
+        mending = store._link._mending
+        assert mending is not None and (store.up or not mending.done()), lie
 
 
 @pytest.mark.parametrize(
@@ -154,13 +149,10 @@ async def test_a_bug_of_ours_ends_neither_the_mending_nor_the_beating(
 async def test_operators_are_told_what_a_store_refuses_and_not_at_each_call(
     fresh_valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = RedisCounters.at(fresh_valkey.url, deadline_s=1.0)
     with fresh_valkey.client() as client:
         client.set(f"{{sidecar}}:{HOUR.key}", "a foreign value")
-    try:
+    async with opened(fresh_valkey.url) as store:
         for _ in range(3):
             await refuses(store)
         assert store.up and not store.trouble
         assert [getattr(record, "error", "")[:25] for record in caplog.records] == ["ResponseError: WRONGTYPE "]
-    finally:
-        await store.close()

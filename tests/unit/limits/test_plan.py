@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.limits.plan import NOTHING, REMEMBERED_PLANS, BudgetRule, Budgets, LimitCap, LimitPlan, _key, plan_charges
-from sidecar.vocabulary import Call, Chain, Decision, Principal, Question, RowLimit
+from sidecar.vocabulary import Call, Decision, Principal, Question, RowLimit
 
 ALICE, BOB = Principal("user:alice"), Principal("user:bob")
 PLANNER, RESEARCHER = Principal("nhi:planner"), Principal("nhi:researcher")
 HOUR, SLOTS = (LimitCap("hour", 10),), (LimitCap("concurrency", 2),)
 
 
-def call(target: str = "tool:github/search", *, session: bool = False) -> Call:
-    question = Question(target, "tools/call", "github")
-    return Call("mcp", "2026-07-28", "github", "tools/call", (question,), session=session)
-
-
 def plan(
     budgets: Budgets,
     *chain: Principal,
     target: str = "tool:github/search",
+    method: str = "tools/call",
+    session: bool = False,
     rows: tuple[RowLimit, ...] = (),
-    roles: Mapping[str, set[str]] | None = None,
+    roles: Callable[[Principal], set[str]] = lambda _: set(),
 ) -> LimitPlan:
-    held = {name: frozenset(words) for name, words in (roles or {}).items()}
-    return plan_charges(
-        budgets,
-        chain,
-        lambda principal: held.get(principal.name, frozenset()),
-        call(target),
-        Decision(True, "r1", (), limits=rows),
-    )
+    call = Call("mcp", "2026-07-28", "github", method, (Question(target, method, "github"),), session=session)
+    return plan_charges(budgets, chain, lambda who: frozenset(roles(who)), call, Decision(True, "r1", (), limits=rows))
 
 
 def labels(planned: LimitPlan) -> list[str]:
@@ -56,13 +47,8 @@ def principals(*entries: BudgetRule) -> Budgets:
 
 def test_who_has_spent_a_rows_limit_can_end_a_subscription() -> None:
     rows = (RowLimit("narrow", "nhi:researcher", 5),)
-    question = Question("resource:notes/a", "resources/read", "notes")
     for method, charged in (("resources/subscribe", 1), ("resources/unsubscribe", 0)):
-        asked = Call("mcp", "2025-06-18", "notes", method, (question,))
-        planned = plan_charges(
-            Budgets(), (RESEARCHER,), lambda _: frozenset(), asked, Decision(True, "r1", (), limits=rows)
-        )
-        assert len(planned.charges) == charged
+        assert len(plan(Budgets(), RESEARCHER, target="resource:notes/a", rows=rows, method=method).charges) == charged
 
 
 def test_every_matching_row_is_charged_for_whom_it_counts() -> None:
@@ -99,15 +85,12 @@ def test_a_tools_entry_matches_as_policy_matches(pattern: str, matches: bool) ->
     assert labels(plan(tools(BudgetRule("tools", pattern, False, HOUR)), ALICE)) == [f"tools:{pattern}:hour"] * matches
 
 
-def test_all_objects_and_callers_of_a_tools_entry_share_its_counter() -> None:
-    budgets = tools(BudgetRule("tools", "tool:github/*", False, HOUR))
-    assert keys(plan(budgets, ALICE)) == keys(plan(budgets, BOB, RESEARCHER, target="tool:github/get"))
-
-
-def test_per_principal_counts_the_last_of_the_chain() -> None:
-    budgets = tools(BudgetRule("tools", "tool:github/*", True, HOUR))
-    assert keys(plan(budgets, ALICE, RESEARCHER)) == keys(plan(budgets, BOB, RESEARCHER))
-    assert keys(plan(budgets, ALICE, RESEARCHER)) != keys(plan(budgets, ALICE, PLANNER))
+def test_per_principal_counts_the_last_of_the_chain_and_else_all_objects_and_callers_share_a_counter() -> None:
+    for per, stranger_shares in ((False, True), (True, False)):
+        budgets = tools(BudgetRule("tools", "tool:github/*", per, HOUR))
+        ours = keys(plan(budgets, ALICE, RESEARCHER))
+        assert ours == keys(plan(budgets, BOB, RESEARCHER, target="tool:github/get"))
+        assert (ours == keys(plan(budgets, ALICE, PLANNER))) is stranger_shares
 
 
 def test_the_smallest_matching_timeout_wins() -> None:
@@ -127,43 +110,31 @@ def test_everyone_in_the_chain_who_matches_has_a_counter_of_their_own() -> None:
     assert len(set(keys(planned))) == 3
 
 
-def test_a_team_that_shares_is_charged_once_also_when_two_of_it_stand_in_the_chain() -> None:
-    budgets = principals(BudgetRule("principals", "nhi:*", False, HOUR))
-    assert keys(plan(budgets, PLANNER, RESEARCHER)) == keys(plan(budgets, RESEARCHER))
+@pytest.mark.parametrize(("own", "count"), [(True, 2), (False, 1)])
+def test_who_stands_in_the_chain_twice_is_charged_once_and_a_team_once_for_all(own: bool, count: int) -> None:
+    budgets = principals(BudgetRule("principals", "nhi:*", own, HOUR))
+    planned = keys(plan(budgets, PLANNER, RESEARCHER, PLANNER))
+    assert len(planned) == count and own == (planned != keys(plan(budgets, RESEARCHER)))
 
 
-def test_a_principal_who_stands_in_the_chain_twice_is_charged_once() -> None:
-    budgets = principals(BudgetRule("principals", "nhi:*", True, HOUR))
-    assert len(plan(budgets, PLANNER, RESEARCHER, PLANNER).charges) == 2
+def test_a_role_means_those_who_have_it_now_and_is_asked_for_only_where_an_entry_names_one() -> None:
+    asked: list[Principal] = []
 
+    def roles(who: Principal) -> set[str]:
+        asked.append(who)
+        return {"user:alice": {"role:interns", "role:eng"}, "user:bob": {"role:eng"}}.get(who.name, set())
 
-def test_a_role_means_those_who_have_it() -> None:
+    assert plan(principals(BudgetRule("principals", "user:*", True, HOUR)), ALICE, roles=roles).charges and not asked
     budgets = principals(BudgetRule("principals", "role:interns", True, HOUR))
-    roles = {"user:alice": {"role:interns", "role:eng"}, "user:bob": {"role:eng"}}
+    assert not plan(budgets, ALICE).charges, "nor is the plan remembered across a change of roles"
     assert labels(plan(budgets, ALICE, RESEARCHER, roles=roles)) == ["principals:role:interns:hour"]
     assert labels(plan(budgets, BOB, RESEARCHER, roles=roles)) == []
     assert labels(plan(budgets, Principal("role:interns"), roles=roles)) == []
 
 
-def test_a_plan_is_not_remembered_across_a_change_of_roles() -> None:
-    budgets = principals(BudgetRule("principals", "role:interns", True, HOUR))
-    assert not plan(budgets, ALICE).charges
-    assert plan(budgets, ALICE, roles={"user:alice": {"role:interns"}}).charges
-
-
-def test_roles_are_not_asked_for_where_no_entry_names_one() -> None:
-    def never(principal: Principal) -> frozenset[str]:
-        raise AssertionError
-
-    budgets = principals(BudgetRule("principals", "user:*", True, HOUR))
-    assert plan_charges(budgets, (ALICE,), never, call(), Decision(True, "r1", ())).charges
-
-
 def test_a_call_of_the_session_itself_is_charged_to_nobody() -> None:
     budgets = Budgets((BudgetRule("tools", "*", False, HOUR, 1.0),), (BudgetRule("principals", "*", True, HOUR),))
-    chain: Chain = (ALICE,)
-    planned = plan_charges(budgets, chain, lambda _: frozenset(), call(session=True), Decision(True, "r1", ()))
-    assert planned is NOTHING
+    assert plan(budgets, ALICE, session=True) is NOTHING
 
 
 def test_what_is_remembered_is_bounded() -> None:

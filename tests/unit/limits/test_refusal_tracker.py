@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import pytest
 import redis
@@ -16,44 +16,18 @@ from sidecar.limits import redis_store as module
 from sidecar.limits.degraded import DegradedStore
 from sidecar.limits.eviction import eviction_warning
 from sidecar.limits.memory_store import MemoryCounters
+from sidecar.limits.plan import LimitCharge
 from sidecar.limits.redis_store import RedisCounters
 from sidecar.limits.refusal_tracker import HOLDS_S, RefusalTracker
-from sidecar.limits.store import CounterUnreadable, StoreObserver
+from sidecar.limits.store import CounterUnreadable
 from sidecar.limits.topology import finder_of
 from sidecar.settings.store import StoreSettings
-from tests.unit.limits.stages import charge
+from tests.flow.world import until
+from tests.unit.limits.stages import Listening, charge, opened
 from tests.valkey import Valkey
 
 HOUR, RATE, SLOTS = charge("hour", 1000), charge("rate", 1000, interval_us=1000), charge("concurrency", 1000)
 FORBIDDEN = ResponseError("ERR The user executing the script can't run this command or subcommand")  # Redis 6
-
-
-class Listening(StoreObserver):
-    """What nobody told the store."""
-
-    def __init__(self) -> None:
-        self.missed: Counter[str] = Counter()
-
-    def untold(self, counts: Mapping[str, int]) -> None:
-        self.missed.update(counts)
-
-
-@asynccontextmanager
-async def opened(url: str, listening: Listening | None = None) -> AsyncIterator[RedisCounters]:
-    store = RedisCounters(
-        finder_of(StoreSettings(url=url)), deadline_s=2.0, hold_s=0.0, observer=listening or StoreObserver()
-    )
-    try:
-        await store.ping()
-        yield store
-    finally:
-        await store.close()
-
-
-async def until(true: Callable[[], bool], within_s: float = 5.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 @contextmanager
@@ -68,8 +42,20 @@ def full(client: redis.Redis, policy: str = "noeviction") -> Iterator[None]:
         client.config_set("maxmemory-policy", "noeviction")
 
 
+@asynccontextmanager
+async def denied(valkey: Valkey, right: str) -> AsyncIterator[tuple[RedisCounters, Callable[[], object]]]:
+    """The store of a user who lacks a right, and how it is given."""
+    with valkey.client() as client:
+        rights = ("ACL", "SETUSER", "limits", "reset", "on", ">open", "~{sidecar}:*", "+@all")
+        client.execute_command(*rights, right)
+        async with opened(f"unix://limits:open@{valkey.path}") as store:
+            yield store, partial(client.execute_command, *rights)
+        client.execute_command("ACL", "DELUSER", "limits")
+
+
 async def test_a_store_without_memory_is_no_store_that_is_up(fresh_valkey: Valkey) -> None:
     async with opened(fresh_valkey.url) as store:
+        await store.ping()
         with fresh_valkey.client() as client, full(client):
             with pytest.raises(StoreUnavailable):
                 await store.reserve((HOUR,), "one")
@@ -81,38 +67,33 @@ async def test_a_store_without_memory_is_no_store_that_is_up(fresh_valkey: Valke
         assert store.up and not store.trouble
 
 
-async def test_a_right_that_is_missing_is_an_outage_until_such_a_counter_is_charged(fresh_valkey: Valkey) -> None:
-    with fresh_valkey.client() as client:
-        for denied, asks in (("-hset", HOUR), ("-zadd", SLOTS)):
-            rights = ["~{sidecar}:*", "+@all", denied]
-            client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">open", *rights)
-            async with opened(f"unix://limits:open@{fresh_valkey.path}") as store:
-                with pytest.raises(StoreUnavailable) as no:
-                    await store.reserve((asks,), f"{denied} denied")
-                assert not isinstance(no.value, CounterUnreadable), "with on_failure: degraded somebody else counts"
-                assert not store.up and "no permissions to run" in store.trouble
-                await store.ping()
-                assert not store.up, "that it answers is not enough"
-                client.execute_command("ACL", "SETUSER", "limits", "+@all")
-                await store.reserve((asks,), denied)
-                assert store.up and not store.trouble
-        client.execute_command("ACL", "DELUSER", "limits")
+@pytest.mark.parametrize(("right", "asks"), [("-hset", HOUR), ("-zadd", SLOTS)])
+async def test_a_right_that_is_missing_is_an_outage_until_such_a_counter_is_charged(
+    fresh_valkey: Valkey, right: str, asks: LimitCharge
+) -> None:
+    async with denied(fresh_valkey, right) as (store, give):
+        with pytest.raises(StoreUnavailable) as no:
+            await store.reserve((asks,), "denied")
+        assert not isinstance(no.value, CounterUnreadable), "with on_failure: degraded somebody else counts"
+        assert not store.up and "no permissions to run" in store.trouble
+        await store.ping()
+        assert not store.up, "that it answers is not enough"
+        give()
+        await store.reserve((asks,), "given")
+        assert store.up and not store.trouble
 
 
 async def test_how_calls_ended_is_owed_to_a_store_that_refuses_to_hear_it_and_operators_are_told(
     fresh_valkey: Valkey,
 ) -> None:
-    with fresh_valkey.client() as client:
-        client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">open", "~{sidecar}:*", "+@all", "-hincrby")
-        async with opened(f"unix://limits:open@{fresh_valkey.path}") as store:
-            await store.reserve((HOUR,), "one")
-            store.give_back((HOUR,), "one")
-            await until(lambda: bool(store.trouble))
-            assert store.up and "(give_back)" in store.trouble, "it charges, so that nobody is refused"
-            client.execute_command("ACL", "SETUSER", "limits", "+@all")
-            await until(lambda: not store.trouble)
-            assert (await store.reserve((HOUR,), "two")).standings[0].remaining == HOUR.most - 1
-        client.execute_command("ACL", "DELUSER", "limits")
+    async with denied(fresh_valkey, "-hincrby") as (store, give):
+        await store.reserve((HOUR,), "one")
+        store.give_back((HOUR,), "one")
+        await until(lambda: bool(store.trouble))
+        assert store.up and "(give_back)" in store.trouble, "it charges, so that nobody is refused"
+        give()
+        await until(lambda: not store.trouble)
+        assert (await store.reserve((HOUR,), "two")).standings[0].remaining == HOUR.most - 1
 
 
 def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> None:
@@ -141,15 +122,15 @@ async def test_a_store_that_may_evict_counters_is_told_of_as_far_as_it_may_be_as
     with fresh_valkey.client() as client, full(client, policy):
         client.config_set("maxmemory", "1gb")
         async with opened(fresh_valkey.url) as store:
+            await store.ping()
             await until(lambda: store._looked_s > 0)
             await store.ping()
             assert (policy in store.warning) is (policy != "noeviction")
-        client.execute_command("ACL", "SETUSER", "limits", "reset", "on", ">open", "~{sidecar}:*", "+@all", "-info")
-        async with opened(f"unix://limits:open@{fresh_valkey.path}") as store:
+        async with denied(fresh_valkey, "-info") as (store, _):
+            await store.ping()
             await until(lambda: store._looked_s > 0)
             await store.ping()
             assert store.up and not store.warning
-        client.execute_command("ACL", "DELUSER", "limits")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,15 @@ import redis
 from bench.valkeys import SERVICE, Node, Proxy, Watched, cluster_info, is_primary, one, wait_for, watched
 from sidecar.errors import SettingsError
 from sidecar.limits import StoreUnavailable
-from sidecar.limits.plan import LimitCharge
 from sidecar.limits.redis_store import RedisCounters
 from sidecar.limits.topology import PREFIX, SLOT, Cluster, NoPrimaryError, Sentinels, finder_of
 from sidecar.settings.store import SentinelLogin, StoreSettings, StoreTls
 from tests.unit.identity.authority import authority
-from tests.unit.limits.stages import charge
+from tests.unit.limits.stages import Between, charge, opened
 from tests.valkey import Valkey
 
 HOUR, SLOTS = charge("hour", 1000), charge("concurrency", 1000)
 BOTH = (HOUR, SLOTS)
-
-
-@asynccontextmanager
-async def opened(deadline_s: float = 1.0, **settings: Any) -> AsyncIterator[RedisCounters]:
-    store = RedisCounters(finder_of(StoreSettings(**settings)), deadline_s=deadline_s, hold_s=0.0)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 TOLD = Path("docs/limits.md").read_text("utf-8")
@@ -51,12 +42,12 @@ def restricted(nodes: Sequence[Node], kind: int, folder: Path) -> dict[str, Any]
     return {"username": "sidecar", "password_path": folder / "password"}
 
 
-async def serves(store: RedisCounters, name: str, *charges: LimitCharge) -> None:
+async def serves(store: RedisCounters, name: str) -> None:
     """Until a call is charged."""
-    async with asyncio.timeout(10):
-        for number in range(1000):
+    async with asyncio.timeout(30):
+        for number in count():
             with suppress(StoreUnavailable):
-                await store.reserve(charges or BOTH, f"{name}-{number}")
+                await store.reserve(BOTH, f"{name}-{number}")
                 return
             await asyncio.sleep(0.01)
 
@@ -108,18 +99,10 @@ async def test_whoever_sentinels_promote_counts_and_has_lost_nothing(servers: Wa
 async def test_a_primary_that_sentinels_call_one_no_more_is_left_though_it_answers(servers: Watched) -> None:
     finder = finder_of(StoreSettings(url=servers.url))
     assert isinstance(finder, Sentinels)
-    connection = await finder.find()
-    assert await finder.still()
+    connections = await asyncio.gather(*(finder.find() for _ in range(8)))
+    assert all(await asyncio.gather(*(finder.still() for _ in range(8)))), "many may ask at once"
     finder._found = ("127.0.0.1", 1)
     assert not await finder.still()
-    await connection.disconnect(nowait=True)
-    await finder.close()
-
-
-async def test_many_may_ask_sentinels_at_once(servers: Watched) -> None:
-    finder = finder_of(StoreSettings(url=servers.url))
-    connections = await asyncio.gather(*(finder.find() for _ in range(8)))
-    assert all(await asyncio.gather(*(finder.still() for _ in range(8))))
     await asyncio.gather(*(connection.disconnect(nowait=True) for connection in connections), finder.close())
 
 
@@ -196,37 +179,6 @@ async def test_outside_of_a_cluster_nobody_leads_us_elsewhere(url: str) -> None:
     await finder.close()
 
 
-class TlsEnd:
-    """TLS before a Valkey that has none: asks for a certificate of ours."""
-
-    def __init__(self, context: ssl.SSLContext, to: Path) -> None:
-        self._context, self._to = context, to
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context)
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_unix_connection(str(self._to))
-        passing = [asyncio.ensure_future(_pass(*ends)) for ends in ((reader, far_writer), (far_reader, writer))]
-        await asyncio.wait(passing, return_when=asyncio.FIRST_COMPLETED)
-        for task in passing:
-            task.cancel()
-        await asyncio.gather(*passing, return_exceptions=True)
-        for end in (writer, far_writer):
-            end.transport.abort()
-
-
-async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-
-
 async def test_over_tls_both_show_a_certificate_and_a_strangers_is_none(fresh_valkey: Valkey, tmp_path: Path) -> None:
     ours, strangers = authority("ours"), authority("strangers")
     (tmp_path / "ca.pem").write_text(ours.own.pem)
@@ -237,13 +189,13 @@ async def test_over_tls_both_show_a_certificate_and_a_strangers_is_none(fresh_va
     context.load_cert_chain(*server)
     context.load_verify_locations(tmp_path / "ca.pem")
     context.verify_mode = ssl.CERT_REQUIRED
-    async with TlsEnd(context, fresh_valkey.path).listening() as port:
-        url = f"rediss://127.0.0.1:{port}"
+    async with Between(fresh_valkey.path, context).listening() as address:
+        url = f"rediss://{address}"
         good = StoreTls(ca_path=tmp_path / "ca.pem", cert_path=cert, key_path=key)
         async with opened(url=url, tls=good) as store:
             assert (await store.reserve(BOTH, "call")).admitted
         for bad in (good.model_copy(update={"ca_path": tmp_path / "strangers.pem"}), StoreTls(ca_path=good.ca_path)):
-            async with opened(deadline_s=0.3, url=url, tls=bad) as store:
+            async with opened(url, 0.3, tls=bad) as store:
                 with pytest.raises(StoreUnavailable):
                     await store.ping()
 
@@ -279,17 +231,14 @@ async def test_a_password_that_was_changed_is_read_at_the_next_connection(fresh_
 
 async def test_a_store_that_answers_late_is_no_store_and_is_used_as_soon_as_it_is_quick(tmp_path: Path) -> None:
     with one(tmp_path) as node:
-        async with Proxy(node.port).listening() as proxy, opened(0.08, url=f"redis://{proxy.address}") as store:
-            await store.reserve(BOTH, "call")
-            proxy.delay_s = 0.2
-            loop = asyncio.get_running_loop()
+        async with Proxy(node.port).listening() as proxy, opened(f"redis://{proxy.address}", 0.2) as store:
+            await serves(store, "quick")
+            proxy.delay_s = 0.5
             for number in range(5):
-                began_s = loop.time()
                 with pytest.raises(StoreUnavailable):
                     await store.reserve(BOTH, f"late-{number}")
-                assert loop.time() - began_s < 0.25
             proxy.delay_s = 0.0
-            await serves(store, "quick")
+            await serves(store, "quick again")
 
 
 # --- a Cluster of two ------------------------------------------------------------------------------------------------
