@@ -466,8 +466,7 @@ LISTS: dict[str, Misbehaviour] = {
         "",
     ),
     "with a name twice": Misbehaviour(
-        body(lambda m: bytes_of(listed(m)).replace(b'"name": "canary', b'"name": "search_code", "name": "canary')),
-        "",
+        body(lambda m: bytes_of(listed(m)).replace(b'"name": "canary', b'"name": "search_code", "name": "canary')), ""
     ),
     "beside prompts and resources": Misbehaviour(
         body(

@@ -356,10 +356,7 @@ async def test_a_server_that_is_down_or_hangs_is_named_and_costs_the_others_noth
     async with federation(tmp_path, servers) as running:
         at = At(running, era)
         status, body, _ = await at.ask("tools/list")
-        missing = [
-            {"server": "dead", "reason": "upstream-failed"},
-            {"server": "slow", "reason": "upstream-timeout"},
-        ]
+        missing = [{"server": "dead", "reason": "upstream-failed"}, {"server": "slow", "reason": "upstream-timeout"}]
         assert status == 200 and names_in(body) == ["github__read"]
         assert body["result"]["_meta"] == {"sidecar/unavailable": missing}
         assert running.ends()[-1]["federation"] == {"servers": ["dead", "github", "slow"], "unavailable": missing}

@@ -320,11 +320,7 @@ ODD: dict[str, tuple[str, list[Any], list[dict[str, str]]]] = {
             {"kind": "tool", "name": "x:y", "reason": NAMELESS},
             {"kind": "tool", "name": "n" * 128 + "…", "reason": NAMELESS},
             {"kind": "tool", "name": "\\u202eok", "reason": NAMELESS},
-            {
-                "kind": "tool",
-                "name": "bad",
-                "reason": "/$ref leads out of the schema: 'http://elsewhere.example/'",
-            },
+            {"kind": "tool", "name": "bad", "reason": "/$ref leads out of the schema: 'http://elsewhere.example/'"},
             {"kind": "tool", "name": "", "reason": "it is no object, or has too many members"},
         ],
     ),

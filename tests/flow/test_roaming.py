@@ -273,8 +273,7 @@ def test_a_record_opens_for_its_own_session_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "understood"),
-    [({"roots": ["a"], "v": 1}, True), ({"v": 2}, False), ({"version": None, "v": 1}, True)],
+    ("changed", "understood"), [({"roots": ["a"], "v": 1}, True), ({"v": 2}, False), ({"version": None, "v": 1}, True)]
 )
 def test_a_neighbouring_versions_record_is_understood_or_none(changed: dict[str, Any], understood: bool) -> None:
     plain = json.dumps({"v": 1, **RECORD._asdict()} | changed).encode()

@@ -26,10 +26,7 @@ SESSION = "2025-11-25"
 ACCEPT = "application/json, text/event-stream"
 PATIENCE_S = 30.0  # for what takes a moment: the machine may be slow, and busy with other things
 PATIENT = {"SIDECAR_SERVER__MAX_LAG_S": f"{PATIENCE_S}", "SIDECAR_STORE__TIMEOUT": "500ms"}
-META = {
-    "io.modelcontextprotocol/protocolVersion": STATELESS,
-    "io.modelcontextprotocol/clientCapabilities": {},
-}
+META = {"io.modelcontextprotocol/protocolVersion": STATELESS, "io.modelcontextprotocol/clientCapabilities": {}}
 TOOLS: list[dict[str, Any]] = [
     {
         "name": "search_code",

@@ -79,10 +79,7 @@ async def test_who_is_paused_makes_up_for_nothing_and_goes_on(works: Clockwork) 
     await works.settle()
     assert len(works.told()) == 1
     said = [(what, by, facts["schedule"]) for what, by, facts in works.witnessed]
-    assert said == [
-        ("schedule-pause", "admin:operator", "minutely"),
-        ("schedule-resume", "local:uid=7", "minutely"),
-    ]
+    assert said == [("schedule-pause", "admin:operator", "minutely"), ("schedule-resume", "local:uid=7", "minutely")]
 
 
 async def test_of_what_was_missed_one_run_is_made_up_for_if_it_is_not_too_late(works: Clockwork) -> None:

@@ -24,6 +24,16 @@ def tool(name: str, schema: object = None) -> dict[str, Any]:
 
 
 @dataclass
+class Clock:
+    """Monotonic seconds that pass when a test says so."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
 class Peer:
     """`pages` are the pages of tools/list. `heard` counts requests by method; `headers` are those of the newest one."""
 
@@ -40,6 +50,7 @@ class Peer:
     heard: dict[str, int] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     server: Hostile | None = None
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def lists(self) -> int:
@@ -127,25 +138,15 @@ class Peer:
 
 
 @asynccontextmanager
-async def learning(peer: Peer, clock: Clock, *, timeout_s: float = 5.0) -> AsyncIterator[ToolCatalogue]:
+async def learning(peer: Peer, *, timeout_s: float = 5.0) -> AsyncIterator[ToolCatalogue]:
     """A catalogue of ours in front of the peer."""
     async with serving(peer.converse) as server:
         peer.server = server
         secret = UpstreamCredentialValue("Authorization", "Bearer upstream-secret")
         upstream = HttpUpstream("notes", HttpAddress(server.url, credential=secret), timeout_s=timeout_s)
-        catalogue = ToolCatalogue(upstream, clock_mono=clock)
+        catalogue = ToolCatalogue(upstream, clock_mono=peer.clock)
         try:
             yield catalogue
         finally:
             await catalogue.close()
             await upstream.close()
-
-
-@dataclass
-class Clock:
-    """Monotonic seconds that pass when a test says so."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -13,15 +14,13 @@ from sidecar.upstreams.mcp.listing import MAX_PAGES, MAX_TOOLS
 from sidecar.upstreams.mcp.pins import digest_of
 from tests.unit.http.client.hostile import response
 from tests.unit.upstreams.lines import refuses
-from tests.unit.upstreams.peer import ANY, SESSION, STATELESS, Clock, Peer, learning, tool
+from tests.unit.upstreams.peer import ANY, SESSION, STATELESS, Peer, learning, tool
+
+both_eras = pytest.mark.parametrize("era", [STATELESS, SESSION])
+UNHEALTHY = "500 Oops"
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-async def reason_of(catalogue: ToolCatalogue, name: str, deadline_s: float = 5.0) -> Reason | None:
+async def reason_of(catalogue: ToolCatalogue, name: str = "search", deadline_s: float = 5.0) -> Reason | None:
     """Why the tool is refused; None where it is not."""
     try:
         await catalogue.tool(name, deadline_s)
@@ -30,151 +29,132 @@ async def reason_of(catalogue: ToolCatalogue, name: str, deadline_s: float = 5.0
     return None
 
 
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
 @pytest.mark.parametrize("sse", [False, True], ids=["json", "sse"])
-@pytest.mark.parametrize("era", [STATELESS, SESSION])
-async def test_tools_are_learned_in_either_era_and_framing(era: str, sse: bool, clock: Clock) -> None:
+@both_eras
+async def test_tools_are_learned_in_either_era_and_framing(era: str, sse: bool) -> None:
     peer = Peer(era=era, sse=sse, pages=[[tool("a")], [tool("b")], [tool("c")]])
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
+        assert catalogue.known("a") is None
         for name in "abc":
-            assert (await catalogue.tool(name, 5)).name == name
+            learned = await catalogue.tool(name, 5)
+            assert learned.name == name and catalogue.known(name) is learned
         assert (peer.lists, catalogue.summary()["protocol_version"]) == (3, era)
         assert peer.headers["authorization"] == "Bearer upstream-secret"
+        await asyncio.sleep(0.02)
+        assert "GET" not in peer.heard, "where nothing is announced nobody listens"
     assert peer.sessions == set()  # ours is ended
 
 
-async def test_a_known_tool_is_there_without_waiting(clock: Clock) -> None:
-    async with learning(Peer(), clock) as catalogue:
-        assert catalogue.known("search") is None
-        learned = await catalogue.tool("search", 5)
-        assert catalogue.known("search") is learned
-
-
-async def test_a_hundred_callers_wait_for_one_list(clock: Clock) -> None:
-    peer = Peer(pause_s=0.02)
-    async with learning(peer, clock) as catalogue:
-        await asyncio.gather(*(catalogue.tool("search", 5) for _ in range(100)))
-        assert peer.lists == 1
-
-
-async def test_a_caller_who_leaves_does_not_take_the_list_with_him(clock: Clock) -> None:
+async def test_a_hundred_callers_wait_for_one_list_and_who_leaves_does_not_take_it_along() -> None:
     peer = Peer(pause_s=0.05)
-    async with learning(peer, clock) as catalogue:
-        first, second = (asyncio.create_task(catalogue.tool("search", 5)) for _ in range(2))
+    async with learning(peer) as catalogue:
+        first, *others = (asyncio.create_task(catalogue.tool("search", 5)) for _ in range(100))
         await asyncio.sleep(0.01)
         first.cancel()
-        assert (await second).name == "search"
+        assert {one.name for one in await asyncio.gather(*others)} == {"search"}
         assert peer.lists == 1
 
 
-async def test_one_bad_schema_quarantines_its_tool_alone(clock: Clock) -> None:
+async def test_one_bad_schema_quarantines_its_tool_alone() -> None:
     """Report BL-010."""
     good = [tool(f"good_{number}") for number in range(10)]
-    async with learning(
-        Peer(pages=[[*good, tool("bad", {"type": "object", "$ref": "http://x/"})]]), clock
-    ) as catalogue:
+    bad = tool("bad", {"type": "object", "$ref": "http://x/"})
+    async with learning(Peer(pages=[[*good, bad]])) as catalogue:
         assert [await reason_of(catalogue, f"good_{number}") for number in range(10)] == [None] * 10
         assert await reason_of(catalogue, "bad") is Reason.SCHEMA_UNAVAILABLE
         assert (catalogue.usable("good_1"), catalogue.usable("bad")) == (True, False)
         assert list(catalogue.summary()["quarantined"]) == ["bad"]
 
 
-async def test_a_tool_that_is_listed_twice_is_unidentified(clock: Clock) -> None:
-    other = {"type": "object", "properties": {"path": {"type": "string"}}}
-    async with learning(Peer(pages=[[tool("a")], [tool("a", other), tool("b")]]), clock) as catalogue:
-        assert await reason_of(catalogue, "a") is Reason.SCHEMA_UNAVAILABLE
-        assert await reason_of(catalogue, "b") is None
+FIFTY = {"type": "object", "properties": {f"p{n}": {"pattern": "^[a-z]{1,9}$"} for n in range(50)}}
+OTHER = {"type": "object", "properties": {"path": {"type": "string"}}}
 
 
-async def test_patterns_of_all_tools_together_are_bounded(clock: Clock) -> None:
-    fifty = {"type": "object", "properties": {f"p{n}": {"pattern": "^[a-z]{1,9}$"} for n in range(50)}}
-    async with learning(Peer(pages=[[tool(f"t{n}", fifty) for n in range(25)]]), clock) as catalogue:
-        assert await reason_of(catalogue, "t19") is None
-        assert await reason_of(catalogue, "t20") is Reason.SCHEMA_UNAVAILABLE
+@pytest.mark.parametrize(
+    ("pages", "bad", "good"),
+    [
+        ([[tool("a")], [tool("a", OTHER), tool("b")]], "a", "b"),
+        ([[tool(f"t{n}", FIFTY) for n in range(25)]], "t20", "t19"),
+    ],
+    ids=["a tool that is listed twice", "patterns of all tools together"],
+)
+async def test_what_has_no_schema_of_its_own_is_unavailable(pages: list[object], bad: str, good: str) -> None:
+    async with learning(Peer(pages=pages)) as catalogue:
+        assert (await reason_of(catalogue, bad), await reason_of(catalogue, good)) == (Reason.SCHEMA_UNAVAILABLE, None)
 
 
-@pytest.mark.parametrize("entry", [None, 1, "a", [], {}, {"name": 1}, {"name": "a b"}, {"name": "а"}, {"name": ""}])
-async def test_entries_that_nobody_could_call_are_left_out(entry: object, clock: Clock) -> None:
-    async with learning(Peer(pages=[[entry, tool("b")]]), clock) as catalogue:
+async def test_entries_that_nobody_could_call_are_left_out() -> None:
+    entries = [None, 1, "a", [], {}, {"name": 1}, {"name": "a b"}, {"name": "а"}, {"name": ""}]
+    async with learning(Peer(pages=[[*entries, tool("b")]])) as catalogue:
         assert await reason_of(catalogue, "b") is None
         assert catalogue.summary()["tools"] == 1
 
 
-async def test_an_unknown_tool_is_looked_for_once(clock: Clock) -> None:
+async def test_an_unknown_tool_is_looked_for_once_and_keeps_the_upstream_busy_no_longer() -> None:
     peer = Peer()
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         await catalogue.tool("search", 5)
         peer.pages = [[tool("search"), tool("new")]]
-        clock.now += 2
+        peer.clock.now += 2
         assert await reason_of(catalogue, "new") is None
-        assert peer.lists == 2
-
-
-async def test_unknown_names_cannot_keep_the_upstream_busy(clock: Clock) -> None:
-    peer = Peer()
-    async with learning(peer, clock) as catalogue:
-        await catalogue.tool("search", 5)
-        clock.now += 2
         for number in range(50):
             assert await reason_of(catalogue, f"unknown_{number}") is Reason.TOOL_UNKNOWN
         assert peer.lists == 2
-        clock.now += 2
+        peer.clock.now += 2
         assert await reason_of(catalogue, "unknown") is Reason.TOOL_UNKNOWN
         assert peer.lists == 3
 
 
-async def test_an_old_list_serves_while_a_new_one_is_fetched(clock: Clock) -> None:
-    peer = Peer(ttl_ms=30_000)
-    async with learning(peer, clock) as catalogue:
+@pytest.mark.parametrize(
+    ("ttl_ms", "fresh_s"), [(0, 1), (-5, 1), (30_000, 30), (10**12, 3600), ("x", 60), (True, 60), (None, 60)]
+)
+async def test_an_old_list_serves_while_a_new_one_is_fetched_and_how_long_it_is_fresh_has_bounds(
+    ttl_ms: object, fresh_s: float
+) -> None:
+    peer = Peer(ttl_ms=ttl_ms)
+    async with learning(peer) as catalogue:
         await catalogue.tool("search", 5)
-        clock.now += 29
+        peer.pages = [[tool("other")]]
+        peer.clock.now = 1000 + fresh_s - 0.5
         assert catalogue.known("search") is not None
         await asyncio.sleep(0.02)
         assert peer.lists == 1
-        clock.now += 2
-        peer.pages = [[tool("other")]]
+        peer.clock.now += 1
         assert catalogue.known("search") is not None
-        await asyncio.sleep(0.05)
-        assert peer.lists == 2
-        assert (catalogue.known("search"), catalogue.known("other") is None) == (None, False)
+        await until(lambda: "other" in catalogue.tools)
+        assert (peer.lists, catalogue.known("search"), catalogue.known("other") is None) == (2, None, False)
 
 
-@pytest.mark.parametrize(("ttl_ms", "fresh_s"), [(0, 1), (-5, 1), (10**12, 3600), ("x", 60), (True, 60), (None, 60)])
-async def test_how_long_a_list_is_fresh_has_bounds(ttl_ms: object, fresh_s: float, clock: Clock) -> None:
-    peer = Peer(ttl_ms=ttl_ms)
-    async with learning(peer, clock) as catalogue:
-        await catalogue.tool("search", 5)
-        for elapsed, lists in ((fresh_s - 0.5, 1), (fresh_s + 0.5, 2)):
-            clock.now = 1000 + elapsed
-            catalogue.known("search")
-            await asyncio.sleep(0.03)
-            assert peer.lists == lists
-
-
-async def test_after_a_change_no_call_sees_the_old_list(clock: Clock) -> None:
+async def test_after_a_change_no_call_sees_the_old_list() -> None:
     peer = Peer()
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         await catalogue.tool("search", 5)
         peer.pages = [[tool("search", {"type": "object", "required": ["q"]})]]
         catalogue.stale()
         assert catalogue.known("search") is None
-        schema = (await catalogue.tool("search", 5)).schema
-        assert schema.violation({}) is not None
+        assert (await catalogue.tool("search", 5)).schema.violation({}) is not None
 
 
-async def test_a_list_begun_before_a_change_does_not_count_as_news(clock: Clock) -> None:
+async def test_a_list_begun_before_a_change_does_not_count_as_news() -> None:
     peer = Peer(pause_s=0.03)
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         early = asyncio.create_task(catalogue.tool("search", 5))
-        await asyncio.sleep(0.015)
+        await until(lambda: peer.lists)
         catalogue.stale()
         await catalogue.tool("search", 5)
         await early
         assert peer.lists == 2
 
 
-async def test_changes_without_end_do_not_starve_a_call(clock: Clock) -> None:
+async def test_changes_without_end_do_not_starve_a_call() -> None:
     peer = Peer(pause_s=0.005)
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
 
         async def change() -> None:
             while True:
@@ -182,15 +162,15 @@ async def test_changes_without_end_do_not_starve_a_call(clock: Clock) -> None:
                 await asyncio.sleep(0.001)
 
         changing = asyncio.create_task(change())
-        assert await reason_of(catalogue, "search", 2) is None
+        assert await reason_of(catalogue) is None
         changing.cancel()
         assert peer.lists <= 3
 
 
-async def test_what_did_not_change_is_not_compiled_again(clock: Clock) -> None:
+async def test_what_did_not_change_is_not_compiled_again() -> None:
     one, true = {"type": "object", "const": {"a": 1}}, {"type": "object", "const": {"a": True}}
     peer = Peer(pages=[[tool("a", one), tool("b", one)]])
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         before = [await catalogue.tool(name, 5) for name in "ab"]
         peer.pages = [[tool("a", one), tool("b", true)]]  # to Python these are equal
         catalogue.stale()
@@ -198,50 +178,41 @@ async def test_what_did_not_change_is_not_compiled_again(clock: Clock) -> None:
         assert [old.schema is new.schema for old, new in zip(before, after, strict=True)] == [True, False]
 
 
-async def test_a_tool_that_was_shown_otherwise_is_not_usable_and_is_looked_for(clock: Clock) -> None:
+async def test_a_tool_that_was_shown_otherwise_is_not_usable_and_is_looked_for() -> None:
     """Threat L6: what passes a list must be what a call would be checked against."""
     peer = Peer()
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         before = await catalogue.tool("search", 5)
         peer.pages = [[{**tool("search"), "description": "Other."}]]
-        clock.now += 2
-        other = digest_of(peer.pages[0][0])
-        assert [catalogue.usable("search", digest) for digest in (before.definition.digest, other)] == [True, False]
+        peer.clock.now += 2
+        digests = before.definition.digest, digest_of(peer.pages[0][0])
+        assert [catalogue.usable("search", digest) for digest in digests] == [True, False]
         await asyncio.sleep(0)
-        clock.now += 2
+        peer.clock.now += 2
         await catalogue.learn(5)
-        while catalogue.lists < 2:
-            await asyncio.sleep(0.001)
-        assert [catalogue.usable("search", digest) for digest in (before.definition.digest, other)] == [False, True]
+        await until(lambda: catalogue.lists >= 2)
+        assert [catalogue.usable("search", digest) for digest in digests] == [False, True]
         assert catalogue.tools["search"].schema is before.schema, "the same schema is not compiled again"
 
 
-async def test_a_lost_session_is_opened_anew(clock: Clock) -> None:
+async def test_an_upstream_that_lost_our_session_or_changes_its_era_is_followed() -> None:
     peer = Peer(era=SESSION)
-    async with learning(peer, clock) as catalogue:
-        await catalogue.tool("search", 5)
-        peer.sessions.clear()  # the upstream restarted
-        catalogue.stale()
-        await catalogue.tool("search", 5)
-        assert peer.heard["initialize"] == 2
-
-
-async def test_an_upstream_that_changes_its_era_is_followed(clock: Clock) -> None:
-    peer = Peer(era=SESSION)
-    async with learning(peer, clock) as catalogue:
-        for era in (SESSION, STATELESS, SESSION):
+    async with learning(peer) as catalogue:
+        for era in (SESSION, SESSION, STATELESS, SESSION):
             peer.era = era
+            peer.sessions.clear()  # it restarted
             catalogue.stale()
             await catalogue.tool("search", 5)
             assert catalogue.summary()["protocol_version"] == era
+        assert peer.heard["initialize"] == 3
 
 
 def rpc(member: str, value: object, *, request_id: object = 2) -> bytes:
     body = json.dumps({"jsonrpc": "2.0", "id": request_id, member: value}).encode()
-    return response(body, "Content-Type: application/json")
+    return response(body, JSON)
 
 
-JSON = "Content-Type: application/json"
+JSON, EVENTS = "Content-Type: application/json", "Content-Type: text/event-stream"
 NO_LISTS = {
     "HTTP 500": response(b"", status="500 Oops"),
     "HTTP 401": response(b"", status="401 Unauthorized"),
@@ -261,87 +232,72 @@ NO_LISTS = {
     "too many tools": rpc("result", {"tools": [None] * (MAX_TOOLS + 1)}),
     "a cursor of another type": rpc("result", {"tools": [], "nextCursor": 1}),
     "an endless cursor": rpc("result", {"tools": [], "nextCursor": "x" * 5000}),
+    "a page that leads to itself": rpc("result", {"tools": [], "nextCursor": "again"}),
     "broken off": response(b"{", JSON, framing="Content-Length: 99"),
     "gzip": response(b"{}", JSON, "Content-Encoding: gzip"),
-    "a stream without the answer": response(b"data: {}\n\n", "Content-Type: text/event-stream"),
-    "a stream of another encoding": response(b"data: \xff\xfe\n\n", "Content-Type: text/event-stream"),
+    "a stream without the answer": response(b"data: {}\n\n", EVENTS),
+    "a stream of another encoding": response(b"data: \xff\xfe\n\n", EVENTS),
     "too many bytes": response(b"", JSON, framing="Content-Length: 99999999"),
 }
 
 
 @pytest.mark.parametrize("raw", NO_LISTS.values(), ids=NO_LISTS.keys())
-async def test_a_list_that_cannot_be_had_is_the_upstreams_failure(raw: bytes, clock: Clock) -> None:
+async def test_a_list_that_cannot_be_had_is_the_upstreams_failure(raw: bytes) -> None:
     peer = Peer(raw=raw)
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         if b"99\r\n\r\n{" in raw:
             asyncio.get_running_loop().call_later(0.1, peer.hang_up)
-        assert await reason_of(catalogue, "search") is Reason.UPSTREAM_FAILED
-        assert catalogue.known("search") is None
+        assert await reason_of(catalogue) is Reason.UPSTREAM_FAILED
+        assert catalogue.known("search") is None and peer.lists <= 2
 
 
-async def test_an_upstream_without_tools_has_none(clock: Clock) -> None:
-    async with learning(Peer(raw=rpc("error", {"code": -32601, "message": "x"})), clock) as catalogue:
-        assert await reason_of(catalogue, "search") is Reason.TOOL_UNKNOWN
+async def test_an_upstream_without_tools_has_none() -> None:
+    async with learning(Peer(raw=rpc("error", {"code": -32601, "message": "x"}))) as catalogue:
+        assert await reason_of(catalogue) is Reason.TOOL_UNKNOWN
 
 
-async def test_pages_without_end_are_given_up(clock: Clock) -> None:
+async def test_pages_without_end_are_given_up() -> None:
     peer = Peer(pages=[[tool(f"t{number}")] for number in range(MAX_PAGES + 5)])
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         assert await reason_of(catalogue, "t0") is Reason.UPSTREAM_FAILED
         assert peer.lists == MAX_PAGES
 
 
-async def test_pages_that_go_round_in_circles_are_given_up(clock: Clock) -> None:
-    peer = Peer(raw=None)
-
-    def circle(message: dict[str, object]) -> bytes:
-        return peer.result(message, {"tools": [], "nextCursor": "again"})
-
-    peer.page = circle  # type: ignore[method-assign]  # this peer's mood
-    async with learning(peer, clock) as catalogue:
-        assert await reason_of(catalogue, "search") is Reason.UPSTREAM_FAILED
-        assert peer.lists == 2
-
-
-async def test_a_call_waits_no_longer_than_its_own_deadline(clock: Clock) -> None:
+async def test_a_call_waits_no_longer_than_its_own_deadline_and_a_list_no_longer_than_the_upstreams() -> None:
     peer = Peer(pause_s=0.2)
-    async with learning(peer, clock) as catalogue:
-        assert await reason_of(catalogue, "search", 0.03) is Reason.UPSTREAM_TIMEOUT
-        assert await reason_of(catalogue, "search", 2) is None
+    async with learning(peer) as catalogue:
+        assert await reason_of(catalogue, deadline_s=0.03) is Reason.UPSTREAM_TIMEOUT
+        assert await reason_of(catalogue) is None
         assert peer.lists == 1
+    async with learning(Peer(pause_s=5), timeout_s=0.1) as catalogue:
+        assert await reason_of(catalogue) is Reason.UPSTREAM_TIMEOUT
 
 
-async def test_a_silent_upstream_is_a_time_out(clock: Clock) -> None:
-    async with learning(Peer(pause_s=5), clock, timeout_s=0.1) as catalogue:
-        assert await reason_of(catalogue, "search") is Reason.UPSTREAM_TIMEOUT
-
-
-async def test_after_a_failure_the_next_try_is_not_at_once(clock: Clock) -> None:
-    peer = Peer(status="500 Oops")
-    async with learning(peer, clock) as catalogue:
+async def test_after_a_failure_the_next_try_is_not_at_once() -> None:
+    peer = Peer(status=UNHEALTHY)
+    async with learning(peer) as catalogue:
         for _ in range(20):
-            assert await reason_of(catalogue, "search") is Reason.UPSTREAM_FAILED
+            assert await reason_of(catalogue) is Reason.UPSTREAM_FAILED
         assert peer.lists == 1
         peer.status = ""
-        clock.now += 2
-        assert await reason_of(catalogue, "search") is None
+        peer.clock.now += 2
+        assert await reason_of(catalogue) is None
 
 
-async def test_an_outage_of_the_list_alone_stops_no_calls_until_the_list_is_too_old(clock: Clock) -> None:
+async def test_an_outage_of_the_list_alone_stops_no_calls_until_the_list_is_too_old() -> None:
     peer = Peer()
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         await catalogue.tool("search", 5)
-        peer.status = "500 Oops"
-        clock.now += 600
+        peer.status = UNHEALTHY
+        peer.clock.now += 600
         assert catalogue.known("search") is not None
-        await asyncio.sleep(0.05)
-        assert catalogue.summary()["failure"] == "upstream-failed"
-        clock.now += 61
+        await until(lambda: catalogue.summary()["failure"] == "upstream-failed")
+        peer.clock.now += 61
         assert catalogue.known("search") is None
-        assert await reason_of(catalogue, "search") is Reason.UPSTREAM_FAILED
+        assert await reason_of(catalogue) is Reason.UPSTREAM_FAILED
 
 
-async def test_mirrored_parameters_are_found_where_mcp_allows_them(clock: Clock) -> None:
+async def test_mirrored_parameters_are_found_where_mcp_allows_them() -> None:
     region = {"type": "string", "x-mcp-header": "Region"}
     nested = {"type": "object", "properties": {"zone": {"type": "integer", "x-mcp-header": "Zone"}}}
     bad = {
@@ -355,64 +311,46 @@ async def test_mirrored_parameters_are_found_where_mcp_allows_them(clock: Clock)
     }
     entries = [tool("good", {**ANY, "properties": {"region": region, "at": nested}})]
     entries += [tool(name, {**ANY, "properties": properties}) for name, properties in bad.items()]
-    async with learning(Peer(pages=[entries]), clock) as catalogue:
-        good = await catalogue.tool("good", 5)
-        assert good.param_headers == {"Region": ("region",), "Zone": ("at", "zone")}
+    async with learning(Peer(pages=[entries])) as catalogue:
+        assert (await catalogue.tool("good", 5)).param_headers == {"Region": ("region",), "Zone": ("at", "zone")}
         assert set(catalogue.summary()["quarantined"]) == set(bad)
 
 
-@pytest.mark.parametrize("era", [STATELESS, SESSION])
-async def test_an_announced_change_is_heard_on_a_stream_of_our_own(era: str, clock: Clock) -> None:
+CHANGED = "notifications/tools/list_changed"
+HARMLESS = ("{}", "no json", json.dumps({"method": "notifications/message", "params": CHANGED}))
+
+
+@both_eras
+async def test_an_announced_change_is_heard_on_a_stream_of_our_own(era: str) -> None:
     peer = Peer(era=era, announces=True)
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         await catalogue.tool("search", 5)
-        async with asyncio.timeout(2):
-            while not peer.listeners:
-                await asyncio.sleep(0.002)
-            for harmless in (
-                "{}",
-                "no json",
-                '{"method":"notifications/message","params":"notifications/tools/list_changed"}',
-            ):
-                await peer.tell(harmless)
-            await asyncio.sleep(0.02)
-            assert catalogue.known("search") is not None
-            await peer.tell('{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}')
-            while catalogue.known("search") is not None:
-                await asyncio.sleep(0.002)
-        await catalogue.tool("search", 5)
-        assert peer.lists == 2
+        await until(lambda: peer.listeners)
+        for harmless in HARMLESS:
+            await peer.tell(harmless)
+        await asyncio.sleep(0.02)
         assert catalogue.known("search") is not None
+        await peer.tell(json.dumps({"jsonrpc": "2.0", "method": CHANGED}))
+        await until(lambda: catalogue.known("search") is None)
+        await catalogue.tool("search", 5)
+        assert peer.lists == 2 and catalogue.known("search") is not None
     assert peer.server.live == 0
 
 
-async def test_nobody_listens_where_nothing_is_announced(clock: Clock) -> None:
-    peer = Peer(era=SESSION)
-    async with learning(peer, clock) as catalogue:
-        await catalogue.tool("search", 5)
-        await asyncio.sleep(0.02)
-        assert "GET" not in peer.heard
-
-
-async def test_a_stream_that_ends_leaves_the_list_due_for_a_look(clock: Clock) -> None:
+async def test_a_stream_that_ends_leaves_the_list_due_for_a_look() -> None:
     peer = Peer(announces=True)
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         await catalogue.tool("search", 5)
-        async with asyncio.timeout(2):
-            while not peer.listeners:
-                await asyncio.sleep(0.002)
-            peer.listeners[0].reset()
-            while peer.lists == 1:
-                assert catalogue.known("search") is not None
-                await asyncio.sleep(0.005)
+        await until(lambda: peer.listeners)
+        peer.listeners[0].reset()
+        await until(lambda: catalogue.known("search") is not None and peer.lists > 1)
 
 
-async def test_closing_ends_an_enquiry_that_is_under_way(clock: Clock) -> None:
+async def test_closing_ends_an_enquiry_that_is_under_way() -> None:
     peer = Peer(pause_s=5)
-    async with learning(peer, clock) as catalogue:
+    async with learning(peer) as catalogue:
         waiting = asyncio.create_task(catalogue.tool("search", 5))
-        while not peer.lists:
-            await asyncio.sleep(0.002)
+        await until(lambda: peer.lists)
         await catalogue.close()
         with refuses(Reason.UPSTREAM_TIMEOUT):
             await waiting
