@@ -63,6 +63,15 @@ class Scene:
     def talk(self, era: Era = "stateless", headers: Mapping[str, str] | None = None) -> Talk:
         return Talk(self.running, era, dict(headers or self.headers))
 
+    @property
+    def other(self) -> str:
+        """Another token of alice's."""
+        return IDP.token("user:alice", at(self.running), actors=["nhi:planner"], ttl_s=500)
+
+    def calls(self) -> list[str]:
+        """What each call showed."""
+        return [shown for what, shown in self.shown() if what == "tools/call"]
+
     def shown(self) -> list[tuple[str, str]]:
         """(what came, its Authorization) in order, and (…, X-Key) where there is none."""
         came = [(str(message.get("method", "response")), headers) for headers, message in self.server.seen]
@@ -169,13 +178,15 @@ async def test_the_callers_token_is_shown_to_nobody_but_by_passthrough(
 
 async def _canary(stage: Scene, kind: str, era: Era, tool: str, caplog: pytest.LogCaptureFixture) -> None:
     heard = await everything(stage, era, tool)
-    calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+    calls = stage.calls()
     own_lists = [shown for what, shown in stage.shown() if what == "tools/list"]
     assert calls and own_lists
     if kind == "passthrough":
         assert set(calls) == {f"Bearer {stage.canary}"}
         assert own_lists[0] == f"Bearer {OWN}"  # the sidecar's own question
     else:
+        if kind in ("bearer", "header"):
+            assert {shown for _, shown in stage.shown()} == {f"Bearer {OWN}" if kind == "bearer" else OWN}
         told = json.dumps(stage.shown()) + "".join(f"{seen}" for seen in [*stage.server.seen, *stage.server.verbs])
         assert stage.canary not in told and stage.canary.rpartition(".")[2] not in told
         assert all(shown for _, shown in stage.shown())  # nothing goes without the upstream's own
@@ -194,11 +205,10 @@ async def _canary(stage: Scene, kind: str, era: Era, tool: str, caplog: pytest.L
 async def test_two_callers_of_one_chain_each_show_their_own_token(tmp_path: Path) -> None:
     """A session that is lent to both is no reason to speak with the other's token."""
     async with scene(tmp_path, "passthrough", SessionsOnly()) as stage:
-        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        other = stage.other
         for token in (stage.canary, other, stage.canary, other):
             assert (await stage.talk(headers=bearer(token)).call("act"))[0] == 200
-        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
-        assert calls == [f"Bearer {token}" for token in (stage.canary, other, stage.canary, other)]
+        assert stage.calls() == [f"Bearer {token}" for token in (stage.canary, other, stage.canary, other)]
 
 
 async def test_what_goes_on_in_a_lent_session_shows_the_token_of_who_came_last(tmp_path: Path) -> None:
@@ -207,7 +217,7 @@ async def test_what_goes_on_in_a_lent_session_shows_the_token_of_who_came_last(t
     asks = RULES + "p, nhi:planner, nhi:github, elicitation/create, -, -, -, allow\n"
     able = {"io.modelcontextprotocol/clientCapabilities": {"elicitation": {"form": {}}}}
     async with scene(tmp_path, "passthrough", SessionsOnly(), rules=asks) as stage:
-        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        other = stage.other
         arguments: dict[str, Any] = {"ask": ["elicitation/create"]}
         asked = (await act(stage.running, arguments, who=stage.headers, meta=able))[-1]["result"]
         answers = {"inputResponses": {"question": {"action": "accept"}}, "requestState": asked["requestState"]}
@@ -256,7 +266,7 @@ async def test_where_no_token_is_to_be_had_no_call_is_sent(
         assert (await stage.talk().call("search_code", GOOD))[0] == 200  # what the server has is known from now on
         for name, value in trouble.items():
             setattr(stage.endpoint, name, value)
-        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        other = stage.other
         for _ in range(8):
             answer = await stage.talk(headers=bearer(other)).call("search_code", GOOD)
             assert (answer[0], reason_of(answer)) == (status, reason)
@@ -273,14 +283,13 @@ async def test_a_token_that_is_refused_is_not_shown_again_and_no_call_is_sent_tw
         assert (answer[0], reason_of(answer)) == (502, "upstream-failed")
         del stage.server.script["tools/call"]
         assert (await stage.talk().call("search_code", GOOD))[0] == 200
-        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
-        assert calls == ["Bearer granted-1", "Bearer granted-1", "Bearer granted-2"]
+        assert stage.calls() == ["Bearer granted-1", "Bearer granted-1", "Bearer granted-2"]
 
 
 async def test_a_caller_who_leaves_while_a_token_is_fetched_leaves_nothing(tmp_path: Path) -> None:
     async with scene(tmp_path, "token_exchange") as stage:
         assert (await stage.talk().call("search_code", GOOD))[0] == 200
-        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        other = stage.other
         stage.endpoint.gate.clear()
         asked = stage.endpoint.asked
         leaver = asyncio.create_task(stage.talk(headers=bearer(other)).call("search_code", GOOD))
@@ -317,7 +326,7 @@ async def test_an_upstream_can_verify_what_we_sign_and_reads_the_chain_in_it(tmp
         keys, headers = await key_set(stage.running)
         assert headers["Content-Type"] == "application/json" and "max-age" in headers["Cache-Control"]
         assert b'"d"' not in keys and b"PRIVATE" not in keys
-        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        calls = stage.calls()
         assert len(set(calls)) == 1  # one signature for the three
         claims = verified(calls[0], keys, stage.server.url, stage.running.app.base_url)
         assert (claims["sub"], claims["act"]) == ("user:alice", {"sub": "nhi:planner"})
@@ -338,7 +347,7 @@ async def test_a_rotated_key_signs_at_once_and_the_one_before_is_served_on(tmp_p
         await stage.running.app.reload("test")
         await stage.talk().call("search_code", GOOD)
         served, _ = await key_set(stage.running)
-        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        calls = stage.calls()
         kids = [jwt.get_unverified_header(shown.removeprefix("Bearer "))["kid"] for shown in calls]
         assert kids[0] != kids[1]
         keys_of_tokens = [key["kid"] for key in json.loads(served)["keys"] if key["use"] == "sig"]
@@ -384,39 +393,37 @@ async def test_a_check_warns_of_passthrough_and_writes_nothing(tmp_path: Path) -
     assert not (tmp_path / "data" / "keys" / "signing.pem").exists()
 
 
+ISSUER = "token_url: 'https://a/t', client_id: a"
+SENSELESS = [
+    ("{passthrough: true, bearer_path: own}", "bearer_path and passthrough at once"),
+    (f"{{signed: {{}}, client_credentials: {{{ISSUER}, secret_path: own}}}}", "at once"),
+    ("{own_bearer_path: own, bearer_path: own}", "own_bearer_path is for passthrough"),
+    ("{client_credentials: {token_url: 'http://idp.example/t', client_id: a, secret_path: own}}", "https only"),
+    (f"{{client_credentials: {{{ISSUER}}}}}", '"secret_path" is missing'),
+    (f"{{token_exchange: {{{ISSUER}, auth: private_key_jwt, secret_path: own}}}}", '"key_path" is missing'),
+    ("{signed: {ttl_s: 3600}}", "at most 300"),
+    ("{passthrough: true}, anonymous: true", "anonymous callers have no token"),
+    (f"{{token_exchange: {{{ISSUER}, secret_path: none}}}}", "is no file"),
+    ("{bearer_path: none}", "is no file"),
+]
+
+
 @pytest.mark.parametrize(
-    ("credential", "message"),
-    [
-        ("{passthrough: true, bearer_path: own}", "bearer_path and passthrough at once"),
-        ("{signed: {}, client_credentials: {token_url: 'https://a/t', client_id: a, secret_path: own}}", "at once"),
-        ("{own_bearer_path: own, bearer_path: own}", "own_bearer_path is for passthrough"),
-        ("{client_credentials: {token_url: 'http://idp.example/t', client_id: a, secret_path: own}}", "https only"),
-        ("{client_credentials: {token_url: 'https://a/t', client_id: a}}", '"secret_path" is missing'),
-        (
-            "{token_exchange: {token_url: 'https://a/t', client_id: a, auth: private_key_jwt, secret_path: own}}",
-            '"key_path" is missing',
-        ),
-        ("{signed: {ttl_s: 3600}}", "at most 300"),
-        ("{passthrough: true}, anonymous: true", "anonymous callers have no token"),
-        ("{token_exchange: {token_url: 'https://a/t', client_id: a, secret_path: none}}", "is no file"),
-    ],
+    ("mcp", "credential", "message"),
+    [("url: 'https://a/mcp'", *row) for row in SENSELESS]
+    + [("command: cat", "{signed: {}}", "a program is shown no credential")],
 )
-def test_a_credential_that_makes_no_sense_stops_the_start(credential: str, message: str, tmp_path: Path) -> None:
+def test_a_credential_that_makes_no_sense_stops_the_start(
+    mcp: str, credential: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "own").write_text(OWN)
     for name in ("models", "policies"):
         (tmp_path / name).mkdir()
     path = tmp_path / "sidecar.yaml"
-    path.write_text(f"version: 1\nupstreams:\n  a: {{mcp: {{url: 'https://a/mcp'}}, credential: {credential}}}\n")
+    path.write_text(f"version: 1\nupstreams:\n  a: {{mcp: {{{mcp}}}, credential: {credential}}}\n")
     with pytest.raises(SettingsError) as caught:
         check_files(path, {})
     assert message in str(caught.value)
-
-
-async def test_programs_have_no_credential_but_their_environment(tmp_path: Path) -> None:
-    path = tmp_path / "sidecar.yaml"
-    path.write_text("version: 1\nupstreams:\n  a: {mcp: {command: cat}, credential: {signed: {}}}\n")
-    with pytest.raises(SettingsError, match="a program is shown no credential"):
-        check_files(path, {})
 
 
 # --- further fronts ---------------------------------------------------------------------------------------------------
@@ -425,12 +432,12 @@ async def test_programs_have_no_credential_but_their_environment(tmp_path: Path)
 @pytest.mark.parametrize("kind", ["bearer", "token_exchange", "signed", "passthrough"])
 async def test_over_http_sse_each_message_shows_what_its_own_token_gives(kind: str, tmp_path: Path) -> None:
     async with scene(tmp_path, kind) as stage:
-        other = IDP.token("user:alice", at(stage.running), actors=["nhi:planner"], ttl_s=500)
+        other = stage.other
         async with pair(stage.running, stage.headers) as talk:
             assert "result" in await talk.call("search_code", GOOD)
             talk.headers = bearer(other)
             assert "result" in await talk.call("search_code", GOOD, id=2)
-        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
+        calls = stage.calls()
         if kind == "passthrough":
             assert calls == [f"Bearer {stage.canary}", f"Bearer {other}"]
         else:
@@ -455,33 +462,12 @@ async def test_at_the_address_of_all_servers_the_token_goes_to_the_one_that_is_t
             for name in ("github__search_code", "gitlab__search_code"):
                 assert "result" in (await talk.call(name, GOOD))[1]
             await talk.ask("tools/list")
-            calls = [shown for what, shown in stage.shown() if what == "tools/call"]
-            assert calls == [f"Bearer {token}"]
+            assert stage.calls() == [f"Bearer {token}"]
             assert gitlab.calls()
             assert {headers.get("Authorization") for headers, _ in gitlab.seen} == {f"Bearer {OWN}"}
-
-
-@pytest.mark.parametrize("kind", ["bearer", "token_exchange", "signed", "passthrough"])
-async def test_at_the_plain_address_it_is_as_everywhere(kind: str, tmp_path: Path) -> None:
-    async with scene(tmp_path, kind) as stage:
-        url = f"{at(stage.running)}/tools/search_code"
-        async with stage.running.http.post(url, json={"arguments": GOOD}, headers=stage.headers) as response:
-            assert response.status == 200, await response.text()
-        calls = [shown for what, shown in stage.shown() if what == "tools/call"]
-        assert len(calls) == 1 and calls[0]
-        assert (stage.canary in repr(stage.server.verbs)) == (kind == "passthrough")
-
-
-@pytest.mark.parametrize("era", ["stateless", "session"])
-async def test_who_has_no_token_still_has_the_servers_that_need_none(era: Era, tmp_path: Path) -> None:
-    gitlab = Upstream()
-    async with listening(gitlab.handle) as base:
-        more = f"}}\n  gitlab: {{mcp: {{url: '{base}/mcp'}}, credential: {{bearer_path: own}}"
-        rules = "p, nhi:planner, tool:*, use, -, -, -, allow\n"
-        async with scene(tmp_path, "passthrough", rules=rules, upstream_settings=more) as stage:
-            talk = At(stage.running, era, bearer(PLANNER_KEY))
+            talk = At(stage.running, era, bearer(PLANNER_KEY))  # who has no token has the servers that need none
             listed = (await talk.ask("tools/list"))[1]["result"]["tools"]
             assert {tool["name"].partition("__")[0] for tool in listed} == {"gitlab"}
             assert "result" in (await talk.call("gitlab__search_code", GOOD))[1]
             assert reason_of(await talk.call("github__search_code", GOOD)) == "unauthenticated"
-            assert stage.server.calls() == []
+            assert len(stage.server.calls()) == 1
