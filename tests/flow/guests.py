@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from tests.flow.idp import SETTINGS, Idp, bearer
@@ -57,10 +56,9 @@ async def opened(running: World, who: dict[str, str] = ALICE, **more: Any) -> Ta
 
 
 @asynccontextmanager
-async def stream(talk: Talk, *, last: str = "", http: aiohttp.ClientSession | None = None) -> AsyncIterator[Ear]:
+async def stream(talk: Talk, **more: Any) -> AsyncIterator[Ear]:
     """The session's own stream."""
-    sent = {**talk.headers, **talk.in_session, **({"Last-Event-ID": last} if last else {})}
-    async with hearing(http or talk.world.http, f"{talk.world.url}/mcp/github", sent) as ear:
+    async with talk.hearing(**more) as ear:
         yield ear
 
 
@@ -74,10 +72,6 @@ async def get(talk: Talk, **headers: str) -> tuple[int, Any, Any]:
 
 async def post(talk: Talk, message: Any) -> tuple[int, Any, Any]:
     return await talk.world.post(message, headers={**talk.headers, **talk.in_session})
-
-
-async def answered(response: web.StreamResponse) -> web.StreamResponse:
-    return response
 
 
 def result_of(message: dict[str, Any], result: Any) -> dict[str, Any]:

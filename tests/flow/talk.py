@@ -6,12 +6,16 @@ HTTP without MCP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+import aiohttp
+
 from sidecar.protocols.mcp.eras import encoded_header
+from tests.flow.streams import Ear, hearing
 from tests.flow.world import SESSION, STATELESS, World, request, stateless
 
 Era = Literal["stateless", "session", "plain"]
@@ -59,17 +63,42 @@ class Talk:
         """One request and its answer."""
         if self.era == "plain":
             return await self._plain(method, params or {}, {**self.headers, **(headers or {})})
-        if self.era == "stateless":
-            routing = {"Mcp-Method": method, "MCP-Protocol-Version": STATELESS}
-            if method in _NAMED_BY and _NAMED_BY[method] in (params or {}):
-                routing["Mcp-Name"] = encoded_header(str((params or {})[_NAMED_BY[method]]))
-            message = stateless(method, params or {}, id=id)
-            if self.tasks or method.startswith("tasks/"):
-                message["params"]["_meta"].update(DECLARED)
-            return await self._post(message, {**routing, **(headers or {})})
-        if not self.session and method != "initialize":
-            await self.open()
-        return await self._post(request(method, params, id=id), {**self.in_session, **(headers or {})})
+        message, around = await self._framed(method, params or {}, id)
+        return await self._post(message, {**around, **(headers or {})})
+
+    @asynccontextmanager
+    async def hearing(
+        self,
+        method: str = "",
+        params: dict[str, Any] | None = None,
+        *,
+        id: int | str = 1,
+        last: str = "",
+        http: aiohttp.ClientSession | None = None,
+    ) -> AsyncIterator[Ear]:
+        """The stream that answers one request; without a method, the session's own, after the event `last`."""
+        body, around = await self._framed(method, params or {}, id) if method else (None, self.in_session)
+        sent = {**self.headers, **around, **({"Last-Event-ID": last} if last else {})}
+        async with hearing(http or self.world.http, self._url, sent, body) as ear:
+            yield ear
+
+    async def say(self, message: dict[str, Any]) -> Answer:
+        """What is no request, in the session."""
+        return await self._post({"jsonrpc": "2.0", **message}, self.in_session)
+
+    async def _framed(self, method: str, params: dict[str, Any], id: int | str) -> tuple[Any, dict[str, str]]:
+        """A request as the era has it, and the headers around it."""
+        if self.era == "session":
+            if not self.session and method != "initialize":
+                await self.open()
+            return request(method, params, id=id), self.in_session
+        routing = {"Mcp-Method": method, "MCP-Protocol-Version": STATELESS}
+        if method in _NAMED_BY and _NAMED_BY[method] in params:
+            routing["Mcp-Name"] = encoded_header(str(params[_NAMED_BY[method]]))
+        message = stateless(method, params, id=id)
+        if self.tasks or method.startswith("tasks/"):
+            message["params"]["_meta"].update(DECLARED)
+        return message, routing
 
     async def call(self, tool: str, arguments: dict[str, Any] | None = None, **more: Any) -> Answer:
         """One `tools/call`."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 ON_SUBSCRIPTIONS = [row.name for row in CROSSINGS if row.of_server and row.name.endswith(("list_changed", "updated"))]
 ROUTED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 ROUTED |= dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")
+NOBODY: dict[str, str] = {}
 ASKED = {"action": "accept", "content": {}}
 
 
@@ -72,19 +73,15 @@ def test_what_is_not_in_an_era_is_so_by_the_table_of_methods() -> None:
         assert ("session" in eras) is (row.up.way is not BridgeDirection.NOT_IN_ERA), row.name
 
 
-@asynccontextmanager
-async def down(folder: Path, server: SessionsOnly | None = None, **more: Any) -> AsyncIterator[World]:
+def down(folder: Path, server: Any = None, settings: str = MANY) -> AbstractAsyncContextManager[World]:
     """Stateless callers before a server of sessions."""
-    more = {"settings": MANY, "rules": RULES.format(who="nhi:planner"), **more}
-    async with world(folder, upstream=server or SessionsOnly(), **more) as running:
-        yield running
+    return world(folder, upstream=server or SessionsOnly(), settings=settings, rules=RULES.format(who="nhi:planner"))
 
 
 @asynccontextmanager
-async def up(folder: Path, server: StatelessOnly | None = None, **more: Any) -> AsyncIterator[tuple[World, Talk]]:
+async def up(folder: Path, server: StatelessOnly | None = None) -> AsyncIterator[tuple[World, Talk]]:
     """A session before a stateless server."""
-    more = {"settings": MANY, "rules": RULES.format(who="nhi:planner"), **more}
-    async with world(folder, upstream=server or StatelessOnly(), **more) as running:
+    async with down(folder, server or StatelessOnly()) as running:
         talk = Talk(running, "session")
         _, body, headers = await running.post(request("initialize", PARAMS["initialize"]))
         assert body["result"]["protocolVersion"] == SESSION
@@ -105,14 +102,24 @@ def routing(message: dict[str, Any]) -> dict[str, str]:
     return {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **named}
 
 
+def sent(running: World, message: dict[str, Any], who: Mapping[str, str] = NOBODY) -> AbstractAsyncContextManager[Ear]:
+    """The answer to a stateless message."""
+    return hearing(running.http, f"{running.url}/mcp/github", {**routing(message), **who}, message)
+
+
 async def act(
     running: World, arguments: dict[str, Any], *, who: dict[str, str] | None = None, id: int | str = 1, **params: Any
 ) -> list[Any]:
     """A stateless call of `act`; every message of its answer."""
     meta = params.pop("meta", {})
     message = stated("tools/call", {"name": "act", "arguments": arguments, **params}, id=id, **meta)
-    async with hearing(running.http, f"{running.url}/mcp/github", {**routing(message), **(who or {})}, message) as ear:
+    async with sent(running, message, who or {}) as ear:
         return await messages_of(ear)
+
+
+def told(said: list[Any]) -> Any:
+    """What `act` was answered by its caller."""
+    return json.loads(said[-1]["result"]["content"][0]["text"])
 
 
 async def messages_of(ear: Ear) -> list[Any]:
@@ -135,11 +142,11 @@ async def _send_down(running: World, name: str, crossing: MethodCrossing) -> Non
     if name.startswith("notifications/"):
         del message["id"]
     if name == "subscriptions/listen":
-        async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
+        async with sent(running, message) as ear:
             assert (await ear.message())["method"] == "notifications/subscriptions/acknowledged"
             assert crossing.becomes in server.methods()
         return
-    async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
+    async with sent(running, message) as ear:
         status, said = ear.status, (await messages_of(ear))[-1]
     reached = [str(seen.get("method")) for _, seen in server.seen[before:]]
     match crossing.way:
@@ -201,7 +208,7 @@ async def test_what_a_server_of_sessions_says_crosses_as_the_table_says(tmp_path
                 continue
             (said,) = await act(running, {"ask": [row.name]})
             if row.down.way is BridgeDirection.HERE:
-                assert json.loads(said["result"]["content"][0]["text"]) == [{}]
+                assert told([said]) == [{}]
             else:
                 result = said["result"]
                 assert result["resultType"] == row.down.becomes == "input_required"
@@ -213,13 +220,12 @@ async def test_what_a_server_of_sessions_announces_reaches_who_subscribed(tmp_pa
     wanted = {"notifications": {**flags, "resourceSubscriptions": ["note://a"]}}
     message = stated("subscriptions/listen", wanted, id="mine")
     async with down(tmp_path) as running:
-        async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
+        async with sent(running, message) as ear:
             first = await ear.message()
             assert first["params"]["notifications"] == wanted["notifications"]
             server = running.upstream
-            await server.emit(
-                {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": "note://b"}}
-            )
+            updated = {"method": "notifications/resources/updated", "params": {"uri": "note://b"}}
+            await server.emit({"jsonrpc": "2.0", **updated})
             for name in ON_SUBSCRIPTIONS:
                 await server.emit({"jsonrpc": "2.0", "method": name, "params": PARAMS.get(name, {})})
                 heard = await ear.message()
@@ -232,7 +238,7 @@ async def test_a_subscription_ends_well_when_the_session_behind_it_does(tmp_path
     message = stated("subscriptions/listen", {"notifications": {"toolsListChanged": True}}, id="mine")
     async with down(tmp_path) as running:
         server = running.upstream
-        async with hearing(running.http, f"{running.url}/mcp/github", routing(message), message) as ear:
+        async with sent(running, message) as ear:
             await ear.message()
             server.sessions.clear()
             server.hang_up()
@@ -241,31 +247,29 @@ async def test_a_subscription_ends_well_when_the_session_behind_it_does(tmp_path
 
 
 async def test_what_a_stateless_server_says_crosses_as_the_table_says(tmp_path: Path) -> None:
-    async with up(tmp_path) as (running, talk):
-        address = f"{running.url}/mcp/github"
+    async with up(tmp_path) as (_, talk):
         for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
             if row.up.way is BridgeDirection.NOT_IN_ERA or row.name == "notifications/subscriptions/acknowledged":
                 continue
             asks = not row.name.startswith("notifications/")
             say = {"method": row.name, "params": PARAMS.get(row.name, {})}
-            body = request("tools/call", {"name": "act", "arguments": {"ask": [row.name]} if asks else {"say": [say]}})
-            async with hearing(running.http, address, talk.in_session, body) as ear:
+            params = {"name": "act", "arguments": {"ask": [row.name]} if asks else {"say": [say]}}
+            async with talk.hearing("tools/call", params) as ear:
                 if not asks:
                     heard = [message.get("method") for message in await ear.rest()]
                     assert heard == ([row.name, None] if row.up.way is BridgeDirection.PASSES else [None]), row.name
                     continue
                 asked = await ear.message()
                 assert asked["method"] == row.name and row.up.becomes == "request"
-                answer = {"jsonrpc": "2.0", "id": asked["id"], "result": ASKED}
-                assert (await running.post(answer, headers=talk.in_session))[0] == 202
+                assert (await talk.say({"id": asked["id"], "result": ASKED}))[0] == 202
                 said = await ear.message()
-                assert json.loads(said["result"]["content"][0]["text"]) == [ASKED]
+                assert told([said]) == [ASKED]
 
 
 async def test_what_a_stateless_server_announces_is_on_the_sessions_stream(tmp_path: Path) -> None:
     async with up(tmp_path) as (running, talk):
         server = running.upstream
-        async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session) as ear:
+        async with talk.hearing() as ear:
             assert (await talk.ask("resources/subscribe", {"uri": "note://a"}))[0] == 200
             wished = server.of_method("subscriptions/listen")[-1]["params"]["notifications"]
             assert wished["resourceSubscriptions"] == ["note://a"]
@@ -306,7 +310,7 @@ async def test_a_retry_goes_on_with_the_held_call_and_is_a_call_of_its_own(tmp_p
     async with down(tmp_path) as running:
         said = await act(running, QUESTION, id="b", **again(await held_by(running, id="a")))
         assert said[-1]["id"] == "b"
-        assert json.loads(said[-1]["result"]["content"][0]["text"]) == [ASKED]
+        assert told(said) == [ASKED]
         server = running.upstream
         assert len(server.of_method("tools/call")) == 1, "the server has one call, and one answer"
         ended = [record for record in running.ends() if record["action"] == "tools/call"]
@@ -321,7 +325,7 @@ async def test_nobody_else_goes_on_with_a_held_call(tmp_path: Path) -> None:
         assert refused[-1]["error"]["code"] == -32602
         assert "response" not in running.upstream.methods(), "nothing reached the server"
         said = await act(running, QUESTION, who=ALICE, **again(held))
-        assert json.loads(said[-1]["result"]["content"][0]["text"]) == [ASKED], "and its owner still can"
+        assert told(said) == [ASKED], "and its owner still can"
 
 
 @pytest.mark.parametrize("case", ["other arguments", "used twice", "made up", "not a string"])
@@ -375,33 +379,28 @@ async def test_a_question_on_the_sessions_stream_belongs_to_the_one_call_there_i
     server = SessionsOnly(on_session_stream=True)
     async with down(tmp_path, server) as running:
         said = await act(running, QUESTION, **again(await held_by(running)))
-        assert json.loads(said[-1]["result"]["content"][0]["text"]) == [ASKED]
+        assert told(said) == [ASKED]
 
 
 async def test_a_server_may_ask_only_for_what_its_caller_declared(tmp_path: Path) -> None:
     async with down(tmp_path) as running:
         (said,) = await act(running, QUESTION, meta={f"{META}clientCapabilities": {"roots": {}}})
-        assert json.loads(said["result"]["content"][0]["text"])[0]["code"] == -32601
+        assert told([said])[0]["code"] == -32601
 
 
-async def test_a_caller_who_leaves_takes_its_call_along(tmp_path: Path) -> None:
-    async with down(tmp_path) as running:
-        server = running.upstream
-        call = asyncio.create_task(act(running, {"wait": True}))
-        await until(lambda: bool(server.of_method("tools/call")))
-        call.cancel()
-        await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
-
-
-async def test_a_call_that_is_cut_off_ends_at_once_on_both_sides(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["its caller leaves", "it is cut off"])
+async def test_a_call_that_ends_before_its_answer_ends_on_both_sides(tmp_path: Path, how: str) -> None:
     async with down(tmp_path) as running:
         server, streams = running.upstream, running.app.pipeline.exchanges.streams
         call = asyncio.create_task(act(running, {"wait": True}))
-        await until(lambda: len(streams) == 1)
-        for exchange in list(streams):
-            exchange.cut_off(Reason.PRINCIPAL_DISABLED)
-        async with asyncio.timeout(PATIENCE_S):
-            assert (await call)[-1]["error"]["data"]["reason"] == "principal-disabled"
+        await until(lambda: bool(server.of_method("tools/call") and streams))
+        if how == "its caller leaves":
+            call.cancel()
+        else:
+            for exchange in list(streams):
+                exchange.cut_off(Reason.PRINCIPAL_DISABLED)
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await call)[-1]["error"]["data"]["reason"] == "principal-disabled"
         await until(lambda: server.left == 1 and "notifications/cancelled" in server.methods())
 
 
@@ -443,10 +442,8 @@ async def test_a_session_is_one_owners_and_one_set_of_capabilities(tmp_path: Pat
         own = len(server.of_method("initialize"))
         await asyncio.gather(*(act(running, {}, who=who) for who in (ALICE, BOB) for _ in range(3)))
         await act(running, {}, who=ALICE, meta={f"{META}clientCapabilities": {}})
-        sessions = [
-            headers["Mcp-Session-Id"] for headers, message in server.seen if message.get("method") == "tools/call"
-        ]
-        assert len(set(sessions)) == 3
+        calls = [headers for headers, message in server.seen if message.get("method") == "tools/call"]
+        assert len({headers["Mcp-Session-Id"] for headers in calls}) == 3
         assert len(server.of_method("initialize")) - own <= 4, "three of theirs, and one of ours for the list"
         assert len(server.of_method("initialize")[-1]["params"]["capabilities"]) == 0
 
@@ -524,15 +521,14 @@ async def test_the_eras_are_asked_for_once(tmp_path: Path) -> None:
         for method in ("server/discover", "tools/list", "prompts/list"):
             assert (await running.ask(method))[0] == 200
         server = running.upstream
-        assert isinstance(server, SessionsOnly) and server.probed == 1
+        assert server.probed == 1
 
 
 async def test_a_server_that_refuses_a_revision_and_names_a_stateless_one_is_asked_for_no_session(
     tmp_path: Path,
 ) -> None:
     server = StatelessOnly(refuses=1)
-    rules = RULES.format(who="nhi:planner")
-    async with world(tmp_path, rules=rules, settings=MANY, upstream=server) as running:
+    async with down(tmp_path, server) as running:
         assert (await running.ask("server/discover"))[0] == 400  # which a client takes as told, and asks again
         assert (await running.ask("server/discover"))[0] == 200
         bridge: Any = running.app.live.current.services["github"].upstream
@@ -556,11 +552,11 @@ async def test_our_own_enquiry_can_be_asked_everything_and_declines_it(tmp_path:
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "told"), [(-32002, -32602), (-32601, -32601), (-32021, -32021), (7, 7)])
-async def test_errors_of_a_session_server_in_the_stateless_era(tmp_path: Path, code: int, told: int) -> None:
+@pytest.mark.parametrize(("code", "becomes"), [(-32002, -32602), (-32601, -32601), (-32021, -32021), (7, 7)])
+async def test_errors_of_a_session_server_in_the_stateless_era(tmp_path: Path, code: int, becomes: int) -> None:
     async with down(tmp_path) as running:
         said = await act(running, {"fail": {"code": code, "message": "m"}})
-        assert said[-1]["error"]["code"] == told
+        assert said[-1]["error"]["code"] == becomes
 
 
 async def test_an_address_to_open_first_becomes_a_question_and_the_retry_a_new_call(tmp_path: Path) -> None:
@@ -578,11 +574,11 @@ async def test_an_address_to_open_first_becomes_a_question_and_the_retry_a_new_c
         assert unable["code"] == -32021 and "requiredCapabilities" in unable["data"]
 
 
-@pytest.mark.parametrize(("code", "told"), [(-32021, -32602), (-32601, -32601), (-32602, -32602)])
-async def test_errors_of_a_stateless_server_never_cost_the_session(tmp_path: Path, code: int, told: int) -> None:
+@pytest.mark.parametrize(("code", "becomes"), [(-32021, -32602), (-32601, -32601), (-32602, -32602)])
+async def test_errors_of_a_stateless_server_never_cost_the_session(tmp_path: Path, code: int, becomes: int) -> None:
     async with up(tmp_path) as (_, talk):
         status, said, _ = await talk.call("act", {"fail": {"code": code, "message": "m"}})
-        assert (status, said["error"]["code"]) == (200, told)
+        assert (status, said["error"]["code"]) == (200, becomes)
         assert (await talk.ask("ping"))[0] == 200
 
 
@@ -604,8 +600,7 @@ async def test_a_cancelled_call_of_a_session_closes_the_exchange(tmp_path: Path)
         server = running.upstream
         call = asyncio.create_task(talk.call("act", {"wait": True}, id="c"))
         await until(lambda: bool(server.of_method("tools/call")))
-        gone = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "c"}}
-        assert (await running.post(gone, headers=talk.in_session))[0] == 202
+        assert (await talk.say({"method": "notifications/cancelled", "params": {"requestId": "c"}}))[0] == 202
         await until(lambda: server.left == 1)
         await call
         assert (await talk.ask("ping"))[0] == 200
@@ -613,26 +608,21 @@ async def test_a_cancelled_call_of_a_session_closes_the_exchange(tmp_path: Path)
 
 async def test_a_server_that_asks_without_end_is_given_up(tmp_path: Path) -> None:
     async with up(tmp_path, StatelessOnly(rounds=99)) as (running, talk):
-        body = request("tools/call", {"name": "act", "arguments": {"ask": ["roots/list"]}})
-        async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session, body) as ear:
+        async with talk.hearing("tools/call", {"name": "act", "arguments": {"ask": ["roots/list"]}}) as ear:
             for _ in range(10):
                 asked = await ear.message()
-                await running.post(
-                    {"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}, headers=talk.in_session
-                )
+                await talk.say({"id": asked["id"], "result": {"roots": []}})
             assert "error" in await ear.message()
         calls = running.upstream.of_method("tools/call")
         assert len(calls) == 11 == len({call["id"] for call in calls}), "and each round is a request of its own"
 
 
 async def test_what_the_client_refuses_to_answer_ends_the_call_with_its_error(tmp_path: Path) -> None:
-    async with up(tmp_path) as (running, talk):
-        body = request("tools/call", {"name": "act", "arguments": {"ask": ["roots/list"]}})
-        async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session, body) as ear:
-            asked = await ear.message()
-            no = {"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -1, "message": "rejected"}}
-            await running.post(no, headers=talk.in_session)
-            assert (await ear.message())["error"]["code"] == -1
+    asks = {"name": "act", "arguments": {"ask": ["roots/list"]}}
+    async with up(tmp_path) as (_, talk), talk.hearing("tools/call", asks) as ear:
+        asked = await ear.message()
+        await talk.say({"id": asked["id"], "error": {"code": -1, "message": "rejected"}})
+        assert (await ear.message())["error"]["code"] == -1
 
 
 async def test_a_played_session_that_ended_is_no_session(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +15,16 @@ from aiohttp import web
 from tests.flow.federated import At, federation, names_in
 from tests.flow.guests import deletes, gone, result_of
 from tests.flow.scripts import after, stream
-from tests.flow.streams import EVENT_STREAM, Ear, Emitter, event, hearing
+from tests.flow.streams import EVENT_STREAM, Ear, Emitter, event
 from tests.flow.talk import reason_of
-from tests.flow.world import STATELESS, Upstream, World, stateless, until
+from tests.flow.world import Upstream, World, request, until
 
+MISSING = {"dead": "upstream-failed", "quiet": "upstream-timeout"}
 LOOK = [{"name": "look", "inputSchema": {"type": "object"}}]
+
+
+def look_at(server: str) -> dict[str, Any]:
+    return {"name": f"{server}__look", "arguments": {}}
 
 
 class Asking:
@@ -45,47 +51,28 @@ class Asking:
         return web.Response(status=202)
 
 
-@asynccontextmanager
-async def calling(at: At, tool: str, *, id: int) -> AsyncIterator[Ear]:
-    """A call whose answer is a stream."""
-    message = {"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": {}}}
-    async with hearing(at.world.http, f"{at.world.url}/mcp", at.in_session, message) as ear:
-        yield ear
-
-
-@asynccontextmanager
-async def listening_at(at: At, last: str = "") -> AsyncIterator[Ear]:
-    """The session's own stream."""
-    sent = {**at.in_session, **({"Last-Event-ID": last} if last else {})}
-    async with hearing(at.world.http, f"{at.world.url}/mcp", sent) as ear:
-        assert ear.status == 200
-        yield ear
-
-
-async def tell(at: At, message: dict[str, Any]) -> tuple[int, Any, Any]:
-    return await at.world.post(message, headers=at.in_session, url=f"{at.world.url}/mcp")
-
-
 async def test_two_servers_that_ask_by_the_same_id_each_get_their_own_answer(tmp_path: Path) -> None:
     one, other = Asking("one"), Asking("other")
     async with federation(tmp_path, {"github": one.upstream, "wiki": other.upstream}) as running:
         at = At(running, "session")
         await at.open()
-        async with calling(at, "github__look", id=5) as first, calling(at, "wiki__look", id=6) as second:
+        async with (
+            at.hearing("tools/call", look_at("github"), id=5) as first,
+            at.hearing("tools/call", look_at("wiki"), id=6) as second,
+        ):
             asked = [await first.message(), await second.message()]
             assert [question["params"]["systemPrompt"] for question in asked] == ["one", "other"]
             assert [question["id"] for question in asked] == ["github__1", "wiki__1"]
             assert [question["params"]["_meta"]["progressToken"] for question in asked] == ["github__7", "wiki__7"]
             progress = {"progressToken": "wiki__7", "progress": 1}
-            told = await tell(at, {"jsonrpc": "2.0", "method": "notifications/progress", "params": progress})
-            assert told[0] == 202
+            assert (await at.say({"method": "notifications/progress", "params": progress}))[0] == 202
             for question in reversed(asked):
                 sample = {"role": "assistant", "content": {}, "model": question["params"]["systemPrompt"]}
-                assert (await tell(at, {"jsonrpc": "2.0", "id": question["id"], "result": sample}))[0] == 202
+                assert (await at.say({"id": question["id"], "result": sample}))[0] == 202
             for ear, word in ((first, "one"), (second, "other")):
                 assert (await ear.message())["result"]["content"][0]["text"] == word
         for stray in ("github__1", "wiki__2", "nowhere__1", "1", 1, 'github__"1"', "github__ 1"):
-            assert reason_of(await tell(at, {"jsonrpc": "2.0", "id": stray, "result": {}})) == "malformed-call", stray
+            assert reason_of(await at.say({"id": stray, "result": {}})) == "malformed-call", stray
         progressed = other.upstream.calls("notifications/progress")
         assert [message["params"]["progressToken"] for message in progressed] == [7]
         assert one.upstream.calls("notifications/progress") == []
@@ -106,12 +93,8 @@ async def test_sessions_begin_when_they_are_needed_as_the_client_declared_and_en
         await asyncio.gather(*(at.call("github__look", id=number) for number in range(2, 6)))
         await at.call("wiki__look", id=7)
         assert [ours(servers[name]) for name in ("github", "wiki", "idle")] == [1, 1, 0]
-        begun = [
-            message
-            for message in servers["wiki"].calls("initialize")
-            if message["params"]["clientInfo"] == {"name": "c"}
-        ]
-        assert begun[0]["params"]["capabilities"] == {"sampling": {}}
+        begun = [message["params"] for message in servers["wiki"].calls("initialize")]
+        assert [one["capabilities"] for one in begun if one["clientInfo"] == {"name": "c"}] == [{"sampling": {}}]
         assert servers["wiki"].calls("logging/setLevel")[0]["params"] == {"level": "warning"}
         assert (await at.verb("DELETE"))[0] == 204
         await until(lambda: all(len(deletes(servers[name])) == 1 for name in ("github", "wiki")))
@@ -134,10 +117,8 @@ async def test_a_server_that_lost_its_session_costs_no_call(tmp_path: Path, stat
             return web.Response(status=status)
         return Upstream().answer(message)
 
-    servers = {
-        "github": Upstream(tools=LOOK),
-        "wiki": Upstream(tools=LOOK, script={"tools/call": known, "ping": known}),
-    }
+    wiki = Upstream(tools=LOOK, script={"tools/call": known, "ping": known})
+    servers = {"github": Upstream(tools=LOOK), "wiki": wiki}
     async with federation(tmp_path, servers) as running:
         at = At(running, "session")
         assert "result" in (await at.call("wiki__look"))[1]
@@ -173,7 +154,7 @@ async def test_the_sessions_stream_is_those_of_its_servers_and_can_be_resumed(tm
     async with federation(tmp_path, servers) as running:
         at = At(running, "session")
         await at.call("github__look")
-        async with listening_at(at) as ear:
+        async with at.hearing() as ear:
             await until(lambda: emitters["github"].count == 1)
             assert emitters["wiki"].count == 0
             await at.call("wiki__look", id=2)  # from now on it is heard, too
@@ -188,13 +169,13 @@ async def test_the_sessions_stream_is_those_of_its_servers_and_can_be_resumed(tm
         github = next(block for block in blocks if b'"github"' in block)
         last = github.split(b"id: ")[1].split(b"\n")[0].decode()
         await until(lambda: not emitters["github"].count and not emitters["wiki"].count)
-        async with listening_at(at, last):
+        async with at.hearing(last=last):
             await until(lambda: emitters["github"].count == 1 and emitters["wiki"].count == 1)
             assert emitters["github"].asked[-1]["Last-Event-ID"] == "github/1"
             assert "Last-Event-ID" not in emitters["wiki"].asked[-1]
         stranger = At(running, "session")
         await stranger.call("github__look")
-        async with listening_at(stranger, last):  # nothing that it was given: a fresh stream
+        async with stranger.hearing(last=last):  # nothing that it was given: a fresh stream
             await until(lambda: emitters["github"].count == 1)
             assert "Last-Event-ID" not in emitters["github"].asked[-1]
 
@@ -205,9 +186,9 @@ async def test_the_stream_of_a_call_is_resumed_at_its_server(tmp_path: Path) -> 
     async with federation(tmp_path, {"github": Upstream(), "wiki": server}) as running:
         at = At(running, "session")
         await at.open()
-        async with calling(at, "wiki__look", id=9) as ear:
+        async with at.hearing("tools/call", look_at("wiki"), id=9) as ear:
             last = (await ear.block()).split(b"id: ")[1].split(b"\n")[0].decode()
-        async with listening_at(at, last) as ear:
+        async with at.hearing(last=last) as ear:
             [answer] = await ear.rest()
         assert answer["result"] == {"content": []}
         assert [sent["Last-Event-ID"] for verb, sent in server.verbs if verb == "GET"] == ["here"]
@@ -224,10 +205,8 @@ async def test_a_cancellation_goes_where_the_call_went(tmp_path: Path) -> None:
         await at.call("github__look", id=1)
         task = asyncio.create_task(at.call("wiki__look", id=44))
         await begun.wait()
-        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 44}}
-        assert (await tell(at, cancelled))[0] == 202
-        changed = {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}
-        assert (await tell(at, changed))[0] == 202
+        assert (await at.say({"method": "notifications/cancelled", "params": {"requestId": 44}}))[0] == 202
+        assert (await at.say({"method": "notifications/roots/list_changed"}))[0] == 202
         task.cancel()
         assert len(servers["wiki"].calls("notifications/cancelled")) == 1
         assert servers["github"].calls("notifications/cancelled") == []
@@ -268,9 +247,7 @@ class Subscribed:
 @asynccontextmanager
 async def subscribed(running: World, uris: list[str], **flags: bool) -> AsyncIterator[Ear]:
     wanted = {"notifications": {**flags, **({"resourceSubscriptions": uris} if uris else {})}}
-    message = stateless("subscriptions/listen", wanted, id="sub-1")
-    routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS}
-    async with hearing(running.http, f"{running.url}/mcp", routing, message) as ear:
+    async with At(running, "stateless").hearing("subscriptions/listen", wanted, id="sub-1") as ear:
         yield ear
 
 
@@ -288,18 +265,12 @@ async def test_one_subscription_is_one_at_each_server_with_one_acknowledgement(
         assert acknowledged["params"]["notifications"] == {"toolsListChanged": True, "resourceSubscriptions": [note]}
         meta = acknowledged["params"]["_meta"]
         assert meta["io.modelcontextprotocol/subscriptionId"] == "sub-1"
-        assert [(one["server"], one["reason"]) for one in meta["sidecar/unavailable"]] == [
-            ("dead", "upstream-failed"),
-            ("quiet", "upstream-timeout"),
-        ]
+        assert {one["server"]: one["reason"] for one in meta["sidecar/unavailable"]} == MISSING
         assert one.streams[0][1]["params"]["notifications"] == {"toolsListChanged": True}
         assert other.streams[0][1]["params"]["notifications"]["resourceSubscriptions"] == ["note://a"]
         await other.tell("resources/updated", uri="note://a")
-        updated = await ear.message()
-        assert (updated["params"]["uri"], updated["params"]["_meta"]) == (
-            note,
-            {"io.modelcontextprotocol/subscriptionId": "sub-1"},
-        )
+        about = {"io.modelcontextprotocol/subscriptionId": "sub-1"}
+        assert (await ear.message())["params"] == {"uri": note, "_meta": about}
         await one.tell("tools/list_changed")
         assert (await ear.message())["method"] == "notifications/tools/list_changed"
         await running.app.disable("nhi:planner", reason="", until=None, by="test")
@@ -365,22 +336,22 @@ async def test_a_session_may_not_declare_more_than_we_keep(tmp_path: Path) -> No
         assert len(running.app.sessions) == 0
 
 
-ODD = (
-    b"",
-    b"[]",
-    b"\xff",
-    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":["github__x"]}}',
-    b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}',
-    b'{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":{}}}',
-    b'{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":[]}}',
-    b'{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":{"type":"x"}}}',
-    b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"cursor":5}}',
-    b'{"jsonrpc":"2.0","id":1,"method":"logging/setLevel","params":{"level":["x"]}}',
-    b'{"jsonrpc":"2.0","id":1,"method":"logging/setLevel","params":{}}',
+ODD_PARAMS: list[tuple[str, Any]] = [
+    ("tools/call", {"name": ["github__x"]}),
+    ("tools/call", {}),
+    ("resources/read", {"uri": {}}),
+    ("completion/complete", {"ref": []}),
+    ("completion/complete", {"ref": {"type": "x"}}),
+    ("tools/list", {"cursor": 5}),
+    ("logging/setLevel", {"level": ["x"]}),
+    ("logging/setLevel", {}),
+]
+ODD = [
+    *(b"", b"[]", b"\xff", b'{"jsonrpc":"2.0","id":{},"result":{}}'),
     b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":{}}}',
-    b'{"jsonrpc":"2.0","id":{},"result":{}}',
     b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":""}}',
-)
+    *(json.dumps(request(method, params)).encode() for method, params in ODD_PARAMS),
+]
 
 
 async def test_what_is_out_of_shape_is_malformed_and_reaches_nobody(tmp_path: Path) -> None:
@@ -392,8 +363,7 @@ async def test_what_is_out_of_shape_is_malformed_and_reaches_nobody(tmp_path: Pa
             answer = await running.post(body, headers=at.in_session, url=f"{running.url}/mcp")
             assert reason_of(answer) == "malformed-call", body
         for odd in ({"requestId": [1]}, {}, {"requestId": 77}):
-            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": odd}
-            assert (await tell(at, message))[0] == 202
+            assert (await at.say({"method": "notifications/cancelled", "params": odd}))[0] == 202
         assert len(running.upstream.seen) == before
 
 
@@ -411,7 +381,7 @@ async def test_streams_end_with_the_sidecar_whatever_their_servers_said(tmp_path
     async with federation(tmp_path, {"github": lying.upstream, "wiki": Upstream(tools=LOOK)}) as running:
         at = At(running, "session")
         await at.call("github__look")
-        async with listening_at(at) as own, subscribed(running, ["sidecar://github/note%3A%2F%2Fa"]) as ear:
+        async with at.hearing() as own, subscribed(running, ["sidecar://github/note%3A%2F%2Fa"]) as ear:
             assert (await ear.message())["params"]["notifications"] == {"resourceSubscriptions": []}
             await until(lambda: emitter.count == 1)
             await running.app.pipeline.drain(3)

@@ -19,6 +19,13 @@ from tests.flow.talk import ERAS, Era, Talk, error_of, reason_of
 from tests.flow.world import TOOLS, Respond, Upstream, listening
 
 SAME = [{"name": "send_email", "inputSchema": {"type": "object"}}]
+
+
+def with_idp() -> dict[str, Any]:
+    """A sidecar that knows alice and bob."""
+    return {"files": IDP.files(), "settings": SETTINGS, "principal": ""}
+
+
 both_eras = pytest.mark.parametrize("era", ERAS)
 
 
@@ -31,12 +38,16 @@ def tools(*names: str) -> list[dict[str, Any]]:
 
 @both_eras
 async def test_two_servers_with_the_same_tool_are_told_apart_by_name(tmp_path: Path, era: Era) -> None:
-    """BL-014."""
+    """BL-014. What names no server is asked once of each, and recorded once."""
     one, other = Upstream(tools=SAME), Upstream(tools=SAME)
     async with federation(tmp_path, {"gitlab": other, "github": one}) as running:
         at = At(running, era)
         _, body, _ = await at.ask("tools/list")
         assert names_in(body) == ["github__send_email", "gitlab__send_email"]
+        decision, outcome = running.records()[-2:]
+        assert (decision["event"], outcome["event"]) == ("decision", "outcome")
+        assert (outcome["object"], outcome["upstream"], outcome["action"]) == ("nhi:github", None, "tools/list")
+        assert len(outcome["links"]) == 2 and outcome["federation"]["servers"] == ["github", "gitlab"]
         assert "result" in (await at.call("gitlab__send_email"))[1]
         assert (len(one.calls()), len(other.calls())) == (0, 1)
         assert other.calls()[0]["params"]["name"] == "send_email"
@@ -57,13 +68,19 @@ async def test_only_the_first_mark_splits(tmp_path: Path, era: Era) -> None:
         assert [call["params"]["name"] for call in one.calls()] == ["a__b", "__", "_x"]
 
 
-@pytest.mark.parametrize("name", ["search", "", "__x", "_github__x", "GitHub__x", "github_x", "gi/th__x", "a" * 129])
+ODD_NAMES = ["search", "", "__x", "_github__x", "GitHub__x", "github_x", "gi/th__x", "a" * 129]
+ODD_URIS = ["", "/GitHub/note%3A", "/github/%zz", "/github/%ff", "/github/x%00"]
+ODD_URIS += ["/github/note%3A%2F%2Fa%2F..%2Fb", "/github/note%3A%2F%2Fa%252Fb"]
+
+
 @both_eras
-async def test_a_name_of_no_server_is_malformed_wherever_it_would_lead(tmp_path: Path, name: str, era: Era) -> None:
+async def test_a_name_of_no_server_and_one_that_is_not_plain_are_malformed(tmp_path: Path, era: Era) -> None:
     async with federation(tmp_path, {"github": Upstream()}) as running:
-        told = await At(running, era).call(name)
-        assert (error_of(told)["code"], reason_of(told)) == (-32602, "malformed-call")
-        assert running.upstream.calls() == []
+        at = At(running, era)
+        told = [await at.call(name) for name in ODD_NAMES] + [await at.ask("resources/read", {"uri": "note://x"})]
+        told += [await at.ask("resources/read", {"uri": f"sidecar:/{uri or '/github'}"}) for uri in ODD_URIS]
+        assert {(error_of(one)["code"], reason_of(one)) for one in told} == {(-32602, "malformed-call")}
+        assert running.upstream.calls() == running.upstream.calls("resources/read") == []
 
 
 @both_eras
@@ -103,9 +120,7 @@ async def test_a_page_of_mcp_apps_is_read_where_it_was_given(tmp_path: Path, era
         assert (content["uri"], content["_meta"]) == (there, {"ui": {"resourceUri": there}})
         result = (await at.call("github__look"))[1]["result"]
         assert result["_meta"] == named
-        assert result["content"] == [
-            {**block, "_meta": {"openai/outputTemplate": there, "n": [1, "ui://a b", "see ui://w"]}}
-        ]
+        assert result["content"] == [{**block, "_meta": {**block["_meta"], "openai/outputTemplate": there}}]
     assert [message["params"]["uri"] for message in upstream.calls("resources/read")] == [page]
 
 
@@ -133,10 +148,8 @@ async def test_resources_are_named_there_and_back_wherever_they_stand(tmp_path: 
         assert (content[0]["uri"], content[1]["resource"]["uri"], content[2]["text"]) == (wrapped, wrapped, note)
         got = (await at.ask("prompts/get", {"name": "github__p"}))[1]["result"]
         assert got["messages"][0]["content"]["resource"]["uri"] == wrapped
-        for ref in (
-            {"type": "ref/resource", "uri": templates[0]["uriTemplate"]},
-            {"type": "ref/prompt", "name": "github__p"},
-        ):
+        ref_of_prompt = {"type": "ref/prompt", "name": "github__p"}
+        for ref in ({"type": "ref/resource", "uri": templates[0]["uriTemplate"]}, ref_of_prompt):
             asked = {"ref": ref, "argument": {"name": "name", "value": ""}}
             assert (await at.ask("completion/complete", asked))[1]["result"]["completion"]["values"] == ["a"]
         # As a client expands `{+name}`: what policy is asked, and what the server gets.
@@ -147,26 +160,6 @@ async def test_resources_are_named_there_and_back_wherever_they_stand(tmp_path: 
     refs = [message["params"]["ref"] for message in upstream.calls("completion/complete")]
     assert refs == [{"type": "ref/resource", "uri": "note://by/{+name}"}, {"type": "ref/prompt", "name": "p"}]
     assert running.ends()[-1]["object"] == "resource:github/note://by/x/y%20z"
-
-
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "note://x",
-        "sidecar://github",
-        "sidecar://GitHub/note%3A",
-        "sidecar://github/%zz",
-        "sidecar://github/%ff",
-        "sidecar://github/note%3A%2F%2Fa%2F..%2Fb",
-        "sidecar://github/note%3A%2F%2Fa%252Fb",
-        "sidecar://github/x%00",
-    ],
-)
-async def test_a_resource_of_no_server_and_one_that_is_not_plain_are_malformed(tmp_path: Path, uri: str) -> None:
-    async with federation(tmp_path, {"github": Upstream()}) as running:
-        told = await At(running, "stateless").ask("resources/read", {"uri": uri})
-        assert (error_of(told)["code"], reason_of(told)) == (-32602, "malformed-call")
-        assert running.upstream.calls("resources/read") == []
 
 
 async def test_the_mirrored_headers_are_checked_as_they_came_and_made_anew(tmp_path: Path) -> None:
@@ -211,9 +204,8 @@ async def test_what_is_listed_is_what_can_be_called_at_every_server(tmp_path: Pa
 @both_eras
 async def test_a_row_that_closes_one_servers_lists_leaves_the_others(tmp_path: Path, era: Era) -> None:
     servers = {name: Upstream(tools=tools("read_a")) for name in ("github", "closed")}
-    async with federation(
-        tmp_path, servers, rules=MIXED + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
-    ) as on:
+    rules = MIXED + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
+    async with federation(tmp_path, servers, rules=rules) as on:
         at = At(on, era)
         assert names_in((await at.ask("tools/list"))[1]) == ["github__read_a"]
         assert "result" in (await at.call("closed__read_a"))[1]
@@ -256,17 +248,14 @@ async def test_a_server_asks_for_its_own_scopes_and_of_nobody_for_the_others(tmp
     servers = {name: Upstream(tools=tools("read")) for name in ("github", "gitlab")}
     rules = "p, user:alice, tool:*, use, -, -, -, allow\np, anonymous, tool:gitlab/*, use, -, -, -, allow\n"
     extra = {"github": "scopes: [repo]", "gitlab": "anonymous: true"}
-    more: dict[str, Any] = {"files": IDP.files(), "settings": SETTINGS, "principal": ""}
-    async with federation(tmp_path, servers, rules=rules, extra=extra, **more) as running:
+    async with federation(tmp_path, servers, rules=rules, extra=extra, **with_idp()) as running:
         alice, nobody = At(running, "stateless", dict(ALICE)), At(running, "stateless")
         assert names_in((await alice.ask("tools/list"))[1]) == ["gitlab__read"]
         refused = await alice.call("github__read")
         assert (refused[0], reason_of(refused)) == (403, "insufficient-scope")
         assert 'scope="repo"' in refused[2]["WWW-Authenticate"]
-        assert (
-            f'resource_metadata="{running.app.base_url}/.well-known/oauth-protected-resource/mcp"'
-            in (refused[2]["WWW-Authenticate"])
-        )
+        about = f"{running.app.base_url}/.well-known/oauth-protected-resource/mcp"
+        assert f'resource_metadata="{about}"' in refused[2]["WWW-Authenticate"]
         assert names_in((await nobody.ask("tools/list"))[1]) == ["gitlab__read"]
         assert "result" in (await nobody.call("gitlab__read"))[1]
         assert reason_of(await nobody.call("github__read")) == "no-matching-rule"
@@ -274,8 +263,7 @@ async def test_a_server_asks_for_its_own_scopes_and_of_nobody_for_the_others(tmp
 
 async def test_a_token_for_one_server_opens_no_other_address(tmp_path: Path) -> None:
     rules = "p, user:alice, tool:*, use, -, -, -, allow\n"
-    more: dict[str, Any] = {"files": IDP.files(), "settings": SETTINGS, "principal": ""}
-    async with federation(tmp_path, {"github": Upstream(tools=tools("read"))}, rules=rules, **more) as running:
+    async with federation(tmp_path, {"github": Upstream(tools=tools("read"))}, rules=rules, **with_idp()) as running:
         base = running.app.base_url
         for audience, opens in ((f"{base}/mcp", "all"), (f"{base}/mcp/github", "one")):
             bearer = {"Authorization": f"Bearer {IDP.token('user:alice', audience)}"}
@@ -324,21 +312,14 @@ async def test_pages_are_merged_and_end_when_the_last_server_has_no_more(tmp_pat
 
 async def test_a_cursor_is_of_one_caller_and_one_list(tmp_path: Path) -> None:
     rules = "p, user:*, tool:*, use, -, -, -, allow\n"
-    more: dict[str, Any] = {"files": IDP.files(), "settings": SETTINGS, "principal": ""}
     upstream = Upstream(script={"tools/list": paged(tools("a"), tools("b"))})
-    async with federation(tmp_path, {"github": upstream}, rules=rules, **more) as running:
+    async with federation(tmp_path, {"github": upstream}, rules=rules, **with_idp()) as running:
         alice, bob = (At(running, "stateless", dict(who)) for who in (ALICE, BOB))
         cursor = (await alice.ask("tools/list"))[1]["result"]["nextCursor"]
         other = cursor[:-2] + ("AA" if cursor[-2:] != "AA" else "BB")
         assert names_in((await alice.ask("tools/list", {"cursor": cursor}))[1]) == ["github__b"]
-        for who, method, given in (
-            (bob, "tools/list", cursor),
-            (alice, "prompts/list", cursor),
-            (alice, "tools/list", other),
-            (alice, "tools/list", "1"),
-            (alice, "tools/list", ""),
-            (alice, "tools/list", "ä"),
-        ):
+        strange = [(alice, "tools/list", given) for given in (other, "1", "", "ä")]
+        for who, method, given in [(bob, "tools/list", cursor), (alice, "prompts/list", cursor), *strange]:
             told = await who.ask(method, {"cursor": given})
             assert (error_of(told)["code"], reason_of(told)) == (-32602, "malformed-call"), given
 
@@ -414,16 +395,6 @@ async def test_lists_cost_as_many_session_calls_as_servers_are_asked(tmp_path: P
         at = At(running, "stateless")
         answers = [reason_of(await at.ask("tools/list")) for _ in range(3)]
         assert answers == ["", "", "rate-limited"]
-
-
-async def test_what_names_no_server_is_asked_once_of_each_and_recorded_once(tmp_path: Path) -> None:
-    servers = {name: Upstream(tools=tools("read")) for name in ("github", "gitlab")}
-    async with federation(tmp_path, servers) as running:
-        await At(running, "stateless").ask("tools/list")
-        decision, outcome = running.records()[-2:]
-        assert (decision["event"], outcome["event"]) == ("decision", "outcome")
-        assert (outcome["object"], outcome["upstream"], outcome["action"]) == ("nhi:github", None, "tools/list")
-        assert len(outcome["links"]) == 2 and outcome["federation"]["servers"] == ["github", "gitlab"]
 
 
 @both_eras

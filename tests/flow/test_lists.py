@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 
 from tests.flow.scripts import stream
-from tests.flow.streams import Emitter, event, hearing, streamed
+from tests.flow.streams import Emitter, event, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.world import STATELESS, TOOLS, Respond, Upstream, World, stateless, until, world
+from tests.flow.world import TOOLS, Respond, Upstream, World, until, world
 
 PERMITTED, HIDDEN = ["search_code", "get_file"], "delete_repo"
 MINE = {"cursor": "mine"}  # a list that a test asks for, and not the sidecar itself
@@ -49,18 +49,12 @@ def result(message: dict[str, Any], result: Any = ALL) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": message["id"], "result": result}
 
 
-async def text_of(world: World, talk: Talk, method: str = "tools/list") -> tuple[str, list[Any]]:
+async def text_of(talk: Talk, method: str = "tools/list") -> tuple[str, list[Any]]:
     """Every byte of the answer, and the messages in it."""
-    if talk.era == "session" and not talk.session:
-        await talk.open()
-    routing = {"Mcp-Method": method, "MCP-Protocol-Version": STATELESS} if talk.era == "stateless" else talk.in_session
-    body = stateless(method, MINE) if talk.era == "stateless" else {**stateless(method, MINE), "params": MINE}
-    async with hearing(world.http, f"{world.url}/mcp/github", {**talk.headers, **routing}, body) as ear:
+    async with talk.hearing(method, MINE) as ear:
         text = (await ear.response.read()).decode()
-    if not text.startswith("{"):
-        found = re.findall(r"^data: (.+)$", text, re.MULTILINE)
-        return text, [json.loads(one) for one in found]
-    return text, [json.loads(text)]
+    found = [text] if text.startswith("{") else re.findall(r"^data: (.+)$", text, re.MULTILINE)
+    return text, [json.loads(one) for one in found]
 
 
 def names_in(messages: list[Any], member: str = "tools") -> list[str]:
@@ -144,7 +138,7 @@ ONLY_STREAMS = ("an unfinished", "no event", "garbage", "not UTF-8")
 async def test_a_list_in_a_stream_shows_what_may_be_used_in_its_order(planner: World, case: str, era: Era) -> None:
     """BL-021."""
     planner.upstream.script["tools/list"] = answering(GOOD[case], "text/event-stream")
-    text, messages = await text_of(planner, Talk(planner, era))
+    text, messages = await text_of(Talk(planner, era))
     assert names_in(messages) == PERMITTED and HIDDEN not in text
     [listed] = [one["result"] for one in messages if "result" in one]
     assert listed["nextCursor"] == "page-2" and listed.get("cacheScope") in ("private", None)
@@ -156,7 +150,7 @@ async def test_a_list_in_a_stream_shows_what_may_be_used_in_its_order(planner: W
 async def test_a_list_that_cannot_be_read_is_an_error_and_shows_nothing(planner: World, case: str, era: Era) -> None:
     """BL-021."""
     planner.upstream.script["tools/list"] = answering(BAD[case], "text/event-stream")
-    text, messages = await text_of(planner, Talk(planner, era))
+    text, messages = await text_of(Talk(planner, era))
     assert HIDDEN not in text and "search_code" not in text
     assert messages[-1]["error"]["data"]["reason"] in ("response-refused", "upstream-failed")
     assert messages[-1]["id"] == 1 and len(planner.ends()) == (1 if era == "stateless" else 2)
@@ -170,7 +164,7 @@ async def test_the_same_as_one_body_is_refused_whole(planner: World, case: str, 
         return data
 
     planner.upstream.script["tools/list"] = answering(body)
-    text, messages = await text_of(planner, Talk(planner, era))
+    text, messages = await text_of(Talk(planner, era))
     assert HIDDEN not in text and messages[0]["error"]["data"]["reason"] == "response-refused"
 
 
@@ -186,7 +180,7 @@ ENTRIES: list[Any] = [
 async def test_entries_that_no_call_could_name_are_left_out(planner: World, era: Era) -> None:
     listed = [*ENTRIES, TOOLS[0], *ENTRIES, TOOLS[2]]
     planner.upstream.script["tools/list"] = answering(lambda m: result(m, {"tools": listed, "nextCursor": "n"}))
-    text, messages = await text_of(planner, Talk(planner, era))
+    text, messages = await text_of(Talk(planner, era))
     assert messages[0]["result"]["tools"] == [TOOLS[0], TOOLS[2]] and messages[0]["result"]["nextCursor"] == "n"
     assert HIDDEN not in text
 
@@ -199,7 +193,7 @@ async def test_tools_are_filtered_wherever_they_come(planner: World, method: str
     planner.upstream.script[method] = answering(lambda m: result(m, {"prompts": [], "tools": TOOLS}))
     talk = Talk(planner, era)
     await talk.ask("tools/list")  # before that, nothing is known to be callable, and nothing is shown
-    text, messages = await text_of(planner, talk, method)
+    text, messages = await text_of(talk, method)
     assert names_in(messages) == PERMITTED and HIDDEN not in text
 
 
@@ -236,7 +230,7 @@ async def test_prompts_and_resources_are_filtered_alike(tmp_path: Path, method: 
 
     upstream = Upstream(script={method: answering(body, media)})
     async with world(tmp_path, rules=RULES, upstream=upstream) as running:
-        _, messages = await text_of(running, Talk(running, era), method)
+        _, messages = await text_of(Talk(running, era), method)
     assert names_in(messages, member) == expected
     assert (messages[-1]["result"]["cacheScope"], messages[-1]["result"]["nextCursor"]) == ("private", "c")
 
@@ -250,7 +244,7 @@ async def test_a_list_on_a_resumed_stream_is_filtered_too(planner: World) -> Non
     rest = stream(event(result({"id": 1}), id="1"), b"data: nonsense\n\n", event(result({"id": 1})))
     planner.upstream.script |= {"tools/list": primed, "GET": rest}
     talk = Talk(planner, "session")
-    text, _ = await text_of(planner, talk)
+    text, _ = await text_of(talk)
     sealed = text.partition("\n")[0].removeprefix("id: ")
     status, body, _ = await talk.verb("GET", {"Accept": "text/event-stream", "Last-Event-ID": sealed})
     assert status == 200 and body.count(b"search_code") == 1 and HIDDEN.encode() not in body
@@ -284,10 +278,8 @@ async def test_an_update_of_what_may_not_be_read_is_not_told(tmp_path: Path, era
         talk = Talk(running, era)
         if era == "session":
             await talk.open()
-        routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS}
-        body = stateless("subscriptions/listen", {"notifications": {"resourceSubscriptions": ["file:///docs/a"]}})
-        sent = (talk.in_session, None) if era == "session" else (routing, body)
-        async with hearing(running.http, f"{running.url}/mcp/github", *sent) as ear:
+        wanted = {"notifications": {"resourceSubscriptions": ["file:///docs/a"]}}
+        async with talk.hearing("" if era == "session" else "subscriptions/listen", wanted) as ear:
             await until(lambda: feed.count == 1)
             for uri in uris:
                 said = {"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}}
@@ -310,52 +302,42 @@ async def test_to_subscribe_to_what_may_not_be_read_is_denied(tmp_path: Path) ->
 # --- what is left out is told -----------------------------------------------------------------------------------------
 
 NAMELESS = "its name is not 1 to 128 characters of A-Z a-z 0-9 _ . - /"
+NO_URI = "its {} must be an absolute URI of at most 2,000 printable ASCII characters"
+NAMES = {"a b": "a b", "x:y": "x:y", "n" * 129: "n" * 128 + "…", "\u202eok": "\\u202eok"}
+BAD_TOOL = {"name": "bad", "inputSchema": {"type": "object", "$ref": "http://elsewhere.example/"}}
+
+
+def told_of(kind: str, name: str, reason: str) -> dict[str, str]:
+    return {"kind": kind, "name": name, "reason": reason}
+
+
 ODD: dict[str, tuple[str, list[Any], list[dict[str, str]]]] = {
     "tools/list": (
         "tools",
-        [{"name": name, "inputSchema": {"type": "object"}} for name in ("a b", "x:y", "n" * 129, "\u202eok")]
-        + [{"name": "bad", "inputSchema": {"type": "object", "$ref": "http://elsewhere.example/"}}, 7],
+        [*({"name": name, "inputSchema": {"type": "object"}} for name in NAMES), BAD_TOOL, 7],
         [
-            {"kind": "tool", "name": "a b", "reason": NAMELESS},
-            {"kind": "tool", "name": "x:y", "reason": NAMELESS},
-            {"kind": "tool", "name": "n" * 128 + "…", "reason": NAMELESS},
-            {"kind": "tool", "name": "\\u202eok", "reason": NAMELESS},
-            {"kind": "tool", "name": "bad", "reason": "/$ref leads out of the schema: 'http://elsewhere.example/'"},
-            {"kind": "tool", "name": "", "reason": "it is no object, or has too many members"},
+            *(told_of("tool", name, NAMELESS) for name in NAMES.values()),
+            told_of("tool", "bad", "/$ref leads out of the schema: 'http://elsewhere.example/'"),
+            told_of("tool", "", "it is no object, or has too many members"),
         ],
     ),
     "prompts/list": (
         "prompts",
         [{"name": "a b"}, {"title": "no name"}],
-        [
-            {"kind": "prompt", "name": "a b", "reason": NAMELESS},
-            {"kind": "prompt", "name": "", "reason": "its name is no string"},
-        ],
+        [told_of("prompt", "a b", NAMELESS), told_of("prompt", "", "its name is no string")],
     ),
     "resources/list": (
         "resources",
         [{"uri": uri, "name": "n"} for uri in ("note://x y", "nouri")],
-        [
-            {
-                "kind": "resource",
-                "name": uri,
-                "reason": "its uri must be an absolute URI of at most 2,000 printable ASCII characters",
-            }
-            for uri in ("note://x y", "nouri")
-        ],
+        [told_of("resource", uri, NO_URI.format("uri")) for uri in ("note://x y", "nouri")],
     ),
     "resources/templates/list": (
         "resourceTemplates",
         [{"uriTemplate": "/search/{query}", "name": "n"}],
-        [
-            {
-                "kind": "resource template",
-                "name": "/search/{query}",
-                "reason": "its uriTemplate must be an absolute URI of at most 2,000 printable ASCII characters",
-            }
-        ],
+        [told_of("resource template", "/search/{query}", NO_URI.format("uriTemplate"))],
     ),
 }
+GOOD_ENTRY = {"name": "good", "uri": "note://good", "uriTemplate": "note://{x}", "inputSchema": {"type": "object"}}
 
 
 class Odd(Upstream):
@@ -365,16 +347,10 @@ class Odd(Upstream):
         method = message.get("method", "")
         if method in ODD:
             member, entries, _ = ODD[method]
-            good = {
-                "name": "good",
-                "uri": "note://good",
-                "uriTemplate": "note://{x}",
-                "inputSchema": {"type": "object"},
-            }
             stateless_era = "_meta" in message.get("params", {})
             more = {"resultType": "complete", "ttlMs": 1000} if stateless_era else {}
             lying = {"sidecar/left_out": [{"name": "a lie"}], "own": 1}
-            return web.json_response(result(message, {member: [good, *entries], "_meta": lying, **more}))
+            return web.json_response(result(message, {member: [GOOD_ENTRY, *entries], "_meta": lying, **more}))
         if method in ("server/discover", "initialize"):
             named = {"tools": {}, "prompts": {}, "resources": {}}
             told = json.loads(super().answer(message).body)
@@ -382,9 +358,7 @@ class Odd(Upstream):
         return super().answer(message)
 
 
-EVERYTHING = "".join(
-    f"p, nhi:planner, {kind}:github/*, use, -, -, -, allow\n" for kind in ("tool", "prompt", "resource")
-)
+EVERYTHING = "p, nhi:planner, *, use, -, -, -, allow\n"
 DENIED = "p, nhi:planner, tool:github/*, use, -, -, -, allow\np, *, tool:github/a*, tools/call, -, -, -, deny\n"
 
 
@@ -402,8 +376,7 @@ async def test_what_no_call_can_name_is_told_with_the_reason(
         catalogue = running.app.live.current.services["github"].catalogue
         await catalogue.explore()
         expected = [one for _, _, left_out in ODD.values() for one in left_out]
-        told_of = running.app.upstreams()["github"]["left_out"]
-        assert sorted(told_of, key=str) == sorted(expected, key=str)
+        assert sorted(running.app.upstreams()["github"]["left_out"], key=str) == sorted(expected, key=str)
         await catalogue.explore()
         logged = [record for record in caplog.records if record.getMessage() == "a server's entry is left out"]
         entries = [(record.__dict__["kind"], record.__dict__["entry"]) for record in logged]

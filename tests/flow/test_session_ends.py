@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +24,6 @@ from tests.flow.guests import (
     GOOD,
     NOTIFICATION,
     RULES,
-    answered,
     deletes,
     emitter,
     error_in,
@@ -35,9 +34,11 @@ from tests.flow.guests import (
     result_of,
     stream,
 )
-from tests.flow.streams import Emitter, event, streamed
+from tests.flow.scripts import answer, body, status
+from tests.flow.scripts import stream as pieces
+from tests.flow.streams import Emitter, event
 from tests.flow.talk import Talk, reason_of
-from tests.flow.world import SESSION, STATELESS, Upstream, World, listening, until
+from tests.flow.world import SESSION, STATELESS, Respond, Upstream, World, listening, until
 
 SPARE = 12  # connections that are kept for the next request, and what serves them
 
@@ -47,66 +48,53 @@ def hello(**changes: Any) -> dict[str, Any]:
 
 
 BORN = {"Mcp-Session-Id": "stillborn"}
-REFUSALS: dict[str, tuple[Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]], int, bool]] = {
-    "error": (lambda _, m: answered(web.json_response(error_in(m), headers=BORN)), 200, True),
-    "error 400": (lambda _, m: answered(web.json_response(error_in(m), status=400)), 400, False),
-    "http 500": (lambda _, m: answered(web.Response(status=500, headers=BORN)), 200, False),
-    "http 401": (
-        lambda _, m: answered(web.Response(status=401, headers={"WWW-Authenticate": 'Bearer realm="inner"'})),
-        200,
-        False,
-    ),
-    "unknown revision": (
-        lambda _, m: answered(web.json_response(result_of(m, hello(protocolVersion="2031-01-01")), headers=BORN)),
-        200,
-        True,
-    ),
-    "stateless revision": (
-        lambda _, m: answered(web.json_response(result_of(m, hello(protocolVersion=STATELESS)), headers=BORN)),
-        200,
-        True,
-    ),
-    "no revision": (lambda _, m: answered(web.json_response(result_of(m, {}), headers=BORN)), 200, True),
-    "garbage": (
-        lambda _, m: answered(web.Response(text="{", content_type="application/json", headers=BORN)),
-        200,
-        True,
-    ),
-    "wrong id": (
-        lambda _, m: answered(web.json_response({**result_of(m, hello()), "id": "1"}, headers=BORN)),
-        200,
-        True,
-    ),
-    "unsendable id": (
-        lambda _, m: answered(web.json_response(result_of(m, hello()), headers={"Mcp-Session-Id": "a b"})),
-        200,
-        False,
-    ),
-    "stream with an error": (lambda r, m: streamed(r, event(error_in(m))), 200, False),
-    "stream with garbage": (lambda r, m: streamed(r, b"data: {\n\n", event(result_of(m, hello()))), 200, False),
-    "stream without an answer": (lambda r, m: streamed(r, b": hello\n\n"), 200, False),
-    "stream with an unknown revision": (
-        lambda r, m: streamed(r, event(result_of(m, hello(protocolVersion=1)))),
-        200,
-        False,
-    ),
+Make = Callable[[dict[str, Any]], Any]
+
+
+def saying(make: Make, code: int = 200, headers: Mapping[str, str] = BORN) -> Respond:
+    async def respond(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(make(message), status=code, headers=headers)
+
+    return respond
+
+
+def agreeing(**changes: Any) -> Make:
+    return lambda m: result_of(m, hello(**changes))
+
+
+INNER = {"www_authenticate": 'Bearer realm="inner"'}
+REFUSALS: dict[str, tuple[Respond, int, bool]] = {
+    "error": (saying(error_in), 200, True),
+    "error 400": (saying(error_in, 400, {}), 400, False),
+    "http 500": (status(500, mcp_session_id="stillborn"), 200, False),
+    "http 401": (status(401, **INNER), 200, False),
+    "unknown revision": (saying(agreeing(protocolVersion="2031-01-01")), 200, True),
+    "stateless revision": (saying(agreeing(protocolVersion=STATELESS)), 200, True),
+    "no revision": (saying(lambda m: result_of(m, {})), 200, True),
+    "garbage": (body(b"{", mcp_session_id="stillborn"), 200, True),
+    "wrong id": (saying(lambda m: {**result_of(m, hello()), "id": "1"}), 200, True),
+    "unsendable id": (saying(agreeing(), headers={"Mcp-Session-Id": "a b"}), 200, False),
+    "stream with an error": (pieces(error_in), 200, False),
+    "stream with garbage": (pieces(b"data: {\n\n", agreeing()), 200, False),
+    "stream without an answer": (pieces(b": hello\n\n"), 200, False),
+    "stream with an unknown revision": (pieces(agreeing(protocolVersion=1)), 200, False),
 }
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 async def test_a_session_that_the_upstream_refuses_leaves_nothing(tmp_path: Path, case: str) -> None:
-    script, expected, told = REFUSALS[case]
+    script, expected, tells = REFUSALS[case]
     upstream = Upstream(script={"DELETE": gone})
     async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 1") as running:
         kept = await opened(running)
         upstream.script["initialize"] = script
         talk = Talk(running, "session", dict(ALICE))
-        status, body, headers = await talk.open()
-        assert (status, "error" in body) == (expected, True)
+        code, said, headers = await talk.open()
+        assert (code, "error" in said) == (expected, True)
         assert not {"Mcp-Session-Id", "WWW-Authenticate"} & set(headers)
         assert len(running.app.sessions) == 1
         assert (await kept.ask("ping"))[0] == 200, "and nobody had to go for it"
-        if told:
+        if tells:
             await until(lambda: ("DELETE", "stillborn") in deletes(upstream))
         assert [record["event"] for record in running.records()[-4:]] == ["decision", "outcome"] * 2
 
@@ -147,8 +135,8 @@ async def test_a_session_may_begin_in_a_stream_and_is_answered_whole(house: Worl
 
     house.upstream.script["initialize"] = begin
     talk = Talk(house, "session", dict(ALICE))
-    status, body, headers = await talk.open()
-    assert (status, headers["Content-Type"], body["result"]["capabilities"]) == (200, "application/json", {"tools": {}})
+    code, said, headers = await talk.open()
+    assert (code, headers["Content-Type"], said["result"]["capabilities"]) == (200, "application/json", {"tools": {}})
     assert (await talk.ask("ping"))[0] == 200
     assert house.upstream.seen[-1][0]["Mcp-Session-Id"] == "streamed"
 
@@ -181,39 +169,27 @@ async def test_the_sidecar_goes_on_without_the_clients_initialized_and_the_upstr
     alice = await opened(house)
     assert (await alice.call("search_code", GOOD))[0] == 200
     no = {"code": -32600, "message": "Received request before initialization was complete"}
-    house.upstream.script["tools/call"] = lambda _, m: answered(
-        web.json_response({"jsonrpc": "2.0", "id": m["id"], "error": no}, status=400)
-    )
-    status, body, _ = await alice.call("search_code", GOOD)
-    assert (status, body["error"]) == (400, no)
+    house.upstream.script["tools/call"] = answer(400, error=no)
+    code, said, _ = await alice.call("search_code", GOOD)
+    assert (code, said["error"]) == (400, no)
     assert (await post(alice, NOTIFICATION))[0] == 202
 
 
-@pytest.mark.parametrize(
-    ("versions", "expected"),
-    [
-        ([], 200),
-        ([SESSION], 200),
-        (["2025-06-18"], 200),
-        (["2031-01-01"], 400),
-        ([STATELESS], 400),
-        ([SESSION, SESSION], 400),
-        ([""], 400),
-    ],
-)
-async def test_a_session_goes_on_in_the_revision_that_it_agreed_on(
-    house: World, versions: list[str], expected: int
-) -> None:
+VERSIONS = [([], 200), ([SESSION], 200), (["2025-06-18"], 200), (["2031-01-01"], 400), ([STATELESS], 400)]
+VERSIONS += [([SESSION, SESSION], 400), ([""], 400)]
+
+
+async def test_a_session_goes_on_in_the_revision_that_it_agreed_on(house: World) -> None:
     alice = await opened(house)
-    lines = [("MCP-Protocol-Version", version) for version in versions]
     plain = list({**ALICE, "Content-Type": "application/json", "Mcp-Session-Id": alice.session}.items())
-    body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
-    async with house.http.post(f"{house.url}/mcp/github", data=body, headers=plain + lines) as response:
-        assert response.status == expected
-    assert (await alice.ask("ping"))[0] == 200
-    assert {
-        heads["MCP-Protocol-Version"] for heads, message in house.upstream.seen if message.get("method") == "ping"
-    } == {SESSION}
+    ping = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+    for versions, expected in VERSIONS:
+        lines = [("MCP-Protocol-Version", version) for version in versions]
+        async with house.http.post(f"{house.url}/mcp/github", data=ping, headers=plain + lines) as response:
+            assert response.status == expected, versions
+        assert (await alice.ask("ping"))[0] == 200
+    pings = [sent for sent, message in house.upstream.seen if message.get("method") == "ping"]
+    assert {sent["MCP-Protocol-Version"] for sent in pings} == {SESSION}
 
 
 async def test_three_hundred_cycles_of_every_kind_leave_nothing(tmp_path: Path) -> None:
@@ -229,7 +205,7 @@ async def test_three_hundred_cycles_of_every_kind_leave_nothing(tmp_path: Path) 
                 assert (await talk.verb("DELETE"))[0] == 204
 
         async def refused() -> None:
-            upstream.script["initialize"] = lambda _, m: answered(web.json_response(error_in(m), headers=BORN))
+            upstream.script["initialize"] = saying(error_in)
             assert (await Talk(running, "session", dict(ALICE)).open())[0] == 200
             del upstream.script["initialize"]
 

@@ -20,13 +20,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.flow import scripts
 from tests.flow.guests import (
     ALICE,
     BOB,
     GOOD,
     IDP,
     NOTIFICATION,
-    answered,
     emitter,
     gateway,
     get,
@@ -37,10 +37,11 @@ from tests.flow.guests import (
     stream,
 )
 from tests.flow.idp import bearer
-from tests.flow.streams import Ear, Emitter, event, hearing, streamed
+from tests.flow.streams import Ear, Emitter, event, streamed
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import Upstream, World, request, until
 
+CALL = {"name": "search_code", "arguments": GOOD}
 Act = Callable[[Talk], Awaitable[tuple[int, Any, Any]]]
 ACTS: dict[str, Act] = {
     "call": lambda talk: talk.call("search_code", GOOD),
@@ -60,10 +61,7 @@ OWNER = {"call": 200, "ping": 200, "notify": 202, "answer": 200, "listen": 200, 
 async def test_a_session_is_its_owners_alone(house: World, act: str) -> None:
     alice = await opened(house)
     heard = len(house.upstream.verbs)
-    bob, nobody = (
-        Talk(house, "session", dict(BOB), session=alice.session),
-        Talk(house, "session", session=alice.session),
-    )
+    bob, nobody = (Talk(house, "session", dict(who), session=alice.session) for who in (BOB, {}))
     stolen = await ACTS[act](bob)
     unknown = await ACTS[act](Talk(house, "session", dict(BOB), session="A" * 43))
     assert (stolen[0], (await ACTS[act](nobody))[0]) == (404, 401)
@@ -90,10 +88,7 @@ async def test_a_session_that_is_over_is_no_session(tmp_path: Path, end: str, ac
         elif end == "idle":
             running.app.sessions.clock_mono = lambda: time.monotonic() + 601
         else:
-            status = 400 if "400" in end else 404
-            upstream.script |= dict.fromkeys(
-                ("ping", "tools/call"), lambda _, __: answered(web.Response(status=status))
-            )
+            upstream.script |= dict.fromkeys(("ping", "tools/call"), scripts.status(400 if "400" in end else 404))
             assert (await alice.call("search_code", GOOD))[0] == 404
             del upstream.script["ping"], upstream.script["tools/call"]
         assert (await ACTS[act](alice))[0] == 404
@@ -106,24 +101,23 @@ async def test_an_id_that_the_client_chose_is_ignored(house: World) -> None:
         bob = Talk(house, "session", {**BOB, "Mcp-Session-Id": chosen})
         await bob.open()
         assert bob.session not in ("", chosen)
-    assert all(
-        "mcp-session-id" not in {name.lower() for name in heads}
-        for heads, message in house.upstream.seen
-        if message.get("method") == "initialize"
-    )
+    begun = [heads for heads, message in house.upstream.seen if message.get("method") == "initialize"]
+    assert all("mcp-session-id" not in {name.lower() for name in heads} for heads in begun)
     assert (await alice.ask("ping"))[0] == 200
 
 
-@pytest.mark.parametrize("lines", [[], [""], ["{id}", "{id}"], ["{id}, {id}"], ["{id} "], ["{ID}"]])
-async def test_no_id_no_session_though_there_is_only_one(house: World, lines: list[str]) -> None:
+async def test_no_id_no_session_though_there_is_only_one(house: World) -> None:
     alice = await opened(house)
-    sent = [("Mcp-Session-Id", line.format(id=alice.session, ID=alice.session.swapcase())) for line in lines]
     plain = list({**ALICE, "Content-Type": "application/json"}.items())
-    body = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
-    expected = 200 if lines == ["{id} "] else 404 if lines and lines[0] and len(lines) == 1 else 400  # OWS is not of it
-    async with house.http.post(f"{house.url}/mcp/github", data=body, headers=plain + sent) as response:
-        assert response.status == expected
-    assert (await alice.ask("ping"))[0] == 200
+    for lines, expected in (
+        *(([], 400), ([""], 400), (["{id}", "{id}"], 400), (["{id}, {id}"], 404)),
+        *((["{id} "], 200), (["{ID}"], 404)),  # blanks around it are not of it
+    ):
+        sent = [("Mcp-Session-Id", line.format(id=alice.session, ID=alice.session.swapcase())) for line in lines]
+        ping = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
+        async with house.http.post(f"{house.url}/mcp/github", data=ping, headers=plain + sent) as response:
+            assert response.status == expected, lines
+        assert (await alice.ask("ping"))[0] == 200
 
 
 async def test_a_refreshed_token_goes_on_and_another_subject_does_not(house: World) -> None:
@@ -152,9 +146,8 @@ async def test_users_who_share_an_upstream_credential_do_not_share_its_session(t
 
     (tmp_path / "shared.key").write_text("shared-upstream-key")
     upstream = Upstream(script={"tools/call": count})
-    async with gateway(
-        tmp_path, upstream=upstream, upstream_settings="credential: {bearer_path: shared.key}"
-    ) as running:
+    shared = "credential: {bearer_path: shared.key}"
+    async with gateway(tmp_path, upstream=upstream, upstream_settings=shared) as running:
         talks = [await opened(running, who) for who in (ALICE, BOB, ALICE)]
         for turn in range(1, 4):
             for talk in talks:
@@ -167,13 +160,9 @@ async def test_what_a_server_sends_reaches_only_its_own_client(tmp_path: Path) -
     """BL-060: 200 sessions at once, a canary for each on both kinds of stream."""
     number_of = 200
     upstream = Upstream(script={"GET": Emitter().listen, "tools/call": progress})
+    room = {"sessions": f"max_per_principal: {number_of}", "mcp_settings": f"max_connections: {number_of}"}
     async with (
-        gateway(
-            tmp_path,
-            upstream=upstream,
-            sessions=f"max_per_principal: {number_of}",
-            mcp_settings=f"max_connections: {number_of}",
-        ) as running,
+        gateway(tmp_path, upstream=upstream, **room) as running,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
         AsyncExitStack() as ears,
     ):
@@ -191,23 +180,15 @@ async def test_what_a_server_sends_reaches_only_its_own_client(tmp_path: Path) -
         async def hear(ear: Ear, talk: Talk, name: str) -> None:
             first, second = await ear.message(), await ear.message()
             assert (first["params"]["data"], second["params"]["messages"]) == (name, [name])
-            async with hearing(
-                http,
-                f"{running.url}/mcp/github",
-                {**talk.headers, **talk.in_session},
-                request("tools/call", {"name": "search_code", "arguments": GOOD}),
-            ) as answer:
+            async with talk.hearing("tools/call", CALL, http=http) as answer:
                 said = await answer.rest()
             assert [one.get("params", one.get("result"))["data"] for one in said] == [name, name]
             reply = {"jsonrpc": "2.0", "id": 1, "result": {"to": name}}
             assert (await post(talk, reply))[0] == 202
 
         await asyncio.gather(*map(hear, heard, talks, names))
-        replies = [
-            (headers["Mcp-Session-Id"], message["result"]["to"])
-            for headers, message in upstream.seen
-            if "method" not in message
-        ]
+        said = [(headers.get("Mcp-Session-Id"), message) for headers, message in upstream.seen]
+        replies = [(name, message["result"]["to"]) for name, message in said if "method" not in message]
         assert sorted(replies) == sorted((name, name) for name in names)
         running.http = old
 
@@ -251,7 +232,9 @@ async def test_an_answer_is_taken_once_and_only_to_a_question_of_this_session(ho
         assert reason_of(await post(alice, {**reply, "id": "q-2"})) == "malformed-call"
         assert (await post(alice, reply))[0] == 202
         assert reason_of(await post(alice, reply)) == "malformed-call"
-    answers = [(headers["Mcp-Session-Id"], message) for headers, message in house.upstream.seen if "result" in message]
+    answers = [
+        (headers.get("Mcp-Session-Id"), message) for headers, message in house.upstream.seen if "result" in message
+    ]
     assert answers == [(theirs[alice.session], reply)]
 
 
@@ -274,14 +257,8 @@ async def test_a_stream_is_resumed_where_its_own_session_left_it_and_nowhere_els
             assert emitter(house).asked[-1]["Mcp-Session-Id"] == theirs[thief.session]
         await until(lambda: emitter(house).count == 0)
     asked += 4
-    async with house.http.get(
-        f"{house.url}/mcp/github",
-        headers=[
-            *{**ALICE, **alice.in_session, "Accept": "text/event-stream"}.items(),
-            ("Last-Event-ID", sealed),
-            ("Last-Event-ID", sealed),
-        ],
-    ) as twice:
+    twofold = [*{**ALICE, **alice.in_session, "Accept": "text/event-stream"}.items(), *[("Last-Event-ID", sealed)] * 2]
+    async with house.http.get(f"{house.url}/mcp/github", headers=twofold) as twice:
         assert twice.status == 400
     assert len(emitter(house).asked) == asked
     async with stream(alice, last=sealed) as ear:
@@ -300,12 +277,7 @@ async def test_the_rest_of_an_answer_comes_on_the_resumed_stream(house: World) -
 
     house.upstream.script |= {"tools/call": primed, "GET": rest}
     alice = await opened(house)
-    async with hearing(
-        house.http,
-        f"{house.url}/mcp/github",
-        {**ALICE, **alice.in_session},
-        request("tools/call", {"name": "search_code", "arguments": GOOD}, id=7),
-    ) as ear:
+    async with alice.hearing("tools/call", CALL, id=7) as ear:
         block = await ear.block()
         assert b"retry: 10" in block and await ear.rest() == []
     sealed = block.partition(b"\n")[0].removeprefix(b"id: ").decode()
@@ -314,33 +286,31 @@ async def test_the_rest_of_an_answer_comes_on_the_resumed_stream(house: World) -
         assert [message["result"].get("n") for message in heard] == ["1_0", "1_0"], "what nobody asked is dropped"
 
 
-@pytest.mark.parametrize(
-    ("method", "params", "code"),
-    [
-        ("tools/call", {"name": "search_gone", "arguments": {}}, -32602),
-        ("tools/call", {"name": "no such tool"}, -32602),
-        ("tools/call", {"name": 7}, -32602),
-        ("tools/call", {"name": "search_code", "arguments": []}, -32602),
-        ("tools/call", [], -32600),
-        ("resources/read", {}, -32602),
-        ("prompts/get", {"name": "x" * 129}, -32602),
-        ("completion/complete", {}, -32602),
-        ("tools/list", {"cursor": 1}, -32602),
-        ("server/discover", {}, 403),
-        ("no/such/method", {}, 403),
-    ],
-)
-async def test_a_wrong_request_in_a_live_session_is_answered_to_its_id(
-    house: World, method: str, params: Any, code: int
-) -> None:
+WRONG: list[tuple[str, Any, int]] = [
+    ("tools/call", {"name": "search_gone", "arguments": {}}, -32602),
+    ("tools/call", {"name": "no such tool"}, -32602),
+    ("tools/call", {"name": 7}, -32602),
+    ("tools/call", {"name": "search_code", "arguments": []}, -32602),
+    ("tools/call", [], -32600),
+    ("resources/read", {}, -32602),
+    ("prompts/get", {"name": "x" * 129}, -32602),
+    ("completion/complete", {}, -32602),
+    ("tools/list", {"cursor": 1}, -32602),
+    ("server/discover", {}, 403),
+    ("no/such/method", {}, 403),
+]
+
+
+async def test_a_wrong_request_in_a_live_session_is_answered_to_its_id(house: World) -> None:
     """Clients of the session era give up on every 4xx; NR-207: an id of 64 bits comes back as it was."""
     alice, id = await opened(house), 2**64 - 1
-    answer = await post(alice, {"jsonrpc": "2.0", "id": id, "method": method, "params": params})
-    assert (answer[0], answer[1]["id"], answer[1]["error"]["code"]) == (200, id, code)
+    for method, params, code in WRONG:
+        answer = await alice.say({"id": id, "method": method, "params": params})
+        assert (answer[0], answer[1]["id"], answer[1]["error"]["code"]) == (200, id, code), (method, params)
+        lost = await post(Talk(house, "session", dict(ALICE), session="A" * 43), request(method, {}, id=7))
+        assert (lost[0], lost[1]["id"]) == (404, 7)
+        assert (lost[1]["error"]["code"], lost[1]["error"]["message"]) == (-32600, "Session terminated")
     assert (await alice.ask("ping"))[0] == 200
-    lost = await post(Talk(house, "session", dict(ALICE), session="A" * 43), {**request(method, {}, id=7)})
-    assert (lost[0], lost[1]["id"]) == (404, 7)
-    assert (lost[1]["error"]["code"], lost[1]["error"]["message"]) == (-32600, "Session terminated")
 
 
 async def test_before_there_is_a_session_a_wrong_request_is_http_400(house: World) -> None:
@@ -353,11 +323,7 @@ async def test_a_newer_client_negotiates_by_its_body(house: World) -> None:
     """NR-212."""
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "newer", "version": "1"}}
     for header in ("2099-01-01", "nonsense", "2026-07-28"):
-        answer = await house.post(
-            request("initialize", hello),
-            headers={**ALICE, "MCP-Protocol-Version": header},
-            url=f"{house.url}/mcp/github",
-        )
+        answer = await house.post(request("initialize", hello), headers={**ALICE, "MCP-Protocol-Version": header})
         assert (answer[0], answer[1]["result"]["protocolVersion"]) == (200, "2025-06-18"), header
     alice = await opened(house)
     for answer in (

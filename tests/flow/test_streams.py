@@ -23,16 +23,12 @@ from tests.flow.guests import ALICE, BOB, GOOD, IDP, RULES, emitter, gateway, ge
 from tests.flow.idp import bearer
 from tests.flow.raw import wire
 from tests.flow.scripts import after
-from tests.flow.streams import Ear, Emitter, event, hearing, streamed
-from tests.flow.talk import Talk, reason_of
-from tests.flow.world import STATELESS, Upstream, World, stateless, until
+from tests.flow.streams import Ear, Emitter, event, streamed
+from tests.flow.talk import Era, Talk, reason_of
+from tests.flow.world import Upstream, World, until
 
 
-async def a_token_ends(running: World) -> None:
-    running.app.live.clock = lambda: time.time() + 601
-
-
-async def the_grant_ends(running: World) -> None:
+async def time_goes_by(running: World) -> None:
     running.app.live.clock = lambda: time.time() + 601
 
 
@@ -48,8 +44,8 @@ async def a_deny_is_added(running: World) -> None:
 
 
 ENDS = {
-    "expired token": (a_token_ends, "expired"),
-    "expired grant": (the_grant_ends, "expired"),
+    "expired token": (time_goes_by, "expired"),
+    "expired grant": (time_goes_by, "expired"),
     "revoked grant": (the_grant_is_revoked, "no-matching-rule"),
     "new deny": (a_deny_is_added, "denied-by-rule"),
 }
@@ -57,7 +53,7 @@ ENDS = {
 
 @pytest.mark.parametrize("era", ["session", "stateless"])
 @pytest.mark.parametrize("case", ENDS)
-async def test_a_stream_ends_with_its_permission_and_others_go_on(tmp_path: Path, case: str, era: str) -> None:
+async def test_a_stream_ends_with_its_permission_and_others_go_on(tmp_path: Path, case: str, era: Era) -> None:
     """BL-091."""
     end, reason = ENDS[case]
     soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 600))
@@ -84,14 +80,11 @@ async def test_a_stream_ends_with_its_permission_and_others_go_on(tmp_path: Path
 
 
 @asynccontextmanager
-async def an_endless_stream(running: World, who: dict[str, str], era: str) -> AsyncIterator[Ear]:
+async def an_endless_stream(running: World, who: dict[str, str], era: Era) -> AsyncIterator[Ear]:
+    talk, wanted = Talk(running, era, dict(who)), {"notifications": {"toolsListChanged": True}}
     if era == "session":
-        async with stream(await opened(running, who)) as ear:
-            yield ear
-        return
-    routing = {"Mcp-Method": "subscriptions/listen", "MCP-Protocol-Version": STATELESS, **who}
-    body = stateless("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
-    async with hearing(running.http, f"{running.url}/mcp/github", routing, body) as ear:
+        await talk.open()
+    async with talk.hearing("" if era == "session" else "subscriptions/listen", wanted) as ear:
         yield ear
 
 

@@ -22,9 +22,9 @@ from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.haste import haste
 from tests.flow.hostile_upstream import RUDE, before, polite, reason_in_stream
 from tests.flow.misbehaviours import ANSWER, FINE, HEAD, LENGTH, done, silence
-from tests.flow.streams import EVENT_STREAM, event, hearing
+from tests.flow.streams import EVENT_STREAM, event
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.world import RULES, STATELESS, Upstream, World, request, stateless, until, world
+from tests.flow.world import RULES, Upstream, World, until, world
 from tests.unit.http.client.hostile import Conversation, chunked, response
 
 # --- breaking off -----------------------------------------------------------------------------------------------------
@@ -69,6 +69,8 @@ async def test_a_restarted_upstream_is_called_again_at_once(tmp_path: Path) -> N
 
 MEDIA = {"an error": "application/json", "text": "text/plain"}
 LATER = {"retry_after": "17"}
+CALL = {"name": "search_code", "arguments": RUDE}
+PROGRESS = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}
 
 
 @pytest.mark.parametrize("body", ["an error", "text"])
@@ -138,12 +140,9 @@ async def test_progress_is_passed_on_at_once(planner: World) -> None:
     """BL-038."""
     heard = asyncio.Event()
 
-    progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}
-    slow = scripts.stream(event(progress), heard, done)
+    slow = scripts.stream(event(PROGRESS), heard, done)
     planner.upstream.script["tools/call"] = slow
-    routing = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": "search_code"}
-    call = stateless("tools/call", {"name": "search_code", "arguments": RUDE})
-    async with hearing(planner.http, f"{planner.url}/mcp/github", routing, call) as ear:
+    async with Talk(planner, "stateless").hearing("tools/call", CALL) as ear:
         assert (await ear.message())["method"] == "notifications/progress"
         heard.set()
         assert (await ear.message())["result"]["content"][0]["text"] == FINE
@@ -185,24 +184,16 @@ async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
     upstream = Upstream(script={"tools/call": two_minutes})
     mcp = f"{settings}, connect_timeout_s: 60"
     async with world(tmp_path, upstream=upstream, mcp_settings=mcp) as running:
-        talk = Talk(running, "session")
-        await talk.open()
-        await running.ask("tools/list")
+        talks = [Talk(running, era) for era in ERAS]
+        for talk in talks:
+            await talk.ask("tools/list")
         loop = asyncio.get_running_loop()
-        params = {"name": "search_code", "arguments": RUDE, "_meta": {"progressToken": "p"}}
-        asks = {
-            "session": (talk.in_session, request("tools/call", params)),
-            "stateless": (
-                {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": "search_code"},
-                stateless("tools/call", params),
-            ),
-        }
+        params = {**CALL, "_meta": {"progressToken": "p"}}
 
-        async def hear(era: str) -> tuple[list[float], str, float]:
-            headers, call = asks[era]
+        async def hear(talk: Talk) -> tuple[list[float], str, float]:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http,
-                hearing(http, f"{running.url}/mcp/github", headers, call) as ear,
+                talk.hearing("tools/call", params, http=http) as ear,
             ):
                 late, began = [], loop.time()
                 while "method" in (message := await ear.message(within_s=100)):
@@ -210,7 +201,7 @@ async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
                 return late, message.get("error", {}).get("data", {}).get("reason", ""), loop.time() - began
 
         with haste(60, monkeypatch):
-            for late, why, took_s in await asyncio.gather(*map(hear, asks)):
+            for late, why, took_s in await asyncio.gather(*map(hear, talks)):
                 heard = STEPS if not reason else ends_s / STEP_S
                 assert why == reason and heard - bool(reason) <= len(late) <= heard
                 assert sorted(late)[len(late) // 2] < STEP_S, "as it comes"  # a busy machine may be late now and then
@@ -222,18 +213,11 @@ async def test_a_call_whose_stream_has_begun_is_kept_alive(tmp_path: Path, era: 
     """NR-220: what stands between would close a connection that is silent for long."""
     enough = asyncio.Event()
 
-    progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progress": 1}}
-    silent = scripts.stream(event(progress), enough, done)
+    silent = scripts.stream(event(PROGRESS), enough, done)
     upstream = Upstream(script={"tools/call": silent})
     async with world(tmp_path, upstream=upstream, settings="streams: {keep_alive_s: 0.02}\n") as running:
         talk = Talk(running, era)
-        if era == "session":
-            await talk.open()
-        params = {"name": "search_code", "arguments": RUDE}
-        call = request("tools/call", params) if era == "session" else stateless("tools/call", params)
-        routing = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": "search_code"}
-        headers = talk.in_session if era == "session" else routing
-        async with hearing(running.http, f"{running.url}/mcp/github", headers, call) as ear:
+        async with talk.hearing("tools/call", CALL) as ear:
             assert (await ear.message())["method"] == "notifications/progress"
             assert await ear.block() == b": keep-alive\n\n"
             enough.set()
