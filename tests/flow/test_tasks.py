@@ -288,10 +288,7 @@ async def test_who_may_not_do_any_more_what_created_it_has_lost_it(era: Era, on:
         assert reason_of(await op(owner, OPS[era][0], task_id)) == reason
         assert len(on.server.calls(OPS[era][0])) == (not reason)
     links = on.running.ends()[-1]["links"]
-    assert [(link["action"], link["decision"]) for link in links] == [
-        (OPS[era][0], "allow"),
-        ("tools/call", "allow"),
-    ]
+    assert [(link["action"], link["decision"]) for link in links] == [(OPS[era][0], "allow"), ("tools/call", "allow")]
     await on.running.app.disable("nhi:planner", reason="", until=None, by="test")
     assert reason_of(await op(owner, OPS[era][0], task_id)) == "principal-disabled"
 

@@ -122,14 +122,18 @@ class Stage:
     async def begin(self, text: str = "say", caller: Caller = ALICE, name: str = "writer") -> str:
         return (await self.executions.begin(name, prompt(text), caller, "context")).id
 
-    async def get(self, execution_id: str) -> Execution:
-        found = await self.executions.get(execution_id)
-        assert found is not None
-        return found
+    async def at_work(self, **order: Any) -> str:
+        """A run whose program is there."""
+        execution_id = await self.begin(**order)
+        await self.until(execution_id, RunState.RUNNING)
+        return execution_id
 
-    async def until(self, execution_id: str, state: RunState, *, within_s: float = PATIENCE_S) -> Execution:
+    async def get(self, execution_id: str) -> Execution:
+        return await self.executions.get(execution_id)
+
+    async def until(self, execution_id: str, state: RunState) -> Execution:
         """The run, once it is in this state; one that is idle is over."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(PATIENCE_S):
             while (found := await self.get(execution_id)).state is not state or not (
                 state is not RunState.IDLE or found.is_done
             ):

@@ -127,11 +127,7 @@ async def test_a_program_is_told_all_of_the_message(processes: Processes) -> Non
 async def test_it_can_ask_for_input_and_say_whose_fault_it_was(processes: Processes) -> None:
     async with talking(processes, RPC, **JSON_RPC) as (chat, launcher):
         asked = end(await tried(chat, order("which")))
-        assert (asked.state, asked.message, asked.failure) == (
-            "TASK_STATE_INPUT_REQUIRED",
-            ({"text": "which?"},),
-            None,
-        )
+        assert (asked.state, asked.message, asked.failure) == ("TASK_STATE_INPUT_REQUIRED", ({"text": "which?"},), None)
         assert end(await tried(chat, order("fail"))).failure == Failure(Category.TRANSIENT, "busy")
         assert text(await tried(chat, order("ask"))) == "-326013 ask"  # what it asks of us is no method
         assert len(launcher.started) == 1

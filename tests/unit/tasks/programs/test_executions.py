@@ -41,6 +41,7 @@ from tests.unit.tasks.programs.staging import (
 )
 
 QUICK = {"max": 2, "backoff_s": 0.01}
+WELL, BADLY = (f"idle starting running {end} cleanup idle" for end in ("completed", "failed"))
 
 
 async def ran(script: Script, *, text: str = "say", **settings: Any) -> Execution:
@@ -64,50 +65,41 @@ def way(run: Execution) -> str:
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_run_goes_from_its_order_to_its_end_and_the_store_has_it() -> None:
-    run = await ran(says, text="hello")
-    assert way(run) == "idle starting running completed cleanup idle"
+async def test_a_run_goes_from_its_order_to_its_end_and_is_heard_once_and_kept() -> None:
+    async with running(staged(says)) as stage:
+        execution_id = await stage.begin("hello")
+        told = [event for event in await stage.heard(execution_id) if event]
+        run = await stage.over(execution_id)
+        assert await stage.heard(run.id) == [{"task": run.task}], "of what is over"
+        with refused(Reason.TASK_UNKNOWN):
+            await stage.heard("another")
+    assert [next(iter(event)) for event in told] == ["task", "statusUpdate", "artifactUpdate", "statusUpdate"]
+    assert told[0]["task"]["status"]["state"] == "TASK_STATE_SUBMITTED"
+    assert told[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
+    assert way(run) == WELL
     assert (run.status, run.exit_code, run.pid, run.output, run.output_bytes) == (RunStatus.SUCCESS, 0, 100, "hello", 5)
     assert (task_state(run), words(run)) == ("TASK_STATE_COMPLETED", "hello")
     assert (run.owner, run.input, run.retry_count, run.previous_tries) == (ALICE.binding, "hello", 0, ())
     times = [one.at for one in run.transitions]
-    assert times == sorted(times)
-    assert run.started_at is not None
-    assert run.ended_at is not None
+    assert times == sorted(times) and run.started_at is not None
     assert run.expires_at == pytest.approx(run.ended_at + 100, abs=1)
 
 
-async def test_whoever_follows_hears_the_task_first_and_then_all_of_it_once() -> None:
-    async with running(staged(says)) as stage:
-        execution_id = await stage.begin("hello")
-        told = [event for event in await stage.heard(execution_id) if event]
-    assert [next(iter(event)) for event in told] == ["task", "statusUpdate", "artifactUpdate", "statusUpdate"]
-    assert told[0]["task"]["status"]["state"] == "TASK_STATE_SUBMITTED"
-    assert told[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_COMPLETED"
-
-
-async def test_of_what_is_over_the_whole_task_is_told_and_nothing_more() -> None:
-    async with running(staged(says)) as stage:
-        run = await stage.over(await stage.begin())
-        assert await stage.heard(run.id) == [{"task": run.task}]
-        with refused(Reason.TASK_UNKNOWN):
-            await stage.heard("another")
+ENDS = {
+    "TASK_STATE_FAILED": RunStatus.FAILURE,
+    "TASK_STATE_REJECTED": RunStatus.FAILURE,
+    "TASK_STATE_CANCELED": RunStatus.CANCELLED,
+    "TASK_STATE_INPUT_REQUIRED": RunStatus.SUCCESS,
+}
 
 
 async def test_what_a_program_says_of_itself_is_its_state() -> None:
-    ends = {
-        "TASK_STATE_FAILED": RunStatus.FAILURE,
-        "TASK_STATE_REJECTED": RunStatus.FAILURE,
-        "TASK_STATE_CANCELED": RunStatus.CANCELLED,
-        "TASK_STATE_INPUT_REQUIRED": RunStatus.SUCCESS,
-    }
-
     async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
         yield Started(1)
         yield AttemptEnd(Exit(code=0), Usage(), state=order.prompt.text, message=({"text": "no sheep"},))
 
     async with running(staged(script)) as stage:
-        for state, status in ends.items():
+        for state, status in ENDS.items():
             run = await stage.over(await stage.begin(state))
             assert (task_state(run), run.status) == (state, status)
             assert run.failure == (Failure(Category.AGENT, "no sheep") if status is RunStatus.FAILURE else None)
@@ -115,68 +107,86 @@ async def test_what_a_program_says_of_itself_is_its_state() -> None:
 
 
 async def test_what_runs_and_what_waits_for_who_may_not_have_it_any_more_ends() -> None:
-    working = Working()
+    working, asked = Working(), set[tuple[str, str]]()
+
+    def objection(caller: Caller, name: str, skill: str) -> Reason | None:
+        asked.add((name, skill))
+        return Reason.PRINCIPAL_DISABLED if caller == ALICE else None
+
     async with running(staged(working, max_concurrent_executions=1)) as stage:
-        runs = [await stage.begin(), await stage.begin(caller=BOB), await stage.begin()]
-        await stage.until(runs[0], RunState.RUNNING)
-        asked: list[tuple[str, str]] = []
-
-        def objection(caller: Caller, name: str, skill: str) -> Reason | None:
-            asked.append((name, skill))
-            return Reason.PRINCIPAL_DISABLED if caller == ALICE else None
-
+        runs = [await stage.at_work(), await stage.begin(caller=BOB), await stage.begin()]
         stage.executions.objection = objection
         stage.executions.review()
-        ended = [await stage.over(run) for run in (runs[0], runs[2])]
-        assert [run.status for run in ended] == [RunStatus.CANCELLED] * 2
-        assert all("principal-disabled" in run.task["status"]["message"]["parts"][0]["text"] for run in ended)
+        for run in [await stage.over(run) for run in (runs[0], runs[2])]:
+            assert run.status is RunStatus.CANCELLED
+            assert "principal-disabled" in run.task["status"]["message"]["parts"][0]["text"]
         await stage.until(runs[1], RunState.RUNNING)
-        assert set(asked) == {("writer", "")}
+        assert asked == {("writer", "")}
         working.may_end.set()
         assert (await stage.over(runs[1])).status is RunStatus.SUCCESS
 
 
-async def test_what_is_kept_of_prompt_and_answer_has_no_secrets_and_the_task_is_its_callers_own() -> None:
+async def test_what_is_kept_has_no_secrets_and_the_task_is_its_callers_own() -> None:
     run = await ran(says, text="use password=hunter2 today")
     assert (run.input, run.output) == ("use password=[redacted] today",) * 2
     assert words(run) == "use password=hunter2 today"
+    said, kept = "exit code 1: no such token=hunter2", "exit code 1: no such token=[redacted]"
+    run = await ran(failing(1, Failure(Category.AGENT, said)))
+    assert run.task["status"]["message"]["parts"] == [{"text": said}]
+    assert (run.failure.message, run.transitions[3].why) == (kept, kept)
 
 
 async def test_of_a_long_output_the_record_keeps_the_end_and_the_task_all() -> None:
-    async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
-        yield Started(1)
-        for n in range(100):
-            yield OutputChunk(f"{n:03}" + "ä" * 997)
-        yield DONE
-
-    run = await ran(script)
+    chunks = [OutputChunk(f"{n:03}" + "ä" * 997) for n in range(100)]
+    run = await ran(saying(Started(1), *chunks, DONE))
     assert (len(run.output), run.output_bytes) == (MAX_OUTPUT_CHARS, 100 * (3 + 2 * 997))
-    assert words(run).endswith(run.output)
-    assert len(words(run)) == 100_000
-
-
-async def test_a_program_that_never_begins_and_ends_well_has_run() -> None:
-    script = saying(DONE)
-    async with running(staged(script)) as stage:
-        assert way(await stage.over(await stage.begin())) == "idle starting running completed cleanup idle"
-
-
-@pytest.mark.parametrize("fault", ["nothing", "raises"])
-async def test_a_bug_in_a_runner_is_the_runs_end_and_no_other_runs_trouble(fault: str) -> None:
-    async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
-        yield Started(1)
-        if order.prompt.text == "raises":
-            raise RuntimeError("bug")
-        if order.prompt.text == "say":
-            yield DONE
-
-    async with running(staged(script)) as stage:
-        run = await stage.over(await stage.begin(fault))
-        assert (run.status, run.failure and run.failure.category) == (RunStatus.FAILURE, Category.SYSTEM)
-        assert (await stage.over(await stage.begin())).status is RunStatus.SUCCESS
+    assert words(run).endswith(run.output) and len(words(run)) == 100_000
 
 
 # --- tries ------------------------------------------------------------------------------------------------------------
+
+
+async def raises(order: ProgramOrder) -> AsyncGenerator[Event]:
+    yield Started(1)
+    raise RuntimeError("bug")
+
+
+def writing(again: bool) -> dict[str, Any]:
+    return {"access_type": "read-write", "retries": {**QUICK, "retry_read_write": again}}
+
+
+TWICE = "idle starting running failed starting running"
+LATE = AttemptEnd(Exit(signal=9), Usage(), SORRY, timed_out=True)
+UNHEARD = Failure(Category.SYSTEM, "nothing was heard of its end")
+NO_END = Failure(Category.AGENT, "it did not end within 0.02 s")
+OUTCOMES: list[tuple[Script, dict[str, Any], str, Failure | None]] = [
+    (saying(DONE), {}, WELL, None),
+    (saying(Started(1)), {}, BADLY, UNHEARD),
+    (raises, {}, BADLY, Failure(Category.SYSTEM, "internal error")),
+    (failing(9), {"retries": QUICK}, f"{TWICE} failed starting running failed cleanup idle", SORRY),
+    *[
+        (failing(1, Failure(category, "no")), {"retries": QUICK}, BADLY, Failure(category, "no"))
+        for category in Category
+        if category is not Category.TRANSIENT
+    ],
+    (saying(Started(1), LATE), {"retries": QUICK}, "idle starting running timeout cleanup idle", SORRY),
+    (Working(), {"timeout": 0.02}, "idle starting running timeout cleanup idle", NO_END),
+    (failing(1), writing(again=False), BADLY, SORRY),
+    (failing(1), writing(again=True), f"{TWICE} completed cleanup idle", None),
+]
+
+
+@pytest.mark.parametrize(("script", "settings", "went", "failure"), OUTCOMES)
+async def test_what_a_program_does_and_its_definition_says_is_how_its_run_ends(
+    script: Script, settings: dict[str, Any], went: str, failure: Failure | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.tasks.programs.run_lifecycle.OVERTIME_S", 0.01)
+    run = await ran(script, **settings)
+    assert (way(run), run.failure, run.retry_count) == (went, failure, went.count("starting") - 1)
+    assert task_state(run) == ("TASK_STATE_FAILED" if failure else "TASK_STATE_COMPLETED")
+    failed = RunStatus.TIMEOUT if "timeout" in went else RunStatus.FAILURE
+    assert run.status is (failed if failure else RunStatus.SUCCESS)
+    assert not getattr(script, "there", None), "nothing is left of it"
 
 
 async def test_what_may_be_gone_the_next_time_is_tried_again_and_the_tries_before_are_kept() -> None:
@@ -184,12 +194,9 @@ async def test_what_may_be_gone_the_next_time_is_tried_again_and_the_tries_befor
         execution_id = await stage.begin("hello")
         told = [event for event in await stage.heard(execution_id) if event]
         run = await stage.over(execution_id)
-    assert way(run) == "idle starting running failed starting running failed starting running completed cleanup idle"
     assert (run.status, run.retry_count, run.max_retries, run.failure) == (RunStatus.SUCCESS, 2, 2, None)
-    assert [(one.pid, one.exit_code, one.failure, one.usage.cpu_s) for one in run.previous_tries] == [
-        (101, 75, SORRY, 1.0),
-        (102, 75, SORRY, 1.0),
-    ]
+    tries = [(one.pid, one.exit_code, one.failure, one.usage.cpu_s) for one in run.previous_tries]
+    assert tries == [(101, 75, SORRY, 1.0), (102, 75, SORRY, 1.0)]
     assert all(one.started_at <= one.ended_at for one in run.previous_tries)
     assert (words(run), run.output) == ("hello", "hello")
     said = [event["statusUpdate"]["status"].get("message", {}) for event in told if "statusUpdate" in event]
@@ -197,47 +204,11 @@ async def test_what_may_be_gone_the_next_time_is_tried_again_and_the_tries_befor
     assert texts == ["exit code 75; try 2 of 3 begins in 0.0 s", "exit code 75; try 3 of 3 begins in 0.0 s"]
 
 
-async def test_after_the_last_try_it_has_failed() -> None:
-    run = await ran(failing(9), retries=QUICK)
-    assert (run.status, run.retry_count, run.failure) == (RunStatus.FAILURE, 2, SORRY)
-    assert task_state(run) == "TASK_STATE_FAILED"
-
-
-@pytest.mark.parametrize("category", [one for one in Category if one is not Category.TRANSIENT])
-async def test_what_will_be_the_same_the_next_time_is_not_tried_again(category: Category) -> None:
-    async with running(staged(failing(1, Failure(category, "no")), retries=QUICK)) as stage:
-        assert way(await stage.over(await stage.begin())) == "idle starting running failed cleanup idle"
-
-
-async def test_its_last_words_are_its_callers_and_are_kept_without_secrets() -> None:
-    said = Failure(Category.AGENT, "exit code 1: no such token=hunter2")
-    run = await ran(failing(1, said))
-    assert run.task["status"]["message"]["parts"] == [{"text": said.message}]
-    kept = "exit code 1: no such token=[redacted]"
-    assert run.failure is not None and (run.failure.message, run.transitions[3].why) == (kept, kept)
-
-
-async def test_a_timeout_is_not_tried_again() -> None:
-    script = saying(Started(1), AttemptEnd(Exit(signal=9), Usage(), SORRY, timed_out=True))
-    run = await ran(script, retries=QUICK)
-    assert (way(run), run.status) == ("idle starting running timeout cleanup idle", RunStatus.TIMEOUT)
-    assert task_state(run) == "TASK_STATE_FAILED"
-
-
-@pytest.mark.parametrize("again", [False, True])
-async def test_what_writes_is_tried_again_only_where_its_definition_says_so(again: bool) -> None:
-    retries = {**QUICK, "retry_read_write": again}
-    run = await ran(failing(1), access_type="read-write", retries=retries)
-    assert run.status is (RunStatus.SUCCESS if again else RunStatus.FAILURE)
-
-
 async def test_what_writes_waits_for_what_a_sidecar_left_that_was_killed_before() -> None:
     began = time.monotonic()
-    async with running(staged(says, strays_s=0.2, access_type="read-write")) as stage:
-        assert (await stage.over(await stage.begin())).status is RunStatus.SUCCESS
-    assert time.monotonic() - began >= 0.2
-    async with running(staged(says, strays_s=60.0)) as stage:
-        assert (await stage.over(await stage.begin())).status is RunStatus.SUCCESS
+    run = await ran(says, strays_s=0.2, access_type="read-write")
+    assert run.status is RunStatus.SUCCESS and time.monotonic() - began >= 0.2
+    assert (await ran(says, strays_s=60.0)).status is RunStatus.SUCCESS
 
 
 async def test_no_try_begins_before_nothing_is_left_of_the_one_before() -> None:
@@ -254,8 +225,7 @@ async def test_no_try_begins_before_nothing_is_left_of_the_one_before() -> None:
             await asyncio.sleep(0.02)
             there -= 1
 
-    async with running(staged(script, retries={"max": 2, "backoff_s": 0.001})) as stage:
-        assert (await stage.over(await stage.begin())).status is RunStatus.SUCCESS
+    assert (await ran(script, retries={"max": 2, "backoff_s": 0.001})).status is RunStatus.SUCCESS
 
 
 # --- giving up --------------------------------------------------------------------------------------------------------
@@ -280,28 +250,18 @@ async def in_state(state: str) -> tuple[Stage, str, Working]:
     return stage, first, work
 
 
-@pytest.mark.parametrize(("state", "has_started"), [("queued", False), ("starting", False), ("running", True)])
-async def test_a_run_has_started_when_its_process_has(state: str, has_started: bool) -> None:
-    stage, execution_id, work = await in_state(state)
-    async with running(stage):
-        run = await stage.get(execution_id)
-        assert (run.started_at is not None, run.pid is not None) == (has_started, has_started)
-        work.may_end.set()
-        await stage.over(execution_id)
-
-
 @pytest.mark.parametrize("state", ["queued", "starting", "running", "between tries"])
 async def test_a_run_is_cancelled_in_every_state_and_nothing_is_left_when_that_is_told(state: str) -> None:
     stage, execution_id, work = await in_state(state)
     async with running(stage):
+        run, has_started = await stage.get(execution_id), state in ("running", "between tries")
+        assert (run.started_at is not None, run.pid is not None) == (has_started, has_started)
         following = asyncio.create_task(stage.heard(execution_id))
         await asyncio.sleep(0)
         run = await stage.executions.cancel(execution_id, "alice cancelled it")
         assert execution_id not in work.there
         assert (run.status, task_state(run)) == (RunStatus.CANCELLED, "TASK_STATE_CANCELED")
-        last = (await following)[-1]
-        assert last is not None
-        assert last["statusUpdate"]["status"]["state"] == "TASK_STATE_CANCELED"
+        assert (await following)[-1]["statusUpdate"]["status"]["state"] == "TASK_STATE_CANCELED"
         kept = await stage.over(execution_id)
     assert kept.transitions[-3].why == "alice cancelled it"
     for one, after in pairwise(one.state for one in kept.transitions):
@@ -320,50 +280,17 @@ async def test_what_has_ended_cannot_be_cancelled_not_even_while_it_is_cleaned_u
             await stage.executions.cancel("another", "why")
 
 
-async def test_a_run_that_is_cancelled_before_it_could_begin_never_begins() -> None:
+async def test_a_run_that_is_cancelled_before_it_could_begin_never_begins_and_two_who_cancel_hear_the_same() -> None:
     work = Working()
     async with running(staged(work)) as stage:
         execution_id = await stage.begin()
-        assert (await stage.executions.cancel(execution_id, "at once")).status is RunStatus.CANCELLED
+        one, two = await asyncio.gather(*(stage.executions.cancel(execution_id, who) for who in ("alice", "operator")))
+        assert one == two and one.status is RunStatus.CANCELLED and one.transitions[-3].why == "alice"
         assert (await stage.over(execution_id)).started_at is None
         assert work.most == 0
 
 
-async def test_two_who_cancel_hear_the_same() -> None:
-    stage, execution_id, _ = await in_state("running")
-    async with running(stage):
-        one, two = await asyncio.gather(*(stage.executions.cancel(execution_id, who) for who in ("alice", "operator")))
-    assert one == two
-    assert one.transitions[-3].why == "alice"
-
-
-async def test_a_program_that_does_not_end_at_its_time_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.run_lifecycle.OVERTIME_S", 0.01)
-    work = Working()
-    run = await ran(work, timeout=0.02)
-    assert (run.status, run.failure) == (RunStatus.TIMEOUT, Failure(Category.AGENT, "it did not end within 0.02 s"))
-    assert not work.there
-
-
 # --- turns ------------------------------------------------------------------------------------------------------------
-
-
-async def test_never_more_at_once_than_there_are_places_and_everybody_has_a_turn() -> None:
-    at_once, most = 0, 0
-
-    async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
-        nonlocal at_once, most
-        at_once += 1
-        most = max(most, at_once)
-        yield Started(1)
-        await asyncio.sleep(0.001)
-        at_once -= 1
-        yield DONE
-
-    async with running(staged(script, max_concurrent_executions=3)) as stage:
-        runs = [await stage.begin(caller=(ALICE, BOB)[n % 2]) for n in range(30)]
-        assert {(await stage.over(one)).status for one in runs} == {RunStatus.SUCCESS}
-    assert most == 3
 
 
 async def test_a_turn_that_does_not_come_in_time_is_the_end_of_it() -> None:
@@ -378,7 +305,7 @@ async def test_a_turn_that_does_not_come_in_time_is_the_end_of_it() -> None:
 
 async def test_a_full_queue_is_a_refusal_and_nothing_is_kept_of_it() -> None:
     async with running(staged(Working(), max_concurrent_executions=1, max_queue=1)) as stage:
-        await stage.until(await stage.begin(), RunState.RUNNING)
+        await stage.at_work()
         await stage.begin()
         with refused(Reason.TOO_MANY_CONCURRENT):
             await stage.begin(caller=BOB)
@@ -406,8 +333,8 @@ async def test_of_a_run_that_waits_it_is_heard_and_seen_how_many_are_before_it(m
                 if len(said) == 2:
                     break
         assert said == ["waits for its turn: 1 before it", "waits for its turn: 0 before it"]
-        seen = await stage.executions.get(third)
-        assert seen is not None and seen.task["status"]["message"] == message, "also by who looks now and then"
+        seen = await stage.get(third)
+        assert seen.task["status"]["message"] == message, "also by who looks now and then"
         assert first in work.there
 
 
@@ -416,7 +343,7 @@ async def test_what_one_agent_waits_for_keeps_no_other_waiting() -> None:
     stage.executions.offer({"writer": agent(max_concurrent_executions=1), "painter": agent()})
     async with running(stage):
         await stage.begin()
-        await stage.until(await stage.begin(name="painter"), RunState.RUNNING)
+        await stage.at_work(name="painter")
 
 
 # --- who listens ------------------------------------------------------------------------------------------------------
@@ -434,8 +361,7 @@ async def test_who_reads_too_slowly_is_told_the_whole_task_and_misses_nothing() 
         yield DONE
 
     async with running(staged(script)) as stage:
-        execution_id = await stage.begin()
-        await stage.until(execution_id, RunState.RUNNING)
+        execution_id = await stage.at_work()
         async with aclosing(stage.executions.follow(execution_id)) as slow:
             assert "task" in ((await anext(slow)) or {})
             quick = [asyncio.create_task(stage.heard(execution_id)) for _ in range(3)]
@@ -445,15 +371,13 @@ async def test_who_reads_too_slowly_is_told_the_whole_task_and_misses_nothing() 
             rest = [event async for event in slow]
         assert rest == [{"task": run.task}]
         assert words(run) == "".join(f"{n} " for n in range(1_000))
-        for hearing in quick:
-            assert len(await hearing) >= 1
+        assert all([await hearing for hearing in quick])
 
 
 async def test_who_follows_in_silence_hears_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.tasks.programs.broadcast.SIGN_EVERY_S", 0.01)
     async with running(staged(Working())) as stage:
-        execution_id = await stage.begin()
-        await stage.until(execution_id, RunState.RUNNING)
+        execution_id = await stage.at_work()
         async with aclosing(stage.executions.follow(execution_id)) as told:
             assert [await anext(told) for _ in range(3)][1:] == [None, None]
 
@@ -520,12 +444,12 @@ async def test_who_listens_to_one_that_could_not_go_on_after_all_hears_its_end()
             await anext(told)
             store.heard.set()
             assert [event async for event in told] == []
-        with pytest.raises(Refusal):
+        with refused(Reason.STORE_UNAVAILABLE):
             await going_on
         assert stage.executions.standing("writer")[:2] == (0, 0)
 
 
-async def test_of_two_messages_at_once_one_goes_on() -> None:
+async def test_of_two_messages_at_once_one_goes_on_and_none_of_what_was_cancelled() -> None:
     async with running(staged(asks)) as stage:
         first = await stage.over(await stage.begin("begin"))
         going_on = (stage.executions.goes_on(first.id, prompt("end"), ALICE) for _ in range(5))
@@ -533,14 +457,10 @@ async def test_of_two_messages_at_once_one_goes_on() -> None:
         assert sum(isinstance(one, Execution) for one in answers) == 1
         assert {one.reason for one in answers if isinstance(one, Refusal)} == {Reason.MALFORMED_CALL}
         await stage.over(first.id)
-
-
-async def test_a_run_that_waits_for_its_caller_can_be_cancelled() -> None:
-    async with running(staged(asks)) as stage:
         first = await stage.over(await stage.begin("begin"))
         run = await stage.executions.cancel(first.id, "never mind")
         assert (task_state(run), run.status) == ("TASK_STATE_CANCELED", RunStatus.CANCELLED)
-        with pytest.raises(Refusal):
+        with refused(Reason.MALFORMED_CALL):
             await stage.executions.goes_on(first.id, prompt("end"), ALICE)
 
 
@@ -553,8 +473,7 @@ async def test_an_agent_that_is_the_same_keeps_what_makes_its_tries_and_another_
     async with running(stage):
         stage.executions.offer({"writer": agent()})
         assert len(stage.runners) == 1
-        execution_id = await stage.begin()
-        await stage.until(execution_id, RunState.RUNNING)
+        execution_id = await stage.at_work()
         stage.executions.offer({"writer": agent(timeout=1)})
         assert [one.closed for one in stage.runners] == [False, False]
         work.may_end.set()
@@ -566,12 +485,11 @@ async def test_an_agent_that_is_the_same_keeps_what_makes_its_tries_and_another_
 async def test_what_waits_for_an_agent_that_is_gone_has_failed_and_what_runs_ends_as_it_will() -> None:
     work = Working()
     async with running(staged(work, max_concurrent_executions=1)) as stage:
-        first, second = await stage.begin(), await stage.begin()
-        await stage.until(first, RunState.RUNNING)
+        first, second = await stage.at_work(), await stage.begin()
         stage.executions.offer({"writer": agent(enabled=False)})
         run = await stage.over(second)
         assert run.failure == Failure(Category.PERMANENT, "the agent is not offered any more")
-        with pytest.raises(Refusal):
+        with refused(Reason.UPSTREAM_UNKNOWN):
             await stage.begin()
         work.may_end.set()
         assert (await stage.over(first)).status is RunStatus.SUCCESS
@@ -583,8 +501,7 @@ async def test_what_waits_for_an_agent_that_is_gone_has_failed_and_what_runs_end
 async def test_a_sidecar_that_ends_waits_for_what_runs_and_begins_nothing() -> None:
     work = Working()
     stage = staged(work, max_concurrent_executions=1)
-    first, second = await stage.begin(), await stage.begin()
-    await stage.until(first, RunState.RUNNING)
+    first, second = await stage.at_work(), await stage.begin()
     closing = asyncio.create_task(stage.executions.close(5.0))
     await asyncio.sleep(0.01)
     with refused(Reason.DRAINING):
@@ -602,9 +519,7 @@ async def test_a_sidecar_that_has_to_end_ends_what_is_under_way_in_every_state(s
     stage, execution_id, work = await in_state(state)
     await stage.executions.close(0.0)
     run = await stage.store.get(execution_id)
-    assert run is not None
-    assert run.is_done
-    assert not work.there
+    assert run.is_done and not work.there
     assert run.status is (RunStatus.SUCCESS if state == "cleanup" else RunStatus.FAILURE)
     assert state == "cleanup" or (run.failure and run.failure.message.startswith("the sidecar stopped"))
 
@@ -618,8 +533,7 @@ async def test_no_try_begins_while_the_sidecar_ends() -> None:
         yield AttemptEnd(Exit(code=75), Usage(), SORRY)
 
     stage = staged(script, retries=QUICK)
-    execution_id = await stage.begin()
-    await stage.until(execution_id, RunState.RUNNING)
+    execution_id = await stage.at_work()
     closing = asyncio.create_task(stage.executions.close(5.0))
     await asyncio.sleep(0.01)
     go_on.set()
@@ -638,10 +552,11 @@ async def test_the_series_say_what_came_of_runs_and_how_agents_stand() -> None:
         await stage.until(runs[1], RunState.RUNNING)
         stage.executions.measure()
         shown = stage.metrics.render("")[1].decode()
-        assert 'sidecar_agent_queue_length{agent="writer"} 1.0' in shown
-        assert 'sidecar_agent_pool_used_ratio{agent="writer"} 1.0' in shown
-        assert 'sidecar_agent_executions{agent="writer",state="running"} 2.0' in shown
-        assert 'sidecar_agent_executions{agent="writer",state="idle"} 1.0' in shown
+        for name, more, value in (
+            ("queue_length", "", 1), ("pool_used_ratio", "", 1),
+            ("executions", ',state="running"', 2), ("executions", ',state="idle"', 1),
+        ):  # fmt: skip
+            assert f'sidecar_agent_{name}{{agent="writer"{more}}} {value}.0' in shown
         await stage.executions.cancel(runs[2], "why")
         work.may_end.set()
         for execution_id in runs:

@@ -168,13 +168,7 @@ async def test_of_more_than_the_queue_holds_each_one_left_has_its_turn_in_the_en
     runs = [await stage.begin() for _ in range(8)]
     await stage.until(runs[0], RunState.RUNNING)
     await killed(stage)
-    again = staged(
-        says,
-        store=filed(tmp_path),
-        holder="file",
-        max_concurrent_executions=1,
-        max_queue=2,
-    )
+    again = staged(says, store=filed(tmp_path), holder="file", max_concurrent_executions=1, max_queue=2)
     async with running(again):
         ends = [(await again.over(one)).status for one in runs]
     assert ends == [RunStatus.FAILURE] + 7 * [RunStatus.SUCCESS]
@@ -417,9 +411,7 @@ async def test_what_was_refused_for_a_store_that_kept_it_all_the_same_never_runs
 # --- agents that write ------------------------------------------------------------------------------------------------
 
 
-async def test_what_writes_runs_once_at_a_time_over_replicas_and_owners_take_turns(
-    valkey: Valkey,
-) -> None:
+async def test_what_writes_runs_once_at_a_time_over_replicas_and_owners_take_turns(valkey: Valkey) -> None:
     at_once, most = 0, 0
 
     async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
@@ -454,9 +446,7 @@ async def test_what_writes_does_not_begin_while_the_store_is_out(valkey: Valkey)
         assert (run.status, run.started_at) == (RunStatus.TIMEOUT, None)
 
 
-async def test_what_writes_is_ended_when_nobody_can_say_that_it_is_still_its_turn(
-    valkey: Valkey,
-) -> None:
+async def test_what_writes_is_ended_when_nobody_can_say_that_it_is_still_its_turn(valkey: Valkey) -> None:
     work = Working()
     async with replicas(valkey, work, access_type="read-write") as (stage,), running(stage):
         execution_id = await stage.begin()

@@ -145,10 +145,7 @@ async def test_too_many_and_too_large_are_refused() -> None:
         nowhere = "http://127.0.0.1:9/"
         for number in range(2):
             await box.put("push", "ref", for_("alice"), nowhere, JSON, b"%d" % number)
-        for owner, body, reason in (
-            ("alice", b"", Reason.TOO_MANY_CONCURRENT),
-            ("bob", b"x" * 1025, Reason.TOO_LARGE),
-        ):
+        for owner, body, reason in (("alice", b"", Reason.TOO_MANY_CONCURRENT), ("bob", b"x" * 1025, Reason.TOO_LARGE)):
             with refused(reason):
                 await box.put("push", "ref", for_(owner), nowhere, JSON, body)
         await box.put("push", "ref", for_("bob"), nowhere, JSON, b"")
