@@ -129,6 +129,6 @@ def text(events: list[Event]) -> str:
 
 
 def end(events: list[Event]) -> AttemptEnd:
-    last = events[-1]
-    assert isinstance(last, AttemptEnd) and sum(isinstance(event, AttemptEnd) for event in events) == 1
+    (last,) = (event for event in events if isinstance(event, AttemptEnd))
+    assert last is events[-1]
     return last
