@@ -81,6 +81,11 @@ async def test_each_kind_answers_and_leaves_nothing(
     assert folders() <= before
 
 
+async def test_whose_input_is_closed_behind_the_prompt_is_not_talked_with(processes: Processes) -> None:
+    for more in ({"mode": "task"}, {"keep_alive": False}):
+        assert isinstance(runner_from("chat", definition(LINES, **more), processes, {}), OneShot)
+
+
 async def test_a_file_of_an_earlier_turn_is_no_answer(processes: Processes) -> None:
     async with running(processes, definition(FILE, agent_type="stdin-file")) as runner:
         assert text(await tried(runner, order("one"))) == "1 one"
@@ -108,10 +113,3 @@ async def test_secrets_of_its_environment_never_leave(processes: Processes, tmp_
     source = LINES.replace("line.strip()", "__import__('os').environ['TOKEN']")
     async with running(processes, definition(source, env_path=str(tmp_path / "env"))) as runner:
         assert text(await tried(runner, order("one"))) == "1 [redacted]"
-
-
-@pytest.mark.parametrize("more", [{"mode": "task"}, {"keep_alive": False}])
-async def test_whose_input_is_closed_behind_the_prompt_is_not_talked_with(
-    processes: Processes, more: dict[str, Any]
-) -> None:
-    assert isinstance(runner_from("chat", definition(LINES, **more), processes, {}), OneShot)
