@@ -158,8 +158,9 @@ async def test_the_agent_receives_exactly_the_text(processes: Processes, source:
 
 
 WORDS = [
-    *"-- - --help -rf @file = ' \" \\ $HOME %s * ~ | ; & > < /etc/passwd {prompt} {output_file}".split(),
-    *("\n", "\r", "\t", " ", "\x1b[31m", "\x7f", "\u202e", "\U000e0041", "é", "\ufeff"),
+    *("--", "-", "--help", "-rf", "@file", "=", "'", '"', "\\", "$HOME", "%s", "*", "~", "|", ";", "&", ">", "<"),
+    *("/etc/passwd", "{prompt}", "{output_file}", "\n", "\r", "\t", " ", "\x1b[31m", "\x7f", "\u202e", "\U000e0041"),
+    *("é", "\ufeff"),
 ]
 ECHO = "for word; do printf '%s\\0' \"$word\"; done"
 
