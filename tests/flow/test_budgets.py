@@ -89,47 +89,33 @@ async def test_a_call_costs_what_its_result_says_within_what_was_declared(tmp_pa
         assert f'sidecar_budget_used_ratio{{budget="{DAY}"}} {1 - before / 5}' in metrics
 
 
-def error_in_json(message: Mapping[str, Any]) -> web.StreamResponse:
-    error = {"code": -32000, "message": "no"}
-    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error}, status=200)
+Said = dict[str, Any] | None
+NO = {"code": -32000, "message": "no"}
+A_TASK = {"task": {"taskId": "t", "status": "working", "_meta": {"usage": {"cost": 0}}}}
+ENDS: list[tuple[int, Said, float]] = [
+    (200, {"error": NO}, 0.01),
+    (400, {"error": NO | {"code": -32602}}, 0.01),
+    (200, {"result": 7}, 0.01),
+    (500, None, 0.5),
+    (200, {"result": A_TASK}, 0.5),
+]
 
 
-def error_with_a_status(message: Mapping[str, Any]) -> web.StreamResponse:
-    error = {"code": -32602, "message": "no"}
-    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error}, status=400)
-
-
-def trouble(message: Mapping[str, Any]) -> web.StreamResponse:
-    return web.Response(status=500)
-
-
-def nonsense(message: Mapping[str, Any]) -> web.StreamResponse:
-    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": 7})
-
-
-def a_task(message: Mapping[str, Any]) -> web.StreamResponse:
-    result = {"task": {"taskId": "t", "status": "working", "_meta": {"usage": {"cost": 0}}}}
-    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
-
-
-@pytest.mark.parametrize(
-    ("answer", "cost"),
-    [(error_in_json, 0.01), (error_with_a_status, 0.01), (trouble, 0.5), (nonsense, 0.01), (a_task, 0.5)],
-)
-async def test_an_answer_without_a_cost_keeps_the_declared_one_and_no_answer_the_most(
-    tmp_path: Path, answer: Any, cost: float
-) -> None:
-    upstream = Upstream()
+async def test_an_answer_without_a_cost_keeps_the_declared_one_and_no_answer_the_most(tmp_path: Path) -> None:
+    upstream, answers = Upstream(), iter(ENDS)
 
     async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        response: web.StreamResponse = answer(message)
-        return response
+        status, said, _ = next(answers)
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], **said} if said else None, status=status)
 
     upstream.script["tools/call"] = respond
     async with world(tmp_path, files=FILES, upstream=upstream) as running:
-        await running.call("search_code", GOOD)
-        assert await remaining(running) == 5 - cost
-        assert running.ends()[-1]["limits"][0]["charged"] == cost
+        before = 5.0
+        for status, said, cost in ENDS:
+            await running.call("search_code", GOOD)
+            before = round(before - cost, 6)
+            assert await remaining(running) == before, (status, said)
+            assert running.ends()[-1]["limits"][0]["charged"] == cost
 
 
 async def test_a_stream_costs_what_its_end_says_and_who_leaves_before_pays_the_most(tmp_path: Path) -> None:
@@ -154,33 +140,29 @@ async def test_a_stream_costs_what_its_end_says_and_who_leaves_before_pays_the_m
 
 
 async def test_what_never_reached_the_server_costs_nothing(tmp_path: Path) -> None:
+    """Neither a call that another limit refuses, nor one to a server that is gone."""
     files = budgets((COSTS % ("tool:github/*", "_meta.usage.cost", "nhi:*")) + 'tools: {"*": {concurrency: 1}}')
-    async with world(tmp_path, files=files) as running:
-        await running.app.limiter.store.reserve(
-            tuple(charge_of(entry, cap, "") for entry in running.app.live.current.budgets.tools for cap in entry.caps),
-            "somebody else's",
-        )
-        assert (await running.call("search_code", GOOD))[0] == 429
-        assert running.ends()[-1]["reason"] == "too-many-concurrent"
-        assert await remaining(running) == 5
-
-
-async def test_a_server_that_cannot_be_reached_costs_nothing(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         base = await stack.enter_async_context(listening(Upstream().handle))
-        async with world(tmp_path, files=FILES, upstream_url=f"{base}/mcp") as running:
+        async with world(tmp_path, files=files, upstream_url=f"{base}/mcp") as running:
             assert (await running.call("search_code", GOOD))[0] == 200
+            (entry,), store = running.app.live.current.budgets.tools, running.app.limiter.store
+            slot = tuple(charge_of(entry, cap, "") for cap in entry.caps)
+            await store.reserve(slot, "somebody else's")
+            assert (await running.call("search_code", GOOD))[0] == 429
+            assert running.ends()[-1]["reason"] == "too-many-concurrent"
+            store.release(slot, "somebody else's")
             await stack.aclose()
             assert (await running.call("search_code", GOOD))[0] == 502
-            assert [limit["charged"] for record in running.records()[-2:] for limit in record["limits"]] == [0.5, 0]
+            limits = [limit for record in running.records()[-2:] for limit in record["limits"]]
+            assert [limit["charged"] for limit in limits if limit["name"] == DAY] == [0.5, 0]
             assert running.ends()[-1]["reason"] == "upstream-failed"
             assert await remaining(running) == 4.99
 
 
 async def test_who_has_spent_a_budget_hears_how_much_and_until_when(tmp_path: Path) -> None:
-    files = budgets(
-        'costs: [{object: "*", unit: usd, per_call: 0.002}]\nbudgets: [{object: "tool:*", unit: usd, per_month: 0.005}]'
-    )
+    costs = 'costs: [{object: "*", unit: usd, per_call: 0.002}]'
+    files = budgets(costs + '\nbudgets: [{object: "tool:*", unit: usd, per_month: 0.005}]')
     async with world(tmp_path, files=files) as running:
         for _ in range(2):
             assert (await running.call("search_code", GOOD))[0] == 200

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.limits import StoreUnavailable
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.plan import BudgetRule, Budgets, LimitCap
 from sidecar.limits.usage_report import MAX_KNOWN, MAX_SHOWN, UsageQuery, UsageReport
@@ -50,9 +50,12 @@ async def shown(running: World, query: str = "", secret: str = VIEW) -> Any:
     return json.loads(body) if status == 200 else status
 
 
-async def command(running: World, *line: str) -> Result:
-    arguments = ["limits", "show", "-c", str(running.folder / "sidecar.yaml"), *line]
-    return await asyncio.to_thread(CliRunner().invoke, main, arguments)
+async def command(running: World, verb: str, *line: str, code: int = 0) -> str:
+    """What `sidecar limits` says."""
+    arguments = ["limits", verb, "-c", str(running.folder / "sidecar.yaml"), *line]
+    result = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+    assert result.exit_code == code, result.output
+    return result.output
 
 
 def names(told: Any) -> list[tuple[str, str | None]]:
@@ -64,28 +67,18 @@ async def test_an_operator_sees_who_used_what_and_looking_moves_nothing(tmp_path
         for _ in range(4):
             assert (await running.call("search_code", GOOD))[0] == 200
         before = await shown(running)
-        for _ in range(3):
-            assert [one["used"] for one in (await shown(running))["limits"] if one["kind"] != "rate"] == [
-                one["used"] for one in before["limits"] if one["kind"] != "rate"
-            ]
+        again = (await shown(running))["limits"]
+        uses = [[one["used"] for one in limits if one["kind"] != "rate"] for limits in (before["limits"], again)]
+        assert uses[0] == uses[1]
         told = {one["limit"]: one for one in before["limits"]}
         assert before["store"] == "memory" and before["more"] is False
         assert before["limits"][0]["limit"] == "budgets:nhi:*:usd:day"  # the fullest first
         budget = told["budgets:nhi:*:usd:day"]
         assert budget.pop("reset_at").endswith("T00:00:00Z")
-        assert budget == {
-            "limit": "budgets:nhi:*:usd:day",
-            "kind": "day",
-            "counted_for": "nhi:planner",
-            "unit": "usd",
-            "most": 0.00001,
-            "used": 0.000004,
-            "remaining": 0.000006,
-        }
-        assert [(told[name]["used"], told[name]["counted_for"]) for name in ("rule:search", "rule:together")] == [
-            (4, "nhi:planner"),
-            (4, None),
-        ]
+        about = {"limit": "budgets:nhi:*:usd:day", "kind": "day", "counted_for": "nhi:planner", "unit": "usd"}
+        assert budget == about | {"most": 0.00001, "used": 0.000004, "remaining": 0.000006}
+        for name, counted_for in (("rule:search", "nhi:planner"), ("rule:together", None)):
+            assert (told[name]["used"], told[name]["counted_for"]) == (4, counted_for)
         assert told["principals:nhi:*:month"]["reset_at"].endswith("-01T00:00:00Z")
         assert (told["tools:tool:files/*:day"]["used"], told["tools:tool:files/*:day"]["reset_at"]) == (0, None)
         assert "principals:user:*:day" not in told
@@ -95,23 +88,12 @@ async def test_it_can_be_asked_for_one_principal_one_tool_or_one_limit(tmp_path:
     async with world(tmp_path, rules=RULES, files={**LIMITS, **files()}, settings=SETTINGS) as running:
         await running.call("search_code", GOOD)
         mine = names(await shown(running, "?principal=nhi:other"))
-        assert {one for one in mine if one[1]} == {
-            ("principals:nhi:*:hour", "nhi:other"),
-            ("principals:nhi:*:month", "nhi:other"),
-            ("budgets:nhi:*:usd:day", "nhi:other"),
-            ("rule:others", "nhi:other"),
-        }
+        own = {"principals:nhi:*:hour", "principals:nhi:*:month", "budgets:nhi:*:usd:day", "rule:others"}
+        assert {one for one in mine if one[1]} == {(name, "nhi:other") for name in own}
         of_files = {name for name, _ in names(await shown(running, "?object=tool:files/read"))}
         assert of_files == {"tools:tool:files/*:day", "principals:nhi:*:hour", "principals:nhi:*:month"}
         assert names(await shown(running, "?limit=budgets:nhi:*")) == [("budgets:nhi:*:usd:day", "nhi:planner")]
-        for wrong in (
-            "?who=nhi:a",
-            "?principal=alice",
-            "?object=github",
-            "?limit=",
-            "?limit=a&limit=b",
-            "?principal=%ff",
-        ):
+        for wrong in ("who=nhi:a", "principal=alice", "object=github", "limit=", "limit=a&limit=b", "principal=%ff"):
             assert await shown(running, f"?{wrong}") == 400, wrong
         assert await shown(running, secret="") == 401
 
@@ -119,17 +101,16 @@ async def test_it_can_be_asked_for_one_principal_one_tool_or_one_limit(tmp_path:
 async def test_the_command_prints_lines_for_people_and_json_for_programs(tmp_path: Path) -> None:
     async with world(tmp_path, rules=RULES, files=LIMITS) as running:
         await running.call("search_code", GOOD)
-        lines = (await command(running, "--limit", "budgets:*", "--principal", "nhi:planner")).output.splitlines()
-        assert [line.split() for line in lines][1][:6] == [
-            "budgets:nhi:*:usd:day", "nhi:planner", "0.000001", "of", "0.00001", "usd",
-        ]  # fmt: skip
-        told = json.loads((await command(running, "--tool", "files/read", "--json")).output)
+        shown_ = partial(command, running, "show")
+        lines = (await shown_("--limit", "budgets:*", "--principal", "nhi:planner")).splitlines()
+        budget = ["budgets:nhi:*:usd:day", "nhi:planner", "0.000001", "of", "0.00001", "usd"]
+        assert lines[1].split()[:6] == budget
+        told = json.loads(await shown_("--tool", "files/read", "--json"))
         assert ("tools:tool:files/*:day", None) in names(told)
-        assert "no limit of the name nothing is used:" in (await command(running, "--limit", "nothing")).output
-        assert (await command(running, "--principal", "user:x", "--limit", "other")).output == (
-            "no limit of the name other counts user:x\n"
-        )
-        assert (await command(running, "--principal", "alice")).exit_code == 2
+        assert "no limit of the name nothing is used:" in await shown_("--limit", "nothing")
+        nobody = await shown_("--principal", "user:x", "--limit", "other")
+        assert nobody == "no limit of the name other counts user:x\n"
+        await shown_("--principal", "alice", code=2)
 
 
 async def post(running: World, path: str, secret: str, body: bytes) -> tuple[int, str]:
@@ -138,20 +119,13 @@ async def post(running: World, path: str, secret: str, body: bytes) -> tuple[int
         return response.status, await response.text()
 
 
-async def reset(running: World, *line: str, code: int = 0) -> Result:
-    arguments = ["limits", "reset", "-c", str(running.folder / "sidecar.yaml"), *line]
-    result = await asyncio.to_thread(CliRunner().invoke, main, arguments)
-    assert result.exit_code == code, result.output
-    return result
-
-
 async def test_an_operator_sets_a_principals_limits_back_and_it_is_on_record(tmp_path: Path) -> None:
     rules = RULES.replace("120", "2")
     async with world(tmp_path, rules=rules, files={**LIMITS, **files()}, settings=SETTINGS) as running:
         calls = [(await running.call("search_code", GOOD))[0] for _ in range(3)]
         assert calls == [200, 200, 429]
-        one = await reset(running, "--principal", "nhi:planner", "--limit", "rule:search")
-        assert one.output == "rule:search is unused\n"
+        one = await command(running, "reset", "--principal", "nhi:planner", "--limit", "rule:search")
+        assert one == "rule:search is unused\n"
         assert (await running.call("search_code", GOOD))[0] == 200
         used = {each["limit"]: each["used"] for each in (await shown(running, "?principal=nhi:planner"))["limits"]}
         assert (used["rule:search"], used["rule:together"], used["principals:nhi:*:hour"]) == (1, 3, 3)
@@ -172,16 +146,15 @@ async def test_an_operator_sets_a_principals_limits_back_and_it_is_on_record(tmp
 
 async def test_a_name_or_limit_that_is_unknown_is_not_reset(tmp_path: Path) -> None:
     async with world(tmp_path, rules=RULES, files=LIMITS) as running:
-        slip = await reset(running, "--principal", "nhi:plannner", code=1)
-        assert "no limit is reset" in slip.output and 'did you mean "nhi:planner"?' in slip.output
-        assert "--force" in slip.output
-        assert "rule:" not in (await reset(running, "--principal", "nhi:plannner", "--force")).output
-        assert (await reset(running, "--principal", "user:nobody", "--limit", "*:hour", code=1)).output != ""
-        no = await reset(running, "--principal", "nhi:planner", "--limit", "rule:serch", code=1)
-        assert "no limit of this name counts nhi:planner alone" in no.output and "rule:search" in no.output
-        assert [each["control"]["principal"] for each in running.records() if "limits" in (each["control"] or {})] == [
-            "nhi:plannner"
-        ]
+        reset = partial(command, running, "reset", "--principal")
+        slip = await reset("nhi:plannner", code=1)
+        assert all(said in slip for said in ("no limit is reset", 'did you mean "nhi:planner"?', "--force"))
+        assert "rule:" not in await reset("nhi:plannner", "--force")
+        assert await reset("user:nobody", "--limit", "*:hour", code=1)
+        no = await reset("nhi:planner", "--limit", "rule:serch", code=1)
+        assert "no limit of this name counts nhi:planner alone" in no and "rule:search" in no
+        acts = [each["control"] for each in running.records()]
+        assert [act["principal"] for act in acts if "limits" in (act or {})] == ["nhi:plannner"]
 
 
 async def test_after_a_reload_who_was_charged_before_is_still_shown(tmp_path: Path) -> None:
@@ -193,14 +166,9 @@ async def test_after_a_reload_who_was_charged_before_is_still_shown(tmp_path: Pa
 
 
 async def test_a_store_that_is_out_is_said_to_be_out(tmp_path: Path) -> None:
-    async with world(tmp_path, rules=RULES, files={**LIMITS, **files()}, settings=SETTINGS) as running:
-
-        async def out(*_: object) -> None:
-            raise StoreUnavailable("out")
-
-        running.app.limiter.store.look = out  # type: ignore[assignment,method-assign]
+    settings = SETTINGS + 'store: {url: "unix:///nonexistent/valkey.sock"}\n'
+    async with world(tmp_path, rules=RULES, files={**LIMITS, **files()}, settings=settings) as running:
         assert await shown(running) == 503
-        running.app.limiter.store.ping = out  # type: ignore[method-assign]
         assert await shown(running, "?limit=nothing") == 503, "that nothing is used is not known"
         order = b'{"principal": "nhi:planner"}'
         assert (await post(running, "/api/limits/reset", SECRET, order))[0] == 503

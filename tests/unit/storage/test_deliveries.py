@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.storage import SqliteFile
 from sidecar.storage.deliveries import Delivery, DeliveryBounds, DeliveryStore, OnBehalfOf, PendingDelivery
-from tests.unit.storage.worlds import CALLER
+from tests.unit.storage.worlds import CALLER, push_record
 
 ROOM = DeliveryBounds(per_owner=3, total=5, total_bytes=10_000)
 URL = "https://hooks.example/"
@@ -54,3 +54,4 @@ async def test_there_is_room_for_so_many_of_each_and_of_all_and_so_much(store: D
 
 def test_what_proves_a_caller_is_never_printed() -> None:
     assert str(delivery("1")) == "Delivery('1', 'push')"
+    assert str(push_record("h")) == repr(push_record("h")) == "PushRecord('planner')"

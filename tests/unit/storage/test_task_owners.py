@@ -1,5 +1,6 @@
 """Is a task its owner's alone? (threats G1, G2)"""
 
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
 import pytest
@@ -54,58 +55,44 @@ async def test_a_task_is_its_owners_and_nobody_elses() -> None:
     kept = Kept()
     record = await kept.create()
     assert record.owner == ALICE.binding
-    others = (
-        BOB,
-        NOBODY,
-        caller("user:alice", issuer="https://other"),
-        caller("user:alice", "nhi:bot"),
-        Caller((), ()),
-    )
-    assert [await kept.has(who) for who in (ALICE, *others)] == [True, *[False] * len(others)]
+    assert record.question == SEARCH._replace(arguments={}), "what created it, without its arguments"
+    refreshed = Caller(ALICE.chain, (), expires_at=2000.0)
+    alikes = caller("user:alice", issuer="https://other"), caller("user:alice", "nhi:bot"), Caller((), ())
+    assert [await kept.has(who) for who in (ALICE, refreshed)] == [True, True]
+    assert [await kept.has(who) for who in (BOB, NOBODY, *alikes)] == [False] * 5
     assert not await kept.has(ALICE, server="jira")
     assert [await kept.has(ALICE, task_id) for task_id in ("", "T", "t ", "x" * 1025)] == [False] * 4
     with pytest.raises(Refusal):
         await kept.tasks.owned(ALICE, "github", "t", namespace="a2a")
 
 
-async def test_what_created_it_is_remembered_without_its_arguments() -> None:
-    record = await Kept().create()
-    assert record.question == Question("tool:github/search/code", "tools/call", "github", "search/code")
-
-
-async def test_a_refreshed_token_of_the_same_chain_goes_on() -> None:
-    kept = Kept()
-    await kept.create()
-    assert await kept.has(Caller(ALICE.chain, (), expires_at=2000.0))
+async def refused(asked: Awaitable[object]) -> Reason:
+    with pytest.raises(Refusal) as caught:
+        await asked
+    return caught.value.reason
 
 
 async def test_a_task_never_changes_hands_nor_what_made_it() -> None:
     kept = Kept()
     first = await kept.create()
     assert await kept.create() == first, "a replayed answer is no fault"
-    with pytest.raises(Refusal) as caught:
-        await kept.create(BOB)
-    assert caught.value.reason is Reason.RESPONSE_REFUSED
-    with pytest.raises(Refusal):
-        other = SEARCH._replace(object="tool:github/delete")
-        await kept.tasks.created(ALICE, "github", "t", by=other, method="tools/call", ttl_s=None)
+    assert await refused(kept.create(BOB)) is Reason.RESPONSE_REFUSED
+    other = SEARCH._replace(object="tool:github/delete")
+    again = kept.tasks.created(ALICE, "github", "t", by=other, method="tools/call", ttl_s=None)
+    assert await refused(again) is Reason.RESPONSE_REFUSED
     assert (await kept.has(ALICE), await kept.has(BOB)) == (True, False)
 
 
 @pytest.mark.parametrize(("who", "task_id"), [(NOBODY, "t"), (ALICE, ""), (ALICE, "x" * 1025)])
 async def test_what_nobody_could_ask_for_is_not_created(who: Caller, task_id: str) -> None:
     kept = Kept()
-    with pytest.raises(Refusal) as caught:
-        await kept.create(who, task_id)
-    assert caught.value.reason is Reason.RESPONSE_REFUSED
+    assert await refused(kept.create(who, task_id)) is Reason.RESPONSE_REFUSED
     assert await kept.tasks.mine(who, "github", [task_id]) == {}
 
 
 async def test_anonymous_callers_may_not_ask_for_a_task() -> None:
     await Kept().tasks.may_create(ALICE)
-    with pytest.raises(Refusal) as caught:
-        await Kept().tasks.may_create(NOBODY)
-    assert caught.value.reason is Reason.UNAUTHENTICATED
+    assert await refused(Kept().tasks.may_create(NOBODY)) is Reason.UNAUTHENTICATED
 
 
 async def test_it_lasts_as_long_as_its_server_says_and_no_longer_than_we_keep() -> None:
@@ -121,14 +108,10 @@ async def test_it_lasts_as_long_as_its_server_says_and_no_longer_than_we_keep() 
 async def test_its_server_may_change_how_long_and_its_end_is_final() -> None:
     kept = Kept()
     record = await kept.create(ttl_s=10.0)
-    await kept.tasks.saw(record, "working", 500.0)
-    record = await kept.tasks.owned(ALICE, "github", "t")
-    assert (record.state, record.expires_at) == ("", 1500 + GRACE_S)
-    await kept.tasks.saw(record, "completed", None)
-    record = await kept.tasks.owned(ALICE, "github", "t")
-    assert (record.state, record.expires_at) == ("completed", 1500 + GRACE_S)
-    await kept.tasks.saw(record, "failed", None)
-    assert (await kept.tasks.owned(ALICE, "github", "t")).state == "completed"
+    for said, ttl_s, state in (("working", 500.0, ""), ("completed", None, "completed"), ("failed", None, "completed")):
+        await kept.tasks.saw(record, said, ttl_s)
+        record = await kept.tasks.owned(ALICE, "github", "t")
+        assert (record.state, record.expires_at) == (state, 1500 + GRACE_S)
 
 
 async def test_all_of_several_tasks_must_be_owned() -> None:
@@ -155,9 +138,7 @@ async def test_without_its_store_nobody_has_a_task() -> None:
         kept.create(),
         kept.tasks.saw(record, "failed", None),
     ):
-        with pytest.raises(Refusal) as caught:
-            await asked
-        assert caught.value.reason is Reason.STORE_UNAVAILABLE
+        assert await refused(asked) is Reason.STORE_UNAVAILABLE
 
 
 async def test_when_there_is_no_room_the_call_is_refused_before_it_goes() -> None:
@@ -165,9 +146,7 @@ async def test_when_there_is_no_room_the_call_is_refused_before_it_goes() -> Non
     for number in range(20):
         await kept.create(caller(f"user:{number}"), str(number))
     for asked in (kept.tasks.may_create(ALICE), kept.create()):
-        with pytest.raises(Refusal) as caught:
-            await asked
-        assert caught.value.reason is Reason.TOO_MANY_CONCURRENT
+        assert await refused(asked) is Reason.TOO_MANY_CONCURRENT
 
 
 async def test_what_its_owner_goes_on_with_is_kept_from_then_on() -> None:
@@ -178,8 +157,7 @@ async def test_what_its_owner_goes_on_with_is_kept_from_then_on() -> None:
         kept.clock.now_s += 900.0
         await kept.create()
         assert (await kept.tasks.owned(ALICE, "github", "t")).created_at == record.created_at
-    with pytest.raises(Refusal):
-        await kept.create(BOB)
+    await refused(kept.create(BOB))
     record = await kept.tasks.owned(ALICE, "github", "t")
     kept.clock.now_s += 100.0
     await kept.tasks.used(record)
@@ -189,9 +167,5 @@ async def test_what_its_owner_goes_on_with_is_kept_from_then_on() -> None:
 async def test_a_task_is_anothers_only_where_that_is_on_record() -> None:
     kept = Kept()
     await kept.create(BOB)
-    asked = [(ALICE, "t"), (BOB, "t"), (ALICE, "none")]
-    assert [await kept.tasks.is_anothers(who.binding, "github", name, namespace="mcp") for who, name in asked] == [
-        True,
-        False,
-        False,
-    ]
+    for who, name, anothers in ((ALICE, "t", True), (BOB, "t", False), (ALICE, "none", False)):
+        assert await kept.tasks.is_anothers(who.binding, "github", name, namespace="mcp") is anothers

@@ -84,6 +84,10 @@ class World(NamedTuple):
     ) -> AddedRecord:
         return await self.store.add(self.made(name, owner, **more), by, 10.0, room)
 
+    async def add_done(self, name: str, owner: str = "alice", **more: Any) -> None:
+        assert await self.add(name, owner, **more) is AddedRecord.KEPT
+        assert await self.store.replace(self.done(await self.store.get(name)))
+
     async def page(self, owner: str | None, page: RecordPage) -> tuple[list[str], int]:
         found, total = await self.store.page(owner, page)
         return [one.id for one in found], total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,11 @@ def chain(*names: str) -> Chain:
     return tuple(Principal(name) for name in names)
 
 
+def flip(principal: str, disabled: bool = True, number: int = 1, **more: Any) -> SwitchVersion:
+    about = {"reason": "", "until": None, "by": "x", "at": NOW_S}
+    return SwitchVersion(principal, disabled, number, **(about | more))
+
+
 def call(*objects: str, upstream: str = "github") -> Call:
     return Call("mcp", "", upstream, "tools/call", tuple(Question(name, "tools/call", upstream) for name in objects))
 
@@ -48,32 +54,19 @@ def call(*objects: str, upstream: str = "github") -> Call:
 # --- entries --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "touched"),
-    [
-        ("user:alice", True),
-        ("nhi:planner", True),
-        ("nhi:github", True),
-        ("nhi:writer", True),
-        ("nhi:*", True),
-        ("user:al*", True),
-        ("user:bob", False),
-        ("user:a", False),
-        ("nhi:github/x", False),
-        ("user:*z", False),
-        ("nhi:search", False),
-    ],
-)
-def test_a_call_touches_its_chain_its_server_and_the_agents_it_is_for(name: str, touched: bool) -> None:
+TOUCHED = ("user:alice", "nhi:planner", "nhi:github", "nhi:writer", "nhi:*", "user:al*")
+UNTOUCHED = ("user:bob", "user:a", "nhi:github/x", "user:*z", "nhi:search")
+
+
+@pytest.mark.parametrize("name", [*TOUCHED, *UNTOUCHED])
+def test_a_call_touches_its_chain_its_server_and_the_agents_it_is_for(name: str) -> None:
     disabled = Disabled((SwitchEntry(name, "switch"),))
     asked = chain("user:alice", "nhi:planner"), call("tool:github/search", "nhi:writer")
-    assert (disabled.touched_by(*asked, NOW_S) is not None) == touched
-    if touched:
-        with pytest.raises(Refusal) as refused:
-            disabled.refuse(*asked, NOW_S)
-        assert refused.value.reason is Reason.PRINCIPAL_DISABLED and name not in str(refused.value)
-    else:
+    assert (disabled.touched_by(*asked, NOW_S) is not None) == (name in TOUCHED)
+    with pytest.raises(Refusal) if name in TOUCHED else nullcontext() as refused:
         disabled.refuse(*asked, NOW_S)
+    if refused:
+        assert refused.value.reason is Reason.PRINCIPAL_DISABLED and name not in str(refused.value)
 
 
 def test_an_entry_that_is_over_hides_none_that_is_not() -> None:
@@ -84,26 +77,13 @@ def test_an_entry_that_is_over_hides_none_that_is_not() -> None:
         assert Disabled(entries).in_force(NOW_S) == (lasting,)
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "pattern"),
-    [
-        ("nhi:planner", True, True),
-        ("user:corp/alice", True, True),
-        ("nhi:*", False, True),
-        ("user:corp/*", False, True),
-        ("*", False, False),
-        ("role:oncall", False, False),
-        ("anonymous", False, False),
-        ("nhi:", False, False),
-        ("nhi:a b", False, False),
-        ("nhi:a|b", False, False),
-        ("nhi:a,b", False, False),
-        ("nhi:a'b", False, False),
-        ("nhi:" + "x" * 257, False, False),
-    ],
-)
-def test_a_name_is_one_principal_and_a_pattern_one_kind(text: str, name: bool, pattern: bool) -> None:
-    assert (is_name(text), is_pattern(text)) == (name, pattern)
+NAMES, PATTERNS = ("nhi:planner", "user:corp/alice"), ("nhi:*", "user:corp/*")
+NEITHER = ("*", "role:oncall", "anonymous", "nhi:", *(f"nhi:a{odd}b" for odd in " |,'"), "nhi:" + "x" * 257)
+
+
+def test_a_name_is_one_principal_and_a_pattern_one_kind() -> None:
+    for text in (*NAMES, *PATTERNS, *NEITHER):
+        assert (is_name(text), is_pattern(text)) == (text in NAMES, text not in NEITHER), text
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -145,18 +125,18 @@ def test_a_fault_in_the_file_has_its_place(entry: str, expected: tuple[str, str]
     assert where in str(raised.value) and what in str(raised.value)
 
 
-def test_a_link_that_leads_nowhere_is_a_fault_and_disables_nobody_by_silence(tmp_path: Path) -> None:
-    (tmp_path / "disabled.yaml").symlink_to(tmp_path / "gone.yaml")
-    with pytest.raises(PolicyError, match=r"disabled\.yaml: error\[Y001\]: cannot be read"):
-        load_disabled(tmp_path / "disabled.yaml")
-
-
-def test_an_empty_file_is_a_fault_and_an_empty_list_is_not(tmp_path: Path) -> None:
-    (tmp_path / "disabled.yaml").write_text("version: 1\ndisabled: []\n")
-    assert load_disabled(tmp_path / "disabled.yaml").entries == ()
-    (tmp_path / "disabled.yaml").write_text("")
+def test_only_an_empty_list_is_no_fault_of_a_file_that_is_there(tmp_path: Path) -> None:
+    """Nobody is enabled by silence."""
+    path = tmp_path / "disabled.yaml"
+    path.write_text("version: 1\ndisabled: []\n")
+    assert load_disabled(path).entries == ()
+    path.write_text("")
     with pytest.raises(PolicyError, match="empty"):
-        load_disabled(tmp_path / "disabled.yaml")
+        load_disabled(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "gone.yaml")
+    with pytest.raises(PolicyError, match=r"disabled\.yaml: error\[Y001\]: cannot be read"):
+        load_disabled(path)
 
 
 # --- flips ----------------------------------------------------------------------------------------------------------
@@ -174,9 +154,9 @@ flips = st.builds(
 
 
 @given(flips)
-def test_a_flip_is_read_as_it_was_written(flip: SwitchVersion) -> None:
-    assert decode(encode(flip)) == flip
-    assert encode(flip).startswith(flip.rank) and len(flip.rank) == 31 and flip.rank.isdecimal()
+def test_a_flip_is_read_as_it_was_written(one: SwitchVersion) -> None:
+    assert decode(encode(one)) == one
+    assert encode(one).startswith(one.rank) and len(one.rank) == 31 and one.rank.isdecimal()
 
 
 @given(st.lists(flips, max_size=8), st.randoms())
@@ -203,54 +183,43 @@ def test_of_two_with_one_number_the_safer_wins(heard: list[SwitchVersion]) -> No
     assert ledger.next_number() > max(flip.number for flip in heard)
 
 
+LONG_S = FORGOTTEN_AFTER_S
+
+
 @pytest.mark.parametrize(
     ("disabled", "until", "after_s", "forgotten"),
     [
-        (False, None, FORGOTTEN_AFTER_S + 1, True),
-        (False, None, FORGOTTEN_AFTER_S - 1, False),
+        *((False, None, LONG_S + more_s, more_s > 0) for more_s in (1, -1)),
         (True, None, 1e9, False),
-        (True, NOW_S + 10, FORGOTTEN_AFTER_S + 11, True),
-        (True, NOW_S + 10, FORGOTTEN_AFTER_S + 9, False),
+        *((True, NOW_S + 10, LONG_S + more_s, more_s > 10) for more_s in (11, 9)),
     ],
 )
 def test_only_what_changes_nothing_is_forgotten(
     disabled: bool, until: float | None, after_s: float, forgotten: bool
 ) -> None:
     ledger = SwitchLedger(Path("ledger"))
-    ledger.take([SwitchVersion("nhi:a", disabled, 1, "", until, "x", NOW_S)])
+    ledger.take([flip("nhi:a", disabled, until=until)])
     ledger.forget(NOW_S + after_s)
     assert (not ledger.flips) == forgotten
 
 
 def wrong(**change: Any) -> dict[str, Any]:
-    return {**SwitchVersion("nhi:a", True, 1, "", None, "x", NOW_S)._asdict(), **change}
+    return {**flip("nhi:a")._asdict(), **change}
 
 
-@pytest.mark.parametrize(
-    "plain",
-    [
-        None,
-        [],
-        {},
-        wrong(principal="nhi:*"),
-        wrong(principal=5),
-        wrong(disabled="no"),
-        wrong(disabled=1),
-        wrong(number=0),
-        wrong(number=MAX_NUMBER + 1),
-        wrong(number=True),
-        wrong(number=1.0),
-        wrong(until="x"),
-        wrong(until=-1),
-        wrong(at=True),
-        wrong(at=1e99),
-        wrong(reason=None),
-        wrong(reason="a\nb"),
-        wrong(by="a\nb"),
-        wrong(by=None),
-        {name: value for name, value in wrong().items() if name != "by"},
-    ],
-)
+WRONG: list[dict[str, Any]] = [
+    *({"principal": one} for one in ("nhi:*", 5)),
+    *({"disabled": one} for one in ("no", 1)),
+    *({"number": one} for one in (0, MAX_NUMBER + 1, True, 1.0)),
+    *({"until": one} for one in ("x", -1)),
+    *({"at": one} for one in (True, 1e99)),
+    *({"reason": one} for one in (None, "a\nb")),
+    *({"by": one} for one in (None, "a\nb")),
+]
+SHORT = {name: value for name, value in wrong().items() if name != "by"}
+
+
+@pytest.mark.parametrize("plain", [None, [], {}, SHORT, *(wrong(**change) for change in WRONG)])
 def test_a_flip_that_is_not_ours_is_not_believed(plain: Any) -> None:
     with pytest.raises(ValueError):
         flip_from(plain)
@@ -268,12 +237,7 @@ def test_what_a_newer_version_adds_is_passed_over() -> None:
 def test_a_ledger_is_read_as_it_was_saved(tmp_path: Path) -> None:
     ledger = SwitchLedger.open(tmp_path / "disabled.json")
     assert not ledger.flips and not ledger.disabled.entries
-    ledger.take(
-        [
-            SwitchVersion("nhi:a", True, 1, "Incident 12", NOW_S, "x", NOW_S),
-            SwitchVersion("nhi:b", False, 2, "", None, "x", 1),
-        ]
-    )
+    ledger.take([flip("nhi:a", reason="Incident 12", until=NOW_S), flip("nhi:b", False, 2, at=1)])
     ledger.save()
     again = SwitchLedger.open(tmp_path / "disabled.json")
     assert again.flips == ledger.flips and again.disabled == ledger.disabled
@@ -299,40 +263,37 @@ def test_a_damaged_ledger_is_told_and_never_taken_for_an_empty_one(
 ) -> None:
     path = tmp_path / "disabled.json"
     ledger = SwitchLedger(path)
-    ledger.take([SwitchVersion("nhi:a", True, 1, "", None, "x", NOW_S)])
+    ledger.take([flip("nhi:a")])
     ledger.save()
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(SettingsError, match=r"D101.*is damaged(.|\n)*hint: restore it"):
         SwitchLedger.open(path)
 
 
-@pytest.mark.parametrize("told", [b"OK", 7, [], [7], [b"token", 1, 2], [b"token", [b"x"]], [b"token", b"odd"], {}])
-async def test_an_answer_that_is_none_ends_no_hearing(told: Any, tmp_path: Path) -> None:
-    async def liar(*_: object) -> Any:
+def alone(ledger: SwitchLedger, told: Any = None) -> KillSwitch:
+    """A switch whose store says no more than that, and whose evidence nobody reads."""
+
+    async def share(*_: object) -> Any:
         return told
 
-    async def witness(*_: object, **__: object) -> None:
-        """Nobody reads it."""
+    async def witness(*_: object, **__: object) -> None: ...
 
+    return KillSwitch(ledger, share=share, witness=witness, clock=lambda: 2.0)
+
+
+@pytest.mark.parametrize("told", [b"OK", 7, [], [7], [b"token", 1, 2], [b"token", [b"x"]], [b"token", b"odd"], {}])
+async def test_an_answer_that_is_none_ends_no_hearing(told: Any, tmp_path: Path) -> None:
     known = SwitchLedger(tmp_path / LEDGER_FILE)
-    switch = KillSwitch(known, share=liar, witness=witness, clock=lambda: 2.0)
+    switch = alone(known, told)
     await switch.disable("nhi:a", reason="", until=None, by="operator")
     assert [*known.flips] == ["nhi:a"] and switch.disabled.find("nhi:a", 2.0)
 
 
 async def test_no_number_that_a_store_brings_is_too_high_to_disable_after_or_to_start_with(tmp_path: Path) -> None:
     """Whoever may write to the store can enable; an operator's word outranks it, here and after a restart."""
-    forged = SwitchVersion("nhi:a", False, MAX_NUMBER, "", None, "mallory", 1.0)
     known = SwitchLedger(tmp_path / LEDGER_FILE)
-    known.take([forged])
-
-    async def alone(*_: object) -> None:
-        """There is no store."""
-
-    async def witness(*_: object, **__: object) -> None:
-        """Nobody reads it."""
-
-    switch = KillSwitch(known, share=alone, witness=witness, clock=lambda: 2.0)
+    known.take([flip("nhi:a", False, MAX_NUMBER, by="mallory", at=1.0)])
+    switch = alone(known)
     await switch.disable("nhi:a", reason="", until=None, by="operator")
     again = SwitchLedger.open(tmp_path / LEDGER_FILE)
     assert again.disabled.find("nhi:a", 2.0) and decode(encode(again.flips["nhi:a"])) == again.flips["nhi:a"]
@@ -345,9 +306,9 @@ async def test_no_number_that_a_store_brings_is_too_high_to_disable_after_or_to_
 def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MAX_BYTES", 1000)
     known = SwitchLedger(tmp_path / LEDGER_FILE)
-    known.take([SwitchVersion("nhi:a", True, 1, "", None, "x", NOW_S)])
+    known.take([flip("nhi:a")])
     known.save()
-    known.take([SwitchVersion("nhi:b", True, 2, "", None, "x" * 900, NOW_S)])
+    known.take([flip("nhi:b", by="x" * 900)])
     with pytest.raises(OSError, match="too large"):
         known.save()
     assert SwitchLedger.open(tmp_path / LEDGER_FILE).disabled.find("nhi:a", NOW_S)
@@ -355,14 +316,14 @@ def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path, monkeypatch: 
 
 def test_a_save_that_fails_leaves_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = SwitchLedger(tmp_path / "disabled.json")
-    ledger.take([SwitchVersion("nhi:a", True, 1, "", None, "x", NOW_S)])
+    ledger.take([flip("nhi:a")])
     ledger.save()
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    ledger.take([SwitchVersion("nhi:b", True, 2, "", None, "x", NOW_S)])
+    ledger.take([flip("nhi:b")])
     with pytest.raises(OSError):
         ledger.save()
     assert list(SwitchLedger.open(tmp_path / "disabled.json").flips) == ["nhi:a"]
