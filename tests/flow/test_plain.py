@@ -19,6 +19,7 @@ from yarl import URL
 from sidecar.gateway.frontends import rest
 from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.described import CALL, LIST, check_described
+from tests.flow.streams import streamed
 from tests.flow.talk import Answer, Talk, reason_of
 from tests.flow.test_crossings import RULES as ALL
 from tests.flow.world import PATIENCE_S, TOOLS, Upstream, World, until, world
@@ -55,33 +56,23 @@ def page(*names: str, cursor: str | None = None) -> dict[str, Any]:
 
 
 async def test_a_list_is_what_the_caller_may_use_in_the_words_of_the_seed(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
+    more: dict[str, Any] = {"_meta": {"_fastmcp": {"tags": ["files"]}, "x": 1}}
+    tagged = {**TOOLS[0], "tags": ["crud", 7, "search"], "metadata": {"version": "1.0"}}
+    async with world(tmp_path, upstream=Upstream(tools=[tagged, TOOLS[1], {**TOOLS[2], **more}])) as running:
         answer = await plain(running).ask("tools/list")
         check_described(LIST, answer)
         assert answer[0] == 200 and answer[2]["Cache-Control"] == "no-store"
         same = {"status": "active", "deprecated": False}
-        search, get = TOOLS[0]["inputSchema"], TOOLS[2]["inputSchema"]
+        search = {"name": "search_code", "description": "Search.", "input_schema": TOOLS[0]["inputSchema"], **same}
+        get = {"name": "get_file", "description": None, "input_schema": TOOLS[2]["inputSchema"], **same}
         assert answer[1]["tools"] == [
-            {"name": "search_code", "description": "Search.", "input_schema": search, **same},
-            {"name": "get_file", "description": None, "input_schema": get, **same},
+            {**search, "tags": ["crud", "search"], "metadata": {"version": "1.0"}},
+            {**get, "tags": ["files"], "metadata": more["_meta"]},
         ]
         (end,) = running.ends()
         assert (end["protocol"], end["method"], end["object"]) == ("http", "tools/list", "nhi:github")
         moved = 'sidecar_requests_total{method="tools/list",protocol="http",status="success",upstream="github"} 1.0'
         assert moved in await running.metrics()
-
-
-async def test_tags_and_metadata_of_a_definition_are_told(tmp_path: Path) -> None:
-    more: list[dict[str, Any]] = [
-        {"tags": ["crud", 7, "search"], "metadata": {"version": "1.0"}},
-        {"_meta": {"_fastmcp": {"tags": ["files"]}, "x": 1}},
-    ]
-    tools = [{**TOOLS[0], **more[0]}, {**TOOLS[2], **more[1]}]
-    async with world(tmp_path, upstream=Upstream(tools=tools)) as running:
-        answer = await plain(running).ask("tools/list")
-        check_described(LIST, answer)
-        told = [(one["tags"], one["metadata"]) for one in answer[1]["tools"]]
-        assert told == [(["crud", "search"], {"version": "1.0"}), (["files"], more[1]["_meta"])]
 
 
 async def test_what_is_off_or_cannot_be_named_in_a_path_is_not_listed(tmp_path: Path) -> None:
@@ -104,22 +95,14 @@ async def test_what_is_off_or_cannot_be_named_in_a_path_is_not_listed(tmp_path: 
         assert [message["params"]["name"] for message in upstream.calls()] == list(listed)
 
 
-async def test_all_pages_are_one_answer(tmp_path: Path) -> None:
-    whole = page("a", "b", "c")
-    pages = results(whole, page("a", cursor="1"), page("hidden", "b", cursor="2"), page("c"))
-    async with world(tmp_path, rules=MAY_ALL, upstream=Upstream(script={"tools/list": pages})) as running:
+async def test_all_pages_are_one_answer_and_each_counts_as_it_does_over_mcp(tmp_path: Path) -> None:
+    pages = results(page("a", "b", "c"), page("a", cursor="1"), page("hidden", "b", cursor="2"), page("c"))
+    upstream, four = Upstream(script={"tools/list": pages}), "sessions: {session_calls_per_minute: 4}\n"
+    async with world(tmp_path, rules=MAY_ALL, upstream=upstream, settings=four) as running:
         _, body, _ = await plain(running).ask("tools/list")
         assert [tool["name"] for tool in body["tools"]] == ["a", "b", "c"]
         assert [call["params"].get("cursor") for call in running.upstream.calls("tools/list")[1:4]] == [None, "1", "2"]
         assert len(running.ends()) == 1
-
-
-async def test_each_page_counts_as_it_does_over_mcp(tmp_path: Path) -> None:
-    pages = results(page("a", "b"), page("a", cursor="1"), page("b"))
-    three = "sessions: {session_calls_per_minute: 3}\n"
-    upstream = Upstream(script={"tools/list": pages})
-    async with world(tmp_path, rules=MAY_ALL, upstream=upstream, settings=three) as running:
-        assert (await plain(running).ask("tools/list"))[0] == 200
         assert (await plain(running).ask("tools/list"))[0] == 200
         answer = await plain(running).ask("tools/list")
         check_described(LIST, answer)
@@ -151,7 +134,7 @@ async def test_a_list_that_is_out_of_shape_is_refused(
 # --- calls ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_is_answered_with_its_id_in_the_evidence(tmp_path: Path) -> None:
+async def test_a_call_is_answered_with_its_id_in_the_evidence_which_is_that_of_an_mcp_call(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         headers = {"X-Run-Id": "run-7", "X-Thread-Id": "thread-7", "Cookie": "a=b", "X-Custom": "secret"}
         answer = await plain(running).call("search_code", GOOD, headers=headers)
@@ -169,6 +152,9 @@ async def test_a_call_is_answered_with_its_id_in_the_evidence(tmp_path: Path) ->
         assert message["params"]["arguments"] == GOOD
         assert (sent["Mcp-Method"], sent["Mcp-Name"]) == ("tools/call", "search_code")
         assert not {"Cookie", "X-Custom", "X-Run-Id", "Authorization"} & set(sent)
+        await running.call("search_code", GOOD)
+        same = ("args_hash", "chain", "links", "facts", "object", "action", "policy_revision", "limits", "status")
+        assert [outcome[name] for name in same] == [running.ends()[-1][name] for name in same]
 
 
 LARGE = [2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
@@ -207,15 +193,6 @@ async def test_a_message_says_itself_which_run_it_is_of(tmp_path: Path, era: Any
                 assert (record["run_id"], record["thread_id"], record["trace_id"]) == expected
 
 
-async def test_the_evidence_of_a_plain_call_is_that_of_an_mcp_call(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
-        await plain(running).call("search_code", GOOD)
-        await running.call("search_code", GOOD)
-        one, other = running.ends()
-        same = ("args_hash", "chain", "links", "facts", "object", "action", "policy_revision", "limits", "status")
-        assert [one[name] for name in same] == [other[name] for name in same]
-
-
 async def test_a_limit_is_one_for_all_ways_to_call(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         for way in (plain(running).call, running.call, plain(running).call):
@@ -250,19 +227,15 @@ async def test_what_fails_at_the_other_side_is_an_error_that_was_delivered(
 
 
 @pytest.mark.parametrize("server", [SessionsOnly, StatelessOnly])
-@pytest.mark.parametrize("say", [0, 3])
-async def test_a_server_of_either_era_is_called_and_only_its_result_goes_out(
-    server: type[SessionsOnly] | type[StatelessOnly], say: int, tmp_path: Path
-) -> None:
-    behind = server()
-    told = [{"method": "notifications/message", "params": {"level": "error", "data": n}} for n in range(say)]
-    rules = ALL.format(who="nhi:planner")
-    async with world(tmp_path, rules=rules, upstream=behind) as running:  # type: ignore[arg-type]
+async def test_a_server_of_either_era_is_called_and_only_its_result_goes_out(server: Any, tmp_path: Path) -> None:
+    notes = [{"method": "notifications/message", "params": {"level": "error", "data": n}} for n in range(3)]
+    async with world(tmp_path, rules=ALL.format(who="nhi:planner"), upstream=server()) as running:
         _, listed, _ = await plain(running).ask("tools/list")
         assert [tool["name"] for tool in listed["tools"]] == ["act"]
-        answer = await plain(running).call("act", {"say": told})
-        check_described(CALL, answer)
-        assert (answer[0], answer[1]["result"]["content"]) == (200, [{"type": "text", "text": "[]"}])
+        for told in ([], notes):
+            answer = await plain(running).call("act", {"say": told})
+            check_described(CALL, answer)
+            assert (answer[0], answer[1]["result"]["content"]) == (200, [{"type": "text", "text": "[]"}])
         failed = await plain(running).call("act", {"fail": {"code": -32000, "message": "no"}})
         assert (failed[0], failed[1]["details"]["message"]) == (502, "no")
 
@@ -310,20 +283,15 @@ async def test_a_stream_behind_a_plain_call_ends_when_its_caller_is_disabled(tmp
     begun = asyncio.Event()
 
     async def talk(request: web.Request, _: dict[str, Any]) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(b": still here\n\n")
-        begun.set()
-        await asyncio.sleep(60)
-        return stream
+        asyncio.get_running_loop().call_later(0.05, begun.set)
+        return await streamed(request, b": still here\n\n", b": and so on\n\n", pause_s=60)
 
     async with world(tmp_path, upstream=Upstream(script={"tools/call": talk})) as running:
         call = asyncio.create_task(plain(running).call("search_code", GOOD))
         await begun.wait()
         await running.app.disable("nhi:planner", reason="", until=None, by="test")
         await running.app.pipeline.exchanges.oversight.look()  # as it does each second
-        async with asyncio.timeout(PATIENCE_S):
-            answer = await call
+        answer = await asyncio.wait_for(call, PATIENCE_S)
         check_described(CALL, answer)
         assert (answer[0], reason_of(answer)) == (403, "principal-disabled")
 
@@ -372,61 +340,44 @@ NOT_TAKEN = {
 }
 
 
-async def test_a_body_that_is_not_one_object_with_arguments_is_malformed(tmp_path: Path) -> None:
+KEPT_BACK = ("disclosure: kind", "disclosure: hide")
+
+
+AMBIGUOUS = ("/search%5Fcode", "/.hidden", "/a//b", "/a/../search_code", "/", "/search_code?repo=acme")
+
+
+async def test_what_can_be_read_in_two_ways_is_malformed(tmp_path: Path) -> None:
+    """A body that is not one object with arguments; a path; a query. And a page of another origin gets no further."""
     async with world(tmp_path) as running:
-        for name, body in NOT_TAKEN.items():
-            answer = await post(running, "/search_code", body)
+        said = json.dumps({"arguments": GOOD}).encode()
+        for path, body in (
+            *(("/search_code", body) for body in NOT_TAKEN.values()),
+            *((one, said) for one in AMBIGUOUS),
+        ):
+            url: Any = URL(f"{running.url}/mcp/github/tools{path}", encoded=True)
+            answer = await running.post(body, url=url)
             check_described(CALL, answer)
-            assert (answer[0], reason_of(answer)) == (400, "malformed-call"), name
+            assert (answer[0], reason_of(answer)) == (400, "malformed-call"), (path, body)
             assert answer[1]["error_code"] == "InvalidParameters"
-        assert len(running.ends()) == len(NOT_TAKEN) and not running.upstream.seen
-
-
-async def test_a_body_may_leave_the_arguments_out(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
-        assert (await post(running, "/get_file", {}))[0] == 200
+        assert len(running.ends()) == len(NOT_TAKEN) + len(AMBIGUOUS)
+        answer = await post(running, "/search_code", {"arguments": GOOD}, Origin="https://evil.example")
+        check_described(CALL, answer)
+        assert (answer[0], reason_of(answer)) == (403, "origin-refused") and not running.upstream.seen
+        assert (await post(running, "/get_file", {}))[0] == 200, "a body may leave the arguments out"
         assert running.upstream.calls()[0]["params"]["arguments"] == {}
 
 
-@pytest.mark.parametrize("path", ["/search%5Fcode", "/.hidden", "/a//b", "/a/../search_code", "/"])
-async def test_a_path_that_can_be_read_in_two_ways_is_no_address(path: str, tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
-        url = f"{running.url}/mcp/github/tools{path}"
-        async with running.http.post(URL(url, encoded=True), json={"arguments": GOOD}) as response:
-            answer = (response.status, await response.json(content_type=None), dict(response.headers))
-        check_described(CALL, answer)
-        assert (answer[0], reason_of(answer)) == (400, "malformed-call")
-        assert not running.upstream.seen
-
-
-async def test_a_query_is_not_overlooked(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
-        answer = await post(running, "/search_code?repo=acme", {"arguments": GOOD})
-        assert (answer[0], reason_of(answer)) == (400, "malformed-call") and not running.upstream.seen
-
-
-async def test_a_page_of_another_origin_gets_no_further_here(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
-        answer = await post(running, "/search_code", {"arguments": GOOD}, Origin="https://evil.example")
-        check_described(CALL, answer)
-        assert (answer[0], reason_of(answer)) == (403, "origin-refused")
-
-
-@pytest.mark.parametrize("style", ["jsonrpc", "tool_result"])
-async def test_a_style_of_denial_is_for_protocols_and_not_for_statuses_here(style: str, tmp_path: Path) -> None:
-    async with world(tmp_path, settings=f"answers: {{deny_style: {style}}}\n") as running:
-        answer = await plain(running).call("delete_repo", GOOD)
-        check_described(CALL, answer)
-        assert (answer[0], reason_of(answer)) == (403, "no-matching-rule")
-
-
-@pytest.mark.parametrize("disclosure", ["kind", "hide"])
-async def test_what_the_operator_keeps_back_is_kept_back_here(disclosure: str, tmp_path: Path) -> None:
-    async with world(tmp_path, settings=f"answers: {{disclosure: {disclosure}}}\n") as running:
-        denied = [
-            await plain(running).call(*call) for call in (("delete_repo", {}), ("search_code", {"repo": "evil/a"}))
-        ]
+@pytest.mark.parametrize("manner", ["deny_style: jsonrpc", "deny_style: tool_result", *KEPT_BACK])
+async def test_a_style_of_denial_is_for_protocols_and_what_is_kept_back_is_kept_back_here(
+    manner: str, tmp_path: Path
+) -> None:
+    async with world(tmp_path, settings=f"answers: {{{manner}}}\n") as running:
+        calls: list[Any] = [("delete_repo", {}), ("search_code", {"repo": "evil/a"})]
+        denied = [await plain(running).call(*call) for call in calls]
         for answer in denied:
             check_described(CALL, answer)
             answer[1].pop("decision_id")
-        assert denied[0][:2] == denied[1][:2]
+        if manner in KEPT_BACK:
+            assert denied[0][:2] == denied[1][:2]
+        else:
+            assert (denied[0][0], reason_of(denied[0])) == (403, "no-matching-rule")

@@ -15,6 +15,9 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+from sidecar.http.client import HttpClient, parse_origin
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
@@ -117,6 +120,17 @@ async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Async
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await server.wait_closed()
+
+
+@asynccontextmanager
+async def meeting(script: Script, **options: Any) -> AsyncIterator[tuple[Hostile, HttpClient]]:
+    """A hostile server and a client of ours."""
+    async with serving(script) as server:
+        client = HttpClient(parse_origin(server.url), **options)
+        try:
+            yield server, client
+        finally:
+            await client.close()
 
 
 def say(*answers: bytes, then_close: bool = False) -> Script:

@@ -6,8 +6,7 @@ import asyncio
 import gc
 import random
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -28,20 +27,9 @@ from sidecar.http.client import (
 )
 from sidecar.http.client.http1 import ResponseReader
 from tests.unit.http.client.certificate import self_signed
-from tests.unit.http.client.hostile import OK, Conversation, Hostile, Script, chunked, response, say, serving
+from tests.unit.http.client.hostile import OK, Conversation, Script, chunked, meeting, response, say, serving
 
 BODY = b'{"jsonrpc":"2.0"}'
-
-
-@asynccontextmanager
-async def meeting(script: Script, **options: float | int) -> AsyncIterator[tuple[Hostile, HttpClient]]:
-    """A hostile server and a client of ours."""
-    async with serving(script) as server:
-        client = HttpClient(parse_origin(server.url), **options)  # type: ignore[arg-type]  # the options of one test, by name
-        try:
-            yield server, client
-        finally:
-            await client.close()
 
 
 async def post(client: HttpClient, *, deadline_s: float = 5.0) -> ClientResponse:
@@ -80,15 +68,19 @@ async def test_a_connection_is_used_again_only_when_nothing_is_left_on_it(first:
         assert server.connections == connections
 
 
-async def test_bytes_that_come_while_a_connection_is_idle_are_never_anyones_answer() -> None:
-    async def script(conversation: Conversation) -> None:
-        await conversation.request()
-        await conversation.send(OK)
-        await asyncio.sleep(0.01)
-        await conversation.send(response(b"poison"))
-        await conversation.request()
-        await conversation.send(OK)
+async def early(conversation: Conversation) -> None:
+    await conversation.request()
+    await conversation.send(OK)
+    await asyncio.sleep(0.01)
+    await conversation.send(response(b"poison"))
+    await conversation.request()
+    await conversation.send(OK)
 
+
+@pytest.mark.parametrize("script", [early, say(OK, then_close=True)], ids=["bytes", "an end"])
+async def test_what_comes_while_a_connection_is_idle_is_never_anyones_answer_and_costs_no_request(
+    script: Script,
+) -> None:
     async with meeting(script) as (server, client):
         for _ in range(3):
             with await post(client) as answer:
@@ -110,32 +102,17 @@ async def test_early_bytes_that_the_loop_has_not_read_yet_are_seen_too() -> None
         assert not connection.quiet
 
 
-async def test_a_connection_that_the_server_closed_while_idle_costs_no_request() -> None:
-    async with meeting(say(OK, then_close=True)) as (server, client):
-        for _ in range(5):
-            with await post(client) as answer:
-                assert await answer.read(10) == b"{}"
-        assert server.connections == 5
-
-
-async def test_idle_connections_close_by_themselves() -> None:
-    async with meeting(say(OK), max_idle_s=0.05) as (server, client):
-        (await post(client)).close()
-        assert client.open_connections == 1
-        await server.all_gone(within_s=3)
-        assert client.open_connections == 0
-
-
-async def test_few_connections_are_kept_and_the_warmest_is_used_first() -> None:
-    async with meeting(say(OK), max_idle=2) as (server, client):
+async def test_few_connections_are_kept_the_warmest_is_used_first_and_idle_ones_close() -> None:
+    async with meeting(say(OK), max_idle=2, max_idle_s=0.5) as (server, client):
         answers = await asyncio.gather(*(post(client) for _ in range(5)))
         for answer in answers:
             await answer.read(10)
-        assert client.open_connections == 2
-        assert server.connections == 5
+        assert (client.open_connections, server.connections) == (2, 5)
         for _ in range(3):
             await (await post(client)).read(10)
         assert server.connections == 5
+        await server.all_gone(within_s=30)
+        assert client.open_connections == 0
 
 
 async def test_tasks_that_share_connections_each_get_their_own_answer_also_when_others_give_up() -> None:
@@ -189,10 +166,12 @@ async def reset_at_once(conversation: Conversation) -> None:
 
 
 @pytest.mark.parametrize("script", [before_the_request, close_at_once, reset_at_once])
-async def test_a_server_that_breaks_the_exchange_is_heard_as_broken(script: Script) -> None:
+async def test_a_server_that_breaks_the_exchange_is_heard_as_broken_and_nothing_is_sent_twice(script: Script) -> None:
     async with meeting(script) as (server, client):
-        with pytest.raises(ConnectionBroken):
-            await post(client)
+        for number in range(1, 4):
+            with pytest.raises(ConnectionBroken):
+                await post(client)
+            assert len(server.requests) == number or script is before_the_request
         await server.all_gone()
         assert client.open_connections == 0
 
@@ -231,11 +210,17 @@ async def test_a_slow_head_or_body_does_not_outlive_the_deadline_of_its_request(
         await server.all_gone()
 
 
-async def test_without_time_left_nothing_is_sent() -> None:
+async def test_what_cannot_be_sent_is_told_and_nothing_is_sent() -> None:
     async with meeting(say(OK)) as (server, client):
         with pytest.raises(ClientTimeout):
             await post(client, deadline_s=0)
-        assert server.requests == []
+        with pytest.raises(InvalidRequest):
+            await client.request("GET", "/", [("X", "a\r\nY: b")], None, deadline_s=1)
+        assert (server.requests, server.connections) == ([], 0)
+    nowhere = HttpClient(parse_origin("http://127.0.0.1:1/"))
+    with pytest.raises(ConnectFailed):
+        await post(nowhere)
+    assert nowhere.open_connections == 0
 
 
 async def stream(conversation: Conversation) -> None:
@@ -277,15 +262,12 @@ async def test_giving_up_closes_the_socket_at_once(script: Script) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await server.all_gone()
-
-
-async def test_closing_a_response_in_its_middle_closes_the_socket_at_once() -> None:
-    async with meeting(stream) as (server, client):
-        answer = await post(client)
-        answer.close()
-        await server.all_gone()
-        with pytest.raises(ConnectionBroken):
-            await answer.read(1000)
+        if script is stream:
+            answer = await post(client)
+            answer.close()
+            await server.all_gone()
+            with pytest.raises(ConnectionBroken):
+                await answer.read(1000)
 
 
 async def test_a_reader_who_does_not_read_stops_the_sender() -> None:
@@ -339,28 +321,6 @@ async def test_redirects_are_answers_like_others_and_cookies_go_no_further() -> 
             assert not any(b"cookie" in request.lower() for request in server.requests)
 
 
-async def test_nothing_is_sent_twice() -> None:
-    async with meeting(reset_at_once) as (server, client):
-        for number in range(1, 4):
-            with pytest.raises(EgressError):
-                await post(client)
-            assert len(server.requests) == number
-
-
-async def test_a_header_that_breaks_lines_reaches_nobody() -> None:
-    async with meeting(say(OK)) as (server, client):
-        with pytest.raises(InvalidRequest):
-            await client.request("GET", "/", [("X", "a\r\nY: b")], None, deadline_s=1)
-        assert server.connections == 0
-
-
-async def test_nobody_listening_is_a_failed_connection() -> None:
-    client = HttpClient(parse_origin("http://127.0.0.1:1/"))
-    with pytest.raises(ConnectFailed):
-        await client.request("GET", "/", [], None, deadline_s=1)
-    assert client.open_connections == 0
-
-
 async def test_two_hundred_broken_streams_leave_nothing_behind() -> None:
     """Report BL-019, from the upstream's side: a reset at a random byte of a streamed answer."""
     chance = random.Random(19)  # seeded
@@ -407,48 +367,39 @@ async def test_a_stream_is_freed_when_it_is_over_and_not_when_the_collector_come
 async def test_tls_is_checked_against_the_trust_it_was_given(tmp_path: Path) -> None:
     serves, trusts = self_signed(tmp_path, "127.0.0.1")
     async with serving(say(OK), tls=serves) as server:
-        for trust, works in ((trusts, True), (ssl.create_default_context(), False)):
-            client = HttpClient(parse_origin(server.url), tls=trust)
-            try:
-                for _ in range(2 if works else 0):
-                    assert await (await post(client)).read(10) == b"{}"
-                if not works:
-                    with pytest.raises(ConnectFailed):
-                        await post(client)
-            finally:
-                await client.close()
+        trusting = HttpClient(parse_origin(server.url), tls=trusts)
+        for _ in range(2):
+            assert await (await post(trusting)).read(10) == b"{}"
+        await trusting.close()
+        with pytest.raises(ConnectFailed):
+            await post(HttpClient(parse_origin(server.url), tls=ssl.create_default_context()))
         assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
     ("answer", "failure"),
     [
-        (response(b"keys"), None),
         (response(b"", "Location: https://elsewhere/", status="302 Found"), ConnectionBroken),
         (response(b"keys", status="404 Not Found"), ConnectionBroken),
         (response(b"x" * 300), ResponseTooLarge),
         (response(b"keys", "Content-Encoding: gzip"), UnacceptableResponse),
     ],
 )
-async def test_fetch_takes_one_small_answer(answer: bytes, failure: type[EgressError] | None) -> None:
+async def test_fetch_takes_one_small_answer(answer: bytes, failure: type[EgressError]) -> None:
+    async with serving(say(response(b"keys"), answer, then_close=True)) as server:
+        assert await fetch(server.url, max_bytes=256) == b"keys"
     async with serving(say(answer)) as server:
-        if failure is None:
-            assert await fetch(server.url, max_bytes=256) == b"keys"
-        else:
-            with pytest.raises(failure):
-                await fetch(server.url, max_bytes=256)
+        with pytest.raises(failure):
+            await fetch(server.url, max_bytes=256)
         await server.all_gone()
         assert len(server.requests) == 1
 
 
-async def test_fetch_refuses_other_places_by_their_text_alone() -> None:
+async def test_fetch_ends_at_its_deadline_and_refuses_other_places_by_their_text_alone() -> None:
     urls = "http://idp.example/keys file:///etc/passwd htp://127.0.0.1/ keys.json data:,x https://a:b@idp.example/"
     for url in urls.split(" "):
         with pytest.raises(EgressError):
             await fetch(url)
-
-
-async def test_fetch_ends_at_its_deadline() -> None:
     async with serving(hang) as server:
         with pytest.raises(ClientTimeout):
             await fetch(server.url, deadline_s=0.1)

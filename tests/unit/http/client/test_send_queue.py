@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 from sidecar.http.client import ClientTimeout, ConnectFailed, HttpClient, QueueFull, parse_origin
 from sidecar.http.client.send_queue import SendQueue
-from tests.unit.http.client.hostile import OK, Conversation, Hostile, Script, response, serving
+from tests.unit.http.client.hostile import OK, Conversation, Hostile, meeting, response
 
 NEVER_S = 1e9
 
@@ -26,16 +24,6 @@ class Tap:
             body = (await conversation.request()).partition(b"\r\n\r\n")[2]
             await self.open.acquire()
             await conversation.send(response(body))
-
-
-@asynccontextmanager
-async def meeting(script: Script, **options: int) -> AsyncIterator[tuple[Hostile, HttpClient]]:
-    async with serving(script) as server:
-        client = HttpClient(parse_origin(server.url), **options)  # type: ignore[arg-type]  # the options of one test, by name
-        try:
-            yield server, client
-        finally:
-            await client.close()
 
 
 async def call(client: HttpClient, body: bytes = b"{}", *, deadline_s: float = 5.0) -> bytes:
@@ -81,7 +69,7 @@ async def test_who_came_first_goes_first_and_nobody_slips_in_between() -> None:
     assert done == [b"%d" % number for number in range(12)]
 
 
-async def test_a_connection_that_closes_makes_room_as_one_that_comes_free() -> None:
+async def test_a_connection_that_closes_or_fails_makes_room_as_one_that_comes_free() -> None:
     async def once(conversation: Conversation) -> None:
         await conversation.request()
         await conversation.send(response(b"{}", "Connection: close"))
@@ -89,9 +77,6 @@ async def test_a_connection_that_closes_makes_room_as_one_that_comes_free() -> N
     async with meeting(once, max_connections=2) as (server, client):
         assert await asyncio.gather(*(call(client) for _ in range(10))) == [b"{}"] * 10
         assert (server.connections, client.open_connections) == (10, 0)
-
-
-async def test_a_connection_that_fails_makes_room_too() -> None:
     client = HttpClient(parse_origin("http://127.0.0.1:1/"), max_connections=2)
     failures = await asyncio.gather(*(call(client) for _ in range(10)), return_exceptions=True)
     assert [type(failure) for failure in failures] == [ConnectFailed] * 10
@@ -129,25 +114,16 @@ async def test_who_is_cancelled_in_the_instant_of_their_turn_hands_it_on() -> No
     assert (line.step_in(), line.step_in(), len(line)) == (True, False, 0)
 
 
-async def test_the_deadline_of_a_call_holds_in_the_line() -> None:
+async def test_the_deadline_of_a_call_holds_in_the_line_and_one_that_is_too_long_turns_away() -> None:
     tap = Tap()
-    async with meeting(tap.script, max_connections=1) as (server, client):
+    async with meeting(tap.script, max_connections=1, max_waiting=2) as (server, client):
         first = asyncio.create_task(call(client))
         await busy(server, 1)
         with pytest.raises(ClientTimeout):
             await call(client, deadline_s=0.05)
         assert len(server.requests) == 1
-        tap.open.release()
-        await first
-        tap.open.release()
-        assert await call(client) == b"{}"
-
-
-async def test_a_line_that_is_too_long_turns_away() -> None:
-    tap = Tap()
-    async with meeting(tap.script, max_connections=1, max_waiting=2) as (server, client):
-        calls = [asyncio.create_task(call(client)) for _ in range(3)]
-        await busy(server, 1)
+        calls = [first, *(asyncio.create_task(call(client)) for _ in range(2))]
+        await asyncio.sleep(0)
         with pytest.raises(QueueFull):
             await call(client)
         for _ in calls:
