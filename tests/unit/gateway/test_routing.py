@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -53,8 +54,7 @@ PATHS = wire.table("paths")
 CONTENT_TYPES = wire.table("content_types")
 
 
-def reason_of(work: object, *arguments: object) -> Reason | None:
-    assert callable(work)
+def reason_of(work: Any, *arguments: object) -> Reason | None:
     try:
         work(*arguments)
     except Refusal as refusal:
@@ -99,7 +99,7 @@ def test_a_query_changes_no_address_and_that_of_all_servers_names_none() -> None
         assert route_of(f"/.well-known/oauth-protected-resource/mcp{slash}", "GET") == Route(METADATA, EVERY)
 
 
-def test_an_absolute_target_is_read_for_its_path() -> None:
+def test_an_absolute_target_is_read_for_its_path_and_its_host_is_that_of_host() -> None:
     read = {
         "http://gw.example/mcp/github?x=1": "/mcp/github?x=1",
         "HTTPS://GW.example:8443/mcp/github": "/mcp/github",
@@ -107,16 +107,12 @@ def test_an_absolute_target_is_read_for_its_path() -> None:
         "http://gw.example": "/",
         "http://gw.example?x": "/?x",
     }
-    assert {target: origin_form(target) for target in read} == read
     other = (
         "http://a@gw.example/mcp/github ftp://gw.example/mcp/github http:///mcp/github /http://gw.example/mcp/github"
     )
-    assert [origin_form(target) for target in other.split()] == other.split()
-
-
-@pytest.mark.parametrize(
-    ("target", "hosts", "taken"),
-    [
+    for target, path in (*read.items(), *((target, target) for target in other.split())):
+        assert origin_form(target) == path
+    for target, hosts, taken in (
         ("http://gw.example/mcp/github", "gw.example", True),
         ("http://GW.example/mcp/github", "gw.Example", True),
         ("http://gw.example/mcp/github", "other.example", False),
@@ -124,65 +120,50 @@ def test_an_absolute_target_is_read_for_its_path() -> None:
         ("http://gw.example/mcp/github", "", False),
         ("http://gw.example/mcp/github", "gw.example gw.example", False),
         ("/mcp/github", "other.example", True),
-    ],
-)
-def test_the_host_of_an_absolute_target_is_that_of_host(target: str, hosts: str, taken: bool) -> None:
-    assert (reason_of(check_target, target, {"host": hosts.split()}) is None) is taken
+    ):
+        assert (reason_of(check_target, target, {"host": hosts.split()}) is None) is taken, (target, hosts)
 
 
 @pytest.mark.parametrize("path", ["/mcp/github", "/mcp", "/agents/researcher", "/a2a/tasks"])
 def test_below_a_path_metadata_is_where_rfc_9728_puts_it(path: str) -> None:
-    well_known = "/.well-known/oauth-protected-resource"
-    usual = route_of(well_known + path, "GET")
-    assert route_of(f"{well_known}/gateway{path}", "GET", prefix="/gateway") == usual
-    assert route_of(well_known + path, "GET", prefix="/gateway") == usual
-    for other in (f"{well_known}/gateways{path}", f"{well_known}/gateway/gateway{path}", f"/gateway{path}"):
+    usual = route_of(WELL_KNOWN + path, "GET")
+    assert route_of(f"{WELL_KNOWN}/gateway{path}", "GET", prefix="/gateway") == usual
+    assert route_of(WELL_KNOWN + path, "GET", prefix="/gateway") == usual
+    for other in (f"{WELL_KNOWN}/gateways{path}", f"{WELL_KNOWN}/gateway/gateway{path}", f"/gateway{path}"):
         assert reason_of(partial(route_of, prefix="/gateway"), other, "GET") is Reason.ROUTE_UNKNOWN
 
 
-@pytest.mark.parametrize("server", ["a", "0", "github", "a-b", "a-b-c1", "1-2", "x" * 200])
-def test_the_name_of_an_upstream_is_taken_whole(server: str) -> None:
-    assert route_of(f"/mcp/{server}", "POST").server == server
-    metadata = route_of(f"/.well-known/oauth-protected-resource/mcp/{server}", "GET")
-    assert (metadata.kind, metadata.server) == (METADATA, server)
-
-
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [
-        ("/agents/researcher", Route("agent", "researcher")),
-        ("/agents/researcher/", Route("agent", "researcher", "/")),
-        ("/agents/researcher/v1/message:send", Route("agent", "researcher", "/v1/message:send")),
-        ("/agents/researcher/.well-known/agent-card.json", Route("card", "researcher")),
-        ("/.well-known/agents/researcher", Route("seed card", "researcher")),
-        ("/api/nhi/a2a/agent-card/researcher", Route("seed card", "researcher")),
-        ("/.well-known/oauth-protected-resource/agents/researcher", Route("agent metadata", "researcher")),
-    ],
-)
-def test_an_agent_has_addresses_of_its_own(path: str, found: Route) -> None:
-    assert route_of(path, "GET") == found
-
-
 ALIASES = {"/find": "researcher", "/tools/sum.up": "summariser"}
+WELL_KNOWN = "/.well-known/oauth-protected-resource"
+SERVERS = ("a", "0", "github", "a-b", "a-b-c1", "1-2", "x" * 200)
+ADDRESSES: dict[str, Route] = {
+    **{f"{WELL_KNOWN}/mcp/{server}": Route(METADATA, server) for server in SERVERS},
+    "/agents/researcher": Route("agent", "researcher"),
+    "/agents/researcher/": Route("agent", "researcher", "/"),
+    "/agents/researcher/v1/message:send": Route("agent", "researcher", "/v1/message:send"),
+    "/agents/researcher/.well-known/agent-card.json": Route("card", "researcher"),
+    "/.well-known/agents/researcher": Route("seed card", "researcher"),
+    "/api/nhi/a2a/agent-card/researcher": Route("seed card", "researcher"),
+    f"{WELL_KNOWN}/agents/researcher": Route("agent metadata", "researcher"),
+    # An agent's own path is its address in every way.
+    "/find": Route("agent", "researcher", "", "/find"),
+    "/find?a=/tools/sum.up": Route("agent", "researcher", "", "/find"),
+    "/find/": Route("agent", "researcher", "/", "/find"),
+    "/find/tools/sum.up": Route("agent", "researcher", "/tools/sum.up", "/find"),
+    "/tools/sum.up/v1/message:send": Route("agent", "summariser", "/v1/message:send", "/tools/sum.up"),
+    "/tools/sum.up/.well-known/agent-card.json": Route("card", "summariser", "", "/tools/sum.up"),
+    f"{WELL_KNOWN}/find": Route("agent metadata", "researcher", "", "/find"),
+}
 
 
-@pytest.mark.parametrize(
-    ("path", "found"),
-    [
-        ("/find", Route("agent", "researcher", "", "/find")),
-        ("/find?a=/tools/sum.up", Route("agent", "researcher", "", "/find")),
-        ("/find/", Route("agent", "researcher", "/", "/find")),
-        ("/find/tools/sum.up", Route("agent", "researcher", "/tools/sum.up", "/find")),
-        ("/tools/sum.up/v1/message:send", Route("agent", "summariser", "/v1/message:send", "/tools/sum.up")),
-        ("/tools/sum.up/.well-known/agent-card.json", Route("card", "summariser", "", "/tools/sum.up")),
-        ("/.well-known/oauth-protected-resource/find", Route("agent metadata", "researcher", "", "/find")),
-        ("/agents/researcher/", Route("agent", "researcher", "/")),
-    ],
-)
-def test_an_agents_own_path_is_its_address_in_every_way(path: str, found: Route) -> None:
-    assert route_of(path, "GET", ALIASES) == found
-    if "metadata" not in found.kind:
-        assert protocol_of(path, ALIASES) == "a2a"
+def test_an_address_names_its_server_or_agent_whole() -> None:
+    for path, found in ADDRESSES.items():
+        assert route_of(path, "GET", ALIASES) == found, path
+        if found.alias and "metadata" not in found.kind:
+            assert protocol_of(path, ALIASES) == "a2a", path
+        if not found.alias:
+            assert route_of(path, "GET") == found, path
+    assert [route_of(f"/mcp/{server}", "POST").server for server in SERVERS] == [*SERVERS]
 
 
 def test_near_an_agents_own_path_all_is_as_it_was() -> None:
@@ -211,18 +192,13 @@ def is_own_path(path: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("tool", ["a", "search_code", "A-1.b_c", "files/read", "a/b/c.d", "-", "_", "x" * 128])
-def test_a_tool_is_named_in_the_path_as_it_stands(tool: str) -> None:
-    assert route_of(f"/mcp/github/tools/{tool}", "POST") == Route(TOOL, "github", tool)
-    assert is_tool(tool) and protocol_of(f"/mcp/github/tools/{tool}") == "http"
-
-
-@pytest.mark.parametrize(
-    "tool", ["", ".", "..", ".hidden", "a/../b", "a/.b", "a//b", "/a", "a/", "a%2Fb", "a b", "é", "a\\b"]
-)
-def test_a_tool_that_a_path_could_be_read_in_two_ways_with_is_none(tool: str) -> None:
-    assert reason_of(route_of, f"/mcp/github/tools/{tool}", "POST") is Reason.MALFORMED_CALL
-    assert not is_tool(tool)
+def test_a_tool_is_named_in_the_path_as_it_stands_and_one_that_could_be_read_in_two_ways_is_none() -> None:
+    for tool in ("a", "search_code", "A-1.b_c", "files/read", "a/b/c.d", "-", "_", "x" * 128):
+        assert route_of(f"/mcp/github/tools/{tool}", "POST") == Route(TOOL, "github", tool)
+        assert is_tool(tool) and protocol_of(f"/mcp/github/tools/{tool}") == "http"
+    for tool in ("", ".", "..", ".hidden", "a/../b", "a/.b", "a//b", "/a", "a/", "a%2Fb", "a b", "é", "a\\b"):
+        assert reason_of(route_of, f"/mcp/github/tools/{tool}", "POST") is Reason.MALFORMED_CALL
+        assert not is_tool(tool)
 
 
 def test_plain_calls_have_addresses_and_verbs_of_their_own() -> None:
@@ -230,9 +206,7 @@ def test_plain_calls_have_addresses_and_verbs_of_their_own() -> None:
     assert reason_of(route_of, "/mcp/github/tools", "POST") is Reason.VERB_NOT_ALLOWED
     assert reason_of(route_of, "/mcp/github/tools/a", "GET") is Reason.VERB_NOT_ALLOWED
     assert reason_of(route_of, "/mcp/github/tools/" + "x" * 129, "POST") is Reason.ROUTE_UNKNOWN
-    assert [protocol_of(path) for path in ("/mcp/github", "/mcp/tools", "/mcp/github/toolset", "/mcp", "/")] == [
-        "mcp"
-    ] * 5
+    assert {*map(protocol_of, ("/mcp/github", "/mcp/tools", "/mcp/github/toolset", "/mcp", "/"))} == {"mcp"}
     assert {protocol_of(f"/mcp/github/tools{rest}") for rest in ("", "?a", "/a", "/%")} == {"http"}
 
 
@@ -250,12 +224,11 @@ VERBS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "TRACE", "C
     ],
 )
 def test_a_verb_is_on_the_table_of_its_address_or_not_allowed(path: str, allowed: tuple[str, ...]) -> None:
-    for verb in VERBS:
-        assert (reason_of(route_of, path, verb) is None) == (verb in allowed)
-        if verb not in allowed:
-            with pytest.raises(Refusal) as caught:
-                route_of(path, verb)
-            assert (caught.value.reason, caught.value.allow) == (Reason.VERB_NOT_ALLOWED, allowed)
+    assert [reason_of(route_of, path, verb) for verb in allowed] == [None] * len(allowed)
+    for verb in {*VERBS} - {*allowed}:
+        with pytest.raises(Refusal) as caught:
+            route_of(path, verb)
+        assert (caught.value.reason, caught.value.allow) == (Reason.VERB_NOT_ALLOWED, allowed)
 
 
 HOSTILE = ("/a", "/a-", "/-", "/.well-known/a", "/~", "a-", "/mcp/a", "-a", ".", "/..", "%2f")
@@ -274,7 +247,6 @@ def test_a_long_hostile_path_is_judged_at_once(prefix: str, part: str, suffix: s
 # --- entrances ------------------------------------------------------------------------------------------------------
 
 LOOPBACK = hosts_for("127.0.0.1", 8080, "", [])
-MIXED = hosts_for("10.0.0.5", 80, "http://[fd00::1]:81/", ["fd00::2"])
 PUBLIC = hosts_for("0.0.0.0", 8080, "https://gw.acme.example", ["alias.example", "other.example:8443"])
 
 
@@ -350,23 +322,17 @@ def test_a_web_origin_is_on_the_list_or_refused(origins: list[str], taken: bool)
     assert (nobody is None) == (not origins)
 
 
-PROXIES = ("origin", "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-user", "x-forwarded-")
-
-
-@pytest.mark.parametrize("name", PROXIES)
-def test_a_local_listener_takes_nothing_that_came_through_a_browser_or_proxy(name: str) -> None:
-    headers: Headers = {"host": ["localhost"], name: ["https://console.acme.example"]}
+def test_a_local_listener_takes_nothing_that_came_through_a_browser_or_proxy() -> None:
     local = Entrance(LOOPBACK, ORIGINS, principal="nhi:planner")
     assert reason_of(check_entrance, {"host": ["localhost"]}, local) is None
-    assert reason_of(check_entrance, headers, local) is Reason.ORIGIN_REFUSED
-    assert reason_of(check_entrance, headers, Entrance(LOOPBACK, ORIGINS)) is None
-
-
-def test_a_refusal_repeats_no_name_that_the_caller_chose() -> None:
-    headers: Headers = {"host": ["localhost"], "x-forwarded-secret-word": ["1"]}
-    with pytest.raises(Refusal) as caught:
-        check_entrance(headers, Entrance(LOOPBACK, principal="nhi:planner"))
-    assert "secret-word" not in caught.value.detail
+    forwarded = (f"x-forwarded-{rest}" for rest in ("for", "host", "user", "", "secret-word"))
+    for name in ("origin", "forwarded", "via", *forwarded):
+        headers: Headers = {"host": ["localhost"], name: ["https://console.acme.example"]}
+        with pytest.raises(Refusal) as caught:
+            check_entrance(headers, local)
+        assert caught.value.reason is Reason.ORIGIN_REFUSED
+        assert "secret-word" not in caught.value.detail, "it repeats no name that the caller chose"
+        assert reason_of(check_entrance, headers, Entrance(LOOPBACK, ORIGINS)) is None
 
 
 # --- headers --------------------------------------------------------------------------------------------------------
@@ -377,15 +343,8 @@ def request_with(*lines: tuple[str, str], body: StreamReader | None = None) -> w
 
 
 def test_every_line_of_a_header_is_kept_in_order_by_its_lower_case_name() -> None:
-    headers = headers_of(
-        request_with(("Mcp-Name", "a"), ("X", "1"), ("MCP-NAME", "b"), ("mcp-name", ""), ("mcp_name", "c"))
-    )
-    assert headers["mcp-name"] == ["a", "b", ""]
-    assert headers["mcp_name"] == ["c"]
-    assert "Mcp-Name" not in headers
-
-
-def test_bytes_that_are_no_ascii_match_nothing() -> None:
+    lines = (("Mcp-Name", "a"), ("X", "1"), ("MCP-NAME", "b"), ("mcp-name", ""), ("mcp_name", "c"))
+    assert headers_of(request_with(*lines)) == {"mcp-name": ["a", "b", ""], "x": ["1"], "mcp_name": ["c"]}
     headers = headers_of(request_with(("Host", "localhösT"), ("Nam\u017f", "\u212a")))
     assert headers == {"host": ["localh\ufffd\ufffdsT"], "nam\ufffd\ufffd": ["\ufffd\ufffd\ufffd"]}
 
@@ -412,14 +371,9 @@ REQUEST = make_mocked_request("POST", "/mcp/github")
 
 
 def test_every_credential_line_is_presented_and_no_other_header_is() -> None:
-    headers: Headers = {
-        "authorization": ["Bearer a", "Bearer b"],
-        "x-api-key": ["k", "l"],
-        "x-forwarded-user": ["root"],
-    }
-    assert presented_by(REQUEST, headers, Entrance(None), BASE) == Presented(
-        ("Bearer a", "Bearer b"), ("k", "l"), method="POST"
-    )
+    bearers, keys = ["Bearer a", "Bearer b"], ["k", "l"]
+    headers: Headers = {"authorization": bearers, "x-api-key": keys, "x-forwarded-user": ["root"]}
+    assert presented_by(REQUEST, headers, Entrance(None), BASE) == Presented((*bearers,), (*keys,), method="POST")
     own: Headers = {**headers, "x-agent-token": ["a", "b"]}
     assert presented_by(REQUEST, own, Entrance(None), BASE).own == ()
     assert presented_by(REQUEST, own, Entrance(None), BASE, "x-api-key").own == ()
@@ -548,27 +502,20 @@ async def body_of(
         return refusal.reason
 
 
-@pytest.mark.parametrize("media", CONTENT_TYPES["taken"] + CONTENT_TYPES["refused"], ids=ascii)
-async def test_json_in_utf8_is_taken_and_another_media_type_refused_before_a_byte_is_read(media: str) -> None:
+async def test_json_in_utf8_is_taken_and_another_media_type_refused_before_a_byte_is_read() -> None:
+    """Whatever charsets Python knows."""
     assert len(CONTENT_TYPES["refused"]) + len(CONTENT_TYPES["taken"]) > 200
-    content = stream(b"{}")
-    if media in CONTENT_TYPES["taken"]:
-        assert await read_body(request_with(body=content), {"content-type": [media]}, BOUNDS, GROW) == b"{}"
-        return
-    with pytest.raises(Refusal) as caught:
-        await read_body(request_with(body=content), {"content-type": [media]}, BOUNDS, GROW)
-    assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE
-    assert await content.readany() == b"{}"
-
-
-async def test_no_charset_of_python_but_utf8_is_taken() -> None:
     names = {name for pair in encodings.aliases.aliases.items() for name in pair} - {"utf-8"}
-    request = request_with(body=stream(b"{}"))
-    for charset in names | {name.replace("_", "-") for name in names} - {"utf-8"}:
+    charsets = names | {name.replace("_", "-") for name in names} - {"utf-8"}
+    content = stream(b"{}")
+    for media in (*CONTENT_TYPES["refused"], *(f"application/json; charset={charset}" for charset in charsets)):
         with pytest.raises(Refusal) as caught:
-            await read_body(request, {"content-type": [f"application/json; charset={charset}"]}, BOUNDS, GROW)
-        assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE
-    assert await read_body(request, {"content-type": ["application/json; charset=utf-8"]}, BOUNDS, GROW) == b"{}"
+            await read_body(request_with(body=content), {"content-type": [media]}, BOUNDS, GROW)
+        assert caught.value.reason is Reason.UNSUPPORTED_MEDIA_TYPE, media
+    assert await content.readany() == b"{}"
+    for media in (*CONTENT_TYPES["taken"], "application/json; charset=utf-8"):
+        request = request_with(body=stream(b"{}"))
+        assert await read_body(request, {"content-type": [media]}, BOUNDS, GROW) == b"{}", media
 
 
 async def test_content_type_is_there_once_and_no_coding_is() -> None:
@@ -591,10 +538,15 @@ async def test_a_body_is_taken_up_to_its_bound_and_never_in_part(size: int, piec
     assert await body_of(stream(*chunks), *lines) == (raw if size <= 100 else Reason.TOO_LARGE)
 
 
-async def test_a_body_too_large_is_not_waited_for_nor_read_to_the_end() -> None:
+async def test_a_body_too_large_is_not_waited_for_nor_read_to_the_end_and_a_cancelled_one_is_cancelled() -> None:
     bounds = BodyBounds(max_body_bytes=100, body_timeout_s=3600)
     assert await body_of(stream(ends=False), ("Content-Length", "101"), bounds=bounds) is Reason.TOO_LARGE
     assert await body_of(stream(b"x" * 101, ends=False), bounds=bounds) is Reason.TOO_LARGE
+    reading = asyncio.create_task(body_of(stream(ends=False), bounds=bounds))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
 
 
 @pytest.mark.parametrize("chunks", [[], [b'{"a":'], [b"x"] * 50])
@@ -604,17 +556,11 @@ async def test_a_body_that_never_ends_is_malformed_in_time(chunks: list[bytes]) 
 
 async def test_a_body_that_trickles_has_one_deadline_for_all_of_it() -> None:
     content = stream(ends=False)
-
-    async def trickle() -> None:
-        while True:
-            content.feed_data(b"x")
-            await asyncio.sleep(0.01)
-
-    feeding = asyncio.create_task(trickle())
-    try:
-        assert await asyncio.wait_for(body_of(content), 5) is Reason.MALFORMED_CALL
-    finally:
-        feeding.cancel()
+    reading = asyncio.create_task(body_of(content))
+    while not reading.done():
+        content.feed_data(b"x")
+        await asyncio.sleep(0.01)
+    assert await reading is Reason.MALFORMED_CALL
 
 
 @pytest.mark.parametrize(
@@ -630,11 +576,3 @@ async def test_a_body_that_breaks_off_is_unidentified_bug(failure: Exception, re
     content = stream(b'{"a":', ends=False)
     content.set_exception(failure)
     assert await body_of(content) is reason
-
-
-async def test_a_cancelled_request_is_cancelled() -> None:
-    reading = asyncio.create_task(body_of(stream(ends=False), bounds=BodyBounds(body_timeout_s=3600)))
-    await asyncio.sleep(0)
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading

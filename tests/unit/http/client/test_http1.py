@@ -86,7 +86,6 @@ def read(raw: bytes, *, step: int | None = None) -> tuple[int, bytes, ResponseRe
     for start in range(0, len(raw), step):
         reader.feed(raw[start : start + step])
     reader.end()
-    assert reader.head is not None
     return reader.head.status, reader.take(), reader
 
 
@@ -136,7 +135,6 @@ def test_one_framing_says_where_a_body_ends(raw: bytes, status: int, body: bytes
     reader.feed(raw)
     if not reader.complete:
         reader.end()
-    assert reader.head is not None
     assert (reader.head.status, reader.take(), reader.reusable) == (status, body, reusable)
     assert read(raw, step=1)[:2] == (status, body)
 
@@ -150,7 +148,6 @@ def test_a_response_cut_short_anywhere_is_broken(raw: bytes) -> None:
 
 def test_cookies_are_not_even_seen() -> None:
     reader = read(response(b"", "Set-Cookie: a=1", "set-cookie: b=2", "X-A: 1", "x-a: 2"))[2]
-    assert reader.head is not None
     assert reader.head.headers == {"x-a": "1, 2", "content-length": "0"}
 
 
@@ -164,13 +161,8 @@ VALUES = ("a\r\nY: b", "a\nY: b", "a\0", "ä", " a", "a ")
 OURS = {"Host": "other", "content-LENGTH": "3", "Transfer-Encoding": "chunked", "Connection": "X-Tenant"}
 OURS |= {"Cookie": "a=b", "Accept-Encoding": "gzip"}
 BAD_HEADERS = [*(("X", value) for value in VALUES), ("X\r\nY", "a"), ("X:", "a"), ("", "a"), *OURS.items()]
-BAD_LINES = [
-    ("GET", "/ HTTP/1.1\r\nX: y"),
-    ("GET", "/a b"),
-    ("GET", "http://elsewhere/"),
-    ("GET /", "/"),
-    ("HEAD", "/"),
-]
+BAD_PATHS = ("/ HTTP/1.1\r\nX: y", "/a b", "http://elsewhere/")
+BAD_LINES = [*(("GET", path) for path in BAD_PATHS), ("GET /", "/"), ("HEAD", "/")]
 
 
 def test_what_http_cannot_carry_is_not_sent() -> None:
@@ -178,12 +170,9 @@ def test_what_http_cannot_carry_is_not_sent() -> None:
         with pytest.raises(InvalidRequest):
             RequestForm(verb, path, "host", [("X", "a")])
     for header in BAD_HEADERS:
-        with pytest.raises(InvalidRequest):
-            RequestForm("GET", "/", "host", [header])
-        with pytest.raises(InvalidRequest):
-            RequestForm("POST", "/", "host", []).message([header], b"")
-        with pytest.raises(InvalidRequest):
-            RequestForm("POST", "/", "host", [], [header])
+        for first, middle, last in (([header], [], []), ([], [header], []), ([], [], [header])):
+            with pytest.raises(InvalidRequest):
+                RequestForm("POST", "/", "host", first, last).message(middle, b"")
 
 
 headers = st.lists(
@@ -206,9 +195,8 @@ def test_a_second_parser_reads_the_request_that_was_meant(
     request = server.next_event()
     assert isinstance(request, h11.Request)
     seen = [(bytes(name).decode(), bytes(value).decode()) for name, value in request.headers]
-    own = {"host": "host:1", "accept-encoding": "identity"} | (
-        {} if body is None else {"content-length": str(len(body))}
-    )
+    own = {"host": "host:1", "accept-encoding": "identity"}
+    own |= {} if body is None else {"content-length": str(len(body))}
     assert [pair for pair in seen if pair[0] not in own] == [(name.lower(), value) for name, value in headers]
     assert {name: value for name, value in seen if name in own} == own
     data = server.next_event()
@@ -221,19 +209,12 @@ def well_formed(draw: st.DrawFn) -> bytes:
     body, extra = draw(st.binary(max_size=200)), [f"{name}: {value}" for name, value in draw(headers)]
     interim = draw(st.sampled_from([b"", CONTINUE, CONTINUE * 2]))
     status = draw(st.sampled_from(["200 OK", "202 Accepted", "404 Not Found", "503", "400 Bad \xff"]))
-    framing = draw(st.sampled_from(["length", "chunked", "close"]))
-    if framing == "length":
-        return interim + _latin(status, extra, f"Content-Length: {len(body)}") + body
-    if framing == "close":
-        return interim + _latin(status, extra, "") + body
-    cut = draw(st.integers(0, len(body)))
-    pieces = [piece for piece in (body[:cut], body[cut:]) if piece]
-    return interim + _latin(status, extra, "Transfer-Encoding: chunked") + chunked(*pieces)
-
-
-def _latin(status: str, extra: list[str], framing: str) -> bytes:
+    framing = draw(st.sampled_from([f"Content-Length: {len(body)}", "Transfer-Encoding: chunked", ""]))
+    if "chunked" in framing:
+        cut = draw(st.integers(0, len(body)))
+        body = chunked(*(piece for piece in (body[:cut], body[cut:]) if piece))
     lines = [line for line in (f"HTTP/1.1 {status}", *extra, framing) if line]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n"
+    return interim + "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
 def h11_reads(raw: bytes) -> tuple[int, bytes] | None:
@@ -265,45 +246,26 @@ def test_a_well_formed_response_means_what_a_second_parser_says_however_it_is_cu
     assert (status, body) == h11_reads(raw)
 
 
-@given(raw=well_formed(), place=st.integers(0, 400), inserted=st.binary(max_size=3), removed=st.integers(0, 3))
-def test_a_damaged_response_is_refused_or_means_what_a_second_parser_says(
-    raw: bytes, place: int, inserted: bytes, removed: int
-) -> None:
-    place = min(place, len(raw))
-    damaged = raw[:place] + inserted + raw[place + removed :]
-    try:
-        status, body, _ = read(damaged)
-    except (ConnectionBroken, UnacceptableResponse):
-        return
-    judged = h11_reads(damaged)
-    assert judged is None or judged == (status, body)
-
-
 def outcome(raw: bytes, step: int | None = None) -> tuple[int, bytes, object] | None:
     """What a response says; None where it is refused."""
     try:
         status, body, reader = read(raw, step=step)
     except (ConnectionBroken, UnacceptableResponse):
         return None
-    assert reader.head is not None
     return status, body, reader.head.headers
 
 
-@given(
-    raw=well_formed(),
-    place=st.integers(0, 400),
-    inserted=st.binary(max_size=3),
-    removed=st.integers(0, 3),
-    step=st.integers(1, 60),
-)
-def test_a_damaged_response_means_the_same_however_it_is_cut(
+@given(well_formed(), st.integers(0, 400), st.binary(max_size=3), st.integers(0, 3), st.integers(1, 60))
+def test_a_damaged_response_is_refused_or_means_what_a_second_parser_says_however_it_is_cut(
     raw: bytes, place: int, inserted: bytes, removed: int, step: int
 ) -> None:
     """A head that comes whole is read by us alone, one in pieces by llhttp too: neither lets pass what the other does
     not."""
     place = min(place, len(raw))
     damaged = raw[:place] + inserted + raw[place + removed :]
-    assert outcome(damaged) == outcome(damaged, step)
+    said = outcome(damaged)
+    assert said == outcome(damaged, step)
+    assert said is None or h11_reads(damaged) in (None, said[:2])
 
 
 @pytest.mark.parametrize("head", ["1.1 200 OK|X: a?b", "1.1 200 OK|X:?a", "1.1 200 OK|X?Y: a", "1.1 200 OK|?: a",
