@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.flow.world import World, until
+from tests.flow.world import PATIENCE_S, World, until
 
 SPARE = 60  # idle connections, both ends of each, and what serves them; a leak would be one for each script
 PAUSE_S = 0.01
@@ -35,7 +35,7 @@ class Noticed:
 
 
 @asynccontextmanager
-async def unharmed(within_s: float = 3.0, **others: Call) -> AsyncIterator[Noticed]:
+async def unharmed(within_s: float = PATIENCE_S, **others: Call) -> AsyncIterator[Noticed]:
     """Everybody calls again and again, each for himself. Whoever has a wait that is too long was harmed."""
     noticed = Noticed(dict.fromkeys(others, 0))
 

@@ -105,9 +105,7 @@ class Wire:
 
     def stop_reading(self) -> None:
         """Leave what comes in the kernel's buffers, as a caller does who is busy elsewhere."""
-        transport = self.writer.transport
-        assert isinstance(transport, asyncio.ReadTransport)
-        transport.pause_reading()
+        self.writer.transport.pause_reading()
 
     def reset(self) -> None:
         """Hang up with an RST."""

@@ -11,13 +11,14 @@ import asyncio
 import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.flow import misbehaviours as scripts
 from tests.flow.bystanders import callbacks, nothing_left, unharmed
 from tests.flow.hostile_upstream import (
     JSON_WORDS,
@@ -36,42 +37,17 @@ from tests.flow.hostile_upstream import (
     reason_in_stream,
     rude,
 )
-from tests.flow.misbehaviours import (
-    BY_BYTES,
-    CANARY,
-    COOKIES,
-    FAILED,
-    FINE,
-    GREETINGS,
-    IN_A_SESSION,
-    LARGE,
-    LIES,
-    LISTS,
-    NO_STREAM,
-    NOBODYS,
-    PASSES,
-    REFUSED,
-    SLOW,
-    TIMEOUT,
-    WORDS,
-    ZIPPED,
-    Attack,
-    asking,
-    body,
-    bytes_of,
-    done,
-    say,
-)
+from tests.flow.misbehaviours import Attack, asking, body, bytes_of, done, say
 from tests.flow.streams import hearing
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.world import RULES, Upstream, World, listening, request, until, world
+from tests.flow.world import PATIENCE_S, RULES, Upstream, World, listening, request, until, world
 from tests.unit.http.client.hostile import serving
 
 CALM = RULES + "p, nhi:planner, tool:calm/*, use, -, -, -, allow\n"
-LAG_S = 0.1  # of the loop, by one step: 50 ms (threats I11) where nobody else is at work on the same cores
+LAG_S = 0.2  # of the loop, by one step: 50 ms (threats I11) where nobody else is at work on the same cores
 LEAKS = ("leaked", "evil", "127.0.0.1", "Traceback", "sidecar/")
 RudeCall = Callable[[Talk, str], Awaitable[Any]]
-STATUS = {REFUSED: 502, FAILED: 502, TIMEOUT: 504, "": 200}
+STATUS = {scripts.REFUSED: 502, scripts.FAILED: 502, scripts.TIMEOUT: 504, "": 200}
 
 
 @asynccontextmanager
@@ -96,6 +72,11 @@ def callers(running: World) -> dict[str, Any]:
     return {**calm, **same}
 
 
+def calm(running: World) -> dict[str, Any]:
+    """Those of them who call the server that is well."""
+    return {name: call for name, call in callers(running).items() if not name.startswith("same")}
+
+
 def heard(answer: tuple[int, Any, Mapping[str, str]]) -> str:
     """The reason in an answer, whole or a stream; nothing of the upstream's head, nor of ours inside, is in it."""
     _, said, headers = answer
@@ -105,23 +86,34 @@ def heard(answer: tuple[int, Any, Mapping[str, str]]) -> str:
     return reason_in_stream(said) if isinstance(said, bytes) else reason_of(answer)
 
 
-async def every_end_is_known(running: World, ends: int) -> None:
-    """One terminal record for each call, and no fault of ours among them."""
-    await until(lambda: len(running.ends()) == ends)
-    records = running.ends()
-    assert len({record["decision_id"] for record in records}) == len(records)
-    assert not [record for record in records if record["reason"] == "internal"]
-
-
 @asynccontextmanager
-async def before_hostile(folder: Path, attacks: Mapping[str, Any]) -> AsyncIterator[tuple[HostileUpstream, World]]:
+async def before_hostile(
+    folder: Path, attacks: Mapping[str, Any], mcp_settings: str = "timeout_s: 15"
+) -> AsyncIterator[tuple[HostileUpstream, World]]:
     """A sidecar before a server with these attacks, beside a calm one."""
     hostile = HostileUpstream(attacks)
     async with (
         serving(hostile.converse) as hostile.server,
-        beside_a_calm_one(folder, upstream_url=hostile.server.url) as running,
+        beside_a_calm_one(folder, mcp_settings, upstream_url=hostile.server.url) as running,
     ):
         yield hostile, running
+
+
+@asynccontextmanager
+async def before_old(folder: Path, timeout_s: int) -> AsyncIterator[tuple[HostileOld, World]]:
+    """A sidecar before a hostile server of 2024, beside a calm one."""
+    old = HostileOld()
+    settings = f"transport: sse, timeout_s: {timeout_s}"
+    async with (
+        serving(old.converse) as old.server,
+        beside_a_calm_one(folder, settings, upstream_url=old.server.url) as running,
+    ):
+        yield old, running
+
+
+def before_lines(folder: Path) -> AbstractAsyncContextManager[World]:
+    """A sidecar before a program that misbehaves, beside a calm server."""
+    return beside_a_calm_one(folder, program=PIPES, rules=LINES, mcp_settings="")
 
 
 async def played(
@@ -138,7 +130,9 @@ async def played(
 def in_era(era: Era, reasons: dict[str, str]) -> dict[str, str]:
     """What is heard in this era."""
     return reasons | (
-        {name: IN_A_SESSION[name] for name in reasons if name in IN_A_SESSION} if era == "session" else {}
+        {name: scripts.IN_A_SESSION[name] for name in reasons if name in scripts.IN_A_SESSION}
+        if era == "session"
+        else {}
     )
 
 
@@ -146,7 +140,7 @@ def in_era(era: Era, reasons: dict[str, str]) -> dict[str, str]:
 async def test_bytes_of_every_kind_are_told_by_their_reason(
     tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attacks = {name: script.attack for name, script in BY_BYTES.items()}
+    attacks = {name: script.attack for name, script in scripts.BY_BYTES.items()}
     async with before_hostile(tmp_path, attacks) as (hostile, running):
         talk = Talk(running, era)
         await talk.call("search_code", POLITE)
@@ -158,17 +152,17 @@ async def test_bytes_of_every_kind_are_told_by_their_reason(
             if mine.session:
                 await mine.verb("DELETE")
             assert "Mcp-Session-Id" not in answer[2]
-            assert reason in ("", "no message") or FINE not in str(answer[1]), (name, answer)
-            assert reason or FINE in str(answer[1]), (name, answer)
+            assert reason in ("", "no message") or scripts.FINE not in str(answer[1]), (name, answer)
+            assert reason or scripts.FINE in str(answer[1]), (name, answer)
             return answer[0], reason
 
-        came_to = await played(running, monkeypatch, BY_BYTES, play, at_once=8, sessions=10)
-        expected = in_era(era, {name: script.reason for name, script in BY_BYTES.items()})
+        came_to = await played(running, monkeypatch, scripts.BY_BYTES, play, at_once=8, sessions=10)
+        expected = in_era(era, {name: script.reason for name, script in scripts.BY_BYTES.items()})
         assert {name: reason for name, (_, reason) in came_to.items()} == expected
         if era == "stateless":
-            for name, script in BY_BYTES.items():
+            for name, script in scripts.BY_BYTES.items():
                 assert came_to[name][0] in (script.status or STATUS[script.reason], 200), name
-        assert len(hostile.asked) == len(BY_BYTES), "and nothing is tried twice"
+        assert len(hostile.asked) == len(scripts.BY_BYTES), "and nothing is tried twice"
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -176,17 +170,20 @@ async def test_a_list_shows_nothing_that_is_hidden_however_it_is_said(
     tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BL-021, threats L1, L3: neither a name, nor a description, nor an address of what its reader may not use."""
-    async with before_hostile(tmp_path, {name: script.attack for name, script in LISTS.items()}) as (_, running):
+    async with before_hostile(tmp_path, {name: script.attack for name, script in scripts.LISTS.items()}) as (
+        _,
+        running,
+    ):
 
         async def play(name: str) -> str:
             answer = await Talk(running, era).ask("tools/list", {"cursor": name})
             reason = heard(answer)
-            assert CANARY not in str(answer[1]), (name, answer)
+            assert scripts.CANARY not in str(answer[1]), (name, answer)
             assert reason or "search_code" in str(answer[1]), (name, answer)
             return reason
 
-        came_to = await played(running, monkeypatch, LISTS, play, at_once=4, sessions=100)
-        assert came_to == in_era(era, {name: script.reason for name, script in LISTS.items()})
+        came_to = await played(running, monkeypatch, scripts.LISTS, play, at_once=4, sessions=100)
+        assert came_to == in_era(era, {name: script.reason for name, script in scripts.LISTS.items()})
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -196,7 +193,7 @@ async def test_what_is_said_to_our_own_enquiry_fails_that_server_alone(
     """Before anybody can call a server, it is asked for its tools; one sidecar stands before all of these."""
     async with AsyncExitStack() as servers:
         more = []
-        for number, (results, _) in enumerate(GREETINGS.values()):
+        for number, (results, _) in enumerate(scripts.GREETINGS.values()):
             liar = await servers.enter_async_context(serving(Liar(results).converse))
             more.append(f"  liar{number}: {{mcp: {{url: '{liar.url}'}}, probe: {{enabled: false}}}}\n")
         running = await servers.enter_async_context(
@@ -204,33 +201,27 @@ async def test_what_is_said_to_our_own_enquiry_fails_that_server_alone(
         )
 
         async def play(name: str) -> str:
-            talk = Talk(running, era, server=f"liar{[*GREETINGS].index(name)}")
+            talk = Talk(running, era, server=f"liar{[*scripts.GREETINGS].index(name)}")
             if era == "session" and not (opened := await talk.open())[2].get("Mcp-Session-Id"):
                 return heard(opened)
             return heard(await talk.call("search_code", POLITE))
 
-        came_to = await played(running, monkeypatch, GREETINGS, play, at_once=4, sessions=100)
-        assert came_to == in_era(era, {name: reason for name, (_, reason) in GREETINGS.items()})
+        came_to = await played(running, monkeypatch, scripts.GREETINGS, play, at_once=4, sessions=100)
+        assert came_to == in_era(era, {name: reason for name, (_, reason) in scripts.GREETINGS.items()})
 
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_every_answer_has_a_deadline(tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence, drips and floods, all at once."""
-    hostile = HostileUpstream(SLOW)
-    async with (
-        serving(hostile.converse) as hostile.server,
-        beside_a_calm_one(tmp_path, upstream_url=hostile.server.url, mcp_settings="timeout_s: 1") as running,
-    ):
+    async with before_hostile(tmp_path, scripts.SLOW, "timeout_s: 1") as (_, running):
         talk = Talk(running, era)
-        calm = {name: call for name, call in callers(running).items() if not name.startswith("same")}
         await talk.call("search_code", POLITE)
-        began = asyncio.get_running_loop().time()
         with callbacks(monkeypatch) as longest:
-            async with nothing_left(running, sessions=10), unharmed(**calm):
-                answers = await asyncio.gather(*(talk.call("search_code", rude(name)) for name in SLOW))
-                took_s = asyncio.get_running_loop().time() - began
-        assert {name: heard(answer) for name, answer in zip(SLOW, answers, strict=True)} == dict.fromkeys(SLOW, TIMEOUT)
-        assert took_s < 8
+            async with nothing_left(running, sessions=10), unharmed(**calm(running)), asyncio.timeout(PATIENCE_S):
+                answers = await asyncio.gather(*(talk.call("search_code", rude(name)) for name in scripts.SLOW))
+        assert {name: heard(answer) for name, answer in zip(scripts.SLOW, answers, strict=True)} == dict.fromkeys(
+            scripts.SLOW, scripts.TIMEOUT
+        )
         assert max(longest.values(), default=0.0) < LAG_S, longest
 
 
@@ -238,7 +229,7 @@ async def test_every_answer_has_a_deadline(tmp_path: Path, era: Era, monkeypatch
 async def test_an_answer_without_end_is_refused_and_not_held(
     tmp_path: Path, era: Era, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with before_hostile(tmp_path, LARGE) as (_, running):
+    async with before_hostile(tmp_path, scripts.LARGE) as (_, running):
         talk = Talk(running, era)
         await talk.call("search_code", POLITE)
         with grows_at_most(80) as look:
@@ -248,25 +239,24 @@ async def test_an_answer_without_end_is_refused_and_not_held(
                 look()
                 return heard(answer)
 
-            came_to = await played(running, monkeypatch, LARGE, play, at_once=2, sessions=10)
-        assert came_to == dict.fromkeys(LARGE, REFUSED)
+            came_to = await played(running, monkeypatch, scripts.LARGE, play, at_once=2, sessions=10)
+        assert came_to == dict.fromkeys(scripts.LARGE, scripts.REFUSED)
 
 
 # --- over lines, and before servers of the other era ------------------------------------------------------------------
 
 ID = 987654321  # what the program puts the id of its call in place of
 PIPES = f"command: {sys.executable}, args: [-I, -S, {Path(__file__).parent / 'program.py'}], timeout_s: 1"
-SSE = "transport: sse"
 LINES = CALM + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
 # A stream that is not UTF-8 is of no use any more, and a stream may end without an answer.
-ON_A_2024_STREAM = {"UTF-16": REFUSED, "Latin-1": REFUSED}
+ON_A_2024_STREAM = {"UTF-16": scripts.REFUSED, "Latin-1": scripts.REFUSED}
 # On a stream, what answers nobody is passed over, and then the stream ends without an answer.
 ON_A_STREAM = dict.fromkeys(
     [
         *("a notification", "a request", "the request itself", "another id", "the id as a string", "the id as a float"),
         *("the id as a boolean", "no id", "a null id", "an id of another kind", "an empty batch", "a string", "null"),
     ],
-    FAILED,
+    scripts.FAILED,
 )
 # A server of sessions knows no kinds of results: what it writes there is nothing, and its result complete.
 WITHOUT_KINDS = dict.fromkeys(["an unknown kind of result", "a kind of result that is a list"], "nothing")
@@ -274,8 +264,8 @@ WITHOUT_KINDS = dict.fromkeys(["an unknown kind of result", "a kind of result th
 
 def over_lines() -> dict[str, str]:
     """What is heard where answers are found by their ids."""
-    found = {name: TIMEOUT if name in NOBODYS else REFUSED for name in WORDS}
-    return found | dict.fromkeys(PASSES, "")
+    found = {name: scripts.TIMEOUT if name in scripts.NOBODYS else scripts.REFUSED for name in scripts.WORDS}
+    return found | dict.fromkeys(scripts.PASSES, "")
 
 
 async def words(
@@ -291,7 +281,7 @@ async def words(
         if talk.session:
             await talk.verb("DELETE")
         reason = heard(answer)
-        return reason or ("" if FINE in str(answer[1]) else "nothing")
+        return reason or ("" if scripts.FINE in str(answer[1]) else "nothing")
 
     return await in_turn([*JSON_WORDS], play, at_once)
 
@@ -313,8 +303,7 @@ async def test_a_flood_on_a_line_ends_its_call_in_time_and_others_have_their_tur
 ) -> None:
     """Threats X5, X7: whatever it is that never stops, though every line of it is well-formed; and it goes on until its
     session ends."""
-    async with beside_a_calm_one(tmp_path, program=PIPES, rules=LINES, mcp_settings="") as running:
-        calm = {name: call for name, call in callers(running).items() if not name.startswith("same")}
+    async with before_lines(tmp_path) as running:
         same = partial(Talk(running, "session").call, "count")
 
         async def play(how: str) -> str:
@@ -326,9 +315,9 @@ async def test_a_flood_on_a_line_ends_its_call_in_time_and_others_have_their_tur
             return reason
 
         with grows_at_most(100), callbacks(monkeypatch) as longest:
-            async with nothing_left(running, sessions=10), unharmed(**calm, same=same):
+            async with nothing_left(running, sessions=10), unharmed(**calm(running), same=same):
                 came_to = await in_turn(FLOODS, play, 3)
-        assert came_to == dict.fromkeys(FLOODS, TIMEOUT)
+        assert came_to == dict.fromkeys(FLOODS, scripts.TIMEOUT)
         assert max(longest.values(), default=0.0) < LAG_S, longest
 
 
@@ -342,10 +331,9 @@ async def test_words_on_pipes(tmp_path: Path) -> None:
         file.write_bytes(bytes_of(JSON_WORDS[name]({"jsonrpc": "2.0", "id": ID, "method": "tools/call", "params": {}})))
         return talk.call("say", {"file": str(file)})
 
-    async with beside_a_calm_one(tmp_path, program=PIPES, rules=LINES, mcp_settings="") as running:
-        calm = {name: call for name, call in callers(running).items() if not name.startswith("same")}
+    async with before_lines(tmp_path) as running:
         same = partial(Talk(running, "session").call, "count")
-        async with nothing_left(running, sessions=10), unharmed(**calm, same=same):
+        async with nothing_left(running, sessions=10), unharmed(**calm(running), same=same):
             came_to = await words(running, "session", say_it, at_once=7, polite=["count"])
         assert came_to == over_lines()
 
@@ -364,19 +352,15 @@ async def test_malformed_side_messages_on_pipes_are_dropped_and_the_answer_arriv
         done({"id": ID}, error=None),
     ]
     file.write_bytes(b"\n".join(map(bytes_of, lines)))
-    async with beside_a_calm_one(tmp_path, program=PIPES, rules=LINES, mcp_settings="") as running:
+    async with before_lines(tmp_path) as running:
         for era in ERAS:
             answer = await Talk(running, era).call("say", {"file": str(file)})
-            assert heard(answer) == "" and FINE in str(answer[1])
+            assert heard(answer) == "" and scripts.FINE in str(answer[1])
         assert running.app.live.current.services["github"].account.plain()["messages_dropped"] >= 2
 
 
 async def test_words_on_the_stream_of_a_2024_server(tmp_path: Path) -> None:
-    old = HostileOld()
-    async with (
-        serving(old.converse) as old.server,
-        beside_a_calm_one(tmp_path, f"{SSE}, timeout_s: 1", upstream_url=old.server.url) as running,
-    ):
+    async with before_old(tmp_path, 1) as (_, running):
         others = {name: call for name, call in callers(running).items() if name != "same stateless"}
         async with nothing_left(running, sessions=10), unharmed(**others):
             came_to = await words(running, "session", rude_call, at_once=10)
@@ -391,42 +375,38 @@ async def test_words_of_a_server_of_the_other_era(
     async with beside_a_calm_one(tmp_path, upstream=kind(), mcp_settings="timeout_s: 5") as running:
         async with nothing_left(running, sessions=100), unharmed(**callers(running)):
             came_to = await words(running, era, rude_call)
-        expected = {**dict.fromkeys(WORDS, REFUSED), **dict.fromkeys(PASSES, "")}
+        expected = {**dict.fromkeys(scripts.WORDS, scripts.REFUSED), **dict.fromkeys(scripts.PASSES, "")}
         assert came_to == expected | (ON_A_STREAM | WITHOUT_KINDS if kind is HostileSessions else {})
 
 
 async def test_an_endpoint_that_lies_and_one_that_is_none(tmp_path: Path) -> None:
     """Nothing is sent there, and whoever has a stream already goes on."""
-    old = HostileOld()
-    async with (
-        serving(old.converse) as old.server,
-        beside_a_calm_one(tmp_path, f"{SSE}, timeout_s: 5", upstream_url=old.server.url) as running,
-    ):
+    async with before_old(tmp_path, 5) as (old, running):
         truth, came_to = old.opening, {}
         others = {name: call for name, call in callers(running).items() if name != "same stateless"}
         async with nothing_left(running, sessions=10), unharmed(**others) as noticed:
             await until(lambda: min(noticed.answered.values()) > 0)
-            for name, opening in {**LIES, **NO_STREAM}.items():
+            for name, opening in {**scripts.LIES, **scripts.NO_STREAM}.items():
                 old.opening = opening
                 came_to[name] = heard(await Talk(running, "session").open())
             old.opening = truth
-        assert came_to == dict.fromkeys(LIES, REFUSED) | dict.fromkeys(NO_STREAM, FAILED)
+        assert came_to == dict.fromkeys(scripts.LIES, scripts.REFUSED) | dict.fromkeys(
+            scripts.NO_STREAM, scripts.FAILED
+        )
         assert not any(b"evil" in request for request in old.server.requests)
 
 
 async def test_a_list_on_every_stream_of_a_2024_server_is_its_readers_and_filtered(tmp_path: Path) -> None:
     """BL-090: nobody else hears of it, also on the stream that his session keeps open."""
-    old = HostileOld()
-    async with (
-        serving(old.converse) as old.server,
-        beside_a_calm_one(tmp_path, f"{SSE}, timeout_s: 5", upstream_url=old.server.url) as running,
-    ):
+    async with before_old(tmp_path, 5) as (_, running):
         mine, other = Talk(running, "session"), Talk(running, "session")
         for talk in (mine, other):
             await talk.call("search_code", POLITE)
         async with hearing(running.http, f"{running.url}/mcp/github", other.in_session) as ear:
             said = await mine.ask("tools/list", {"cursor": "secret"})
-            assert [tool["name"] for tool in said[1]["result"]["tools"]] == ["search_code"] and CANARY not in str(said)
+            assert [tool["name"] for tool in said[1]["result"]["tools"]] == [
+                "search_code"
+            ] and scripts.CANARY not in str(said)
             assert "done" in str(await other.call("search_code", POLITE))
             with pytest.raises(TimeoutError):
                 await ear.message(within_s=0.2)
@@ -434,15 +414,11 @@ async def test_a_list_on_every_stream_of_a_2024_server_is_its_readers_and_filter
 
 async def test_an_answer_on_another_clients_stream_is_unidentified(tmp_path: Path) -> None:
     """Threats S5: what is said there to a question that was asked elsewhere answers nothing."""
-    old = HostileOld()
-    async with (
-        serving(old.converse) as old.server,
-        beside_a_calm_one(tmp_path, f"{SSE}, timeout_s: 1", upstream_url=old.server.url) as running,
-    ):
+    async with before_old(tmp_path, 1) as (_, running):
         mine, others = Talk(running, "session"), [Talk(running, "session") for _ in range(3)]
         for talk in (mine, *others):
             await talk.call("search_code", POLITE)
-        assert heard(await mine.call("search_code", rude("wrong stream"))) == TIMEOUT
+        assert heard(await mine.call("search_code", rude("wrong stream"))) == scripts.TIMEOUT
         for talk in (mine, *others):
             assert "done" in str(await talk.call("search_code", POLITE))
 
@@ -464,23 +440,23 @@ async def test_what_a_result_asks_of_the_client_needs_a_row(tmp_path: Path) -> N
 
 
 async def test_an_upstreams_session_id_never_reaches_a_caller(tmp_path: Path) -> None:
-    async with before(tmp_path, body(done, *COOKIES)) as (running, _):
+    async with before(tmp_path, body(done, *scripts.COOKIES)) as (running, _):
         talk = Talk(running, "session")
         _, said, headers = await talk.open()
         assert headers["Mcp-Session-Id"] == talk.session and "upstream-1" not in str(headers) + str(said)
         assert said["result"]["capabilities"] == {"tools": {"listChanged": True}, "tasks": {}}
         status, said, headers = await talk.call("search_code", RUDE)
-        assert status == 200 and FINE in str(said) and set(headers) <= OUR_HEADERS - {"Mcp-Session-Id"}
+        assert status == 200 and scripts.FINE in str(said) and set(headers) <= OUR_HEADERS - {"Mcp-Session-Id"}
 
 
 NO_SESSION_STREAM: dict[str, tuple[Attack, int]] = {
-    "405": (body(lambda m: b"", *COOKIES, status="405 No"), 405),
-    "404": (body(lambda m: b"", *COOKIES, status="404 No"), 404),
-    "302": (body(lambda m: b"", *COOKIES, status="302 Found"), 502),
-    "500": (body(lambda m: b"", *COOKIES, status="500 Error"), 502),
-    "JSON": (body(lambda m: b"{}", *COOKIES), 502),
-    "no media type": (body(lambda m: b"{}", *COOKIES, media=""), 502),
-    "gzip": (body(lambda m: ZIPPED, "Content-Encoding: gzip", media="text/event-stream"), 502),
+    "405": (body(lambda m: b"", *scripts.COOKIES, status="405 No"), 405),
+    "404": (body(lambda m: b"", *scripts.COOKIES, status="404 No"), 404),
+    "302": (body(lambda m: b"", *scripts.COOKIES, status="302 Found"), 502),
+    "500": (body(lambda m: b"", *scripts.COOKIES, status="500 Error"), 502),
+    "JSON": (body(lambda m: b"{}", *scripts.COOKIES), 502),
+    "no media type": (body(lambda m: b"{}", *scripts.COOKIES, media=""), 502),
+    "gzip": (body(lambda m: scripts.ZIPPED, "Content-Encoding: gzip", media="text/event-stream"), 502),
     "noise": (say(bytes(range(256)), then_close=True), 502),
 }
 
@@ -493,8 +469,7 @@ async def test_a_session_stream_that_is_none_is_told_in_plain_http(tmp_path: Pat
         await talk.open()
         status, told, headers = await talk.verb("GET", {"Accept": "text/event-stream"})
         assert (status, headers["Content-Type"]) == (expected, "application/problem+json")
-        assert set(headers) <= OUR_HEADERS | {"Allow"} and b"evil" not in told.replace(
-            b"a redirect to http://evil.example/,", b""
-        )
+        told = told.replace(b"a redirect to http://evil.example/,", b"")
+        assert set(headers) <= OUR_HEADERS | {"Allow"} and b"evil" not in told
         await polite(running)
         assert len(running.ends()) == 3

@@ -13,8 +13,8 @@ import ssl
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from sidecar.http.server.memory_trim import MemoryTrim
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import UnixAddress
 from sidecar.settings.server import ServerSettings
+from tests.flow.guests import result_of
 from tests.flow.process import Served
 from tests.flow.raw import CALL, Wire, answer_in, listening, request, statuses, wire
 from tests.flow.talk import reason_of
@@ -58,24 +59,20 @@ async def asking(listener: Listener, data: bytes, source: str = "127.0.0.1") -> 
 
 async def answered(listener: Listener, source: str = "127.0.0.1") -> bool:
     """Whether one who comes from there is answered."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port, local_addr=(source, 0))
-    try:
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-        return (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 200")
-    except ConnectionError:
-        return False
-    finally:
-        writer.transport.abort()
+    async with asking(listener, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", source) as one:
+        return statuses(await one.everything()) == [200]
 
 
-def half_open(listener: Listener, count: int, source: str = "127.0.0.1") -> list[socket.socket]:
+@contextmanager
+def half_open(listener: Listener, count: int, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
     """Connections on which nothing is said."""
-    made = []
-    for _ in range(count):
-        sock = socket.create_connection(("127.0.0.1", listener.port), source_address=(source, 0))
-        sock.setblocking(False)
-        made.append(sock)
-    return made
+    with ExitStack() as stack:
+        made = []
+        for _ in range(count):
+            sock = socket.create_connection(("127.0.0.1", listener.port), source_address=(source, 0))
+            made.append(stack.enter_context(closing(sock)))
+            sock.setblocking(False)
+        yield made
 
 
 def still_open(socks: list[socket.socket]) -> int:
@@ -92,33 +89,29 @@ def still_open(socks: list[socket.socket]) -> int:
 
 async def test_a_flood_of_silence_takes_nobodys_place() -> None:
     async with listening(here, max_connections=20) as listener:
-        flood = []
-        for _ in range(10):
-            flood += half_open(listener, 10, "127.0.0.66")
-            assert await answered(listener, "127.0.0.2")
-        assert await answered(listener, "127.0.0.66"), "not even the place of who is behind the same address"
-        await until(lambda: still_open(flood) <= 20)
-        for sock in flood:
-            sock.close()
+        with ExitStack() as stack:
+            flood = []
+            for _ in range(10):
+                flood += stack.enter_context(half_open(listener, 10, "127.0.0.66"))
+                assert await answered(listener, "127.0.0.2")
+            assert await answered(listener, "127.0.0.66"), "not even the place of who is behind the same address"
+            await until(lambda: still_open(flood) <= 20)
 
 
 async def test_one_address_has_as_many_places_as_it_may_and_a_socket_file_as_many_as_there_are(tmp_path: Path) -> None:
     async with listening(here, max_connections=20, max_per_peer=5) as listener:
-        flood, others = half_open(listener, 12), half_open(listener, 4, "127.0.0.2")
-        await until(lambda: still_open(flood) == 5)
-        assert still_open(others) == 4
-        for sock in (*flood, *others):
-            sock.close()
+        with half_open(listener, 12) as flood, half_open(listener, 4, "127.0.0.2") as others:
+            await until(lambda: still_open(flood) == 5)
+            assert still_open(others) == 4
     path = tmp_path / "sock"
     async with listening(here, UnixAddress(path), max_connections=20, max_per_peer=5):
-        socks = [socket.socket(socket.AF_UNIX) for _ in range(12)]
-        for sock in socks:
-            sock.connect(str(path))
-            sock.setblocking(False)
-        await asyncio.sleep(0.1)
-        assert still_open(socks) == 12
-        for sock in socks:
-            sock.close()
+        with ExitStack() as stack:
+            socks = [stack.enter_context(closing(socket.socket(socket.AF_UNIX))) for _ in range(12)]
+            for sock in socks:
+                sock.connect(str(path))
+                sock.setblocking(False)
+            await asyncio.sleep(0.1)
+            assert still_open(socks) == 12
 
 
 LINGERER = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx"
@@ -148,8 +141,7 @@ async def test_probes_have_places_that_nobody_else_takes() -> None:
         request = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
         busy = [await stack.enter_async_context(asking(listener, request % b"/metrics")) for _ in range(3)]
         await until(lambda: len(listener.seats) == 3)
-        for sock in half_open(listener, 100, "127.0.0.66"):
-            stack.callback(sock.close)
+        stack.enter_context(half_open(listener, 100, "127.0.0.66"))
         for path, status in ((b"/livez", 200), (b"/metrics", 503), (b"/livez?x", 200)):
             async with asking(listener, request % path) as probe:
                 assert statuses(await probe.everything()) == [status], "and the connection is closed"
@@ -185,14 +177,11 @@ async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(m
 
 
 async def test_a_handshake_that_never_ends_has_a_place_and_loses_it() -> None:
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    files = descriptors_in("/proc/self/fd")
+    tls, files = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), descriptors_in("/proc/self/fd")
     async with listening(here, tls=tls, max_connections=5, header_timeout_s=0.4) as listener:
-        flood = half_open(listener, 12)
-        await until(lambda: still_open(flood) == 5)
-        await until(lambda: still_open(flood) == 0)
-        for sock in flood:
-            sock.close()
+        with half_open(listener, 12) as flood:
+            await until(lambda: still_open(flood) == 5)
+            await until(lambda: still_open(flood) == 0)
     assert descriptors_in("/proc/self/fd") <= files
 
 
@@ -201,8 +190,8 @@ async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> Non
         gc.collect()
         gc.disable()
         try:
-            for sock in half_open(listener, 20):
-                sock.close()
+            with half_open(listener, 20):
+                pass
             for _ in range(5):
                 assert await answered(listener)
             await asyncio.sleep(0.1)
@@ -211,14 +200,17 @@ async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> Non
             gc.enable()
 
 
+FACING: dict[str, Any] = {"listen": "10.0.0.1:80", "tls": {"cert_path": "a", "key_path": "b"}}
+
+
 @pytest.mark.parametrize(
     ("section", "per_peer"),
     [
         ({"max_connections": 100}, 0),  # agents beside us all have the same address
         ({"max_connections": 100, "max_connections_per_peer": 7}, 7),
         ({"max_connections": 100, "listen": "10.0.0.1:80", "tls": "external"}, 0),
-        ({"max_connections": 100, "listen": "10.0.0.1:80", "tls": {"cert_path": "a", "key_path": "b"}}, 75),
-        ({"max_connections": 1, "listen": "10.0.0.1:80", "tls": {"cert_path": "a", "key_path": "b"}}, 1),
+        ({"max_connections": 100, **FACING}, 75),
+        ({"max_connections": 1, **FACING}, 1),
     ],
 )
 def test_how_many_connections_one_address_may_have(section: dict[str, Any], per_peer: int) -> None:
@@ -318,15 +310,13 @@ async def test_bombs_are_answered_soon_and_leave_no_memory_behind(tmp_path: Path
 
 
 async def test_an_idle_connection_holds_neither_its_last_call_nor_its_answer(tmp_path: Path) -> None:
-    def echo(asked: dict[str, Any]) -> dict[str, Any]:
-        return {"resultType": "complete", "content": [{"type": "text", "text": asked["params"]["arguments"]["repo"]}]}
-
-    async def respond(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": echo(message)})
+    async def echo(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+        content = [{"type": "text", "text": message["params"]["arguments"]["repo"]}]
+        return web.json_response(result_of(message, {"resultType": "complete", "content": content}))
 
     large = CALL.replace(b"acme/raw", b"acme/" + b"x" * 900_000)
     tools = [{"name": "search_code", "inputSchema": {"type": "object"}}]
-    upstream = Upstream(tools=tools, script={"tools/call": respond})
+    upstream = Upstream(tools=tools, script={"tools/call": echo})
     async with world(tmp_path, upstream=upstream) as running, AsyncExitStack() as idle:
         for number in range(28):
             connection = await idle.enter_async_context(wire(running))
@@ -339,40 +329,27 @@ async def test_an_idle_connection_holds_neither_its_last_call_nor_its_answer(tmp
         assert rss_bytes() - before < 20 * 2**20
 
 
-class Seen(MemoryTrim):
-    """What was seen of crowds."""
-
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        super().__init__(give_back)
-        self.present: list[int] = []
-
-    def look(self, present: int) -> None:
-        self.present.append(present)
-        super().look(present)
-
-
 @pytest.mark.parametrize("media", ["application/json", "text/event-stream"])
 async def test_large_answers_take_turns_in_memory_and_a_crowd_of_them_gives_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, media: str
 ) -> None:
     monkeypatch.setattr(ANSWERS, "total", 3 * 2**20)
     monkeypatch.setattr(memory_trim, "CROWD", 30)
-    given: list[int] = []
-    size, text = 2 * 2**20, "x" * (2 * 2**20)
+    crowds, size = list[int](), 2 * 2**20
 
     async def large(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        result = {"content": [{"type": "text", "text": text}], "isError": False, "resultType": "complete"}
-        said = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}).encode()
+        result = {"content": [{"type": "text", "text": "x" * size}], "isError": False, "resultType": "complete"}
+        said = json.dumps(result_of(message, result)).encode()
         body = said if media == "application/json" else b"data: " + said + b"\n\n"
         return web.Response(body=body, content_type=media)
 
     async with world(tmp_path, upstream=Upstream(script={"tools/call": large})) as running:
-        seen = running.app.gauges._crowds = Seen(lambda: given.append(1))
+        trim = running.app.gauges._crowds = MemoryTrim(lambda: crowds.append(trim.most))
         answers = await asyncio.gather(*(running.call("search_code", {"repo": "acme/x"}) for _ in range(12)))
         assert [answer[0] for answer in answers] == [200] * 12
         assert ANSWERS.held == 0
-        await until(lambda: len(given) > 0)
-        assert size * 3 // 4 < max(seen.present) * memory_trim.STREAM_BYTES < 3 * 2**20 + 2 * size
+        await until(lambda: crowds)
+        assert size * 3 // 4 < max(crowds) * memory_trim.STREAM_BYTES < 3 * 2**20 + 2 * size
 
 
 async def answered_soon(running: World, bomb: bytes) -> list[int]:

@@ -25,9 +25,7 @@ GONE = "[redacted]"
 
 
 def screen(*rules: dict[str, Any], **more: Any) -> ResponseScreen:
-    found = screen_from(ResponseSettings.model_validate({"redact": list(rules), **more}))
-    assert found is not None
-    return found
+    return screen_from(ResponseSettings.model_validate({"redact": list(rules), **more}))
 
 
 def screened(
@@ -43,9 +41,12 @@ def screened(
 
 
 def result_of(result: dict[str, Any], rules: ResponseScreen, **asked: str) -> dict[str, Any]:
-    message, _ = screened(Response(1, result), rules, **asked)
-    assert isinstance(message, Response)
-    return dict(message.result)
+    return dict(screened(Response(1, result), rules, **asked)[0].result)
+
+
+def left_of(text: str, rules: ResponseScreen, **asked: str) -> str:
+    """What is left of a text."""
+    return str(result_of({"content": [{"type": "text", "text": text}]}, rules, **asked)["content"][0]["text"])
 
 
 def test_nothing_asked_for_is_no_screen() -> None:
@@ -92,19 +93,13 @@ def test_base64_and_what_only_the_protocol_reads_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [json.dumps({"pan": 4111111111111111, "a": ["alice\\u0040example.com"]}), '["\\u0061lice@example.com"]']
+    "text", ['{"pan": 4111111111111111, "a": ["alice\\u0040example.com"]}', '["\\u0061lice@example.com"]']
 )
 def test_json_in_a_text_stays_json_and_hides_nothing_in_its_escapes(text: str) -> None:
-    text = text.replace("\\\\u", "\\u")
-    left = result_of({"content": [{"type": "text", "text": text}]}, screen({"classes": ["card", "email"]}))
-    shown = str(json.loads(left["content"][0]["text"]))
+    shown = str(json.loads(left_of(text, screen({"classes": ["card", "email"]}))))
     assert "411111" not in shown and "example" not in shown and GONE in shown
-
-
-def test_a_member_that_is_there_twice_is_searched_as_text() -> None:
-    text = f'{{"a": "{MAIL}", "a": 1}}'
-    left = result_of({"content": [{"type": "text", "text": text}]}, screen({"classes": ["email"]}))
-    assert MAIL not in left["content"][0]["text"]
+    twice = f'{{"a": "{MAIL}", "a": 1}}'
+    assert MAIL not in left_of(twice, screen({"classes": ["email"]})), "which is searched as text"
 
 
 def test_what_must_work_stays() -> None:
@@ -119,22 +114,14 @@ def test_what_must_work_stays() -> None:
     assert asked == {"mode": "url", "url": url, "message": GONE}
 
 
-def test_a_card_is_found_as_a_number_too() -> None:
-    rules = screen({"classes": ["card"]})
-    result = {"structuredContent": {"pan": 4111111111111111, "other": 4111111111111112, "small": 42, "yes": True}}
-    assert result_of(result, rules)["structuredContent"] == {
-        "pan": GONE,
-        "other": 4111111111111112,
-        "small": 42,
-        "yes": True,
-    }
-
-
-def test_two_names_that_become_one_are_told_apart() -> None:
-    left = result_of(
-        {"structuredContent": {"a@b.example": 1, "c@d.example": 2, "x": 3}}, screen({"classes": ["email"]})
-    )
-    assert left["structuredContent"] == {GONE: 1, f"{GONE} 1": 2, "x": 3}
+def test_a_card_is_found_as_a_number_too_and_two_names_that_become_one_are_told_apart() -> None:
+    same = {"other": 4111111111111112, "small": 42, "yes": True}
+    for structured, left in (
+        ({"pan": 4111111111111111, **same}, {"pan": GONE, **same}),
+        ({"a@b.example": 1, "c@d.example": 2, "x": 3}, {GONE: 1, f"{GONE} 1": 2, "x": 3}),
+    ):
+        found = result_of({"structuredContent": structured}, screen({"classes": ["card", "email"]}))
+        assert found["structuredContent"] == left
 
 
 def test_a_place_is_replaced_in_structured_content_and_in_its_twin() -> None:
@@ -158,10 +145,8 @@ def test_a_twin_that_cannot_be_searched_does_not_pass() -> None:
 def test_a_rule_is_for_its_tools_and_all_rules_hold_where_no_call_is_known() -> None:
     rules = screen({"tools": ["get_*"], "classes": ["email"]}, {"classes": ["ssn"]})
     text = f"{MAIL} 123-45-6789"
-    result = {"content": [{"type": "text", "text": text}]}
-    assert result_of(result, rules)["content"][0]["text"] == f"{GONE} {GONE}"
-    assert result_of(result, rules, tool="list")["content"][0]["text"] == f"{MAIL} {GONE}"
-    assert result_of(result, rules, method="prompts/get")["content"][0]["text"] == f"{MAIL} {GONE}"
+    assert left_of(text, rules) == f"{GONE} {GONE}" == left_of(text, rules, method="tasks/result", tool="")
+    assert left_of(text, rules, tool="list") == f"{MAIL} {GONE}" == left_of(text, rules, method="prompts/get")
     said, replaced = screened(Notification("notifications/message", {"data": text}), rules, method="session/stream")
     assert (said, replaced) == (Notification("notifications/message", {"data": f"{GONE} {GONE}"}), 2)
 
@@ -169,12 +154,6 @@ def test_a_rule_is_for_its_tools_and_all_rules_hold_where_no_call_is_known() -> 
 def test_the_servers_description_of_itself_is_not_data() -> None:
     result = {"tools": [{"name": "x", "description": MAIL, "inputSchema": {"pattern": MAIL}}]}
     assert result_of(result, screen({"classes": ["email"]}), method="tools/list") == result
-
-
-def test_where_nobody_knows_whose_data_it_is_every_rule_holds() -> None:
-    rules = screen({"tools": ["get_*"], "classes": ["email"]}, {"classes": ["ssn"]})
-    result = {"content": [{"type": "text", "text": f"{MAIL} 123-45-6789"}]}
-    assert result_of(result, rules, method="tasks/result", tool="")["content"][0]["text"] == f"{GONE} {GONE}"
 
 
 @pytest.mark.parametrize("method", ["tools/call", "tools/list", "initialize", "resources/read"])
@@ -187,21 +166,16 @@ def test_errors_are_searched_whatever_was_asked(method: str) -> None:
 
 def test_what_the_server_says_and_asks_during_a_call_is_searched_but_for_ids() -> None:
     rules = screen({"classes": ["email"]})
-    progress = Notification("notifications/progress", {"progressToken": MAIL, "progress": 1, "message": MAIL})
-    assert screened(progress, rules)[0] == Notification(
-        "notifications/progress", {"progressToken": MAIL, "progress": 1, "message": GONE}
-    )
-    asked = Request(
-        7, "sampling/createMessage", {"messages": [{"role": "user", "content": {"type": "text", "text": MAIL}}]}
-    )
-    assert MAIL not in str(screened(asked, rules)[0])
+    progress = {"progressToken": MAIL, "progress": 1}
+    said = Notification("notifications/progress", {**progress, "message": MAIL})
+    assert screened(said, rules)[0] == Notification("notifications/progress", {**progress, "message": GONE})
+    messages = {"messages": [{"role": "user", "content": {"type": "text", "text": MAIL}}]}
+    assert MAIL not in str(screened(Request(7, "sampling/createMessage", messages), rules)[0])
 
 
 def test_own_prefixes_are_taken_out_with_what_follows() -> None:
-    left = result_of(
-        {"content": [{"text": "acme_0123456789 acme_short xacme_0123456789"}]}, screen({"prefixes": ["acme_"]})
-    )
-    assert left["content"][0]["text"] == f"{GONE} acme_short xacme_0123456789"
+    said = "acme_0123456789 acme_short xacme_0123456789"
+    assert left_of(said, screen({"prefixes": ["acme_"]})) == f"{GONE} acme_short xacme_0123456789"
 
 
 def test_sizes_are_of_the_tool_else_of_the_upstream() -> None:
@@ -236,33 +210,17 @@ def test_in_no_shape_does_anything_survive_and_twice_is_once(result: dict[str, A
     assert result_of(left, rules) == left
 
 
-@pytest.mark.parametrize(
-    ("pointer", "found"),
-    [
-        ("/a", [1]),
-        ("/b/0", [2]),
-        ("/b/*", [2, 3]),
-        ("/b/00", []),
-        ("/b/9", []),
-        ("/b/-", []),
-        ("/c~1d/~0", [4]),
-        ("/*/~0", [4]),
-        ("/a/x", []),
-        ("/", [5]),
-    ],
-)
-def test_pointers_lead_where_rfc_6901_says(pointer: str, found: list[int]) -> None:
+def test_pointers_lead_where_rfc_6901_says() -> None:
     value = {"a": 1, "b": [2, 3], "c/d": {"~": 4}, "": 5}
-    reached = [place[0][place[1]] for place in places(value, parse_pointer(pointer)) if place is not None]
-    assert reached == found
-
-
-@pytest.mark.parametrize("pointer", ["", "a", "a/b", "/~", "/~2", "/a~"])
-def test_what_is_no_pointer_is_refused(pointer: str) -> None:
-    with pytest.raises(ValueError):
-        parse_pointer(pointer)
-    with pytest.raises(ValueError):
-        ResponseSettings.model_validate({"redact": [{"pointers": [pointer]}]})
+    leads = {"/a": [1], "/b/0": [2], "/b/*": [2, 3], "/c~1d/~0": [4], "/*/~0": [4], "/": [5]}
+    for pointer, found in {**leads, **{none: [] for none in ("/b/00", "/b/9", "/b/-", "/a/x")}}.items():
+        reached = [place[0][place[1]] for place in places(value, parse_pointer(pointer)) if place is not None]
+        assert reached == found, pointer
+    for pointer in ("", "a", "a/b", "/~", "/~2", "/a~"):
+        with pytest.raises(ValueError):
+            parse_pointer(pointer)
+        with pytest.raises(ValueError):
+            ResponseSettings.model_validate({"redact": [{"pointers": [pointer]}]})
 
 
 @pytest.mark.parametrize(

@@ -89,21 +89,6 @@ def test_what_only_looks_alike_is_left(name: str, text: str) -> None:
     assert wipe(text, name) == (text, 0)
 
 
-@pytest.mark.parametrize(
-    ("number", "valid"),
-    [
-        ("4111111111111111", True),
-        ("79927398713", True),
-        ("79927398710", False),
-        ("0", True),
-        ("18", True),
-        ("19", False),
-    ],
-)
-def test_luhn_is_as_the_standard_has_it(number: str, valid: bool) -> None:
-    assert passes_luhn(number) is valid
-
-
 def luhn_by_the_book(digits: str) -> bool:
     total = 0
     for index, digit in enumerate(reversed(digits)):
@@ -116,6 +101,11 @@ def luhn_by_the_book(digits: str) -> bool:
 def test_a_second_luhn_agrees(number: int) -> None:
     assert passes_luhn(str(number)) == luhn_by_the_book(str(number))
     assert is_card(number) == (str(number)[0] in "23456" and luhn_by_the_book(str(number)))
+
+
+def test_luhn_is_as_the_standard_has_it() -> None:
+    assert all(map(passes_luhn, ("4111111111111111", "79927398713", "0", "18")))
+    assert not any(map(passes_luhn, ("79927398710", "19")))
 
 
 SECRETS = ["alice@example.com", "4111111111111111", f"Bearer {'a1' * 10}", JWT, "AKIAIOSFODNN7EXAMPLE", PEM,
