@@ -42,11 +42,7 @@ HTTP = [(version, binding) for version, binding in SPOKEN if binding != "grpc"]
 ALIAS = "/tools/find.out"
 SEND: dict[str, Any] = {"message": HELLO}
 TOKEN, CHANGED = "7fQ-2c51e8a94b0d3f6a7c81e2d95b40aa63", "0b-91d2c7e4f5a6038d7c81e2d95b40aa63f"
-OWN = {
-    "bearer_token": bearer(TOKEN),
-    "api_key": {"X-API-Key": TOKEN},
-    "header": {"X-Agent-Token": TOKEN},
-}
+OWN = {"bearer_token": bearer(TOKEN), "api_key": {"X-API-Key": TOKEN}, "header": {"X-Agent-Token": TOKEN}}
 WITH_CI = {**RULES, "nhi_to_nhi": RULES["nhi_to_nhi"] + f"p, nhi:ci, nhi:researcher, {EVERYTHING}, -, -, -, allow\n"}
 
 
@@ -230,11 +226,7 @@ async def test_where_it_is_not_required_others_are_let_in_as_ever(tmp_path: Path
     async with guarded(tmp_path, "header", required=False) as world:
         base = world.app.live.current.base_url
         user = bearer(IDP.token("user:alice", f"{base}/agents/researcher"))
-        for who, chain in (
-            (OWN["header"], ["nhi:ci"]),
-            (ALICE, ["user:alice"]),
-            (user, ["user:alice"]),
-        ):
+        for who, chain in ((OWN["header"], ["nhi:ci"]), (ALICE, ["user:alice"]), (user, ["user:alice"])):
             assert (await ask(world, "1.0", "http_json", "message/send", SEND, who)).status == 200
             assert world.records("decision")[-1]["chain"] == chain
         together = await ask(world, "1.0", "http_json", "message/send", SEND, {**user, **OWN["header"]})

@@ -30,12 +30,7 @@ LIST_FIELDS = [
 
 
 async def call(
-    world: AgentWorld,
-    verb: str,
-    path: str = "",
-    body: Any = None,
-    who: Mapping[str, str] = ALICE,
-    base: str = OURS,
+    world: AgentWorld, verb: str, path: str = "", body: Any = None, who: Mapping[str, str] = ALICE, base: str = OURS
 ) -> tuple[int, Any]:
     async with world.http.request(verb, f"{world.url}{base}{path}", json=body, headers=who) as response:
         said = await response.json(content_type=None)
@@ -500,10 +495,7 @@ async def test_whoever_asked_to_be_called_back_hears_of_the_end_signed_and_at_le
 ) -> None:
     receiver = Receiver(refuses=1)
     agent = busy({"completed": DONE, "failed": "TASK_STATE_FAILED", "cancelled": WORKING}[ends])
-    async with (
-        listening(receiver.handle) as hook,
-        agent_world(tmp_path, agent, settings=CALLED_BACK) as world,
-    ):
+    async with listening(receiver.handle) as hook, agent_world(tmp_path, agent, settings=CALLED_BACK) as world:
         task_id = await create(world, callback_url=f"{hook}/tasks")
         if ends == "cancelled":
             await ended(world, task_id, until="running")

@@ -106,7 +106,7 @@ PARTS: Mapping[str, Part] = {
 REFUSED: Mapping[str, str] = {
     "tests.compatibility.agent_card.test_agent_card.TestAgentCardStructure::test_agent_card_validates_against_schema": (
         "one document is the card of both versions, as the official SDK writes it, and the kit's schema knows no 0.3"
-    ),
+    )
 }
 # Of a program: the kit knows of no agent that minds what a part is. A program has no extended card.
 _NO_EXTENDED = "a program has no extended card and its card declares none; the agent of the SDK declares one"

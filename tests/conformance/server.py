@@ -102,9 +102,7 @@ def test_error_handling() -> str:
 
 
 @server.tool()
-def test_x_mcp_header(
-    region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "<none>",
-) -> str:
+def test_x_mcp_header(region: Annotated[str, Field(json_schema_extra={"x-mcp-header": "Region"})] = "<none>") -> str:
     """An argument that a header mirrors."""
     return f"region={region}"
 

@@ -59,10 +59,7 @@ _NOT_ASKED = "NotImplementedError"
 _BY_STATUS = {"cancel again": "A2AClientError", "unknown": "MethodNotFoundError"}
 OF_03: Mapping[str, Mapping[str, Any]] = {
     "JSONRPC": {"list": _NOT_ASKED},
-    "HTTP+JSON": {
-        **dict.fromkeys(("list", "push list", "push delete", "push gone"), _NOT_ASKED),
-        **_BY_STATUS,
-    },
+    "HTTP+JSON": {**dict.fromkeys(("list", "push list", "push delete", "push gone"), _NOT_ASKED), **_BY_STATUS},
     "GRPC": {"list": _NOT_ASKED},
 }
 UNASKED: Mapping[str, frozenset[str]] = {

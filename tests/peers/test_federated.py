@@ -95,12 +95,7 @@ async def test_progress_and_logs_of_two_servers_arrive(twice: Stage, mode: str) 
             await peer.call_tool(f"{server}__steps", {"gate": "open"}, progress_callback=ears.on_progress)
             await peer.call_tool(f"{server}__whisper", {"text": server})
         await until(lambda: len(ears.progress) == 4 and len(ears.logs) == 4)
-        assert [word for _, word in ears.logs] == [
-            "debug github",
-            "warning github",
-            "debug wiki",
-            "warning wiki",
-        ]
+        assert [word for _, word in ears.logs] == ["debug github", "warning github", "debug wiki", "warning wiki"]
 
 
 async def test_one_session_hears_what_its_servers_say_unasked(twice: Stage) -> None:

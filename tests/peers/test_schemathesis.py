@@ -43,13 +43,7 @@ SEEN_WITH_GRANTS = {
     (404, "tool-unknown"),
     (429, "rate-limited"),
 }
-SEEN_OF_TASKS = {
-    (200, None),
-    (201, None),
-    (400, "malformed-call"),
-    (403, "no-matching-rule"),
-    (404, "task-unknown"),
-}
+SEEN_OF_TASKS = {(200, None), (201, None), (400, "malformed-call"), (403, "no-matching-rule"), (404, "task-unknown")}
 WITHIN_S = 60.0
 
 pytestmark = pytest.mark.skipif(

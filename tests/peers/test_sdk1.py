@@ -161,7 +161,7 @@ async def test_a_tool_that_there_is_not_costs_no_session(tmp_path: Path, everyth
 
 # Before a server that knows no sessions: only what was asked for is logged, and nobody can ping the client.
 BRIDGED = {step: came for step, came in ALLOWED.items() if step != "ping-back"} | {
-    "log": [["warning", "warning quiet"]],
+    "log": [["warning", "warning quiet"]]
 }
 
 

@@ -303,8 +303,7 @@ async def test_lists_hold_what_the_caller_may_use_and_no_more(shut_stage: Stage,
 
 @both_eras
 @pytest.mark.parametrize(
-    ("tool", "action"),
-    [("greet", "elicitation/create"), ("think", "sampling/createMessage"), ("places", "roots/list")],
+    ("tool", "action"), [("greet", "elicitation/create"), ("think", "sampling/createMessage"), ("places", "roots/list")]
 )
 async def test_what_the_server_may_not_ask_is_never_shown_to_the_client(
     shut_stage: Stage, mode: str, tool: str, action: str

@@ -21,11 +21,7 @@ from a2a.helpers.proto_helpers import new_data_part, new_task_from_user_message
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.request_handlers.grpc_handler import GrpcHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
-from a2a.server.tasks import (
-    BasePushNotificationSender,
-    InMemoryPushNotificationConfigStore,
-    InMemoryTaskStore,
-)
+from a2a.server.tasks import BasePushNotificationSender, InMemoryPushNotificationConfigStore, InMemoryTaskStore
 from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentProvider, AgentSkill, Part
 from a2a.utils.errors import A2AError
 from starlette.applications import Starlette
@@ -125,9 +121,7 @@ def card(url: str, far: str, options: argparse.Namespace, *names: str) -> AgentC
             for binding, address in addresses
         ],
         capabilities=AgentCapabilities(
-            streaming=True,
-            push_notifications=not options.no_push,
-            extended_agent_card=not options.no_extended_card,
+            streaming=True, push_notifications=not options.no_push, extended_agent_card=not options.no_extended_card
         ),
         default_input_modes=["text/plain"],
         default_output_modes=["text/plain"],

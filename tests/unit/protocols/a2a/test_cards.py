@@ -72,10 +72,7 @@ OLD: dict[str, Any] = {
     },
     "securitySchemes": {
         "key": {"type": "apiKey", "name": "x-key", "in": "header"},
-        "login": {
-            "type": "oauth2",
-            "flows": {"password": {"tokenUrl": f"https://{HOST}/token", "scopes": {"a": "b"}}},
-        },
+        "login": {"type": "oauth2", "flows": {"password": {"tokenUrl": f"https://{HOST}/token", "scopes": {"a": "b"}}}},
     },
     "security": [{"key": []}],
     "defaultInputModes": ["text/plain"],

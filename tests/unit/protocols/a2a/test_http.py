@@ -95,12 +95,7 @@ def test_a_query_has_the_types_of_its_message() -> None:
         "historyLength=5&include_artifacts=true&status=TASK_STATE_WORKING&unknown=1&pageToken=a%2Bb+c"
     )
     read = V10.read("ListTasksRequest", http.typed(V10, "ListTasksRequest", query))
-    assert read == {
-        "status": "TASK_STATE_WORKING",
-        "pageToken": "a+b c",
-        "historyLength": 5,
-        "includeArtifacts": True,
-    }
+    assert read == {"status": "TASK_STATE_WORKING", "pageToken": "a+b c", "historyLength": 5, "includeArtifacts": True}
 
 
 @pytest.mark.parametrize("query", ["a=1&a=2", "a=%ff", "a=\\", "includeArtifacts=1"])

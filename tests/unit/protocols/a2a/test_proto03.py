@@ -213,8 +213,7 @@ def test_results_of_0_3_are_read_as_the_official_layer_reads_them(operation: Ope
     _, _, from_proto, to_core = RESULTS[operation.response]
     message = ParseDict(said, getattr(pb2_03, operation.response)())
     ours, theirs = said_by_both(
-        lambda: PROTO_FORM.read_result(operation, said),
-        lambda: MessageToDict(to_core(from_proto(message))),
+        lambda: PROTO_FORM.read_result(operation, said), lambda: MessageToDict(to_core(from_proto(message)))
     )
     if ours is not None:
         assert whole(ours) == whole(theirs)

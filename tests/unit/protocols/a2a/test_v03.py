@@ -138,8 +138,7 @@ def test_results_of_1_0_are_said_in_0_3_as_the_official_layer_says_them(
 ) -> None:
     canonical = V10.read(operation.response, data.draw(of(V10, operation.response)))
     ours, theirs = said_by_both(
-        lambda: JSON_FORM.write_result(operation, canonical),
-        lambda: theirs_result_03(operation, canonical, streamed),
+        lambda: JSON_FORM.write_result(operation, canonical), lambda: theirs_result_03(operation, canonical, streamed)
     )
     if operation is SEND and not canonical:  # the official layer makes an empty message of an empty answer
         theirs = None
