@@ -26,6 +26,7 @@ from tests.a2a.world import (
     ScriptedAgent,
     agent_world,
     ask,
+    saying,
     task,
 )
 
@@ -58,25 +59,18 @@ async def begun(world: AgentWorld, who: Any = ALICE) -> None:
     assert answered.error is None, answered
 
 
-@pytest.mark.parametrize(
-    ("said", "failed"),
-    [
-        ({"task": task(state="TASK_STATE_COMPLETED")}, False),
-        ({"task": task(state="TASK_STATE_FAILED")}, True),
-        ({"task": task(state="TASK_STATE_REJECTED")}, True),
-        (No({"code": -32603, "message": "no"}), True),
-    ],
-)
 @pytest.mark.parametrize("action", ["message/send", "message/stream"])
-async def test_what_failed_at_the_agent_is_delivered_and_told_from_a_success(
-    action: str, said: Any, failed: bool, tmp_path: Path
-) -> None:
-    agent = ScriptedAgent({"SendMessage": lambda *_: said, "SendStreamingMessage": lambda *_: [said]})
+async def test_what_failed_at_the_agent_is_delivered_and_told_from_a_success(action: str, tmp_path: Path) -> None:
+    states = enumerate(("COMPLETED", "FAILED", "REJECTED"))
+    said = [{"task": task(f"t{number}", f"c{number}", f"TASK_STATE_{state}")} for number, state in states]
+    agent = ScriptedAgent()
     async with agent_world(tmp_path, agent) as world:
-        await ask(world, "1.0", "jsonrpc", action, {"message": HELLO})
-        (end,) = world.ends()
-        assert (end["status"], end["tool_error"]) == ("success", failed)
-        assert world.app.status()["upstreams"]["researcher"]["tool_errors"] == failed
+        for failures, one in enumerate([*said, No({"code": -32603, "message": "no"})]):
+            agent.script = {"SendMessage": lambda *_, one=one: one, "SendStreamingMessage": lambda *_, one=one: [one]}
+            await ask(world, "1.0", "jsonrpc", action, {"message": HELLO})
+            end = world.ends()[-1]
+            assert (end["status"], end["tool_error"]) == ("success", failures > 0)
+            assert world.app.status()["upstreams"]["researcher"]["tool_errors"] == failures
 
 
 def ways(action: str) -> list[tuple[Any, Any]]:
@@ -92,33 +86,28 @@ async def test_a_call_is_the_same_however_it_is_said(action: str, tmp_path: Path
         await begun(world)
         if action in ("push/get", "push/list", "push/delete"):
             assert (await ask(world, "1.0", "jsonrpc", "push/set", PUSH)).error is None
-        told, before = [], len(world.agent.seen)
+        before = len(world.agent.seen)
         for version, binding in ways(action):
             answered = await ask(world, version, binding, action, PARAMS[action])
             assert answered.error is None, (version, binding, answered)
-            told.append(answered)
         decisions = world.records("decision")[-len(ways(action)) :]
-        assert len(decisions) == len(ways(action))
-        for name in ("action", "object", "method", "args_hash", "chain", "links", "limits_names"):
-            values = [
-                [limit["name"] for limit in record["limits"]] if name == "limits_names" else record[name]
-                for record in decisions
-            ]
-            assert all(value == values[0] for value in values), (name, values)
-        assert decisions[0]["args_hash"] and decisions[0]["action"] == action
+        for record in decisions:
+            for name in ("object", "method", "args_hash", "chain", "links"):
+                assert record[name] == decisions[0][name], name
+            assert [limit["name"] for limit in record["limits"]] == [limit["name"] for limit in decisions[0]["limits"]]
+            assert record["args_hash"] and record["action"] == action
         sent = [message for _, message in world.agent.seen[before:]]
         assert len({message["method"] for message in sent}) == 1
-        told_ = [{name: value for name, value in message["params"].items() if name not in OURS} for message in sent]
-        assert all(params == told_[0] for params in told_)
+        told = [{name: value for name, value in message["params"].items() if name not in OURS} for message in sent]
+        assert all(params == told[0] for params in told)
         assert [record["protocol_version"] for record in decisions] == [version for version, _ in ways(action)]
 
 
 @pytest.mark.parametrize("action", PARAMS)
 async def test_what_no_rule_allows_reaches_nobody(action: str, tmp_path: Path) -> None:
-    word = action if action.startswith(("push", "card")) else "message/send"
     others = "|".join(one for one in PARAMS if one != action)
     rules = {"user_to_nhi": f"p, user:alice, nhi:researcher, {others}, -, -, -, allow\n"}
-    assert word in PARAMS
+
     async with agent_world(tmp_path, rules=rules) as world:
         for version, binding in ways(action):
             answered = await ask(world, version, binding, action, PARAMS[action])
@@ -132,10 +121,6 @@ async def test_what_no_rule_allows_reaches_nobody(action: str, tmp_path: Path) -
 OF_A_TASK = [action for action in PARAMS if action.startswith(("tasks/", "push/")) and action != "tasks/list"]
 
 
-CODES = {(version, binding): -32001 if binding == "jsonrpc" else "NOT_FOUND" for version, binding in SPOKEN}
-CODES |= {("1.0", "http_json"): 404, ("0.3", "http_json"): -32001}
-
-
 def without_id(answered: Answered) -> bytes:
     """What was said, without what is another each time."""
     raw = answered.raw
@@ -144,39 +129,15 @@ def without_id(answered: Answered) -> bytes:
     return raw
 
 
-@pytest.mark.parametrize(("version", "binding"), SPOKEN)
-@pytest.mark.parametrize("action", OF_A_TASK)
-async def test_anothers_task_looks_as_if_it_were_not_there(
-    action: str, version: Any, binding: Any, tmp_path: Path
-) -> None:
-    """BL-055."""
+async def test_nobody_speaks_in_anothers_task(tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
         await begun(world)
-        await ask(world, "1.0", "jsonrpc", "push/set", PUSH)
-        reached = len(world.agent.seen)
-        key = "taskId" if "taskId" in PARAMS[action] else "id"
-        for who in (BOB, PLANNER):
-            foreign = await ask(world, version, binding, action, {**PARAMS[action], key: "t1"}, who)
-            missing = await ask(world, version, binding, action, {**PARAMS[action], key: "t9"}, who)
-            assert foreign.status == missing.status and foreign.reason == "task-unknown"
-            assert without_id(foreign) == without_id(missing)
-            code = foreign.error and foreign.error["code"]
-            assert code == CODES[version, binding]
-        assert len(world.agent.seen) == reached, "nothing reached the agent"
-        assert (await ask(world, version, binding, action, PARAMS[action])).error is None
-
-
-@pytest.mark.parametrize("ours", ["taskId", "referenceTaskIds"])
-async def test_nobody_speaks_in_anothers_task(ours: str, tmp_path: Path) -> None:
-    async with agent_world(tmp_path) as world:
-        await begun(world)
-        reached = len(world.agent.seen)
-        named = {"taskId": "t1", "referenceTaskIds": ["t1"]}[ours]
-        for action in ("message/send", "message/stream"):
-            answered = await ask(world, "1.0", "jsonrpc", action, {"message": {**HELLO, ours: named}}, BOB)
-            assert answered.reason == "task-unknown"
-        assert len(world.agent.seen) == reached
-        assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": {**HELLO, ours: named}})).error is None
+        for named in ({"taskId": "t1"}, {"referenceTaskIds": ["t1"]}):
+            reached, sent = len(world.agent.seen), {"message": {**HELLO, **named}}
+            for action in ("message/send", "message/stream"):
+                assert (await ask(world, "1.0", "jsonrpc", action, sent, BOB)).reason == "task-unknown"
+            assert len(world.agent.seen) == reached
+            assert (await ask(world, "1.0", "jsonrpc", "message/send", sent)).error is None
 
 
 async def test_a_list_holds_the_callers_own_and_tells_of_no_others(tmp_path: Path) -> None:
@@ -217,8 +178,8 @@ async def test_a_push_configuration_inside_a_send_is_asked_for_itself(tmp_path: 
 async def test_an_agent_that_only_says_something_is_heard_in_every_way(tmp_path: Path) -> None:
     """As the official examples do: neither a task nor a conversation is named, so nobody can own either."""
     said = {"messageId": "a1", "role": "ROLE_AGENT", "parts": [{"text": "Hello World"}]}
-    script = {"SendMessage": lambda *_: {"message": said}, "SendStreamingMessage": lambda *_: [{"message": said}]}
-    async with agent_world(tmp_path, ScriptedAgent(script=script)) as world:
+    agent = saying(SendMessage={"message": said}, SendStreamingMessage=[{"message": said}])
+    async with agent_world(tmp_path, agent) as world:
         for action in ("message/send", "message/stream"):
             for version, binding in SPOKEN:
                 answered = await ask(world, version, binding, action, {"message": HELLO})

@@ -12,24 +12,24 @@ from aiohttp import web
 
 import sidecar.gateway.forwarder
 from sidecar.http.signing_keys import generate
-from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, IDP, SPOKEN, No, ScriptedAgent, agent_world, ask, task
+from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, HTTP, IDP, SPOKEN, No, agent_world, ask, opened, saying, task
 from tests.flow.idp import bearer
-from tests.flow.world import PATIENCE_S
+from tests.flow.world import until
 
 SEND = {"message": HELLO}
+WORKS = {"task": task(state="TASK_STATE_WORKING")}
 QUIET = "probe: {enabled: false}"
 
 
 async def test_an_agent_that_fails_is_given_a_rest_and_its_own_no_is_no_fault(tmp_path: Path) -> None:
-    agent = ScriptedAgent(script={"SendMessage": lambda method, params: web.Response(status=500)})
+    agent = saying()
+    agent.script["SendMessage"] = lambda *_: web.Response(status=500)
     async with agent_world(tmp_path, agent, upstream=QUIET) as world:
         for _ in range(5):
             assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).reason == "upstream-failed"
         answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
         assert (answered.status, answered.reason, len(agent.seen)) == (503, "upstream-open", 5)
-    agent = ScriptedAgent(
-        script={"SendMessage": lambda method, params: No({"code": -32004, "message": "not this one"})}
-    )
+    agent = saying(SendMessage=No({"code": -32004, "message": "not this one"}))
     async with agent_world(tmp_path / "b", agent, upstream=QUIET) as world:
         for _ in range(7):
             answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
@@ -42,43 +42,33 @@ async def test_an_agent_that_fails_is_given_a_rest_and_its_own_no_is_no_fault(tm
 async def test_its_card_is_a_sign_of_life(tmp_path: Path) -> None:
     async with agent_world(tmp_path, upstream="probe: {every_s: 0.1}") as world:
         account = world.app.live.current.agents["researcher"].account
-        async with asyncio.timeout(PATIENCE_S):
-            while account.standing.status != "ready":
-                await asyncio.sleep(0.02)
+        await until(lambda: account.standing.status == "ready")
         assert world.app.upstreams()["researcher"]["protocol"] == "a2a"
 
 
-@pytest.mark.parametrize("way", [way for way in SPOKEN if way[1] != "grpc"])  # whose numbers are doubles
-async def test_integers_of_64_bits_pass_unchanged(way: Any, tmp_path: Path) -> None:
+async def test_integers_of_64_bits_pass_unchanged(tmp_path: Path) -> None:
+    """But over gRPC, whose numbers are doubles."""
     large = {"n": [2**53 + 1, 2**63, 2**64 - 1, -(2**63)]}
-    told = {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"data": large}]}}
-    agent = ScriptedAgent(script={"SendMessage": lambda method, params: told})
+    agent = saying(SendMessage={"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"data": large}]}})
     async with agent_world(tmp_path, agent) as world:
-        message = {**SEND["message"], "parts": [{"data": large}]}
-        answered = await ask(world, *way, "message/send", {"message": message})
-        assert json.dumps(large["n"], separators=(",", ":")).encode() in answered.raw
-        assert world.agent.seen[-1][1]["params"]["message"]["parts"] == [{"data": large}]
+        for way in HTTP:
+            answered = await ask(world, *way, "message/send", {"message": {**HELLO, "parts": [{"data": large}]}})
+            assert json.dumps(large["n"], separators=(",", ":")).encode() in answered.raw
+            assert agent.seen[-1][1]["params"]["message"]["parts"] == [{"data": large}]
 
 
 @pytest.mark.parametrize("way", SPOKEN)
-async def test_limits_count_calls_of_agents_as_of_tools(way: Any, tmp_path: Path) -> None:
+async def test_limits_count_calls_of_agents_as_of_tools_and_leave_what_was_begun_to_be_cancelled(
+    way: Any, tmp_path: Path
+) -> None:
     rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, 2, -, allow\n"}
     async with agent_world(tmp_path, rules=rules) as world:
-        for n in range(3):
-            answered = await ask(world, *way, "message/stream" if n else "message/send", SEND)
-            if n < 2:
-                assert answered.error is None, answered
+        for action in ("message/send", "message/stream"):
+            assert (await ask(world, *way, action, SEND)).error is None
+        answered = await ask(world, *way, "message/stream", SEND)
         assert (answered.status, answered.reason) == (429, "rate-limited")
         assert "'limit': 'max_calls_per_hour'" in str(answered.error), answered.error  # which one, in every binding
         assert len(world.agent.seen) == 2
-
-
-@pytest.mark.parametrize("way", SPOKEN)
-async def test_who_has_spent_a_rows_limit_can_cancel_what_they_began(way: Any, tmp_path: Path) -> None:
-    rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, 1, -, allow\n"}
-    async with agent_world(tmp_path, rules=rules) as world:
-        assert (await ask(world, *way, "message/send", SEND)).error is None
-        assert (await ask(world, *way, "message/send", SEND)).reason == "rate-limited"
         assert (await ask(world, *way, "tasks/get", {"id": "t1"})).reason == "rate-limited"
         assert (await ask(world, *way, "tasks/cancel", {"id": "t1"})).error is None
 
@@ -92,7 +82,8 @@ async def test_a_no_in_json_rpc_has_the_status_that_the_operator_wants(
 ) -> None:
     """Of an answer that is no 200 the official SDK shows its caller no word; other bindings have their own statuses."""
     rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, 2, -, allow\n"}
-    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: web.Response(status=500)})
+    agent = saying()
+    agent.script["SendStreamingMessage"] = lambda *_: web.Response(status=500)
     settings = f"answers: {{deny_style: {style}}}\n"
     async with agent_world(tmp_path, agent, rules=rules, settings=settings, upstream=QUIET) as world:
         for version in ("1.0", "0.3"):
@@ -110,12 +101,10 @@ async def test_a_no_in_json_rpc_has_the_status_that_the_operator_wants(
 
 async def test_a_stream_takes_a_slot_of_concurrency_for_as_long_as_it_lasts(tmp_path: Path) -> None:
     go_on = asyncio.Event()
-    events = [{"task": task(state="TASK_STATE_WORKING")}, go_on, {"task": task()}]
-    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
+    agent = saying(SendStreamingMessage=[WORKS, go_on, {"task": task()}])
     budgets = {"policies/budgets.yaml": 'version: 1\nprincipals: {"user:alice": {concurrency: 1}}\n'}
     async with agent_world(tmp_path, agent, files=budgets) as world:
-        streaming = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND))
-        await asyncio.sleep(0.2)
+        streaming = await opened(world, "1.0", "jsonrpc")
         assert (await ask(world, "1.0", "http_json", "message/send", SEND)).reason == "too-many-concurrent"
         go_on.set()
         assert len((await streaming).results) == 2
@@ -127,18 +116,10 @@ async def test_a_stream_ends_when_its_permission_does(
     way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
-    never = asyncio.Event()
-    events = [{"task": task(state="TASK_STATE_WORKING")}, never]
-    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
-    async with agent_world(tmp_path, agent) as world:
-        streaming = asyncio.create_task(ask(world, *way, "message/stream", SEND))
-        async with asyncio.timeout(PATIENCE_S):
-            while not world.app.pipeline.exchanges.streams:
-                await asyncio.sleep(0.02)
+    async with agent_world(tmp_path, saying(SendStreamingMessage=[WORKS, asyncio.Event()])) as world:
+        streaming = await opened(world, *way)
         await world.app.disable("user:alice", reason="", until=None, by="test")
-        answered = await asyncio.wait_for(streaming, 5)
-        assert answered.reason == "principal-disabled"
-        assert world.ends()[-1]["reason"] == "principal-disabled"
+        assert (await streaming).reason == world.ends()[-1]["reason"] == "principal-disabled"
         assert not world.app.pipeline.exchanges.streams
 
 
@@ -146,17 +127,12 @@ async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
-    events = [{"task": task(state="TASK_STATE_WORKING")}, asyncio.Event()]
-    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
-    async with agent_world(tmp_path, agent) as world:
+    async with agent_world(tmp_path, saying(SendStreamingMessage=[WORKS, asyncio.Event()])) as world:
         token = IDP.token("user:alice", f"{world.app.live.current.base_url}/agents/researcher")
-        streaming = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND, bearer(token)))
-        async with asyncio.timeout(PATIENCE_S):
-            while not world.app.pipeline.exchanges.streams:
-                await asyncio.sleep(0.02)
+        streaming = await opened(world, "1.0", "jsonrpc", who=bearer(token))
         (tmp_path / "jwks.json").write_text(generate().jwks())
         await world.app.reload("test")
-        assert (await asyncio.wait_for(streaming, 5)).reason == "bad-credential"
+        assert (await streaming).reason == "bad-credential"
 
 
 @pytest.mark.parametrize("way", [("1.0", "jsonrpc"), ("1.0", "grpc")])
@@ -165,14 +141,12 @@ async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(
 ) -> None:
     monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
     go_on = asyncio.Event()
-    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: [go_on, {"task": task()}]})
+    agent = saying(SendStreamingMessage=[go_on, {"task": task()}])
     async with agent_world(tmp_path, agent) as world:
         streaming = asyncio.create_task(ask(world, *way, "message/stream", SEND))
-        async with asyncio.timeout(PATIENCE_S):
-            while not agent.seen:
-                await asyncio.sleep(0.02)
+        await until(lambda: bool(agent.seen))
         await world.app.disable("user:alice", reason="", until=None, by="test")
-        answered = await asyncio.wait_for(streaming, 5)
+        answered = await streaming
         go_on.set()
         assert (answered.status, answered.reason, answered.results) == (403, "principal-disabled", ())
         assert world.ends()[-1]["reason"] == "principal-disabled"
@@ -181,16 +155,10 @@ async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(
 
 async def test_what_never_reached_the_agent_costs_nothing(tmp_path: Path) -> None:
     """A receiver that nobody may call, and a stream that finds no place."""
-    never = asyncio.Event()
-    events = [{"task": task(state="TASK_STATE_WORKING")}, never]
-    agent = ScriptedAgent(script={"SendStreamingMessage": lambda method, params: events})
+    agent = saying(SendStreamingMessage=[WORKS, asyncio.Event()])
     rules = {"user_to_nhi": f"p, user:alice, nhi:researcher, {EVERYTHING}, -, 3, -, allow\n"}
-    places = "streams: {max_per_principal: 1}\n"
-    async with agent_world(tmp_path, agent, rules=rules, settings=places) as world:
-        streaming = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND))
-        async with asyncio.timeout(PATIENCE_S):
-            while not world.app.pipeline.exchanges.streams:
-                await asyncio.sleep(0.02)
+    async with agent_world(tmp_path, agent, rules=rules, settings="streams: {max_per_principal: 1}\n") as world:
+        streaming = await opened(world, "1.0", "jsonrpc")
         for _ in range(3):
             assert (await ask(world, "1.0", "grpc", "message/stream", SEND)).reason == "too-many-concurrent"
             inside = SEND | {"configuration": {"taskPushNotificationConfig": {"url": "http://10.0.0.1/"}}}
@@ -204,11 +172,11 @@ async def test_what_never_reached_the_agent_costs_nothing(tmp_path: Path) -> Non
 
 async def test_a_lying_agent_hands_out_nobody_elses_task(tmp_path: Path) -> None:
     """It answers with the task of another caller, or with another task than was asked for."""
-    agent = ScriptedAgent(script={"SendMessage": lambda method, params: {"task": task("t1", "c1")}})
+    agent = saying(SendMessage={"task": task("t1", "c1")}, GetTask=task("t7", "c7"))
     async with agent_world(tmp_path, agent) as world:
         assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).error is None
         assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, BOB)).reason == "response-refused"
-        agent.script["GetTask"] = lambda method, params: task("t7", "c7")
+
         assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": "t1"})).reason == "response-refused"
 
 
@@ -223,12 +191,13 @@ LIES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-async def test_what_is_no_answer_is_refused_and_told(lie: str, tmp_path: Path) -> None:
-    agent = ScriptedAgent(script={"SendMessage": lambda method, params: LIES[lie]})
+async def test_what_is_no_answer_is_refused_and_told(tmp_path: Path) -> None:
+    agent = saying()
     async with agent_world(tmp_path, agent) as world:
-        answered = await ask(world, "1.0", "http_json", "message/send", SEND)
-        assert (answered.status, answered.reason) == (502, "response-refused")
+        for lie, said in LIES.items():
+            agent.script["SendMessage"] = lambda *_, said=said: said
+            answered = await ask(world, "1.0", "http_json", "message/send", SEND)
+            assert (answered.status, answered.reason) == (502, "response-refused"), lie
 
 
 async def test_evidence_holds_no_argument_no_token_and_no_result(tmp_path: Path) -> None:
@@ -239,9 +208,6 @@ async def test_evidence_holds_no_argument_no_token_and_no_result(tmp_path: Path)
         text = json.dumps(world.records())
         assert secret not in text and ALICE["Authorization"] not in text
         decision = world.records("decision")[-1]
-        assert (decision["protocol"], decision["protocol_version"], decision["action"]) == (
-            "a2a",
-            "1.0",
-            "message/send",
-        )
+        told = [decision[name] for name in ("protocol", "protocol_version", "action")]
+        assert told == ["a2a", "1.0", "message/send"]
         assert decision["object"] == "nhi:researcher" and len(decision["args_hash"]) == 64

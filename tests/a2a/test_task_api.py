@@ -10,19 +10,37 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.storage import RecordShare, RecordStoreOut
+from sidecar.storage import RecordShare
 from sidecar.tasks.api import task_runner
-from tests.a2a.world import ALICE, BOB, PLANNER, AgentWorld, No, ScriptedAgent, agent_world, ask, task
+from tests.a2a.world import (
+    ALICE,
+    BOB,
+    HELLO,
+    HOOK,
+    PLANNER,
+    AgentWorld,
+    No,
+    ScriptedAgent,
+    agent_world,
+    ask,
+    saying,
+    task,
+)
 from tests.flow.described import Operation as Described
 from tests.flow.described import check_described
-from tests.flow.world import PATIENCE_S, listening
+from tests.flow.world import PATIENCE_S, listening, until
+from tests.valkey import LosingProxy, running_valkey
 
 ORDER = {"target_agent_id": "researcher", "task_type": "search", "input": {"topic": "tides"}}
 OURS, SEEDS = "/a2a/tasks", "/api/nhi/a2a/tasks"
 QUICK = "tasks: {ask_every_s: 0.05}\n"
+CALLED_BACK = (
+    QUICK + 'callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: ["127.0.0.0/8"], first_retry_s: 0.05}\n'
+)
 AGENT_ID = "0b5f0d0e-6d5b-4a51-9a3e-3a8d1f5c9b11"
 NOBODY = "01939393-0000-7000-8000-000000000000"
 WORKING, DONE = "TASK_STATE_WORKING", "TASK_STATE_COMPLETED"
+BAD_QUERIES = ("state=done", "limit=0", "limit=101", "limit=x", "offset=-1", "offset=1.5", "page=1", "limit=1&limit=2")
 LIST_FIELDS = [
     "id", "source_agent_id", "target_agent_id", "task_type", "state", "result", "error_code", "error_message",
     "created_at", "started_at", "completed_at",
@@ -32,17 +50,12 @@ LIST_FIELDS = [
 async def call(
     world: AgentWorld, verb: str, path: str = "", body: Any = None, who: Mapping[str, str] = ALICE, base: str = OURS
 ) -> tuple[int, Any]:
+    one = path.partition("?")[0]
+    operation = "/a2a/tasks" + ("/{id}" if one else "") + ("/cancel" if one.endswith("/cancel") else "")
     async with world.http.request(verb, f"{world.url}{base}{path}", json=body, headers=who) as response:
         said = await response.json(content_type=None)
-        check_described(_operation(verb, path), (response.status, said, response.headers))
+        check_described(Described(operation, verb.lower()), (response.status, said, response.headers))
         return response.status, said
-
-
-def _operation(verb: str, path: str) -> Described:
-    """Which one of the OpenAPI document that is."""
-    one = path.partition("?")[0]
-    cancels = "/cancel" if one.endswith("/cancel") else ""
-    return Described("/a2a/tasks" + ("/{id}" if one else "") + cancels, verb.lower())
 
 
 async def create(world: AgentWorld, who: Mapping[str, str] = ALICE, **more: Any) -> str:
@@ -66,9 +79,6 @@ def busy(*states: str) -> ScriptedAgent:
     """An agent that begins, and then says one state after the other, the last one for ever."""
     left = list(states)
 
-    def sent(method: str, params: dict[str, Any]) -> Any:
-        return {"task": task("t1", "c1", "TASK_STATE_SUBMITTED")}
-
     def got(method: str, params: dict[str, Any]) -> Any:
         state = left.pop(0) if len(left) > 1 else left[0]
         found = task(params["id"], "c1", state)
@@ -77,10 +87,9 @@ def busy(*states: str) -> ScriptedAgent:
             found["status"]["message"] = {"messageId": "m2", "role": "ROLE_AGENT", "parts": [{"text": "done"}]}
         return found
 
-    def cancel(method: str, params: dict[str, Any]) -> Any:
-        return task(params["id"], "c1", "TASK_STATE_CANCELED")
-
-    return ScriptedAgent(script={"SendMessage": sent, "GetTask": got, "CancelTask": cancel})
+    agent = saying(SendMessage={"task": task("t1", "c1", "TASK_STATE_SUBMITTED")})
+    agent.script |= {"GetTask": got, "CancelTask": lambda _, params: task(params["id"], "c1", "TASK_STATE_CANCELED")}
+    return agent
 
 
 async def test_a_task_is_sent_as_a_message_and_followed_to_its_end(tmp_path: Path) -> None:
@@ -113,42 +122,29 @@ async def test_both_addresses_are_one_and_an_agent_goes_by_its_name_or_its_uuid(
             assert (await call(world, "GET", f"?target_agent_id={named}"))[1]["total"] == 1
 
 
-async def test_an_agent_that_answers_at_once_has_completed_its_task(tmp_path: Path) -> None:
-    said = {"message": {"messageId": "m2", "contextId": "c1", "role": "ROLE_AGENT", "parts": [{"text": "42"}]}}
-    async with agent_world(tmp_path, ScriptedAgent(script={"SendMessage": lambda *_: said}), settings=QUICK) as world:
+LONG = {"artifacts": [{"artifactId": "a", "parts": [{"text": "x" * 1024}]}]}
+SAID = {"messageId": "m2", "contextId": "c1", "role": "ROLE_AGENT", "parts": [{"text": "42"}]}
+NO = No({"code": -32602, "message": "topic: unknown\u0007"})
+ENDS: list[tuple[ScriptedAgent, str | None, str | None]] = [
+    (saying(SendMessage={"message": SAID}), None, None),
+    (saying(SendMessage=NO), "InvalidParameters", "topic: unknown"),
+    (saying(SendMessage={"task": {**task(), **LONG}}), "ExecutionFailed", "The agent's result is too large"),
+    (saying(SendMessage=web.Response(status=500)), "ExecutionFailed", None),
+    (busy("TASK_STATE_FAILED"), "ExecutionFailed", "The agent failed"),
+    (busy("TASK_STATE_REJECTED"), "ExecutionFailed", "The agent rejected the task"),
+]
+
+
+@pytest.mark.parametrize(("agent", "code", "told"), ENDS)
+async def test_how_a_task_ends_at_its_agent_is_told_and_it_is_not_sent_again(
+    tmp_path: Path, agent: ScriptedAgent, code: str | None, told: str | None
+) -> None:
+    async with agent_world(tmp_path, agent, settings="tasks: {ask_every_s: 0.05, max_result: 1024}\n") as world:
         found = await ended(world, await create(world))
-        assert found["state"] == "completed" and found["result"]["message"]["parts"] == [{"text": "42"}]
-
-
-@pytest.mark.parametrize(
-    ("state", "code", "told"),
-    [
-        ("TASK_STATE_FAILED", "ExecutionFailed", "The agent failed"),
-        ("TASK_STATE_REJECTED", "ExecutionFailed", "The agent rejected the task"),
-    ],
-)
-async def test_what_an_agent_could_not_do_has_failed(tmp_path: Path, state: str, code: str, told: str) -> None:
-    async with agent_world(tmp_path, busy(state), settings=QUICK) as world:
-        found = await ended(world, await create(world))
-        assert (found["state"], found["error_code"], found["error_message"]) == ("failed", code, told)
-        assert found["a2a"]["state"] == state and found["started_at"]
-
-
-async def test_an_agents_no_is_told_in_the_seeds_words(tmp_path: Path) -> None:
-    no = No({"code": -32602, "message": "topic: unknown\u0007"})
-    async with agent_world(tmp_path, ScriptedAgent(script={"SendMessage": lambda *_: no}), settings=QUICK) as world:
-        found = await ended(world, await create(world))
-        assert (found["state"], found["error_code"]) == ("failed", "InvalidParameters")
-        assert found["error_message"] == "topic: unknown"
-
-
-async def test_a_dead_agent_fails_the_task_and_it_is_not_sent_again(tmp_path: Path) -> None:
-    agent = ScriptedAgent(script={"SendMessage": lambda *_: web.Response(status=500)})
-    async with agent_world(tmp_path, agent, settings=QUICK) as world:
-        found = await ended(world, await create(world))
-        assert (found["state"], found["error_code"]) == ("failed", "ExecutionFailed")
-        await asyncio.sleep(0.2)
-        assert world.agent.methods() == ["SendMessage"]
+        assert (found["state"], found["error_code"]) == ("failed" if code else "completed", code)
+        assert told in (None, found["error_message"]) and found["started_at"]
+        assert (found["result"] or {}).get("message", {}).get("parts") == (None if code else [{"text": "42"}])
+    assert agent.methods().count("SendMessage") == 1
 
 
 async def test_an_agent_that_streams_is_asked_as_soon_as_something_happened(tmp_path: Path) -> None:
@@ -161,8 +157,7 @@ async def test_an_agent_that_streams_is_asked_as_soon_as_something_happened(tmp_
     agent.script["SubscribeToTask"] = stream
     async with agent_world(tmp_path, agent, settings="tasks: {ask_every_s: 60}\n") as world:
         task_id = await create(world)
-        await _until(lambda: "SubscribeToTask" in agent.methods())
-        await asyncio.sleep(0.3)
+        await until(lambda: "SubscribeToTask" in agent.methods())
         agent.script["GetTask"] = lambda *_: task("t1", "c1")
         happened.set()
         assert (await ended(world, task_id))["state"] == "completed"
@@ -200,16 +195,7 @@ async def test_a_list_has_filters_and_pages(tmp_path: Path) -> None:
         assert (said["total"], said["limit"], said["offset"]) == (5, 2, 1)
         assert (await call(world, "GET", "?state=completed"))[1]["total"] == 5
         assert (await call(world, "GET", "?state=pending"))[1]["total"] == 0
-        for bad in (
-            "state=done",
-            "limit=0",
-            "limit=101",
-            "limit=x",
-            "offset=-1",
-            "offset=1.5",
-            "page=1",
-            "limit=1&limit=2",
-        ):
+        for bad in BAD_QUERIES:
             status, said = await call(world, "GET", f"?{bad}")
             assert (status, said["reason"], said["error_code"]) == (400, "malformed-call", "InvalidParameters"), bad
 
@@ -222,30 +208,23 @@ async def test_the_task_is_there_over_a2a_too_and_for_its_owner_only(tmp_path: P
         assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": "t1"}, BOB)).reason == "task-unknown"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"target_agent_id": ""},
-        {"target_agent_id": "a/b"},
-        {"target_agent_id": None},
-        {"task_type": ""},
-        {"task_type": 1},
-        {"task_type": "x" * 129},
-        {"input": []},
-        {"input": None},
-        {"source_agent_id": "planner"},
-        {"source_agent_id": "user:bob"},
-        {"source_agent_id": {}},
-        {"source_agent_id": ["user:alice"]},
-        {"callback_url": ""},
-        {"Input": {}},
-        {"more": 1},
-    ],
-)
-async def test_what_is_no_order_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    async with agent_world(tmp_path) as world:
-        status, said = await call(world, "POST", body={**ORDER, **wrong})
-        assert (status, said["reason"]) == (400, "malformed-call")
+NO_ORDERS: dict[str, tuple[Any, ...]] = {
+    "target_agent_id": ("", "a/b", None),
+    "task_type": ("", 1, "x" * 129),
+    "input": ([], None),
+    "source_agent_id": ("planner", "user:bob", {}, ["user:alice"]),
+    "callback_url": ("", "http://169.254.169.254/latest", "https://hook.example/", "file:///etc/passwd", f"{HOOK}#x"),
+    "Input": ({},),
+    "more": (1,),
+}
+
+
+async def test_what_is_no_order_is_refused_at_once(tmp_path: Path) -> None:
+    """BL-055: an address that nobody may call back, too."""
+    async with agent_world(tmp_path, settings=CALLED_BACK) as world:
+        for name, value in [(name, value) for name, values in NO_ORDERS.items() for value in values]:
+            status, said = await call(world, "POST", body={**ORDER, name: value})
+            assert (status, said["reason"]) == (400, "malformed-call"), (name, value)
         assert world.agent.seen == []
 
 
@@ -270,7 +249,7 @@ async def test_limits_hold_for_tasks_as_for_messages(tmp_path: Path) -> None:
     rules = {"user_to_nhi": "p, user:alice, nhi:researcher, message/send|tasks/get, -, 2, -, allow\n"}
     async with agent_world(tmp_path, rules=rules, settings=QUICK) as world:
         await create(world)
-        assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": _hello()})).error is None
+        assert (await ask(world, "1.0", "jsonrpc", "message/send", {"message": HELLO})).error is None
         status, said = await call(world, "POST", body=ORDER)
         assert (status, said["reason"], said["error_code"]) == (429, "rate-limited", "RateLimitExceeded")
         assert (said["limit"], said["most"]) == ("max_calls_per_hour", 2)
@@ -279,12 +258,12 @@ async def test_limits_hold_for_tasks_as_for_messages(tmp_path: Path) -> None:
 async def test_tasks_that_wait_are_sent_one_after_the_other_where_one_call_at_a_time_is_allowed(tmp_path: Path) -> None:
     at_once: list[int] = [0, 0]
 
-    async def slow(method: str, params: dict[str, Any]) -> Any:
+    async def slow(*_: Any) -> Any:
         at_once[0] += 1
         at_once[1] = max(at_once)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.02)
         at_once[0] -= 1
-        return {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "done"}]}}
+        return {"message": SAID}
 
     agent = ScriptedAgent(script={"SendMessage": slow})
     budgets = {"policies/budgets.yaml": 'version: 1\ntools: {"nhi:researcher": {concurrency: 1}}\n'}
@@ -299,10 +278,6 @@ async def test_tasks_that_wait_are_sent_one_after_the_other_where_one_call_at_a_
             runner.begin(record, record.caller)
         assert [(await ended(world, one))["state"] for one in tasks] == ["completed"] * 3
         assert at_once == [0, 1]
-
-
-def _hello() -> dict[str, Any]:
-    return {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
 
 
 # --- cancelling -------------------------------------------------------------------------------------------------------
@@ -325,16 +300,14 @@ async def test_a_task_that_is_being_sent_is_cancelled_once_it_has_a_name_at_the_
     may_answer = asyncio.Event()
     agent = busy(WORKING)
 
-    async def slow() -> Any:
+    async def slow(*_: Any) -> Any:
         await may_answer.wait()
         return {"task": task("t1", "c1", WORKING)}
 
-    agent.script["SendMessage"] = lambda *_: slow()
+    agent.script["SendMessage"] = slow
     async with agent_world(tmp_path, agent, settings=QUICK) as world:
         task_id = await create(world)
-        async with asyncio.timeout(PATIENCE_S):
-            while not world.agent.seen:  # until then it is cancelled without the agent
-                await asyncio.sleep(0.01)
+        await until(lambda: bool(agent.seen))  # before that it is cancelled without the agent
         cancelling = asyncio.create_task(call(world, "POST", f"/{task_id}/cancel"))
         await asyncio.sleep(0.1)
         assert not cancelling.done()
@@ -347,22 +320,20 @@ async def test_a_task_that_is_being_sent_is_cancelled_once_it_has_a_name_at_the_
 async def test_whoever_cancels_hears_yes_also_where_the_end_was_noticed_before_the_answer(tmp_path: Path) -> None:
     agent, told = busy(WORKING), asyncio.Event()
 
-    async def cancel() -> Any:
+    async def cancel(*_: Any) -> Any:
         agent.script["GetTask"] = lambda *_: task("t1", "c1", "TASK_STATE_CANCELED")
         await told.wait()
         return task("t1", "c1", "TASK_STATE_CANCELED")
 
-    agent.script["CancelTask"] = lambda *_: cancel()
+    agent.script["CancelTask"] = cancel
     async with agent_world(tmp_path, agent, settings=QUICK) as world:
         task_id = await create(world)
         await ended(world, task_id, until="running")
         cancelling = asyncio.create_task(call(world, "POST", f"/{task_id}/cancel"))
         found = await ended(world, task_id)
         told.set()
-        assert await cancelling == (
-            200,
-            {"task_id": task_id, "state": "cancelled", "cancelled_at": found["completed_at"]},
-        )
+        told_ = {"task_id": task_id, "state": "cancelled", "cancelled_at": found["completed_at"]}
+        assert await cancelling == (200, told_)
 
 
 async def test_what_an_agent_does_not_cancel_goes_on(tmp_path: Path) -> None:
@@ -384,7 +355,7 @@ async def test_who_is_disabled_loses_the_task_here_and_at_the_agent(tmp_path: Pa
         task_id = await create(world)
         await ended(world, task_id, until="running")
         await world.app.disable("user:alice", reason="gone", until=None, by="test")
-        await _until(lambda: "CancelTask" in world.agent.methods())
+        await until(lambda: "CancelTask" in world.agent.methods())
         await world.app.enable("user:alice", by="test")
         found = await ended(world, task_id)
         assert (found["state"], found["error_code"]) == ("failed", "Unauthorized")
@@ -393,18 +364,19 @@ async def test_who_is_disabled_loses_the_task_here_and_at_the_agent(tmp_path: Pa
 async def test_what_came_of_it_after_the_permission_ended_is_unidentified(tmp_path: Path) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(method: str, params: dict[str, Any]) -> Any:
+    async def slow(*_: Any) -> Any:
         begun.set()
         await go_on.wait()
-        return {"message": {"messageId": "m", "role": "ROLE_AGENT", "parts": [{"text": "a secret"}]}}
+        return {"message": SAID}
 
     async with agent_world(tmp_path, ScriptedAgent(script={"SendMessage": slow})) as world:
         task_id = await create(world)
         await begun.wait()
         await world.app.disable("user:alice", reason="", until=None, by="test")
         go_on.set()
-        await _until(lambda: not world.app.pipeline.task_front.runner.worker.jobs)
-        record = await world.app.pipeline.task_front.runner.means.store.get(task_id)
+        runner = world.app.pipeline.task_front.runner
+        await until(lambda: not runner.worker.jobs)
+        record = await runner.means.store.get(task_id)
         assert record is not None
         assert (record.state, record.error_code, record.result) == ("failed", "Unauthorized", None)
 
@@ -435,30 +407,18 @@ async def test_an_agent_that_tells_of_another_task_is_not_believed(tmp_path: Pat
         assert (found["state"], found["result"]) == ("failed", None)
 
 
-async def test_a_result_that_is_too_large_is_no_result(tmp_path: Path) -> None:
-    settings = "tasks: {ask_every_s: 0.05, max_result: 1024}\n"
-    agent = busy(DONE)
-    agent.script["SendMessage"] = lambda *_: {
-        "task": {**task(), "artifacts": [{"artifactId": "a", "parts": [{"text": "x" * 1024}]}]}
-    }
-    async with agent_world(tmp_path, agent, settings=settings) as world:
-        found = await ended(world, await create(world))
-        assert (found["state"], found["result"]) == ("failed", None)
-        assert found["error_message"] == "The agent's result is too large"
-
-
 async def test_an_agent_that_is_away_may_come_back_but_not_for_ever(tmp_path: Path) -> None:
     agent = busy(WORKING)
-    async with agent_world(tmp_path, agent, settings="tasks: {ask_every_s: 0.05, away_s: 0.4}\n") as world:
+    here, away = agent.script["GetTask"], lambda *_: No({"code": -32603, "message": "?"})
+    async with agent_world(tmp_path, agent, settings="tasks: {ask_every_s: 0.05, away_s: 1}\n") as world:
         task_id = await create(world)
         await ended(world, task_id, until="running")
-        away = agent.script["GetTask"]
-        agent.script["GetTask"] = lambda *_: No({"code": -32603, "message": "?"})
-        await asyncio.sleep(0.2)
-        agent.script["GetTask"] = away
-        await asyncio.sleep(0.2)
+        for answer in (away, here):
+            agent.script["GetTask"] = answer
+            asked = agent.methods().count("GetTask")
+            await until(lambda asked=asked: agent.methods().count("GetTask") > asked + 1)  # type: ignore[misc]
         assert (await call(world, "GET", f"/{task_id}"))[1]["state"] == "running"
-        agent.script["GetTask"] = lambda *_: No({"code": -32603, "message": "?"})
+        agent.script["GetTask"] = away
         assert (await ended(world, task_id))["error_code"] == "ExecutionFailed"
 
 
@@ -484,11 +444,6 @@ class Receiver:
         return web.Response(status=500 if len(self.heard) <= self.refuses else 204)
 
 
-CALLED_BACK = (
-    QUICK + 'callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: ["127.0.0.0/8"], first_retry_s: 0.05}\n'
-)
-
-
 @pytest.mark.parametrize("ends", ["completed", "failed", "cancelled"])
 async def test_whoever_asked_to_be_called_back_hears_of_the_end_signed_and_at_least_once(
     tmp_path: Path, ends: str
@@ -501,36 +456,20 @@ async def test_whoever_asked_to_be_called_back_hears_of_the_end_signed_and_at_le
             await ended(world, task_id, until="running")
             assert (await call(world, "POST", f"/{task_id}/cancel"))[0] == 200
         found = await ended(world, task_id)
-        await _until(lambda: len(receiver.heard) == 2)
+        await until(lambda: len(receiver.heard) == 2)
         assert [body for _, body in receiver.heard] == [found, found] and found["state"] == ends
         assert all(headers["webhook-signature"] for headers, _ in receiver.heard)
-
-
-async def test_an_address_that_nobody_may_call_back_is_refused_at_once(tmp_path: Path) -> None:
-    """BL-055: at registration."""
-    async with agent_world(tmp_path, settings=CALLED_BACK) as world:
-        for url in (
-            "http://169.254.169.254/latest",
-            "https://hook.example/",
-            "file:///etc/passwd",
-            "http://127.0.0.1:1/#x",
-        ):
-            status, said = await call(world, "POST", body={**ORDER, "callback_url": url})
-            assert (status, said["reason"]) == (400, "malformed-call"), url
-        assert world.agent.seen == []
 
 
 async def test_an_end_whose_result_is_no_callback_is_told_without(tmp_path: Path) -> None:
     receiver = Receiver()
     settings = CALLED_BACK.replace("first_retry_s", "max_body: 1024, first_retry_s")
-    agent = busy(DONE)
-    long = [{"artifactId": "a", "parts": [{"text": "x" * 1024}]}]
-    agent.script["SendMessage"] = lambda *_: {"task": {**task(), "artifacts": long}}
+    agent = saying(SendMessage={"task": {**task(), **LONG}})
     async with listening(receiver.handle) as hook, agent_world(tmp_path, agent, settings=settings) as world:
         found = await ended(world, await create(world, callback_url=hook))
-        await _until(lambda: receiver.heard)
+        await until(lambda: bool(receiver.heard))
         assert receiver.heard[0][1] == {**found, "result": None, "result_omitted": True}
-        assert found["result"]["artifacts"] == long
+        assert found["result"]["artifacts"] == LONG["artifacts"]
 
 
 # --- a store that is out ----------------------------------------------------------------------------------------------
@@ -539,22 +478,20 @@ async def test_an_end_whose_result_is_no_callback_is_told_without(tmp_path: Path
 async def test_what_its_caller_heard_is_not_taken_is_not_carried_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The store keeps the task, and its answer is lost."""
     monkeypatch.setattr(task_runner, "LOOK_EVERY_S", 0.05)
-    async with agent_world(tmp_path, settings=QUICK) as world:
-        store: Any = world.app.pipeline.task_front.runner.means.store
-        add = store.add
-
-        async def add_and_say_nothing(*given: Any) -> bool:
-            await add(*given)
-            raise RecordStoreOut("no answer in time")
-
-        monkeypatch.setattr(store, "add", add_and_say_nothing)
-        status, said = await call(world, "POST", body=ORDER)
-        assert (status, said["reason"]) == (503, "store-unavailable")
-        async with asyncio.timeout(PATIENCE_S):
-            while (await call(world, "GET", "?state=cancelled"))[1]["total"] == 0:
-                await asyncio.sleep(0.02)
-        assert world.agent.seen == []
+    with running_valkey() as valkey:
+        proxy = LosingProxy(valkey.path, b"tides")
+        async with proxy.listening() as url:
+            settings = f'tasks: {{ask_every_s: 0.05, store: redis}}\nstore: {{url: "{url}"}}\n'
+            async with agent_world(tmp_path, settings=settings) as world:
+                proxy.before = 0
+                status, said = await call(world, "POST", body=ORDER)
+                assert (status, said["reason"], proxy.before) == (503, "store-unavailable", None)
+                async with asyncio.timeout(PATIENCE_S):
+                    while (await call(world, "GET", "?state=cancelled"))[1]["total"] == 0:
+                        await asyncio.sleep(0.02)
+                assert world.agent.seen == []
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------
@@ -575,9 +512,3 @@ async def test_both_what_was_ordered_and_what_was_done_for_it_are_on_record(tmp_
         ]
         assert len({record["args_hash"] for record in ours}) == 1
         assert {record["object"] for record in ours} == {"nhi:researcher"}
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.02)

@@ -23,7 +23,7 @@ from sidecar.protocols.a2a.v03 import request_name, response_name
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.settings.shipped_files import shipped
 from tests.flow.idp import SETTINGS, Idp, bearer
-from tests.flow.world import PATIENCE_S, listening, started
+from tests.flow.world import PATIENCE_S, listening, started, until
 
 IDP = Idp()
 WHO = {name: bearer(IDP.api_key(name)) for name in ("user:alice", "user:bob", "nhi:planner", "nhi:other")}
@@ -34,16 +34,12 @@ RULES: dict[str, str] = {
     f"p, user:bob, nhi:researcher, {EVERYTHING}, -, -, -, allow\n",
     "nhi_to_nhi": f"p, nhi:planner, nhi:researcher, {EVERYTHING}, -, -, -, allow\n",
 }
-SPOKEN: list[tuple[Version, Binding]] = [
-    ("1.0", "jsonrpc"),
-    ("1.0", "http_json"),
-    ("0.3", "jsonrpc"),
-    ("0.3", "http_json"),
-    ("1.0", "grpc"),
-    ("0.3", "grpc"),
-]
+HTTP: list[tuple[Version, Binding]]
+HTTP = [("1.0", "jsonrpc"), ("1.0", "http_json"), ("0.3", "jsonrpc"), ("0.3", "http_json")]
+SPOKEN: list[tuple[Version, Binding]] = [*HTTP, ("1.0", "grpc"), ("0.3", "grpc")]
 # Tests are called back on this machine; nobody else is.
 CALLED_BACK = 'callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: [127.0.0.0/8]}\n'
+WORKING = "TASK_STATE_WORKING"
 HOOK = "http://127.0.0.1:9/hook"
 HELLO: dict[str, Any] = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
 CARD_10: dict[str, Any] = {
@@ -118,41 +114,37 @@ class ScriptedAgent:
         return stream
 
     def _answer(self, method: str, params: dict[str, Any]) -> Any:
-        if method in ("SendMessage", "SendStreamingMessage"):
-            self.made += 1
-            name = params["message"].get("taskId") or f"t{self.made}"
-            context = params["message"].get("contextId") or f"c{self.made}"
-            said = {"task": task(name, context)}
-            return (
-                said
-                if method == "SendMessage"
-                else [{"task": task(name, context, "TASK_STATE_WORKING")}, _done(name, context)]
-            )
-        if method == "SubscribeToTask":
-            return [{"task": task(params["id"], state="TASK_STATE_WORKING")}, _done(params["id"], "c1")]
-        if method in ("GetTask", "CancelTask"):
-            return task(params["id"])
-        if method == "ListTasks":
-            return {
-                "tasks": [task(f"t{n + 1}", f"c{n + 1}") for n in range(self.made)],
-                "totalSize": self.made,
-                "pageSize": 50,
-            }
-        if method.startswith("ListTaskPush"):
-            return {"configs": self.configs}
+        match method:
+            case "SendMessage" | "SendStreamingMessage":
+                self.made += 1
+                name = params["message"].get("taskId") or f"t{self.made}"
+                context = params["message"].get("contextId") or f"c{self.made}"
+                if method == "SendMessage":
+                    return {"task": task(name, context)}
+                return [{"task": task(name, context, "TASK_STATE_WORKING")}, _done(name, context)]
+            case "SubscribeToTask":
+                return [{"task": task(params["id"], state="TASK_STATE_WORKING")}, _done(params["id"], "c1")]
+            case "GetTask" | "CancelTask":
+                return task(params["id"])
+            case "ListTasks":
+                tasks = [task(f"t{n + 1}", f"c{n + 1}") for n in range(self.made)]
+                return {"tasks": tasks, "totalSize": self.made, "pageSize": 50}
+            case "GetExtendedAgentCard":
+                return {**CARD_10, "description": "more for those who are known"}
         if method.startswith("CreateTaskPush"):
             self.configs = [{"id": "p1", **params}]
-            return self.configs[0]
-        if method.startswith("GetTaskPush"):
-            return self.configs[0]
-        if "Push" in method:
-            return {}
-        return {**CARD_10, "description": "more for those who are known"}
+        if method.startswith("ListTaskPush"):
+            return {"configs": self.configs}
+        return self.configs[0] if method.startswith(("CreateTaskPush", "GetTaskPush")) else {}
 
 
 def _done(name: str, context: str) -> dict[str, Any]:
-    status = {"state": "TASK_STATE_COMPLETED", "timestamp": "2026-11-28T00:00:00Z"}
-    return {"statusUpdate": {"taskId": name, "contextId": context, "status": status}}
+    return {"statusUpdate": {"taskId": name, "contextId": context, "status": task()["status"]}}
+
+
+def saying(**said: Any) -> ScriptedAgent:
+    """An agent that answers each of these methods with just that."""
+    return ScriptedAgent(script={method: lambda *_, one=one: one for method, one in said.items()})
 
 
 @dataclass(frozen=True)
@@ -175,8 +167,7 @@ class AgentWorld:
     def records(self, event: str = "") -> list[dict[str, Any]]:
         """The audit so far."""
         lines = self.app.settings.audit_path.read_bytes().rpartition(b"\n")[0].splitlines()
-        records = [json.loads(line) for line in lines]
-        return [record for record in records if not event or record["event"] == event]
+        return [record for record in map(json.loads, lines) if not event or record["event"] == event]
 
     def ends(self) -> list[dict[str, Any]]:
         """The terminal records."""
@@ -195,10 +186,8 @@ class Answered:
     @property
     def reason(self) -> str:
         """Our reason, "" for an agent's answer."""
-        if self.error is None:
-            return ""
-        data = self.error.get("data") or self.error.get("details") or {}
-        info = data[0].get("metadata", {}) if isinstance(data, list) and data else data
+        data = (self.error or {}).get("data") or (self.error or {}).get("details") or {}
+        info = data[0].get("metadata", {}) if isinstance(data, list) else data
         return str(info.get("reason", "")) if isinstance(info, dict) else ""
 
 
@@ -257,23 +246,16 @@ async def _ask_grpc(
     agent: str,
 ) -> Answered:
     form, wire = form_of(version, "grpc"), WIRES[version]
-    asked = request_name(operation, version)
     said = response_name(operation, version)
-    body = wire.encode(asked, form.write_params(operation, params))
+    body = wire.encode(request_name(operation, version), form.write_params(operation, params))
     service = "lf.a2a.v1.A2AService" if version == "1.0" else "a2a.v1.A2AService"
     metadata = tuple((name.lower(), value) for name, value in who.items())
     port = world.app.grpc_ports.get(agent, world.app.grpc_ports[""])
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         path = f"/{service}/{operation.grpc(version)}"
-        raw: list[bytes] = []
+        call: Any = (channel.unary_stream if operation.streams else channel.unary_unary)(path)(body, metadata=metadata)
         try:
-            if operation.streams:
-                streamed: Any = channel.unary_stream(path)
-                async for message in streamed(body, metadata=metadata):
-                    raw.append(message)
-            else:
-                unary: Any = channel.unary_unary(path)
-                raw.append(await unary(body, metadata=metadata))
+            raw = [message async for message in call] if operation.streams else [await call]
         except aio.AioRpcError as error:
             found = [infos_in(bytes(value)) for name, value in error.trailing_metadata() or () if name == DETAILS]
             told = {"code": error.code().name, "message": error.details(), "data": found[0] if found else []}
@@ -293,56 +275,42 @@ GRPC_AS_HTTP = {
 
 
 def _read_rpc(operation: Operation, version: Version, status: int, media: str, raw: bytes) -> Answered:
-    form = form_of(version, "jsonrpc")
-    said = _events(raw) if media == "text/event-stream" else [json.loads(raw)]
+    form, said = form_of(version, "jsonrpc"), _said(media, raw)
     errors = [one["error"] for one in said if "error" in one]
     results = tuple(form.read_result(operation, one["result"]) for one in said if "result" in one)
     return Answered(status, results, errors[0] if errors else None, raw)
 
 
 def _read_http(operation: Operation, version: Version, status: int, media: str, raw: bytes) -> Answered:
-    form = form_of(version, "http_json")
+    form, said = form_of(version, "http_json"), _said(media, raw)
     if status != 200:
-        said = json.loads(raw)
-        return Answered(status, error=said.get("error", said), raw=raw)
-    events = _events(raw) if media == "text/event-stream" else [json.loads(raw)]
-    errors = [one.get("error", one) for one in events if "error" in one or "code" in one]
-    results = tuple(form.read_result(operation, one) for one in events if not ("error" in one or "code" in one))
+        return Answered(status, error=said[0].get("error", said[0]), raw=raw)
+    errors = [one.get("error", one) for one in said if "error" in one or "code" in one]
+    results = tuple(form.read_result(operation, one) for one in said if not ("error" in one or "code" in one))
     return Answered(status, results, errors[0] if errors else None, raw)
 
 
-def _events(raw: bytes) -> list[Any]:
+def _said(media: str, raw: bytes) -> list[Any]:
+    if media != "text/event-stream":
+        return [json.loads(raw)]
     return [json.loads(line[6:]) for line in raw.decode().splitlines() if line.startswith("data: ")]
+
+
+async def opened(world: AgentWorld, *way: Any, who: Mapping[str, str] = ALICE) -> asyncio.Task[Answered]:
+    """A call in this way, once its stream is open."""
+    call = asyncio.create_task(ask(world, *way, "message/stream", {"message": HELLO}, who))
+    await until(lambda: bool(world.app.pipeline.exchanges.streams))
+    return call
 
 
 @asynccontextmanager
 async def agent_world(
-    folder: Path,
-    agent: ScriptedAgent | None = None,
-    *,
-    rules: Mapping[str, str] | None = None,
-    files: Mapping[str, str] | None = None,
-    settings: str = "",
-    a2a: str = "",
-    upstream: str = "",
-    identity: str = SETTINGS,
-    spoken: str = "1.0",
-    environ: Mapping[str, str] | None = None,
+    folder: Path, agent: ScriptedAgent | None = None, *, environ: Mapping[str, str] | None = None, **what: Any
 ) -> AsyncIterator[AgentWorld]:
-    """A sidecar whose callers have API keys. `a2a` is added to the agent's section, `upstream` to what is around it."""
+    """A sidecar whose callers have API keys; `what` it reads is what `write` takes."""
     scripted = agent or ScriptedAgent()
     async with listening(scripted.handle) as base:
-        write(
-            folder,
-            f"{base}/",
-            rules=rules,
-            files=files,
-            settings=settings,
-            a2a=a2a,
-            upstream=upstream,
-            identity=identity,
-            spoken=spoken,
-        )
+        write(folder, f"{base}/", **what)
         app = await started(folder, environ or {})
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
@@ -365,7 +333,8 @@ def write(
     spoken: str = "1.0",
     behind: str | None = None,
 ) -> None:
-    """Everything that such a sidecar reads. `behind` stands in place of the section that names the agent."""
+    """Everything that such a sidecar reads. `a2a` is added to the agent's section, `upstream` to what is around it;
+    `behind` stands in place of both."""
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     (folder / "models").mkdir(exist_ok=True)
     for model in shipped("models").glob("*.conf"):

@@ -6,10 +6,7 @@ But where a message is just on its way to its agent: whether it was heard is not
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +17,7 @@ from sidecar.tasks.api.task_record import TaskState as TaskState
 from tests.a2a.test_task_api import DONE, WORKING
 from tests.a2a.world import ScriptedAgent, task
 from tests.schedules.clockwork import ANSWER, MINUTELY, clockwork, moment
-from tests.valkey import running_valkey
+from tests.valkey import LosingProxy, running_valkey
 
 POINTS = ("owed", "charged", "added", "ordered", "running")
 MINUTES, STEP_S = 60, 10
@@ -67,50 +64,6 @@ async def test_an_hour_of_three_replicas_of_which_whoever_is_at_it_dies(tmp_path
         assert ends == [TaskState.COMPLETED] * MINUTES
         assert set(deaths) == set(POINTS) and min(deaths.values()) >= 3, deaths
         assert works.counted.ran.get(("minutely", "missed"), 0) == 0
-
-
-class LosingProxy:
-    """Stands before Valkey. After `before` more questions, the reply to one is lost, and its connection with it."""
-
-    def __init__(self, upstream: Path) -> None:
-        self.upstream, self.path = upstream, upstream.with_name("losing")
-        self.before: int | None = None
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
-        """Its address, as the settings of a store name it."""
-        server = await asyncio.start_unix_server(self._serve, self.path)
-        try:
-            yield f"unix://{self.path}"
-        finally:
-            server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_unix_connection(str(self.upstream))
-        loses = asyncio.Event()
-        back = asyncio.create_task(self._back(up_reader, writer, loses))
-        with suppress(OSError, asyncio.CancelledError):
-            while question := await reader.read(2**20):
-                if self._is_lost(question):
-                    loses.set()
-                up_writer.write(question)
-        up_writer.close()
-        await back
-
-    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, loses: asyncio.Event) -> None:
-        with suppress(OSError, asyncio.CancelledError):
-            while (reply := await reader.read(2**20)) and not loses.is_set():
-                writer.write(reply)
-        writer.close()
-
-    def _is_lost(self, question: bytes) -> bool:
-        if self.before is None or b"EVAL" not in question:
-            return False
-        self.before -= 1
-        if self.before >= 0:
-            return False
-        self.before = None
-        return True
 
 
 async def test_whichever_reply_of_the_store_is_lost_each_due_time_runs_once(

@@ -132,8 +132,8 @@ BL-052
   flow/test_identity_flow.py test_no_verb_goes_around_the_question
 BL-055
   a2a/test_pushing.py test_where_nobody_may_be_called_is_refused_before_the_agent_hears_of_it
-  a2a/test_task_api.py test_an_address_that_nobody_may_call_back_is_refused_at_once
-  a2a/test_one_operation.py test_anothers_task_looks_as_if_it_were_not_there
+  a2a/test_task_api.py test_what_is_no_order_is_refused_at_once
+  a2a/test_whose_task.py test_to_everybody_but_its_owner_a_task_is_missing_in_every_state
   unit/http/client/test_guarded_client.py test_none_of_the_places_where_no_callback_may_go_is_connected_to
   unit/http/client/test_guarded_client.py test_a_name_that_changes_its_mind_gains_nothing
   unit/http/client/test_guarded_client.py test_no_redirect_is_followed
