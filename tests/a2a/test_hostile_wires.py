@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, product
@@ -25,6 +25,7 @@ from sidecar.protocols.a2a.wire import WIRES
 from sidecar.upstreams.agents import OutgoingOperation, grpc_transport
 from sidecar.upstreams.credentials import NO_CREDENTIAL
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task, write
+from tests.flow.world import until
 
 SEND = {"message": HELLO}
 METADATA = tuple((name.lower(), value) for name, value in ALICE.items())
@@ -41,9 +42,8 @@ def channel(world: AgentWorld) -> aio.Channel:
 async def told(world: AgentWorld, body: bytes, metadata: Any = METADATA) -> tuple[str, str]:
     """The status of a call, and its sentence."""
     async with channel(world) as to:
-        method: Any = to.unary_unary(METHOD + "SendMessage")
         try:
-            await method(body, metadata=metadata)
+            await to.unary_unary(METHOD + "SendMessage")(body, metadata=metadata)  # type: ignore[misc]
         except aio.AioRpcError as error:
             return error.code().name, error.details() or ""
     return "OK", ""
@@ -59,17 +59,14 @@ MANY_PARTS = sized(b"\x12", b"\x2a\x00" * 130_000)  # small as bytes, and large 
 
 
 async def test_what_is_much_in_few_bytes_is_counted_and_not_read(tmp_path: Path) -> None:
+    much = "The call is malformed: / has more than 40000 values"
     async with agent_world(tmp_path) as world:
         assert (await told(world, MANY_PARTS, ()))[0] == "UNAUTHENTICATED"
-        assert await told(world, MANY_PARTS) == (
-            "INVALID_ARGUMENT",
-            "The call is malformed: / has more than 40000 values",
-        )
+        assert await told(world, MANY_PARTS) == ("INVALID_ARGUMENT", much)
+        assert world.ends()[-1]["reason"] == "malformed-call" and world.agent.seen == []
 
 
-async def test_strangers_who_are_refused_too_often_hear_nothing_and_others_on_their_connection_do(
-    tmp_path: Path,
-) -> None:
+async def test_strangers_refused_too_often_hear_nothing_and_others_on_their_connection_do(tmp_path: Path) -> None:
     """One connection of HTTP/2 may carry the calls of many: it stays, the call ends without a word or a record."""
     async with agent_world(tmp_path, settings="refusals: {per_peer_per_minute: 2}\n") as world, channel(world) as to:
         method: Any = to.unary_unary(METHOD + "SendMessage")
@@ -108,18 +105,11 @@ async def before_grpc(folder: Path, handler: Any, *options: tuple[str, int]) -> 
         await server.stop(0)
 
 
-async def test_an_agent_that_says_much_in_few_bytes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [sized(b"\x0a", b"\x0a\x01t" + b"\x2a\x00" * 210_000), None], ids=["much", "nothing"])
+async def test_an_agent_that_says_much_in_few_bytes_or_nothing_is_refused(said: bytes | None, tmp_path: Path) -> None:
     async def answer(_: Any, context: Any) -> None:
-        await context.write(sized(b"\x0a", b"\x0a\x01t" + b"\x2a\x00" * 210_000))
-
-    async with before_grpc(tmp_path, answer) as world:
-        answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
-        assert (answered.status, answered.reason) == (502, "response-refused")
-
-
-async def test_an_agent_that_ends_a_call_without_a_message_is_refused(tmp_path: Path) -> None:
-    async def answer(_: Any, __: Any) -> None:
-        return
+        if said is not None:
+            await context.write(said)
 
     async with before_grpc(tmp_path, answer) as world:
         answered = await ask(world, "1.0", "jsonrpc", "message/send", SEND)
@@ -140,22 +130,20 @@ async def test_what_each_caller_can_cause_closes_no_agent_of_grpc(tmp_path: Path
 async def test_no_call_to_an_agent_waits_behind_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent takes so many at once on one connection, and whoever comes then waits for one of them to end."""
     monkeypatch.setattr(grpc_transport, "STREAMS_EACH", 2)
-    begun: list[str] = []
+    begun: list[Any] = []
 
     async def answer(_: Any, context: Any) -> None:
-        begun.append("stream")
+        begun.append(context)
         number = len(begun)
         await context.write(WIRES["1.0"].encode("StreamResponse", {"task": task(f"t{number}", f"c{number}")}))
         if number <= 5:
-            await asyncio.sleep(20)
+            await asyncio.Event().wait()
 
     async with before_grpc(tmp_path, answer, ("grpc.max_concurrent_streams", 2)) as world:
         streams = [asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND)) for _ in range(5)]
-        while len(begun) < 5:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(begun) == 5)
         for action in ("message/send", "message/stream"):
-            answered = await asyncio.wait_for(ask(world, "1.0", "jsonrpc", action, SEND), 3)
-            assert answered.error is None
+            assert (await ask(world, "1.0", "jsonrpc", action, SEND)).error is None
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
@@ -164,18 +152,16 @@ async def test_no_call_to_an_agent_waits_behind_streams(tmp_path: Path, monkeypa
 async def test_a_stream_of_an_agent_of_grpc_that_is_cut_off_is_recorded_and_told_as_that(tmp_path: Path) -> None:
     async def answer(_: Any, context: Any) -> None:
         await context.write(WIRES["1.0"].encode("StreamResponse", WORKING))
-        await asyncio.sleep(20)
+        await asyncio.Event().wait()
 
     async with before_grpc(tmp_path, answer) as world:
         exchanges = world.app.pipeline.exchanges
         streams = [asyncio.create_task(ask(world, *way, "message/stream", SEND)) for way in SPOKEN]
-        while len(exchanges.streams) < len(streams):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(exchanges.streams) == len(streams))
         (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:researcher, use, -, -, -, allow\n")
         await world.app.reload("the test")
         await exchanges.oversight.look()
-        for answered in await asyncio.wait_for(asyncio.gather(*streams), 5):
-            assert answered.reason == "no-matching-rule"
+        assert {answered.reason for answered in await asyncio.gather(*streams)} == {"no-matching-rule"}
         assert [end["reason"] for end in world.ends()] == ["no-matching-rule"] * len(streams)
 
 
@@ -239,9 +225,8 @@ async def test_a_limit_of_an_agent_reaches_its_caller_with_its_time(binding: str
     """NR-214."""
     agent = Limiting()
     async with agent_world(tmp_path, agent, a2a=f"binding: {binding}") as world:
-        for agent.code, agent.words, method in product(
-            (429, 503), (True, False), ("SendMessage", "SendStreamingMessage")
-        ):
+        methods = ("SendMessage", "SendStreamingMessage")
+        for agent.code, agent.words, method in product((429, 503), (True, False), methods):
             message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": SEND}
             headers = {**ALICE, "A2A-Version": "1.0"}
             async with world.http.post(f"{world.url}/agents/researcher/", json=message, headers=headers) as response:
@@ -249,8 +234,7 @@ async def test_a_limit_of_an_agent_reaches_its_caller_with_its_time(binding: str
             assert (response.status, response.headers["Retry-After"]) == (agent.code, "17"), said
             assert ("upstream-limited" if agent.code == 429 else "upstream-failed") in said
             assert ("ask (the agent) later" in said) == agent.words
-        breaker = world.app.live.current.agents["researcher"].account.breaker
-        assert breaker.in_a_row == 4
+        assert world.app.live.current.agents["researcher"].account.breaker.in_a_row == 4
 
 
 @pytest.mark.parametrize("binding", ["jsonrpc", "http_json"])
@@ -278,31 +262,22 @@ async def test_what_the_form_of_the_caller_cannot_say_is_the_agents_doing_and_no
             ({"metadata": deep}, [("1.0", "grpc"), ("0.3", "grpc")]),
         ]
         for more, spoken in cases:
-            for version, binding in spoken:
-                agent.script["SendMessage"] = lambda *_, more=more: {"task": {**task(), **more}}
-                answered = await ask(world, version, binding, "message/send", SEND)
-                assert answered.error is not None and answered.reason == "response-refused"
-                agent.script["SendStreamingMessage"] = lambda *_, more=more: [WORKING, {"task": {**task(), **more}}]
-                answered = await ask(world, version, binding, "message/stream", SEND)
-                assert answered.error is not None and answered.reason == "response-refused"
+            said = {"task": {**task(), **more}}
+            agent.script["SendMessage"] = lambda *_, said=said: said
+            agent.script["SendStreamingMessage"] = lambda *_, said=said: [WORKING, said]
+            for (version, binding), action in product(spoken, ("message/send", "message/stream")):
+                assert (await ask(world, version, binding, action, SEND)).reason == "response-refused"
         assert {end.get("reason") for end in world.ends()} == {"response-refused"}
 
 
-@pytest.mark.parametrize(
-    ("version", "path"),
-    [
-        ("1.0", "/tasks?status=%C2%B2"),
-        ("1.0", "/tasks?status=" + "9" * 5000),
-        ("", "/v1/tasks/%ff?A2A-Version=1.0"),
-        ("", "/v1/tasks/%00?A2A-Version=1.0"),
-    ],
-)
-async def test_an_odd_address_is_the_callers_fault(version: str, path: str, tmp_path: Path) -> None:
+async def test_an_odd_address_is_the_callers_fault(tmp_path: Path) -> None:
+    old = ("/v1/tasks/%ff?A2A-Version=1.0", "/v1/tasks/%00?A2A-Version=1.0")
     async with agent_world(tmp_path) as world:
-        headers = {**ALICE, **({"A2A-Version": version} if version else {})}
-        url = URL(f"{world.url}/agents/researcher{path}", encoded=True)
-        async with world.http.get(url, headers=headers) as response:
-            assert response.status == 400
+        for path in ("/tasks?status=%C2%B2", "/tasks?status=" + "9" * 5000, *old):
+            headers = ALICE if path in old else {**ALICE, "A2A-Version": "1.0"}
+            url = URL(f"{world.url}/agents/researcher{path}", encoded=True)
+            async with world.http.get(url, headers=headers) as response:
+                assert response.status == 400, path
 
 
 async def test_an_agents_no_of_an_odd_make_is_told_as_its_no(tmp_path: Path) -> None:
@@ -314,23 +289,22 @@ async def test_an_agents_no_of_an_odd_make_is_told_as_its_no(tmp_path: Path) -> 
     ]
     async with agent_world(tmp_path, agent) as world:
         for info in infos:
-            agent.script["SendMessage"] = lambda *_, info=info: No(
-                {"code": -32001, "message": "é" * 2000, "data": [info]}
-            )
+            no = No({"code": -32001, "message": "é" * 2000, "data": [info]})
+            agent.script["SendMessage"] = lambda *_, no=no: no
             for version, binding in SPOKEN:
                 answered = await ask(world, version, binding, "message/send", SEND)
-                assert answered.error is not None
-                assert answered.error["code"] in (-32001, 404, "NOT_FOUND")
+                assert answered.error and answered.error["code"] in (-32001, 404, "NOT_FOUND")
         agent.script["SendMessage"] = lambda *_: No({"code": True, "message": "x"})
         assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND)).reason == "response-refused"
 
 
 async def test_a_name_that_leads_elsewhere_does_not_reach_an_agent_that_is_addressed_by_path(tmp_path: Path) -> None:
     async with agent_world(tmp_path, a2a="binding: http_json") as world:
-        for tenant in ("..", "../other", "a/../..", "..\\other", "."):
-            answered = await ask(world, "1.0", "jsonrpc", "message/send", {"tenant": tenant, **SEND})
-            assert answered.error is not None and answered.error["code"] == -32602
-        assert {end["reason"] for end in world.ends()} == {"malformed-call"}
+        sends = [("message/send", {"tenant": name, **SEND}) for name in ("..", "../other", "a/../..", "..\\other", ".")]
+        for action, params in (*sends, ("tasks/get", {"id": "."}), ("tasks/get", {"id": ".."})):
+            answered = await ask(world, "1.0", "jsonrpc", action, params)
+            assert answered.error is not None and answered.error["code"] == -32602, params
+        assert {end["reason"] for end in world.ends()} == {"malformed-call"} and world.agent.seen == []
 
 
 async def test_an_answer_to_another_request_is_unidentified(tmp_path: Path) -> None:
@@ -422,42 +396,26 @@ async def test_a_push_configuration_inside_a_send_names_no_task_of_anothers(tmp_
         assert len(world.agent.seen) == 1
 
 
-def stream_of(*pieces: bytes, again: bool) -> Any:
-    """A script for an agent that writes these, and then the last of them for ever or nothing more."""
+class Talking(ScriptedAgent):
+    """Answers with events without end."""
 
-    async def answer(method: str, params: Mapping[str, Any]) -> web.StreamResponse:
-        return _Written(pieces, again)
-
-    return answer
-
-
-class _Written(web.StreamResponse):
-    def __init__(self, pieces: tuple[bytes, ...], again: bool) -> None:
-        super().__init__(headers={"Content-Type": "text/event-stream"})
-        self.pieces, self.again = pieces, again
-
-    async def prepare(self, request: web.BaseRequest) -> Any:
-        writer = await super().prepare(request)
-        for piece in self.pieces:
-            await self.write(piece)
-        while self.again:
-            await self.write(self.pieces[-1])
-            await asyncio.sleep(0)
-        return writer
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        event = {"jsonrpc": "2.0", "result": {"task": {**task(), "metadata": {"x": "y" * 50_000}}}}
+        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await stream.prepare(request)
+        while True:
+            await stream.write(f"data: {json.dumps(event)}\n\n".encode())
 
 
 async def test_a_reader_of_grpc_who_leaves_in_the_midst_of_a_message_is_no_bug(tmp_path: Path) -> None:
-    event = json.dumps({"jsonrpc": "2.0", "result": {"task": {**task(), "metadata": {"x": "y" * 50_000}}}})
-    agent = ScriptedAgent({"SendStreamingMessage": stream_of(b"data: " + event.encode() + b"\n\n", again=True)})
     body = WIRES["1.0"].encode("SendMessageRequest", SEND)
-    async with agent_world(tmp_path, agent) as world:
+    async with agent_world(tmp_path, Talking()) as world:
         async with channel(world) as to:
             method: Any = to.unary_stream(METHOD + "SendStreamingMessage")
             for left in range(1, 6):
                 call = method(body, metadata=METADATA)
                 await call.read()
                 call.cancel()
-                while len(world.ends()) < left:
-                    await asyncio.sleep(0.01)
+                await until(lambda left=left: len(world.ends()) >= left)  # type: ignore[misc]
         # Whoever leaves is seen in the midst of a message or between two of them.
         assert {end.get("reason") for end in world.ends()} <= {"caller-gone", None}
