@@ -23,22 +23,23 @@ from tests.a2a.world import (
     EVERYTHING,
     HELLO,
     HOOK,
+    HTTP,
     IDP,
     PLANNER,
     RULES,
     SPOKEN,
     WHO,
     AgentWorld,
-    ScriptedAgent,
     agent_world,
     ask,
+    opened,
+    saying,
+    task,
     write,
 )
 from tests.flow.idp import bearer
 from tests.flow.test_admin import files
-from tests.flow.world import until
 
-HTTP = [(version, binding) for version, binding in SPOKEN if binding != "grpc"]
 ALIAS = "/tools/find.out"
 SEND: dict[str, Any] = {"message": HELLO}
 TOKEN, CHANGED = "7fQ-2c51e8a94b0d3f6a7c81e2d95b40aa63", "0b-91d2c7e4f5a6038d7c81e2d95b40aa63f"
@@ -69,15 +70,13 @@ async def test_a_path_of_its_own_is_the_agents_address_in_every_way(tmp_path: Pa
             assert sent.status == 200, (version, binding, sent)
             begun = await ask(world, version, binding, "message/stream", SEND, at=ALIAS)
             assert (begun.status, len(begun.results)) == (200, 2)
-            task = {"id": sent.results[0]["task"]["id"]}
+            begun_ = {"id": sent.results[0]["task"]["id"]}
             for way in (ALIAS, ""):  # one agent, one owner of the task, one policy
-                assert (await ask(world, version, binding, "tasks/get", task, at=way)).status == 200
-                anothers = await ask(world, version, binding, "tasks/get", task, PLANNER, at=way)
+                assert (await ask(world, version, binding, "tasks/get", begun_, at=way)).status == 200
+                anothers = await ask(world, version, binding, "tasks/get", begun_, PLANNER, at=way)
                 assert anothers.reason == "task-unknown", anothers
-        ends = world.ends()
-        assert {(one["upstream"], one["protocol"], one["object"]) for one in ends} == {
-            ("researcher", "a2a", "nhi:researcher")
-        }
+        told = {(one["upstream"], one["protocol"], one["object"]) for one in world.ends()}
+        assert told == {("researcher", "a2a", "nhi:researcher")}
 
 
 async def test_whoever_is_refused_there_learns_of_that_address(tmp_path: Path) -> None:
@@ -191,12 +190,11 @@ async def test_its_token_may_stand_in_a_variable(tmp_path: Path) -> None:
     by_name = own("bearer_token").replace("token_path: own.token", "token_env: RESEARCHER_TOKEN")
     environ = {"RESEARCHER_TOKEN": TOKEN}
     async with agent_world(tmp_path, a2a=by_name, rules=WITH_CI, environ=environ) as world:
-        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, OWN["bearer_token"])).status == 200
-        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(CHANGED))).status == 401
-    wrong: list[tuple[dict[str, str], str]] = [({}, "S204"), ({"RESEARCHER_TOKEN": "short"}, "S121")]
-    for environ, code in wrong:
+        for token, status in ((TOKEN, 200), (CHANGED, 401)):
+            assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(token))).status == status
+    for value, code in ((None, "S204"), ("short", "S121")):
         with pytest.raises(SettingsError) as told:
-            load_settings(tmp_path / "sidecar.yaml", environ)
+            load_settings(tmp_path / "sidecar.yaml", {"RESEARCHER_TOKEN": value} if value else {})
         (fault,) = told.value.faults
         assert fault.code == code and "short" not in f"{fault.message}{fault.hint}"
     assert load_settings(tmp_path / "sidecar.yaml", {}, check_files=False), "who only reads rules needs no secret"
@@ -236,10 +234,10 @@ async def test_where_it_is_not_required_others_are_let_in_as_ever(tmp_path: Path
 
 
 async def test_an_agent_that_asks_for_no_credential_is_for_anonymous_by_that_word(tmp_path: Path) -> None:
-    asks_for_none = {"a2a": "authentication: {type: none}", "upstream": "anonymous: true"}
+    asks_for_none: dict[str, Any] = {"a2a": "authentication: {type: none}", "upstream": "anonymous: true"}
     for rule, status in (("user:alice", 403), ("anonymous", 200)):
         rules = {"user_to_nhi": f"p, {rule}, nhi:researcher, use, -, -, -, allow\n"}
-        async with agent_world(tmp_path / rule[:4], rules=rules, **asks_for_none) as world:  # type: ignore[arg-type]
+        async with agent_world(tmp_path / rule[:4], rules=rules, **asks_for_none) as world:
             for version, binding in SPOKEN:
                 for action in ("message/send", "message/stream"):
                     assert (await ask(world, version, binding, action, SEND, {})).status == status
@@ -253,14 +251,14 @@ async def test_what_nobody_began_is_unidentified(tmp_path: Path) -> None:
     rules = {**RULES, "user_to_nhi": RULES["user_to_nhi"] + everybody}
     async with agent_world(tmp_path, rules=rules, upstream="anonymous: true") as world:
         begun = await ask(world, "1.0", "jsonrpc", "message/send", SEND, {})
-        task, context = (begun.results[0]["task"][name] for name in ("id", "contextId"))
+        name, context = (begun.results[0]["task"][member] for member in ("id", "contextId"))
         for version, binding in SPOKEN:
-            named_tasks = ({"taskId": task}, {"referenceTaskIds": [task]})[: 2 if version == "1.0" else 1]
+            named_tasks = ({"taskId": name}, {"referenceTaskIds": [name]})[: 2 if version == "1.0" else 1]
             for named in (*named_tasks, {"contextId": context}, {"contextId": "new"}):
                 further = await ask(world, version, binding, "message/send", {"message": {**HELLO, **named}}, {})
                 assert further.reason == "task-unknown", (version, binding, named, further)
             for action in ("tasks/get", "tasks/cancel", "tasks/resubscribe"):
-                assert (await ask(world, version, binding, action, {"id": task}, {})).reason == "task-unknown"
+                assert (await ask(world, version, binding, action, {"id": name}, {})).reason == "task-unknown"
             pushed = {**SEND, "configuration": {"taskPushNotificationConfig": {"url": HOOK}}}
             assert (await ask(world, version, binding, "message/send", pushed, {})).status == 401
         listed = await ask(world, "1.0", "jsonrpc", "tasks/list", {}, {})
@@ -272,30 +270,22 @@ async def test_what_nobody_began_is_unidentified(tmp_path: Path) -> None:
         assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": alices["id"]})).status == 200
 
 
-CARDS: list[tuple[str, bool, dict[str, Any], list[str]]] = [
-    ("bearer_token", True, {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}, ["bearer"]),
-    ("bearer_token", False, {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}, ["bearer"]),
-    (
-        "api_key",
-        True,
-        {"agent-token": {"apiKeySecurityScheme": {"location": "header", "name": "X-API-Key"}}},
-        ["agent-token"],
-    ),
-    (
-        "header",
-        False,
-        {
-            "agent-token": {"apiKeySecurityScheme": {"location": "header", "name": "X-Agent-Token"}},
-            "bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer", "bearerFormat": "JWT"}},
-        },
-        ["agent-token", "bearer"],
-    ),
+BEARER, AGENT_TOKEN = {"scheme": "Bearer"}, {"location": "header", "name": "X-Agent-Token"}
+OF_HEADER = {
+    "agent-token": {"apiKeySecurityScheme": AGENT_TOKEN},
+    "bearer": {"httpAuthSecurityScheme": {**BEARER, "bearerFormat": "JWT"}},
+}
+CARDS: list[tuple[str, bool, dict[str, Any]]] = [
+    ("bearer_token", True, {"bearer": {"httpAuthSecurityScheme": BEARER}}),
+    ("bearer_token", False, {"bearer": {"httpAuthSecurityScheme": BEARER}}),
+    ("api_key", True, {"agent-token": {"apiKeySecurityScheme": {**AGENT_TOKEN, "name": "X-API-Key"}}}),
+    ("header", False, OF_HEADER),
 ]
 
 
-@pytest.mark.parametrize(("how", "required", "schemes", "needed"), CARDS)
+@pytest.mark.parametrize(("how", "required", "schemes"), CARDS)
 async def test_a_card_says_how_callers_prove_themselves(
-    how: str, required: bool, schemes: dict[str, Any], needed: list[str], tmp_path: Path
+    how: str, required: bool, schemes: dict[str, Any], tmp_path: Path
 ) -> None:
     async with guarded(tmp_path, how, required=required) as world:
         status, told, headers = await card(world)
@@ -303,8 +293,8 @@ async def test_a_card_says_how_callers_prove_themselves(
         for name, scheme in schemes.items():
             assert scheme.items() <= told["securitySchemes"][name].items()  # those of 0.3 stand in the same object
         assert told["securitySchemes"].keys() == schemes.keys()
-        assert told["securityRequirements"] == [{"schemes": {name: {}}} for name in needed]
-        assert told["security"] == [{name: []} for name in needed]
+        assert told["securityRequirements"] == [{"schemes": {name: {}}} for name in schemes]
+        assert told["security"] == [{name: []} for name in schemes]
         if how == "header":
             assert headers["Vary"] == "Authorization, X-API-Key, X-Agent-Token"
         _, mine, _ = await card(world, OWN[how])
@@ -313,22 +303,15 @@ async def test_a_card_says_how_callers_prove_themselves(
 
 
 async def test_a_changed_token_is_taken_and_ends_what_the_old_one_opened(tmp_path: Path) -> None:
-    never = asyncio.Event()
-    agent = ScriptedAgent()
-    agent.script["SendStreamingMessage"] = lambda method, params: [
-        {"task": {"id": "t1", "contextId": "c1", "status": {"state": "TASK_STATE_WORKING"}}},
-        never,
-    ]
+    agent = saying(SendStreamingMessage=[{"task": task(state="TASK_STATE_WORKING")}, asyncio.Event()])
     async with guarded(tmp_path, "bearer_token", agent=agent) as world:
-        begun = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/stream", SEND, bearer(TOKEN)))
-        await until(lambda: bool(world.app.pipeline.exchanges.streams))
+        begun = await opened(world, "1.0", "jsonrpc", who=bearer(TOKEN))
         (tmp_path / "own.token").write_text(CHANGED)
         await world.app.reload("test")
-        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(TOKEN))).status == 401
-        assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(CHANGED))).status == 200
+        for token, status in ((TOKEN, 401), (CHANGED, 200)):
+            assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(token))).status == status
         await world.app.pipeline.exchanges.oversight.look()
         assert (await begun).reason == "bad-credential"
-        never.set()
 
 
 def test_a_check_tells_of_every_token_that_is_none_with_all_else_that_is_wrong(tmp_path: Path) -> None:
@@ -364,10 +347,9 @@ async def test_what_is_not_spoken_is_in_no_card_and_refused(spoken: tuple[str, .
         for version, binding in SPOKEN:
             for at in ("", ALIAS):
                 answered = await ask(world, version, binding, "message/send", SEND, at=at)
-                if binding.replace("jsonrpc", "json_rpc") in spoken:
-                    assert answered.status == 200, (version, binding, answered)
-                else:
-                    assert (answered.status, answered.reason) == (404, "route-unknown"), (version, binding, answered)
+                there = binding.replace("jsonrpc", "json_rpc") in spoken
+                expected = (200, "") if there else (404, "route-unknown")
+                assert (answered.status, answered.reason) == expected, (version, binding, answered)
         if "grpc" not in spoken:
             for who, reason in ((ALICE, "route-unknown"), (WHO["nhi:other"], "no-matching-rule")):
                 named = await ask(world, "1.0", "grpc", "message/send", {**SEND, "tenant": "researcher"}, who)
@@ -430,8 +412,7 @@ async def test_each_caller_has_all_of_it_where_that_is_said(tmp_path: Path) -> N
 
 
 async def test_what_an_agent_bears_is_shown_counted_and_changed_by_a_reload(tmp_path: Path) -> None:
-    more = {"settings": "", "files": files()}
-    async with agent_world(tmp_path, a2a=LIMITED, **more) as world:  # type: ignore[arg-type]
+    async with agent_world(tmp_path, a2a=LIMITED, files=files()) as world:
         assert await counted(world) == 3
         port = next(one.port for one in world.app.listeners[1:] if getattr(one, "port", 0))
         async with world.http.get(f"http://127.0.0.1:{port}/metrics") as response:

@@ -70,9 +70,8 @@ async def chunks(act: Act) -> None:
     *words, last = act.text.split()
     await act.updater.start_work()
     for number, word in enumerate(words):
-        await act.updater.add_artifact(
-            [act.tongue.text(f"{word} ")], "words", "words", append=number > 0, last_chunk=False
-        )
+        part = act.tongue.text(f"{word} ")
+        await act.updater.add_artifact([part], "words", "words", append=number > 0, last_chunk=False)
     await act.updater.add_artifact([act.tongue.text(last)], "words", "words", append=bool(words), last_chunk=True)
     await act.updater.complete()
 
@@ -125,20 +124,8 @@ async def reply(act: Act) -> None:
     await act.queue.enqueue_event(act.says(act.text))
 
 
-PLAYS: Mapping[str, Play] = {
-    "echo": echo,
-    "slow": slow,
-    "chunks": chunks,
-    "kinds": kinds,
-    "ask": ask,
-    "permit": permit,
-    "fail": fail,
-    "reject": reject,
-    "crash": crash,
-    "forever": forever,
-    "ticks": ticks,
-    "reply": reply,
-}
+_ALL = (echo, slow, chunks, kinds, ask, permit, fail, reject, crash, forever, ticks, reply)
+PLAYS: Mapping[str, Play] = {play.__name__: play for play in _ALL}
 TASKLESS = frozenset({reply})
 
 

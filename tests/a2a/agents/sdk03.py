@@ -14,23 +14,11 @@ from functools import partial
 
 import grpc.aio
 import httpx
+from a2a import types as t
 from a2a.grpc import a2a_pb2_grpc
 from a2a.server.apps import A2ARESTFastAPIApplication, A2AStarletteApplication
 from a2a.server.request_handlers import DefaultRequestHandler, GrpcHandler
 from a2a.server.tasks import BasePushNotificationSender, InMemoryPushNotificationConfigStore, InMemoryTaskStore
-from a2a.types import (
-    AgentCapabilities,
-    AgentCard,
-    AgentInterface,
-    AgentProvider,
-    AgentSkill,
-    DataPart,
-    FilePart,
-    FileWithBytes,
-    FileWithUri,
-    Part,
-    TextPart,
-)
 from a2a.utils import new_task
 
 from tests.a2a.agents.plays import PLAYS, Act, Play, Player, Tongue
@@ -41,15 +29,15 @@ WORKS_S = 3.0
 FILE = {"mime_type": "text/plain", "name": "output.txt"}
 
 
-def _raw(content: bytes) -> Part:
-    return Part(root=FilePart(file=FileWithBytes(bytes=b64encode(content).decode(), **FILE)))
+def _raw(content: bytes) -> t.Part:
+    return t.Part(root=t.FilePart(file=t.FileWithBytes(bytes=b64encode(content).decode(), **FILE)))
 
 
 TONGUE = Tongue(
-    text=lambda text: Part(root=TextPart(text=text)),
+    text=lambda text: t.Part(root=t.TextPart(text=text)),
     raw=_raw,
-    url=lambda url: Part(root=FilePart(file=FileWithUri(uri=url, **FILE))),
-    data=lambda value: Part(root=DataPart(data=value)),
+    url=lambda url: t.Part(root=t.FilePart(file=t.FileWithUri(uri=url, **FILE))),
+    data=lambda value: t.Part(root=t.DataPart(data=value)),
     new_task=new_task,
     wait_for_user=lambda updater, message: updater.requires_input(message, final=True),
 )
@@ -67,26 +55,26 @@ def otherwise(act: Act) -> Play:
     return works_and_waits
 
 
-def card(url: str, far: str, options: argparse.Namespace, *names: str) -> AgentCard:
+def card(url: str, far: str, options: argparse.Namespace, *names: str) -> t.AgentCard:
     """What it says of itself."""
-    return AgentCard(
+    return t.AgentCard(
         name="Player",
         description="Does as it is told.",
         version="1.0.0",
         protocol_version="0.3.0",
-        provider=AgentProvider(organization="Acme", url="https://acme.example"),
+        provider=t.AgentProvider(organization="Acme", url="https://acme.example"),
         url=f"{url}/",
         preferred_transport="JSONRPC",
         additional_interfaces=[
-            AgentInterface(url=f"{url}/", transport="JSONRPC"),
-            AgentInterface(url=f"{url}/rest", transport="HTTP+JSON"),
-            AgentInterface(url=f"http://{far}", transport="GRPC"),
+            t.AgentInterface(url=f"{url}/", transport="JSONRPC"),
+            t.AgentInterface(url=f"{url}/rest", transport="HTTP+JSON"),
+            t.AgentInterface(url=f"http://{far}", transport="GRPC"),
         ],
-        capabilities=AgentCapabilities(streaming=True, push_notifications=not options.no_push),
+        capabilities=t.AgentCapabilities(streaming=True, push_notifications=not options.no_push),
         supports_authenticated_extended_card=not options.no_extended_card,
         default_input_modes=["text/plain"],
         default_output_modes=["text/plain"],
-        skills=[AgentSkill(**skill) for skill in skills(names)],
+        skills=[t.AgentSkill(**skill) for skill in skills(names)],
     )
 
 

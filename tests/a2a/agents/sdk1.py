@@ -16,13 +16,13 @@ import a2a.compat.v0_3.a2a_v0_3_pb2_grpc as grpc03
 import a2a.types.a2a_pb2_grpc as grpc10
 import grpc.aio
 import httpx
+from a2a import types as t
 from a2a.compat.v0_3.grpc_handler import CompatGrpcHandler
 from a2a.helpers.proto_helpers import new_data_part, new_task_from_user_message
 from a2a.server.request_handlers import DefaultRequestHandler
 from a2a.server.request_handlers.grpc_handler import GrpcHandler
 from a2a.server.routes import create_agent_card_routes, create_jsonrpc_routes, create_rest_routes
 from a2a.server.tasks import BasePushNotificationSender, InMemoryPushNotificationConfigStore, InMemoryTaskStore
-from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentProvider, AgentSkill, Part
 from a2a.utils.errors import A2AError
 from starlette.applications import Starlette
 
@@ -33,16 +33,16 @@ from tests.a2a.agents.serving import App, arguments, run, skills
 SUBSCRIBED_S = 4.0
 FILE = {"media_type": "text/plain", "filename": "output.txt"}
 TONGUE = Tongue(
-    text=lambda text: Part(text=text),
-    raw=lambda content: Part(raw=content, **FILE),
-    url=lambda url: Part(url=url, **FILE),
+    text=lambda text: t.Part(text=text),
+    raw=lambda content: t.Part(raw=content, **FILE),
+    url=lambda url: t.Part(url=url, **FILE),
     data=new_data_part,
     new_task=new_task_from_user_message,
     wait_for_user=lambda updater, message: updater.requires_input(message),
 )
 
 
-def _shows(part: Part, *, working: bool = False) -> Play:
+def _shows(part: t.Part, *, working: bool = False) -> Play:
     async def play(act: Act) -> None:
         if working:
             await act.updater.start_work()
@@ -76,8 +76,8 @@ async def _lingers(act: Act) -> None:
 
 async def _chunks(act: Act) -> None:
     await act.updater.start_work()
-    await act.updater.add_artifact([Part(text="chunk-1 ")], "chunked")
-    await act.updater.add_artifact([Part(text="chunk-2")], "chunked", append=True, last_chunk=True)
+    await act.updater.add_artifact([t.Part(text="chunk-1 ")], "chunked")
+    await act.updater.add_artifact([t.Part(text="chunk-2")], "chunked", append=True, last_chunk=True)
     await act.updater.complete()
 
 
@@ -106,26 +106,26 @@ def scenario(act: Act) -> Play:
     return next((play for prefix, play in SCENARIOS.items() if act.message_id.startswith(prefix)), echo)
 
 
-def card(url: str, far: str, options: argparse.Namespace, *names: str) -> AgentCard:
+def card(url: str, far: str, options: argparse.Namespace, *names: str) -> t.AgentCard:
     """What it says of itself."""
     versions = ("1.0", "0.3") if options.compat else ("1.0",)
     addresses = (("JSONRPC", f"{url}/"), ("HTTP+JSON", f"{url}/rest"), ("GRPC", far))
-    return AgentCard(
+    return t.AgentCard(
         name="Player",
         description="Does as it is told.",
         version="1.0.0",
-        provider=AgentProvider(organization="Acme", url="https://acme.example"),
+        provider=t.AgentProvider(organization="Acme", url="https://acme.example"),
         supported_interfaces=[
-            AgentInterface(url=address, protocol_binding=binding, protocol_version=version)
+            t.AgentInterface(url=address, protocol_binding=binding, protocol_version=version)
             for version in versions
             for binding, address in addresses
         ],
-        capabilities=AgentCapabilities(
+        capabilities=t.AgentCapabilities(
             streaming=True, push_notifications=not options.no_push, extended_agent_card=not options.no_extended_card
         ),
         default_input_modes=["text/plain"],
         default_output_modes=["text/plain"],
-        skills=[AgentSkill(**skill) for skill in skills(names)],
+        skills=[t.AgentSkill(**skill) for skill in skills(names)],
     )
 
 
