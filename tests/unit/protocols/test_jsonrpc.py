@@ -11,25 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.jsonrpc import (
-    ENVELOPE,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    MAX_ANSWER_DEPTH,
-    MAX_ANSWER_VALUES,
-    MAX_KEYS,
-    MAX_VALUES,
-    META,
-    PARAMS,
-    PARSE_ERROR,
-    Notification,
-    Request,
-    Response,
-    encode_message,
-    parse_answer,
-    parse_json,
-    request_id_in,
-)
+from sidecar.protocols import jsonrpc
 from tests import wire
 from tests.unit.protocols.asking import parse_message
 
@@ -73,11 +55,13 @@ def test_a_malformed_body_is_called_malformed_and_never_denied() -> None:
 
 
 def test_what_is_taken_is_read_to_the_last_member() -> None:
-    assert parse_message(DENIED) == Request(1, "tools/call", {"name": "delete", "arguments": {"path": "/etc"}})
-    assert parse_message(b'{"jsonrpc":"2.0","method":"m","params":{}}') == Notification("m", {})
-    assert parse_message(b'{"jsonrpc":"2.0","id":"a","result":null}') == Response("a")
+    assert parse_message(DENIED) == jsonrpc.Request(1, "tools/call", {"name": "delete", "arguments": {"path": "/etc"}})
+    assert parse_message(b'{"jsonrpc":"2.0","method":"m","params":{}}') == jsonrpc.Notification("m", {})
+    assert parse_message(b'{"jsonrpc":"2.0","id":"a","result":null}') == jsonrpc.Response("a")
     error = {"code": 1, "message": "m", "data": [1]}
-    assert parse_message(json.dumps({"jsonrpc": "2.0", "id": 1, "error": error}).encode()) == Response(1, error=error)
+    assert parse_message(json.dumps({"jsonrpc": "2.0", "id": 1, "error": error}).encode()) == jsonrpc.Response(
+        1, error=error
+    )
 
 
 # --- P1, P2: one key, one spelling ----------------------------------------------------------------------------------
@@ -91,7 +75,7 @@ def test_a_key_twice_is_refused_at_every_depth(depth: int, opening: str, closing
     inner = opening * nesting + '{"name":"read","name":"delete"}' + closing * nesting
     refusal = refusal_of(envelope(params={"arguments": {"x": "@"}}).replace(b'"@"', inner.encode()))
     assert refusal is not None
-    assert (refusal.code, "twice" in refusal.detail) == (PARSE_ERROR, True)
+    assert (refusal.code, "twice" in refusal.detail) == (jsonrpc.PARSE_ERROR, True)
 
 
 def variants(key: str) -> set[str]:
@@ -101,32 +85,34 @@ def variants(key: str) -> set[str]:
     return spelled - {key}
 
 
-@pytest.mark.parametrize("key", sorted(ENVELOPE))
+@pytest.mark.parametrize("key", sorted(jsonrpc.ENVELOPE))
 def test_no_other_spelling_of_an_envelope_key_is_taken(key: str) -> None:
     """BL-062."""
     message = json.loads(DENIED)
     for variant in variants(key):
         beside = {**message, variant: message.get(key, {})}
         alone = {k: v for k, v in beside.items() if k != key}
-        assert verdict(json.dumps(beside).encode()) == verdict(json.dumps(alone).encode()) == str(INVALID_REQUEST)
+        assert (
+            verdict(json.dumps(beside).encode()) == verdict(json.dumps(alone).encode()) == str(jsonrpc.INVALID_REQUEST)
+        )
 
 
-@pytest.mark.parametrize("key", sorted(PARAMS))
+@pytest.mark.parametrize("key", sorted(jsonrpc.PARAMS))
 def test_no_other_spelling_of_a_parameter_is_taken(key: str) -> None:
     """BL-062."""
     for variant in variants(key):
-        assert verdict(envelope(params={variant: {}})) == str(INVALID_REQUEST)
-        assert verdict(envelope(params={key: {}, variant: {}})) == str(INVALID_REQUEST)
+        assert verdict(envelope(params={variant: {}})) == str(jsonrpc.INVALID_REQUEST)
+        assert verdict(envelope(params={key: {}, variant: {}})) == str(jsonrpc.INVALID_REQUEST)
 
 
-@pytest.mark.parametrize("key", sorted(META))
+@pytest.mark.parametrize("key", sorted(jsonrpc.META))
 def test_no_other_spelling_of_a_metadata_key_is_taken(key: str) -> None:
     for variant in variants(key):
-        assert verdict(envelope(params={"_meta": {variant: {}}})) == str(INVALID_REQUEST)
+        assert verdict(envelope(params={"_meta": {variant: {}}})) == str(jsonrpc.INVALID_REQUEST)
 
 
 def test_no_two_known_keys_differ_only_in_case() -> None:
-    for known in (ENVELOPE, PARAMS, META):
+    for known in (jsonrpc.ENVELOPE, jsonrpc.PARAMS, jsonrpc.META):
         assert len({key.casefold() for key in known}) == len(known)
 
 
@@ -139,7 +125,7 @@ def test_a_batch_is_refused_however_long(count: int, blanks: bytes) -> None:
     """BL-001."""
     refusal = refusal_of(blanks + b"[" + b",".join([b'{"jsonrpc":"2.0"}'] * count) + b"]")
     assert refusal is not None
-    assert refusal.code == INVALID_REQUEST
+    assert refusal.code == jsonrpc.INVALID_REQUEST
     assert "batch" in refusal.detail
 
 
@@ -169,7 +155,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: json.dumps(value)[:30])
 def test_a_field_takes_its_own_type_and_no_other(field: str, value: Any) -> None:
-    expected = "taken" if FIELDS[field](value) else str(INVALID_REQUEST)
+    expected = "taken" if FIELDS[field](value) else str(jsonrpc.INVALID_REQUEST)
     assert verdict(envelope(**{field: value})) == expected
 
 
@@ -182,14 +168,14 @@ def test_fields_of_two_wrong_types_are_no_less_refused() -> None:
 
 @pytest.mark.parametrize("value", [None, True, 0, 1.5, "", "x", [], [1]], ids=json.dumps)
 def test_metadata_is_an_object(value: Any) -> None:
-    assert verdict(envelope(params={"_meta": value})) == str(INVALID_PARAMS)
+    assert verdict(envelope(params={"_meta": value})) == str(jsonrpc.INVALID_PARAMS)
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: json.dumps(value)[:30])
 def test_an_id_comes_back_as_it_was(value: Any) -> None:
     if is_id(value):
         message = parse_message(envelope(id=value))
-        assert json.loads(encode_message(message))["id"] == value
+        assert json.loads(jsonrpc.encode_message(message))["id"] == value
 
 
 @pytest.mark.parametrize(
@@ -208,13 +194,13 @@ def test_an_id_comes_back_as_it_was(value: Any) -> None:
 )
 def test_the_id_of_a_faulty_request_is_known(envelope: Any, expected: Any) -> None:
     """NR-207: a refusal with another id leaves its client waiting."""
-    assert request_id_in(envelope) == expected
+    assert jsonrpc.request_id_in(envelope) == expected
 
 
 @pytest.mark.parametrize("missing", ["jsonrpc", "method"])
 def test_a_message_without_a_needed_field_is_refused(missing: str) -> None:
     message = {key: value for key, value in json.loads(DENIED).items() if key != missing}
-    assert verdict(json.dumps(message).encode()) == str(INVALID_REQUEST)
+    assert verdict(json.dumps(message).encode()) == str(jsonrpc.INVALID_REQUEST)
 
 
 # --- P7: numbers ----------------------------------------------------------------------------------------------------
@@ -228,19 +214,19 @@ BOUNDARY = (
 @pytest.mark.parametrize("digits", BOUNDARY)
 def test_an_integer_of_64_bits_goes_on_unchanged(digits: str) -> None:
     message = parse_message(envelope(params={"n": "@"}).replace(b'"@"', digits.encode()))
-    assert f'"n":{int(digits)}'.encode() in encode_message(message)
+    assert f'"n":{int(digits)}'.encode() in jsonrpc.encode_message(message)
 
 
 @pytest.mark.parametrize(
     "digits", ["18446744073709551616", "-9223372036854775809", "1" + "0" * 20, "9" * 4301, "1" * 100_000]
 )
 def test_a_longer_integer_is_malformed_and_not_a_failure_of_ours(digits: str) -> None:
-    assert verdict(envelope(params={"n": "@"}).replace(b'"@"', digits.encode())) == str(PARSE_ERROR)
+    assert verdict(envelope(params={"n": "@"}).replace(b'"@"', digits.encode())) == str(jsonrpc.PARSE_ERROR)
 
 
 def test_one_and_one_point_nought_stay_what_they_are() -> None:
     raw = envelope(params={"a": "@1", "b": "@2"}).replace(b'"@1"', b"1").replace(b'"@2"', b"1.0")
-    assert b'{"a":1,"b":1.0}' in encode_message(parse_message(raw))
+    assert b'{"a":1,"b":1.0}' in jsonrpc.encode_message(parse_message(raw))
 
 
 # --- P8: depth and size ---------------------------------------------------------------------------------------------
@@ -263,11 +249,11 @@ def test_nesting_ends_at_thirty_two(shape: str, depth: int) -> None:
     text = opening * (depth // levels) + middle + closing * (depth // levels)
     true_depth = depth // levels * levels + (1 if shape == "beside closed ones" else 0)
     if true_depth <= 32:
-        assert parse_json(text.encode()) == json.loads(text)
+        assert jsonrpc.parse_json(text.encode()) == json.loads(text)
     else:
         with pytest.raises(Refusal, match="deeper") as caught:
-            parse_json(text.encode())
-        assert caught.value.code == PARSE_ERROR
+            jsonrpc.parse_json(text.encode())
+        assert caught.value.code == jsonrpc.PARSE_ERROR
 
 
 @pytest.mark.parametrize("depth", [1_000, 100_000])
@@ -276,19 +262,19 @@ def test_nesting_without_end_is_refused_before_it_is_parsed(shape: str, depth: i
     unpaired = {"never closed": "[" * depth, "closed only": "]" * depth, "crossed": "[" * depth + "}" * depth}
     opening, middle, closing = NESTS.get(shape, ("", "", ""))
     text = unpaired.get(shape, opening * depth + middle + closing * depth)
-    assert verdict(text.encode()) == str(PARSE_ERROR)
+    assert verdict(text.encode()) == str(jsonrpc.PARSE_ERROR)
 
 
 def test_brackets_inside_of_strings_are_no_nesting() -> None:
     text = '[{"\\"' * 100_000
-    assert parse_message(envelope(params={"a": text})) == Request(1, "tools/call", {"a": text})
+    assert parse_message(envelope(params={"a": text})) == jsonrpc.Request(1, "tools/call", {"a": text})
 
 
 def test_backslashes_do_not_hide_the_end_of_a_string() -> None:
     hidden = b'{"a":"' + b"\\\\" * 40 + b'","b":' + b"[" * 40 + b"]" * 40 + b"}"
-    assert verdict(hidden) == str(PARSE_ERROR)
+    assert verdict(hidden) == str(jsonrpc.PARSE_ERROR)
     shown = b'{"a":"' + b"\\\\" * 40 + b'\\"' + b"[" * 40 + b'"}'
-    assert parse_json(shown) == {"a": "\\" * 40 + '"' + "[" * 40}
+    assert jsonrpc.parse_json(shown) == {"a": "\\" * 40 + '"' + "[" * 40}
 
 
 def test_keys_end_at_ten_thousand_and_values_at_a_hundred_thousand() -> None:
@@ -301,15 +287,15 @@ def test_keys_end_at_ten_thousand_and_values_at_a_hundred_thousand() -> None:
     def values(count: int) -> bytes:
         return json.dumps([0] * count).encode()
 
-    for build, most in ((keys, MAX_KEYS), (keys_in_many, MAX_KEYS), (values, MAX_VALUES)):
-        assert len(parse_json(build(most))) == most
+    for build, most in ((keys, jsonrpc.MAX_KEYS), (keys_in_many, jsonrpc.MAX_KEYS), (values, jsonrpc.MAX_VALUES)):
+        assert len(jsonrpc.parse_json(build(most))) == most
         with pytest.raises(Refusal, match="more than"):
-            parse_json(build(most + 1))
+            jsonrpc.parse_json(build(most + 1))
 
 
 def test_text_full_of_punctuation_is_text() -> None:
     text = "a:b,c\n" * 30_000
-    assert parse_message(envelope(params={"csv": text})) == Request(1, "tools/call", {"csv": text})
+    assert parse_message(envelope(params={"csv": text})) == jsonrpc.Request(1, "tools/call", {"csv": text})
 
 
 HOSTILE: dict[str, bytes] = {
@@ -350,14 +336,14 @@ def _seconds(work: Callable[[bytes], object], raw: bytes) -> float:
 
 
 def test_an_answer_of_an_upstream_is_bounded_and_otherwise_read_as_it_is_spelt() -> None:
-    assert parse_answer(b'{"a":1,"A":2,"a":3}') == {"a": 3, "A": 2}
-    for count, build in ((MAX_ANSWER_DEPTH, lambda n: b"[" * n + b"]" * n), (MAX_ANSWER_VALUES, _flat)):
-        parse_answer(build(count))
+    assert jsonrpc.parse_answer(b'{"a":1,"A":2,"a":3}') == {"a": 3, "A": 2}
+    for count, build in ((jsonrpc.MAX_ANSWER_DEPTH, lambda n: b"[" * n + b"]" * n), (jsonrpc.MAX_ANSWER_VALUES, _flat)):
+        jsonrpc.parse_answer(build(count))
         with pytest.raises(Refusal, match=r"deeper|more than"):
-            parse_answer(build(count + 1))
+            jsonrpc.parse_answer(build(count + 1))
     for raw in (b"", b"{", b"NaN", b'"\\ud800"', b"\xff", b"\xef\xbb\xbf{}", DENIED.decode().encode("utf-16")):
         with pytest.raises(Refusal):
-            parse_answer(raw)
+            jsonrpc.parse_answer(raw)
 
 
 def _flat(count: int) -> bytes:
@@ -381,7 +367,7 @@ def encoded(codec: str) -> bytes:
 @pytest.mark.parametrize("codec", sorted(set(encodings.aliases.aliases.values())))
 def test_a_denied_call_in_another_encoding_is_refused_or_the_same_bytes(codec: str) -> None:
     raw = encoded(codec)
-    assert raw == DENIED or verdict(raw) in (str(PARSE_ERROR), str(INVALID_REQUEST))
+    assert raw == DENIED or verdict(raw) in (str(jsonrpc.PARSE_ERROR), str(jsonrpc.INVALID_REQUEST))
 
 
 def test_most_encodings_of_python_could_be_tried() -> None:
@@ -390,14 +376,10 @@ def test_most_encodings_of_python_could_be_tried() -> None:
     assert len([raw for raw in tried if raw not in (b"", DENIED)]) > 15
 
 
-def test_no_byte_after_the_message_passes_but_blanks() -> None:
-    passed = {byte for byte in range(256) if verdict(DENIED + bytes([byte])) == "taken"}
-    assert passed == set(b" \t\r\n")
-
-
-def test_no_byte_before_the_message_passes_but_blanks() -> None:
-    passed = {byte for byte in range(256) if verdict(bytes([byte]) + DENIED) == "taken"}
-    assert passed == set(b" \t\r\n")
+def test_no_byte_after_the_message_nor_before_it_passes_but_blanks() -> None:
+    for around in (lambda byte: DENIED + byte, lambda byte: byte + DENIED):
+        passed = {byte for byte in range(256) if verdict(around(bytes([byte]))) == "taken"}
+        assert passed == set(b" \t\r\n")
 
 
 # --- what is told ---------------------------------------------------------------------------------------------------

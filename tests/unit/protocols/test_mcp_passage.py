@@ -48,10 +48,8 @@ def test_the_extension_is_declared_for_who_can_own_tasks_and_for_nobody_else() -
     meta = {META_VERSION: "2026-07-28", META_CAPABILITIES: CAPABILITIES, "progressToken": 1}
     params = {"name": "a", "_meta": meta}
     assert forwarded("tools/call", params, "2026-07-28") is params
-    assert forwarded("tools/call", params, "2026-07-28", tasks=False) == {
-        "name": "a",
-        "_meta": {**meta, META_CAPABILITIES: KEPT},
-    }
+    kept = {"name": "a", "_meta": {**meta, META_CAPABILITIES: KEPT}}
+    assert forwarded("tools/call", params, "2026-07-28", tasks=False) == kept
     sent = forwarded("tools/list", {"_meta": {META_CAPABILITIES: {"tasks": {}}}}, "2026-07-28", tasks=False)
     assert sent == {"_meta": {META_CAPABILITIES: {}}}
 
@@ -69,11 +67,8 @@ members = st.sampled_from(["name", "arguments", "uri", "cursor", "requestState",
     st.sampled_from(sorted(METHODS)), st.dictionaries(members, anything), st.dictionaries(st.text(max_size=5), anything)
 )
 def test_nothing_else_is_ever_changed(method: str, params: dict[str, Any], meta: dict[str, Any]) -> None:
-    message = {
-        **params,
-        "capabilities": {"roots": {}},
-        "_meta": {**meta, META_CAPABILITIES: {"extensions": {"acme/x": {}}}},
-    }
+    meta = {**meta, META_CAPABILITIES: {"extensions": {"acme/x": {}}}}
+    message = {**params, "capabilities": {"roots": {}}, "_meta": meta}
     for tasks in (True, False):
         assert messages.forwarded_params(Request(1, method, message), "2025-11-25", tasks=tasks) is message
 

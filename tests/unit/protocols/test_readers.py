@@ -202,27 +202,13 @@ def test_numbers_that_are_not_asked_one_by_one_are_read_as_if_they_were(numbers:
         assert _alike(jsonrpc._DECODER.decode(raw.decode()), jsonrpc._CHECKING.decode(raw.decode()))
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b'{"a":1,"a":1}',
-        b'{"a":{"b":1,"b":2}}',
-        b'[{"a":1,"a":1}]',
-        b'{"a": 1}',
-        b"18446744073709551616",
-        b"1e400",
-        b"NaN",
-        b"-0",
-        b"1.10",
-        b'"\\u0061"',
-        b'"\\/"',
-        b'"\xed\xa0\x80"',
-        b"\xef\xbb\xbf1",
-        b"1 ",
-        b"1 1",
-        b"",
-    ],
+TWO_WAYS = (
+    *(b'{"a":1,"a":1}', b'{"a":{"b":1,"b":2}}', b'[{"a":1,"a":1}]', b'{"a": 1}', b"18446744073709551616", b"1e400"),
+    *(b"NaN", b"-0", b"1.10", b'"\\u0061"', b'"\\/"', b'"\xed\xa0\x80"', b"\xef\xbb\xbf1", b"1 ", b"1 1", b""),
 )
+
+
+@pytest.mark.parametrize("raw", TWO_WAYS)
 def test_whatever_could_be_read_in_two_ways_takes_the_long_way(raw: bytes) -> None:
     assert jsonrpc._same_again(raw) is None
 

@@ -11,39 +11,30 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.sse import (
-    COMMENT,
-    KEEP_ALIVE,
-    MAX_LINE_BYTES,
-    MAX_RETRY_MS,
-    SseEvent,
-    SseParser,
-    encode_event,
-    encode_hint,
-)
+from sidecar.protocols import sse
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
 
 
-def events_of(*chunks: bytes, bound: int = MAX_LINE_BYTES) -> list[SseEvent]:
-    parser = SseParser(bound)
+def events_of(*chunks: bytes, bound: int = sse.MAX_LINE_BYTES) -> list[sse.SseEvent]:
+    parser = sse.SseParser(bound)
     return [event for chunk in chunks for event in parser.feed(chunk)]
 
 
-def whatwg(raw: bytes) -> list[SseEvent]:
+def whatwg(raw: bytes) -> list[sse.SseEvent]:
     """The judge: the whole stream at once, as WHATWG HTML 9.2.6 tells it; but events without data count, too."""
     lines = re.split("\r\n|\n|\r", raw.decode().removeprefix("\ufeff"))[:-1]
-    events: list[SseEvent] = []
+    events: list[sse.SseEvent] = []
     data, name, identity, retry = "", "", None, None
     for line in lines:
         field, colon, value = line.partition(":")
         value = value.removeprefix(" ")
         if line == "":
-            event = SseEvent(data[:-1] if data else None, identity, name, retry)
-            events += [event] if event != SseEvent() else []
+            event = sse.SseEvent(data[:-1] if data else None, identity, name, retry)
+            events += [event] if event != sse.SseEvent() else []
             data, name, identity, retry = "", "", None, None
         elif field == "" and colon:
-            events.append(COMMENT)
+            events.append(sse.COMMENT)
         elif field == "data":
             data += value + "\n"
         elif field == "event":
@@ -51,7 +42,7 @@ def whatwg(raw: bytes) -> list[SseEvent]:
         elif field == "id" and "\0" not in value:
             identity = value
         elif field == "retry" and re.fullmatch("[0-9]{1,9}", value):
-            retry = min(int(value), MAX_RETRY_MS)
+            retry = min(int(value), sse.MAX_RETRY_MS)
     return events
 
 
@@ -84,53 +75,53 @@ def test_a_stream_byte_by_byte_says_the_same_as_at_once(text: str) -> None:
     assert events_of(*(raw[at : at + 1] for at in range(len(raw)))) == events_of(raw)
 
 
-READ: Sequence[tuple[str, bytes, list[SseEvent]]] = (
-    ("one event", b"data: x\n\n", [SseEvent("x")]),
-    ("no blank after the colon", b"data:x\n\n", [SseEvent("x")]),
-    ("one blank is eaten, not two", b"data:  x\n\n", [SseEvent(" x")]),
-    ("lines of data are joined", b"data: a\ndata\ndata: b\n\n", [SseEvent("a\n\nb")]),
-    ("name and id", b"event: message\nid: 7\ndata: x\n\n", [SseEvent("x", "7", "message")]),
+READ: Sequence[tuple[str, bytes, list[sse.SseEvent]]] = (
+    ("one event", b"data: x\n\n", [sse.SseEvent("x")]),
+    ("no blank after the colon", b"data:x\n\n", [sse.SseEvent("x")]),
+    ("one blank is eaten, not two", b"data:  x\n\n", [sse.SseEvent(" x")]),
+    ("lines of data are joined", b"data: a\ndata\ndata: b\n\n", [sse.SseEvent("a\n\nb")]),
+    ("name and id", b"event: message\nid: 7\ndata: x\n\n", [sse.SseEvent("x", "7", "message")]),
     (
         "the last name, id and retry win",
         b"id:1\nid:2\nevent:a\nevent:b\nretry:1\nretry:2\n\n",
-        [SseEvent(None, "2", "b", 2)],
+        [sse.SseEvent(None, "2", "b", 2)],
     ),
-    ("CRLF", b"data: x\r\n\r\n", [SseEvent("x")]),
-    ("CR", b"data: x\r\r", [SseEvent("x")]),
-    ("all three", b"data: a\r\ndata: b\rdata: c\n\r\n", [SseEvent("a\nb\nc")]),
-    ("byte order mark", b"\xef\xbb\xbfdata: x\n\n", [SseEvent("x")]),
-    ("byte order mark later on", b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [SseEvent("a")]),
-    ("comment", b": ping\n\n", [COMMENT]),
-    ("comment inside of an event", b"data: a\n:\ndata: b\n\n", [COMMENT, SseEvent("a\nb")]),
-    ("priming: an id and empty data (MCP 2025-11-25)", b"id: 1\ndata:\n\n", [SseEvent("", "1")]),
-    ("priming: an id and no data", b"id: 1\n\n", [SseEvent(None, "1")]),
-    ("polling: retry alone", b"retry: 500\n\n", [SseEvent(retry_ms=500)]),
-    ("retry beyond an hour", b"retry: 999999999\n\n", [SseEvent(retry_ms=MAX_RETRY_MS)]),
+    ("CRLF", b"data: x\r\n\r\n", [sse.SseEvent("x")]),
+    ("CR", b"data: x\r\r", [sse.SseEvent("x")]),
+    ("all three", b"data: a\r\ndata: b\rdata: c\n\r\n", [sse.SseEvent("a\nb\nc")]),
+    ("byte order mark", b"\xef\xbb\xbfdata: x\n\n", [sse.SseEvent("x")]),
+    ("byte order mark later on", b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [sse.SseEvent("a")]),
+    ("comment", b": ping\n\n", [sse.COMMENT]),
+    ("comment inside of an event", b"data: a\n:\ndata: b\n\n", [sse.COMMENT, sse.SseEvent("a\nb")]),
+    ("priming: an id and empty data (MCP 2025-11-25)", b"id: 1\ndata:\n\n", [sse.SseEvent("", "1")]),
+    ("priming: an id and no data", b"id: 1\n\n", [sse.SseEvent(None, "1")]),
+    ("polling: retry alone", b"retry: 500\n\n", [sse.SseEvent(retry_ms=500)]),
+    ("retry beyond an hour", b"retry: 999999999\n\n", [sse.SseEvent(retry_ms=sse.MAX_RETRY_MS)]),
     ("retry that is no number", b"retry: 5s\nretry: -1\nretry: 1e3\nretry: \xd9\xa3\nretry:\n\n", []),
     ("retry of a thousand digits", b"retry: " + b"1" * 1000 + b"\n\n", []),
-    ("an id with NUL is none", b"id: a\0b\ndata: x\n\n", [SseEvent("x")]),
-    ("an empty id is one", b"id\ndata: x\n\n", [SseEvent("x", "")]),
+    ("an id with NUL is none", b"id: a\0b\ndata: x\n\n", [sse.SseEvent("x")]),
+    ("an empty id is one", b"id\ndata: x\n\n", [sse.SseEvent("x", "")]),
     ("unknown fields alone are no event", b"foo: bar\nData: x\n data: y\n\n", []),
     ("blank lines are no events", b"\n\n\r\n\r\r", []),
     ("an event without its end has not come", b"data: x\n", []),
     (
         "what other line ends end",
         "data: a\x0bb\x0cc\x1cd\u2028e\x85\n\n".encode(),
-        [SseEvent("a\x0bb\x0cc\x1cd\u2028e\x85")],
+        [sse.SseEvent("a\x0bb\x0cc\x1cd\u2028e\x85")],
     ),
 )
 
 
 @pytest.mark.parametrize(("raw", "expected"), [row[1:] for row in READ], ids=[row[0] for row in READ])
-def test_a_stream_is_read_as(raw: bytes, expected: list[SseEvent]) -> None:
+def test_a_stream_is_read_as(raw: bytes, expected: list[sse.SseEvent]) -> None:
     assert events_of(raw) == expected == events_of(*(raw[at : at + 1] for at in range(len(raw))))
 
 
 def test_an_event_is_handed_over_with_the_very_byte_that_ends_it() -> None:
     for stream in (b"data: x\n\n", b"data: x\r\r", b"data: x\r\n\r"):  # the LF of the last CRLF is still to come
-        parser = SseParser()
+        parser = sse.SseParser()
         assert parser.feed(stream[:-1]) == []
-        assert parser.feed(stream[-1:]) == [SseEvent("x")]
+        assert parser.feed(stream[-1:]) == [sse.SseEvent("x")]
     assert parser.feed(b"\n") == []
 
 
@@ -179,7 +170,7 @@ FLOODS = {
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_without_end_takes_no_more_memory_than_the_bound_says(kind: str) -> None:
     bound, chunk = 128 * KIBIBYTE, FLOODS[kind] * (16 * KIBIBYTE // len(FLOODS[kind]))
-    parser = SseParser(bound)
+    parser = sse.SseParser(bound)
     tracemalloc.start()
     try:
         with_refusal = _flood(parser, chunk, times=64)
@@ -190,7 +181,7 @@ def test_a_flood_without_end_takes_no_more_memory_than_the_bound_says(kind: str)
     assert peak_bytes < 4 * bound + 64 * len(chunk)  # the pieces of one chunk are small objects, and go with it
 
 
-def _flood(parser: SseParser, chunk: bytes, times: int) -> bool:
+def _flood(parser: sse.SseParser, chunk: bytes, times: int) -> bool:
     try:
         for _ in range(times):
             parser.feed(chunk)
@@ -221,7 +212,7 @@ def test_twice_the_stream_takes_about_twice_the_time(kind: str) -> None:
 
 def _seconds(raw: bytes, step: int) -> float:
     chunks = [raw[at : at + step] for at in range(0, len(raw), step)]
-    parser = SseParser(2 * len(raw))
+    parser = sse.SseParser(2 * len(raw))
     gc.disable()  # a pass over all that a test run has made is no work of the parser's
     try:
         started = time.process_time()
@@ -247,17 +238,17 @@ def test_fields_that_are_not_utf8_are_refused(line: bytes) -> None:
     st.none() | st.text("abc:-_ é", max_size=8),
 )
 def test_a_message_that_was_written_is_read_again(data: str, identity: str | None) -> None:
-    assert events_of(encode_event(data.encode(), id=identity)) == [SseEvent(data, identity, "message")]
+    assert events_of(sse.encode_event(data.encode(), id=identity)) == [sse.SseEvent(data, identity, "message")]
 
 
 @pytest.mark.parametrize("identity", [None, "", "7"])
 @pytest.mark.parametrize("retry_ms", [None, 0, 500])
 @pytest.mark.parametrize("data", [True, False])
 def test_a_hint_that_was_written_is_read_again(identity: str | None, retry_ms: int | None, data: bool) -> None:
-    hint = SseEvent("" if data else None, identity, "", retry_ms)
-    read = events_of(encode_hint(id=identity, retry_ms=retry_ms, data=data))
-    assert read == ([hint] if hint != SseEvent() else [])
+    hint = sse.SseEvent("" if data else None, identity, "", retry_ms)
+    read = events_of(sse.encode_hint(id=identity, retry_ms=retry_ms, data=data))
+    assert read == ([hint] if hint != sse.SseEvent() else [])
 
 
 def test_a_keep_alive_is_a_comment() -> None:
-    assert events_of(KEEP_ALIVE) == [COMMENT]
+    assert events_of(sse.KEEP_ALIVE) == [sse.COMMENT]

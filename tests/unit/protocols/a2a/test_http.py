@@ -15,7 +15,7 @@ ROUTES = [(version, one, route) for version in VERSIONS for one in OPERATIONS fo
 IDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12).filter(
     lambda text: (
         text.isprintable()
-        and {".", ".."}.isdisjoint(http._SLASH.split(text))
+        and not {".", ".."} & {*http._SLASH.split(text)}
         and text.rpartition(":")[2] not in http._VERBS
     )
 )
@@ -30,9 +30,8 @@ def test_what_is_written_is_read(
     said = http.path_to(route, ids)
     found = http.address_of(route.verb, said, version)
     assert found is not None and found.operation is operation and found.tenant == ""
-    assert found.ids == {name: ids[name] for name in found.ids} and len(found.ids) == said.count(
-        "{"
-    ) + route.path.count("{")
+    assert found.ids == {name: ids[name] for name in found.ids}
+    assert len(found.ids) == said.count("{") + route.path.count("{")
     if version == "1.0":
         below = http.address_of(route.verb, http.path_to(route, ids, tenant), version)
         assert below is not None and (below.operation, below.tenant) == (operation, tenant)
@@ -51,17 +50,14 @@ def test_an_encoded_slash_is_part_of_an_id() -> None:
     assert found.route is not None and http.path_to(found.route, found.ids) == "/tasks/a%2Fb"
 
 
-@pytest.mark.parametrize(
-    ("verb", "path", "allowed"),
-    [
+def test_another_verb_is_told_which_there_are() -> None:
+    for verb, path, allowed in (
         ("GET", "/message:send", ("POST",)),
         ("DELETE", "/tasks/a:subscribe", ("GET", "POST")),
         ("PUT", "/tasks", ("GET",)),
-    ],
-)
-def test_another_verb_is_told_which_there_are(verb: str, path: str, allowed: tuple[str, ...]) -> None:
-    found = http.address_of(verb, path, "1.0")
-    assert found is not None and (found.operation, found.allowed) == (None, allowed)
+    ):
+        found = http.address_of(verb, path, "1.0")
+        assert found is not None and (found.operation, found.allowed) == (None, allowed)
 
 
 @pytest.mark.parametrize("path", ["", "/", "/nothing", "/tasks/a/b", "/message:other", "/v1/tasks/a/b/c", "/message"])
@@ -72,29 +68,18 @@ def test_what_is_no_address_is_none(path: str) -> None:
         assert path in ("/",)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/tasks/..",
-        "/tasks/%2e%2e",
-        "/tasks//a",
-        "/tasks/%00",
-        "/tasks/a%0d%0ab",
-        "/tasks/%ff",
-        "/tasks/a\\b",
-        "/tasks/%",
-    ],
-)
+NOT_PLAIN = ("/..", "/%2e%2e", "//a", "/%00", "/a%0d%0ab", "/%ff", "/a\\b", "/%")
+
+
+@pytest.mark.parametrize("path", NOT_PLAIN)
 def test_a_path_that_is_not_plain_is_refused(path: str) -> None:
     with pytest.raises(UnreadableMessage):
-        http.address_of("GET", path, "1.0")
+        http.address_of("GET", f"/tasks{path}", "1.0")
 
 
 def test_a_query_has_the_types_of_its_message() -> None:
-    query = http.query_of(
-        "historyLength=5&include_artifacts=true&status=TASK_STATE_WORKING&unknown=1&pageToken=a%2Bb+c"
-    )
-    read = V10.read("ListTasksRequest", http.typed(V10, "ListTasksRequest", query))
+    text = "historyLength=5&include_artifacts=true&status=TASK_STATE_WORKING&unknown=1&pageToken=a%2Bb+c"
+    read = V10.read("ListTasksRequest", http.typed(V10, "ListTasksRequest", http.query_of(text)))
     assert read == {"status": "TASK_STATE_WORKING", "pageToken": "a+b c", "historyLength": 5, "includeArtifacts": True}
 
 

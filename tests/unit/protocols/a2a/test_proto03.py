@@ -12,53 +12,19 @@ from a2a.compat.v0_3 import conversions as sdk
 from a2a.compat.v0_3 import types as sdk_03
 from a2a.compat.v0_3.proto_utils import FromProto, ToProto
 from a2a.types import a2a_pb2
-from a2a.utils.errors import A2AError
 from google.protobuf.json_format import MessageToDict, ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sidecar.protocols.a2a import operations as op
 from sidecar.protocols.a2a.messages import PROTO03, V10
-from sidecar.protocols.a2a.operations import (
-    CANCEL,
-    CARD,
-    GET,
-    LIST,
-    OPERATIONS,
-    PUSH_DELETE,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_SET,
-    RESUBSCRIBE,
-    SEND,
-    STREAM,
-    Operation,
-)
+from sidecar.protocols.a2a.operations import Operation
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.v03 import PROTO_FORM, request_name
-from tests.unit.protocols.a2a.test_schema import SCALARS, of, whole
+from tests.unit.protocols.a2a.test_schema import of, whole
+from tests.unit.protocols.a2a.test_v03 import action_of, said_by_both
 
 JUDGED = settings(max_examples=6)
-OURS_ALONE = {"ListTasksRequest", "ListTasksResponse"}  # named in the text of 0.3, defined nowhere
-
-
-def test_every_message_and_field_is_that_of_the_official_protocol_buffers() -> None:
-    official = pb2_03.DESCRIPTOR.message_types_by_name
-    assert PROTO03.messages.keys() - OURS_ALONE == set(official)
-    assert pb2_03.DESCRIPTOR.package == PROTO03.package
-    for name, message in PROTO03.messages.items():
-        if name in OURS_ALONE:
-            continue
-        theirs = {field.number: field for field in official[name].fields}
-        assert {one.number for one in message.fields} == theirs.keys(), name
-        for one in message.fields:
-            field = theirs[one.number]
-            assert (one.name, one.json) == (field.name, field.json_name), name
-            assert bool(one.many) == field.is_repeated, one
-            if one.type in SCALARS and one.many != "map":
-                assert (field.type, field.has_presence) == (SCALARS[one.type], one.presence), one
-    for name, words in PROTO03.enums.items():
-        values = pb2_03.DESCRIPTOR.enum_types_by_name[name].values
-        assert words == tuple(word.name for word in sorted(values, key=lambda word: word.number))
 
 
 # --- the judge --------------------------------------------------------------------------------------------------------
@@ -67,16 +33,15 @@ def test_every_message_and_field_is_that_of_the_official_protocol_buffers() -> N
 def theirs_params_10(operation: Operation, said: Any) -> Any:
     """As the official handlers of gRPC and HTTP+JSON read a call."""
     message = ParseDict(said, getattr(pb2_03, request_name(operation, "0.3"))(), ignore_unknown_fields=True)
-    if operation in (SEND, STREAM):
+    if operation in (op.SEND, op.STREAM):
         send = sdk_03.SendMessageRequest(id=0, params=FromProto.message_send_params(message))
         return MessageToDict(sdk.to_core_send_message_request(send))
-    if operation is GET:
+    if operation is op.GET:
         get = sdk_03.GetTaskRequest(id=0, params=FromProto.task_query_params(message))
         return MessageToDict(sdk.to_core_get_task_request(get))
-    if operation is PUSH_SET:
-        create = sdk_03.SetTaskPushNotificationConfigRequest(
-            id=0, params=FromProto.task_push_notification_config_request(message)
-        )
+    if operation is op.PUSH_SET:
+        params = FromProto.task_push_notification_config_request(message)
+        create = sdk_03.SetTaskPushNotificationConfigRequest(id=0, params=params)
         return MessageToDict(sdk.to_core_create_task_push_notification_config_request(create))
     return {"id": FromProto.task_id_params(message).id}
 
@@ -84,26 +49,19 @@ def theirs_params_10(operation: Operation, said: Any) -> Any:
 def theirs_params_03(operation: Operation, canonical: Any) -> Any:
     """As the official transports of gRPC and HTTP+JSON write a call."""
     message = ParseDict(canonical, getattr(a2a_pb2, operation.request)())
-    if operation in (SEND, STREAM):
+    if operation in (op.SEND, op.STREAM):
         send = sdk.to_compat_send_message_request(message, 1).params
-        return MessageToDict(
-            pb2_03.SendMessageRequest(
-                request=ToProto.message(send.message),
-                configuration=ToProto.message_send_configuration(send.configuration) if send.configuration else None,
-                metadata=ToProto.metadata(send.metadata),
-            )
-        )
+        how = ToProto.message_send_configuration(send.configuration) if send.configuration else None
+        request, metadata = ToProto.message(send.message), ToProto.metadata(send.metadata)
+        return MessageToDict(pb2_03.SendMessageRequest(request=request, configuration=how, metadata=metadata))
     create = sdk.to_compat_create_task_push_notification_config_request(message, 1).params
-    return MessageToDict(
-        pb2_03.CreateTaskPushNotificationConfigRequest(
-            parent=f"tasks/{message.task_id}",
-            config_id=create.push_notification_config.id,
-            config=ToProto.task_push_notification_config(create),
-        )
-    )
+    config, name = ToProto.task_push_notification_config(create), create.push_notification_config.id
+    parent = f"tasks/{message.task_id}"
+    return MessageToDict(pb2_03.CreateTaskPushNotificationConfigRequest(parent=parent, config_id=name, config=config))
 
 
-RESULTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+Convert = Callable[[Any], Any]
+RESULTS: dict[str, tuple[Convert, Convert, Convert, Convert]] = {
     "Task": (sdk.to_compat_task, ToProto.task, FromProto.task, sdk.to_core_task),
     "TaskPushNotificationConfig": (
         sdk.to_compat_task_push_notification_config,
@@ -120,18 +78,6 @@ RESULTS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[A
 }
 
 
-def said_by_both(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[Any, Any]:
-    """What each says, or None for a refusal."""
-    try:
-        official = theirs()
-    except (ValueError, A2AError):
-        official = None
-    try:
-        return ours(), official
-    except UnreadableMessage:
-        return None, official
-
-
 def named(value: Any) -> Any:
     """With ids that can stand in a resource name."""
     for name in ("taskId", "id"):
@@ -140,13 +86,13 @@ def named(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("operation", [SEND, STREAM, PUSH_SET], ids=lambda one: one.action)
+@pytest.mark.parametrize("operation", [op.SEND, op.STREAM, op.PUSH_SET], ids=action_of)
 @JUDGED
 @given(data=st.data())
 def test_parameters_of_1_0_are_said_as_the_official_layer_says_them(operation: Operation, data: st.DataObject) -> None:
     canonical = V10.read(operation.request, data.draw(of(V10, operation.request)))
     canonical.pop("tenant", None)  # refused, where the official layer drops it
-    if operation is PUSH_SET:
+    if operation is op.PUSH_SET:
         canonical = named({"id": "", **canonical})
     ours, theirs = said_by_both(
         lambda: PROTO03.read(request_name(operation, "0.3"), PROTO_FORM.write_params(operation, canonical)),
@@ -155,12 +101,12 @@ def test_parameters_of_1_0_are_said_as_the_official_layer_says_them(operation: O
     assert whole(ours) == whole(theirs)
 
 
-@pytest.mark.parametrize("operation", [GET, PUSH_GET, STREAM], ids=lambda one: one.action)
+@pytest.mark.parametrize("operation", [op.GET, op.PUSH_GET, op.STREAM], ids=action_of)
 @JUDGED
 @given(data=st.data())
 def test_results_of_1_0_are_said_as_the_official_layer_says_them(operation: Operation, data: st.DataObject) -> None:
     canonical = V10.read(operation.response, data.draw(of(V10, operation.response)))
-    if operation is PUSH_GET:
+    if operation is op.PUSH_GET:
         canonical = named({"id": "", **canonical})
     to_compat, to_proto, _, _ = RESULTS[operation.response]
     message = ParseDict(canonical, getattr(a2a_pb2, operation.response)())
@@ -187,7 +133,7 @@ def files_whole(value: Any) -> Any:
     return {name: files_whole(inner) if name not in ("metadata", "data") else inner for name, inner in value.items()}
 
 
-@pytest.mark.parametrize("operation", [SEND, GET, CANCEL, RESUBSCRIBE, PUSH_SET], ids=lambda one: one.action)
+@pytest.mark.parametrize("operation", [op.SEND, op.GET, op.CANCEL, op.RESUBSCRIBE, op.PUSH_SET], ids=action_of)
 @JUDGED
 @given(data=st.data())
 def test_parameters_of_0_3_are_read_as_the_official_layer_reads_them(operation: Operation, data: st.DataObject) -> None:
@@ -203,12 +149,12 @@ def test_parameters_of_0_3_are_read_as_the_official_layer_reads_them(operation: 
         assert whole(ours) == whole(theirs)
 
 
-@pytest.mark.parametrize("operation", [GET, PUSH_GET, STREAM], ids=lambda one: one.action)
+@pytest.mark.parametrize("operation", [op.GET, op.PUSH_GET, op.STREAM], ids=action_of)
 @JUDGED
 @given(data=st.data())
 def test_results_of_0_3_are_read_as_the_official_layer_reads_them(operation: Operation, data: st.DataObject) -> None:
     said = files_whole(PROTO03.read(operation.response, data.draw(of(PROTO03, operation.response))))
-    if operation is PUSH_GET:
+    if operation is op.PUSH_GET:
         said["name"] = "tasks/t-1/pushNotificationConfigs/c-1"
     _, _, from_proto, to_core = RESULTS[operation.response]
     message = ParseDict(said, getattr(pb2_03, operation.response)())
@@ -223,97 +169,76 @@ def test_results_of_0_3_are_read_as_the_official_layer_reads_them(operation: Ope
 
 CONFIGS = "tasks/t/pushNotificationConfigs"
 NAMED = [
-    (GET, {"name": "tasks/t", "historyLength": 3}, {"id": "t", "historyLength": 3}),
-    (CANCEL, {"name": "tasks/t"}, {"id": "t"}),
-    (RESUBSCRIBE, {"name": "tasks/t"}, {"id": "t"}),
-    (PUSH_GET, {"name": f"{CONFIGS}/c"}, {"taskId": "t", "id": "c"}),
-    (PUSH_DELETE, {"name": f"{CONFIGS}/c"}, {"taskId": "t", "id": "c"}),
-    (PUSH_LIST, {"parent": "tasks/t", "pageToken": "p"}, {"taskId": "t", "pageToken": "p"}),
-    (CARD, {}, {}),
-    (LIST, {"status": "TASK_STATE_CANCELLED", "pageSize": 5}, {"status": "TASK_STATE_CANCELED", "pageSize": 5}),
+    (op.GET, {"name": "tasks/t", "historyLength": 3}, {"id": "t", "historyLength": 3}),
+    (op.CANCEL, {"name": "tasks/t"}, {"id": "t"}),
+    (op.RESUBSCRIBE, {"name": "tasks/t"}, {"id": "t"}),
+    (op.PUSH_GET, {"name": f"{CONFIGS}/c"}, {"taskId": "t", "id": "c"}),
+    (op.PUSH_DELETE, {"name": f"{CONFIGS}/c"}, {"taskId": "t", "id": "c"}),
+    (op.PUSH_LIST, {"parent": "tasks/t", "pageToken": "p"}, {"taskId": "t", "pageToken": "p"}),
+    (op.CARD, {}, {}),
+    (op.LIST, {"status": "TASK_STATE_CANCELLED", "pageSize": 5}, {"status": "TASK_STATE_CANCELED", "pageSize": 5}),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("operation", "said", "canonical"), NAMED, ids=lambda one: getattr(one, "action", ""))
+@pytest.mark.parametrize(("operation", "said", "canonical"), NAMED, ids=action_of)
 def test_what_goes_by_a_name_is_the_same_call(operation: Operation, said: Any, canonical: Any) -> None:
     assert PROTO_FORM.read_params(operation, said) == canonical
     assert PROTO_FORM.write_params(operation, canonical) == said
 
 
-def test_every_operation_is_translated() -> None:
-    assert {one.request for one in OPERATIONS} == PROTO_FORM.params.keys()
-
-
 @pytest.mark.parametrize("name", ["", "t", "tasks/", "tasks/a/b", "/tasks/a", f"{CONFIGS}/c", 5, None])
 def test_no_other_name_is_a_tasks(name: Any) -> None:
     with pytest.raises(UnreadableMessage) as caught:
-        PROTO_FORM.read_params(GET, {"name": name})
+        PROTO_FORM.read_params(op.GET, {"name": name})
     assert caught.value.pointer == "/name"
 
 
 @pytest.mark.parametrize("name", ["tasks/t", CONFIGS, f"{CONFIGS}/", f"{CONFIGS}/c/d", f"tasks/{CONFIGS}/c"])
 def test_no_other_name_is_a_configurations(name: str) -> None:
     with pytest.raises(UnreadableMessage):
-        PROTO_FORM.read_params(PUSH_GET, {"name": name})
+        PROTO_FORM.read_params(op.PUSH_GET, {"name": name})
     with pytest.raises(UnreadableMessage) as caught:
-        PROTO_FORM.read_result(PUSH_LIST, {"configs": [{"name": name}]})
+        PROTO_FORM.read_result(op.PUSH_LIST, {"configs": [{"name": name}]})
     assert caught.value.pointer == "/configs/0/name"
 
 
 @pytest.mark.parametrize(
     ("operation", "canonical"),
-    [(GET, {"id": "a/b"}), (CANCEL, {}), (PUSH_GET, {"taskId": "t", "id": "a/b"}), (PUSH_SET, {"taskId": "a/b"})],
-    ids=lambda one: getattr(one, "action", ""),
+    [
+        (op.GET, {"id": "a/b"}),
+        (op.CANCEL, {}),
+        (op.PUSH_GET, {"taskId": "t", "id": "a/b"}),
+        (op.PUSH_SET, {"taskId": "a/b"}),
+    ],
+    ids=action_of,
 )
 def test_an_id_that_would_name_another_task_is_refused(operation: Operation, canonical: Any) -> None:
     with pytest.raises(UnreadableMessage):
         PROTO_FORM.write_params(operation, canonical)
 
 
-def test_the_id_of_a_configuration_may_stand_beside_it() -> None:
+def test_what_the_official_layer_is_not_asked_is_said_as_the_text_has_it() -> None:
     inside = {"parent": "tasks/t", "configId": "c", "config": {"pushNotificationConfig": {"url": "u"}}}
-    assert PROTO_FORM.read_params(PUSH_SET, inside) == {"taskId": "t", "id": "c", "url": "u"}
-
-
-def test_a_configuration_without_an_id_has_a_name_all_the_same() -> None:
-    said = PROTO_FORM.write_result(PUSH_GET, {"taskId": "t", "url": "u"})
-    assert said["name"] == f"{CONFIGS}/-"
-    assert PROTO_FORM.read_result(PUSH_GET, said) == {"taskId": "t", "url": "u"}
-
-
-def test_a_send_that_says_nothing_of_blocking_blocks() -> None:
-    assert "configuration" not in PROTO_FORM.write_params(SEND, {"message": {"messageId": "m"}})
-    assert PROTO_FORM.write_params(SEND, {"configuration": {}})["configuration"] == {"blocking": True}
-    assert PROTO_FORM.read_params(SEND, {"configuration": {}}) == {"configuration": {"returnImmediately": True}}
-
-
-def test_bytes_that_are_no_text_of_base64_are_refused() -> None:
-    part = {"file": {"fileWithBytes": base64.b64encode(b"\xff\x00").decode()}}
+    assert PROTO_FORM.read_params(op.PUSH_SET, inside) == {"taskId": "t", "id": "c", "url": "u"}
+    said = PROTO_FORM.write_result(op.PUSH_GET, {"taskId": "t", "url": "u"})
+    assert said["name"] == f"{CONFIGS}/-", "a configuration without an id has a name all the same"
+    assert PROTO_FORM.read_result(op.PUSH_GET, said) == {"taskId": "t", "url": "u"}
+    assert "configuration" not in PROTO_FORM.write_params(op.SEND, {"message": {"messageId": "m"}})
+    assert PROTO_FORM.write_params(op.SEND, {"configuration": {}})["configuration"] == {"blocking": True}
+    assert PROTO_FORM.read_params(op.SEND, {"configuration": {}}) == {"configuration": {"returnImmediately": True}}
+    assert PROTO_FORM.write_result(op.PUSH_DELETE, {}) == PROTO_FORM.read_result(op.PUSH_DELETE, {}) == {}
+    no_text = {"file": {"fileWithBytes": base64.b64encode(b"\xff\x00").decode()}}
     with pytest.raises(UnreadableMessage):
-        PROTO_FORM.read_params(SEND, {"message": {"content": [part]}})
+        PROTO_FORM.read_params(op.SEND, {"message": {"content": [no_text]}})
+    with pytest.raises(UnreadableMessage):
+        PROTO_FORM.read_result(op.SEND, {})
+    with pytest.raises(UnreadableMessage):
+        PROTO_FORM.write_result(op.STREAM, {})
 
 
 def test_tasks_are_listed_and_pages_kept() -> None:
     said = {"tasks": [{"id": "t", "status": {"state": "TASK_STATE_CANCELLED"}}], "nextPageToken": "p"}
-    read = PROTO_FORM.read_result(LIST, said)
+    read = PROTO_FORM.read_result(op.LIST, said)
     assert read == {"tasks": [{"id": "t", "status": {"state": "TASK_STATE_CANCELED"}}], "nextPageToken": "p"}
-    assert PROTO_FORM.write_result(LIST, read) == said
-    assert PROTO_FORM.write_result(PUSH_LIST, {"nextPageToken": "p"}) == {"nextPageToken": "p"}
-
-
-def test_a_deletion_answers_nothing() -> None:
-    assert PROTO_FORM.write_result(PUSH_DELETE, {}) == {}
-    assert PROTO_FORM.read_result(PUSH_DELETE, {}) == {}
-
-
-def test_an_answer_that_holds_nothing_is_refused() -> None:
-    with pytest.raises(UnreadableMessage):
-        PROTO_FORM.read_result(SEND, {})
-    with pytest.raises(UnreadableMessage):
-        PROTO_FORM.write_result(STREAM, {})
-
-
-def test_what_an_agent_of_1_0_left_empty_is_not_said_in_0_3() -> None:
-    task = {"id": "t", "contextId": "", "status": {"state": "TASK_STATE_UNSPECIFIED"}, "history": [], "artifacts": []}
-    empty = V10.read("Task", task, defaults=True)
-    assert PROTO_FORM.write_result(GET, empty) == PROTO_FORM.write_result(GET, {"id": "t", "status": {}})
+    assert PROTO_FORM.write_result(op.LIST, read) == said
+    assert PROTO_FORM.write_result(op.PUSH_LIST, {"nextPageToken": "p"}) == {"nextPageToken": "p"}
