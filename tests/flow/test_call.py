@@ -99,7 +99,6 @@ async def fails(asked: web.Request, message: dict[str, Any]) -> web.StreamRespon
 
 
 async def hangs_up(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    assert asked.transport is not None
     asked.transport.abort()
     return web.Response()
 

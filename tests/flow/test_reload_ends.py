@@ -57,7 +57,6 @@ def has_begun(child: int) -> bool:
 async def reading() -> AsyncIterator[tuple[Served, int]]:
     """A sidecar, and the process that reads its newest policy and hangs."""
     async with served("http://127.0.0.1:9/mcp", rules=RULES, files={f"policies/{LARGE}": MANY}) as running:
-        assert running.process is not None
         pid = running.process.pid
         (running.folder / "policies" / LARGE).write_text(MANY + MORE)
         running.signal(signal.SIGHUP)

@@ -171,7 +171,6 @@ async def test_an_answer_to_a_closed_connection_is_a_connection_error() -> None:
     raised = list[Exception]()
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        assert request.transport is not None
         request.transport.close()
         response = WholeResponse(200, b"{}", JSON)
         await response.prepare(request)

@@ -79,7 +79,6 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
-        assert command is not None
         if isinstance(command, click.Group):
             yield from leaves(command, (*path, name))
         else:
@@ -98,7 +97,6 @@ def values_of(param: click.Parameter) -> tuple[str, ...]:
 def spoken(param: click.Parameter, value: str) -> list[str]:
     if isinstance(param, click.Argument):
         return [value]
-    assert isinstance(param, click.Option)
     return [param.opts[-1]] if param.is_flag else [f"{max(param.opts, key=len)}={value}"]
 
 

@@ -47,9 +47,18 @@ def write(folder: Path, rows: str, **files: str) -> Path:
     return folder
 
 
-def run(folder: Path, *words: str, monkeypatch: pytest.MonkeyPatch) -> Result:
-    monkeypatch.chdir(folder)
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str) -> Result:
     return CliRunner().invoke(main, ["policy", "check", *words])
+
+
+def run_of(rows: str, *words: str) -> Result:
+    write(Path(), rows)
+    return run(*words)
 
 
 # --- SARIF ------------------------------------------------------------------------------------------------------------
@@ -80,11 +89,11 @@ def test_each_result_of_sarif_leads_to_its_rule_and_its_place() -> None:
 def test_paths_are_those_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "gateway").mkdir()
-    write(tmp_path / "gateway", WIDE)
-    found = run(tmp_path / "gateway", ".", "--format", "sarif", monkeypatch=monkeypatch)
+    monkeypatch.chdir(tmp_path / "gateway")
+    found = run_of(WIDE, ".", "--format", "sarif")
     place = json.loads(found.output)["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "gateway/policies/agent_to_tool.csv"
-    shown = run(tmp_path / "gateway", ".", "--format", "github", monkeypatch=monkeypatch).output
+    shown = run(".", "--format", "github").output
     assert shown.startswith("::warning file=gateway/policies/agent_to_tool.csv,line=2,endLine=2,col=4,endColumn=5,")
 
 
@@ -124,10 +133,9 @@ def test_github_reads_back_what_was_meant() -> None:
     assert last.startswith("policies is not valid: 1 error, 1 warning; ")
 
 
-def test_a_note_is_a_notice_of_github_and_a_note_of_sarif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, NOTED)
-    assert run(tmp_path, ".", "--format", "github", monkeypatch=monkeypatch).output.startswith("::notice file=")
-    document = json.loads(run(tmp_path, ".", "--format", "sarif", monkeypatch=monkeypatch).output)
+def test_a_note_is_a_notice_of_github_and_a_note_of_sarif() -> None:
+    assert run_of(NOTED, ".", "--format", "github").output.startswith("::notice file=")
+    document = json.loads(run(".", "--format", "sarif").output)
     assert [result["level"] for result in document["runs"][0]["results"]] == ["note"]
 
 
@@ -147,26 +155,22 @@ def test_a_note_is_a_notice_of_github_and_a_note_of_sarif(tmp_path: Path, monkey
         ("", (), 3, "is not valid: 1 error"),
     ],
 )
-def test_the_exit_code_says_whether_it_may_serve(
-    rows: str, words: tuple[str, ...], code: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = run(write(tmp_path, rows), ".", *words, monkeypatch=monkeypatch)
-    assert found.exit_code == code
-    assert last in found.output.rstrip("\n").split("\n")[-1]
+def test_the_exit_code_says_whether_it_may_serve(rows: str, words: tuple[str, ...], code: int, last: str) -> None:
+    found = run_of(rows, ".", *words)
+    assert found.exit_code == code and last in found.output.rstrip("\n").split("\n")[-1]
 
 
-def test_json_is_one_object_with_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run(write(tmp_path, WIDE), ".", "--json", monkeypatch=monkeypatch)
+def test_json_is_one_object_with_everything() -> None:
+    found = run_of(WIDE, ".", "--json")
     document = json.loads(found.output)
     assert set(document) == {"valid", "faults", "revision", "rules", "summary"}
     assert document["valid"] is True and document["rules"] == {"agent_to_tool": 1}
     (fault,) = document["faults"]
-    assert (fault["file"], fault["line"], fault["column"], fault["end_column"]) == (
-        "policies/agent_to_tool.csv", 2, 4, 5,
-    )  # fmt: skip
-    assert (fault["code"], fault["severity"]) == ("P651", "warning") and fault["message"] and fault["hint"]
+    place = {"file": "policies/agent_to_tool.csv", "line": 2, "column": 4, "end_column": 5}
+    assert fault.items() >= {**place, "code": "P651", "severity": "warning"}.items()
+    assert fault["message"] and fault["hint"]
     assert document["summary"]["warnings"] == 1
-    wrong = json.loads(run(write(tmp_path, WRONG), ".", "--json", monkeypatch=monkeypatch).output)
+    wrong = json.loads(run_of(WRONG, ".", "--json").output)
     assert wrong["valid"] is False and wrong["revision"] is None and wrong["summary"]["errors"] == 1
 
 
@@ -181,29 +185,27 @@ identity:
 """
 
 
-def test_sidecar_yaml_says_which_upstreams_there_are_and_which_roles_tokens_grant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sidecar_yaml_says_which_upstreams_there_are_and_which_roles_tokens_grant(tmp_path: Path) -> None:
     rows = GOOD + "".join(
         f"#: id=r{n}\np, {role}, tool:{server}/get_file, tools/call, -, -, -, allow\n"
         for n, (role, server) in enumerate([("role:corp/engineers", "github"), ("role:corp/sales", "githud")])
     )
     write(tmp_path, rows, sidecar=CONFIG)
     (tmp_path / "models").symlink_to(REPOSITORY / "models")
-    there = run(tmp_path, monkeypatch=monkeypatch).output
+    there = run().output
     assert re.findall(r"csv:(\d+):\d+: warning\[(\w+)\]", there) == [("6", "P604"), ("6", "P121")]
-    beside = run(tmp_path, ".", monkeypatch=monkeypatch).output
+    beside = run(".").output
     assert "P121" not in beside and "P604" not in beside
-    both = run(tmp_path, "policies", "-c", "sidecar.yaml", monkeypatch=monkeypatch).output
+    both = run("policies", "-c", "sidecar.yaml").output
     assert "P121" in both and "P604" in both
 
 
-def test_the_moment_and_what_is_soon_can_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_moment_and_what_is_soon_can_be_said(tmp_path: Path) -> None:
     write(tmp_path, GOOD.replace("tools/call, -", "tools/call, 2027-03-31T00:00:00Z"))
     at = ("--now", "2027-03-01T00:00:00Z")
-    assert "nothing suspicious" in run(tmp_path, ".", *at, monkeypatch=monkeypatch).output
-    assert "P622" in run(tmp_path, ".", *at, "--soon", "31", monkeypatch=monkeypatch).output
-    assert "P621" in run(tmp_path, ".", "--now", "2027-03-31T00:00:00Z", monkeypatch=monkeypatch).output
+    assert "nothing suspicious" in run(".", *at).output
+    assert "P622" in run(".", *at, "--soon", "31").output
+    assert "P621" in run(".", "--now", "2027-03-31T00:00:00Z").output
 
 
 @pytest.mark.parametrize(
@@ -217,17 +219,15 @@ def test_the_moment_and_what_is_soon_can_be_said(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_what_is_not_there_is_a_fault_and_what_makes_no_sense_is_wrong_usage(
-    words: tuple[str, ...], code: int, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], code: int, part: str
 ) -> None:
-    found = run(tmp_path, *words, monkeypatch=monkeypatch)
+    found = run(*words)
     assert found.exit_code == code and part in found.output
 
 
 @pytest.mark.parametrize("form", ["json", "sarif", "github", "text"])
-def test_every_format_can_tell_that_nothing_can_be_read(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = run(tmp_path, "nowhere", "--format", form, monkeypatch=monkeypatch)
+def test_every_format_can_tell_that_nothing_can_be_read(form: str) -> None:
+    found = run("nowhere", "--format", form)
     assert found.exit_code == 3 and "P001" in found.output
 
 
@@ -258,14 +258,14 @@ def told_as_json(result: Result) -> list[tuple[str, str, int]]:
     return [(one["code"], Path(one["file"]).name, one["line"]) for one in json.loads(result.stdout)["faults"]]
 
 
-def test_check_finds_all_that_policy_check_finds_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_finds_all_that_policy_check_finds_and_more(tmp_path: Path) -> None:
     """One truth: `policy check` narrows `check`."""
     write(tmp_path, WHOLE_ROWS, sidecar=WHOLE_CONFIG)
     (tmp_path / "models").symlink_to(REPOSITORY / "models")
     (tmp_path / "policies" / "nhi_to_nhi.csv").write_text("p, nhi:clerk, nhi:echo, message/send, -, -, -, allow\n")
     (tmp_path / "tools.yaml").write_text("github: [read_file]\n")
     for more in ((), ("--catalogue", "tools.yaml")):
-        narrow = told_as_json(run(tmp_path, "--json", *more, monkeypatch=monkeypatch))
+        narrow = told_as_json(run("--json", *more))
         checked = CliRunner().invoke(main, ["check", "--json", *more])
         assert checked.exit_code == 0, checked.output
         assert [one for one in told_as_json(checked) if one[0] != "S181"] == narrow

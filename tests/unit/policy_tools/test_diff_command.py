@@ -25,6 +25,11 @@ RENAMED = "#: id=other\np, nhi:a, tool:s/t, use, -, 10, -, allow\n"
 AUTHOR = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def write(folder: Path, rows: str, more: Mapping[str, str] | None = None) -> None:
     for name, text in {"policies/agent_to_tool.csv": rows, **(more or {})}.items():
         path = folder / name
@@ -40,42 +45,31 @@ def run(*arguments: str) -> Result:
     ("new", "plain", "wider", "anything"),
     [(OLD, 0, 0, 0), (WIDER, 6, 6, 6), (NARROWER, 6, 0, 6), (MORE_CALLS, 0, 6, 6), (RENAMED, 0, 0, 6)],
 )
-def test_it_ends_as_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: str, plain: int, wider: int, anything: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_it_ends_as_asked(new: str, plain: int, wider: int, anything: int) -> None:
     write(Path("old"), OLD)
     write(Path("new"), new)
     endings = [run("old", "new", *more).exit_code for more in ((), ("--fail-on", "wider"), ("--fail-on", "any"))]
     assert endings == [plain, wider, anything]
 
 
-def test_a_policy_with_faults_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_policy_with_faults_is_told_with_its_place() -> None:
     write(Path("old"), OLD)
     write(Path("new"), OLD.replace("use", "tool/call"))
     result = run("old", "new")
     assert result.exit_code == 3
     assert 'new/policies/agent_to_tool.csv:2:21: error[P104]: action "tool/call" is unknown' in result.stderr
+    assert run("old", "new", "--json", "--markdown").exit_code == 2, "two forms at once are wrong usage"
 
 
-def test_two_forms_at_once_are_wrong_usage(tmp_path: Path) -> None:
-    assert run(str(tmp_path), str(tmp_path), "--json", "--markdown").exit_code == 2
-
-
-def test_markup_in_a_policy_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_markup_in_a_policy_stays_text() -> None:
     write(Path("old"), OLD)
-    write(
-        Path("new"), OLD + "p, nhi:`<b>`!|x, tool:s/u, use, -, -, args.x == '```|<script>', allow\n".replace("!|x", "")
-    )
+    write(Path("new"), OLD + "p, nhi:`<b>`, tool:s/u, use, -, -, args.x == '```|<script>', allow\n")
     told = run("old", "new", "--markdown").stdout
     assert "`` nhi:`<b>` × tool:s/u × use ``" in told
     assert "```` when args.x == '```\\|<script>' ````" in told
 
 
-def test_what_was_not_worked_out_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_what_was_not_worked_out_is_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "MAX_DRAFTS", 0)
     write(Path("old"), OLD)
     write(Path("new"), WIDER)
@@ -92,7 +86,6 @@ def test_what_was_not_worked_out_is_told_first(tmp_path: Path, monkeypatch: pyte
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two commits: OLD, then WIDER; and a policy of its own under deploy/."""
-    monkeypatch.chdir(tmp_path)
     for name, value in {**AUTHOR, "GIT_CONFIG_GLOBAL": os.devnull}.items():
         monkeypatch.setenv(name, value)
     git("init", "-q", "-b", "main")
@@ -119,14 +112,8 @@ def test_a_revision_is_held_against_the_working_tree(repository: Path) -> None:
     assert result.exit_code == 6
     found = json.loads(result.stdout)
     assert (found["old"], found["new"]) == ("main~1", "working tree")
-    assert found["summary"] == {
-        "wider": 0,
-        "narrower": 1,
-        "unknown": 0,
-        "rules_added": 0,
-        "rules_removed": 0,
-        "rules_changed": 1,
-    }
+    counts = dict.fromkeys(("wider", "unknown", "rules_added", "rules_removed"), 0)
+    assert found["summary"] == counts | {"narrower": 1, "rules_changed": 1}
 
 
 def test_files_of_a_revision_are_named_as_git_names_them(repository: Path) -> None:
@@ -139,49 +126,31 @@ def test_files_of_a_revision_are_named_as_git_names_them(repository: Path) -> No
     assert "HEAD:policies/agent_to_tool.csv:2:21: error[P104]" in run("HEAD", "HEAD~1").stderr
 
 
-@pytest.mark.parametrize("where", ["HEAD:deploy", "HEAD:deploy/policies"])
-def test_a_policy_elsewhere_in_a_revision_is_named_by_its_path(repository: Path, where: str) -> None:
-    assert json.loads(run("HEAD~1", where, "--json").stdout)["summary"]["narrower"] == 1
-
-
-def test_a_revision_is_read_from_within_a_folder(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_elsewhere_in_a_revision_is_named_by_its_path_or_from_there(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for where in ("HEAD:deploy", "HEAD:deploy/policies"):
+        assert json.loads(run("HEAD~1", where, "--json").stdout)["summary"]["narrower"] == 1
     monkeypatch.chdir(repository / "deploy")
     assert run("HEAD").exit_code == 0  # deploy/policies of HEAD, and of the working tree
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "nosuch",
-        "",
-        "-x",
-        "--output=x",
-        ":policies",
-        "HEAD:../x",
-        "HEAD:/etc",
-        "HEAD:-x",
-        "HEAD:nosuch",
-        "HEAD^{tree}",
-        "a;touch x",
-    ],
-)
-def test_what_is_neither_folder_nor_revision_is_refused(repository: Path, name: str) -> None:
+NO_REVISIONS = ("nosuch", "", "-x", "--output=x", ":policies", "HEAD^{tree}", "a;touch x")
+
+
+def test_what_is_neither_folder_nor_revision_is_refused(repository: Path) -> None:
     before = sorted(repository.iterdir())
-    assert run("--", name, "HEAD").exit_code == 3
+    for name in (*NO_REVISIONS, "HEAD:../x", "HEAD:/etc", "HEAD:-x", "HEAD:nosuch"):
+        assert run("--", name, "HEAD").exit_code == 3, name
     assert sorted(repository.iterdir()) == before
+    result = run("HEAD:policies/agent_to_tool.csv", "HEAD")
+    assert (result.exit_code, result.stderr.startswith("HEAD:policies/agent_to_tool.csv: ")) == (3, True)
 
 
 def test_outside_of_a_repository_there_are_no_revisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     write(tmp_path, OLD)
     assert "git knows no such revision" in run("main").stderr
-
-
-def test_a_file_of_a_revision_is_no_policy(repository: Path) -> None:
-    result = run("HEAD:policies/agent_to_tool.csv", "HEAD")
-    assert result.exit_code == 3
-    assert result.stderr.startswith("HEAD:policies/agent_to_tool.csv: ")
 
 
 def test_a_link_is_not_followed_out_of_git(repository: Path) -> None:
@@ -209,7 +178,6 @@ def test_a_git_that_hangs_is_ended(
 
 def test_no_file_of_a_revision_outlives_its_use(repository: Path) -> None:
     with opened("HEAD", directory=Path()) as revision:
-        assert revision.root is not None
         assert (revision.root / "policies" / "agent_to_tool.csv").read_text() == WIDER
         assert revision.root.stat().st_mode & 0o077 == 0
     assert not revision.root.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +25,7 @@ from sidecar.policy_tools.audit_records import question_of
 from sidecar.policy_tools.policy_location import configured, in_folder
 from sidecar.settings import Settings, load_settings
 from sidecar.vocabulary import Chain, PermissionKind, Principal, Question, RuleRef
-from tests.flow.acme_traffic import TRAFFIC, traffic, write_traffic
+from tests.flow.acme_traffic import TRAFFIC, write_traffic
 
 ROOT = Path(__file__).parents[3]
 ACME = ROOT / "examples" / "acme"
@@ -81,8 +80,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def week() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load((ACME / TRAFFIC).read_text("utf-8"))
-    return loaded
+    return yaml.safe_load((ACME / TRAFFIC).read_text("utf-8"))
 
 
 # --- its size ---------------------------------------------------------------------------------------------------------
@@ -104,17 +102,13 @@ def test_everybody_is_in_one_team() -> None:
 
 def test_all_kinds_of_rules_are_there(rules: list[RuleRef]) -> None:
     assert {rule.kind for rule in rules} == set(PermissionKind)
-    assert 100 <= len({rule.id for rule in rules}) <= 160
+    number = len({rule.id for rule in rules})
+    assert 100 <= number <= 160 and f"{number} rules" in (ACME / "README.md").read_text("utf-8")
     assert {rule.per for rule in rules} == {"subject", "origin", "rule"}
     assert {rule.effect for rule in rules if rule.kind is PermissionKind.AGENT_TO_TOOL} == {"allow", "deny"}
     assert any(rule.shadow for rule in rules)
     assert any(rule.expires_at for rule in rules)
     assert {Path(rule.file).suffix for rule in rules} == {".csv", ".yaml"}
-
-
-def test_the_readme_tells_the_numbers_as_they_are(rules: list[RuleRef]) -> None:
-    text = (ACME / "README.md").read_text("utf-8")
-    assert f"{len({rule.id for rule in rules})} rules" in text
 
 
 # --- it holds together ------------------------------------------------------------------------------------------------
@@ -168,7 +162,7 @@ def test_every_agent_may_use_something_and_is_used_by_somebody(
     for agent in agents:
         own_roles = source.roles.closure([agent]) - {"role:agents"}  # beyond what every agent may
         assert acting & ({agent} | own_roles), f"{agent} may use nothing"
-        by_itself = {"nhi:dependency-updater"} if agent == "nhi:dependency-updater" else set[str]()
+        by_itself = agent == "nhi:dependency-updater"
         assert used & ({agent} | source.sets.closure([agent])) or by_itself, f"{agent} is used by no principal"
 
 
@@ -216,19 +210,6 @@ def test_payments_agents_reach_no_people_data_by_any_way(
 # --- its tests, its pull request, its traffic -------------------------------------------------------------------------
 
 
-def test_its_own_tests_pass_and_exercise_every_rule() -> None:
-    run = CliRunner().invoke(policy_test, ["-c", str(ACME / "sidecar.yaml"), "--fail-under", "100"])
-    assert run.exit_code == 0, run.output
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="a patch is applied by git")
-def test_the_pull_request_applies_and_its_tests_pass(tmp_path: Path) -> None:
-    folder = _copy(tmp_path)
-    subprocess.run(["git", "apply", str(ACME / "pull-request.patch")], cwd=folder, check=True, timeout=30)
-    run = CliRunner().invoke(policy_test, ["-c", str(folder / "sidecar.yaml"), "--fail-under", "100"])
-    assert run.exit_code == 0, run.output
-
-
 def test_its_tests_notice_each_change_of_the_pull_request(tmp_path: Path) -> None:
     """With the new policy and the old tests, some fail: they are worth something."""
     folder = _copy(tmp_path)
@@ -243,12 +224,6 @@ def test_the_traffic_names_what_exists(week: dict[str, Any], tools: frozenset[st
     for entry in week["calls"]:
         assert entry["calls"] in tools | agents, entry
         assert {name for name in entry["as"] if name.startswith("nhi:")} <= agents, entry
-
-
-def test_the_traffic_is_the_same_each_time(source: PolicySource, week: dict[str, Any]) -> None:
-    first = traffic(source, week)
-    assert first == traffic(source, week)
-    assert 3000 <= len(first) <= 4000
 
 
 def test_the_traffic_is_recorded_by_the_real_writer_with_real_decisions(log: Path, source: PolicySource) -> None:
@@ -302,21 +277,16 @@ def test_what_is_suggested_from_its_traffic_is_what_the_traffic_needs_and_nothin
     needs.mkdir(parents=True)
     for kind, rows in needed(log).items():
         (needs / f"{kind}.csv").write_text("".join(sorted(rows)))
-    told = CliRunner().invoke(
-        policy_diff, [str(needs.parent), str(suggested.parent), "--catalogue", catalogue, "--json"]
-    )
+    compared = [str(needs.parent), str(suggested.parent), "--catalogue", catalogue, "--json"]
+    told = CliRunner().invoke(policy_diff, compared)
     found = orjson.loads(told.stdout)
     assert (told.exit_code, found["regions"], found["notes"]) == (0, [], [])
     tested = CliRunner().invoke(policy_test, ["-c", str(suggested.parent / "sidecar.yaml"), "--coverage"])
     assert (tested.exit_code, " 0 failed" in tested.stdout, "100.0 %" in tested.stdout) == (0, True, True)
-    rows = (suggested / "agent_to_tool.csv").read_text()
-    (suggested / "agent_to_tool.csv").write_text(
-        rows + "p, nhi:concierge, tool:stripe/create_refund, tools/call, -, -, -, allow\n"
-    )
-    told = CliRunner().invoke(
-        policy_diff, [str(needs.parent), str(suggested.parent), "--catalogue", catalogue, "--json"]
-    )
-    assert [region["change"] for region in orjson.loads(told.stdout)["regions"]] == ["wider"]
+    with (suggested / "agent_to_tool.csv").open("a") as rows:
+        rows.write("p, nhi:concierge, tool:stripe/create_refund, tools/call, -, -, -, allow\n")
+    found = orjson.loads(CliRunner().invoke(policy_diff, compared).stdout)
+    assert [region["change"] for region in found["regions"]] == ["wider"]
 
 
 def test_what_is_suggested_from_its_traffic_allows_nothing_that_its_policy_does_not(tmp_path: Path, log: Path) -> None:

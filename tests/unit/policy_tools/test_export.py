@@ -20,6 +20,7 @@ from sidecar.policy import Engine, PolicySource, load_policy
 from sidecar.policy_tools.export import encoded, export
 from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import Principal, Question
+from tests.unit.policy.world import write
 
 MODELS = shipped("models")
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -35,8 +36,12 @@ ARGUMENTS: tuple[Mapping[str, Any], ...] = (
     {"repo": "acme/\0x", "l": [1], "other": 2**70},
     {"repo": 1, "force": "true"},
 )
-# Reads the questions from standard input, as JSON, and answers them all: one process, the real one.
 LINK = "  agent_to_tool: "
+DENIED = (
+    f"deny\n{LINK}nhi:a tools/call tool:s/t_delete: allow (any-t)\n"
+    "  guardrail: nhi:a tools/call tool:s/t_delete: deny (nobody-deletes)\n"
+)
+# Reads the questions from standard input, as JSON, and answers them all: one process, the real one.
 ASK_ALL = (
     "import json, sys; sys.path.insert(0, sys.argv[1]); import enforce\n"
     "json.dump([enforce.decide(**question) for question in json.load(sys.stdin)], sys.stdout)\n"
@@ -45,18 +50,18 @@ ASK_ALL = (
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> PolicySource:
-    folder = tmp_path_factory.mktemp("policy")
-    for name, text in POLICY.items():
-        (folder / name).write_text(text)
-    return load_policy(MODELS, folder)
+    return load_policy(MODELS, write(tmp_path_factory.mktemp("policy"), POLICY))
+
+
+def written(source: PolicySource, folder: Path) -> Path:
+    for name, raw in export(source, MODELS).files.items():
+        (folder / name).write_bytes(raw)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(source: PolicySource, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exported")
-    for name, raw in export(source, MODELS).files.items():
-        (folder / name).write_bytes(raw)
-    return folder
+    return written(source, tmp_path_factory.mktemp("exported"))
 
 
 def python(*arguments: object, told: str = "") -> subprocess.CompletedProcess[str]:
@@ -106,22 +111,9 @@ def test_an_mcp_server_as_a_whole_is_asked_by_saying_so(source: PolicySource, fo
 @pytest.mark.parametrize(
     ("asked", "code", "said"),
     [
-        (
-            ["nhi:a", "tool:s/t1", "tools/call"],
-            0,
-            "allow\n  agent_to_tool: nhi:a tools/call tool:s/t1: allow (any-t)\n",
-        ),
-        (
-            ["nhi:c", "tool:s/t1", "tools/call"],
-            1,
-            "deny\n  agent_to_tool: nhi:c tools/call tool:s/t1: deny (no rule)\n",
-        ),
-        (
-            ["nhi:a", "tool:s/t_delete", "tools/call"],
-            1,
-            f"deny\n{LINK}nhi:a tools/call tool:s/t_delete: allow (any-t)\n"
-            "  guardrail: nhi:a tools/call tool:s/t_delete: deny (nobody-deletes)\n",
-        ),
+        (["nhi:a", "tool:s/t1", "tools/call"], 0, f"allow\n{LINK}nhi:a tools/call tool:s/t1: allow (any-t)\n"),
+        (["nhi:c", "tool:s/t1", "tools/call"], 1, f"deny\n{LINK}nhi:c tools/call tool:s/t1: deny (no rule)\n"),
+        (["nhi:a", "tool:s/t_delete", "tools/call"], 1, DENIED),
         (["nhi:b", "tool:s/x", "tools/call", '{"repo": "acme/x", "l": [1]}', "--via", "user:on"], 0, "allow\n"),
         (["nhi:a", "tool:s/t1", "tools/call", "[1]"], 2, ""),
         (["nhi:a", "tool:s/t1", "tools/call", "{"], 2, ""),
@@ -142,10 +134,9 @@ def test_without_cel_a_condition_allows_nothing_and_denies_always(folder: Path) 
     allowed = python("-c", run, script, "nhi:b", "tool:s/x", "tools/call", '{"repo": "acme/x", "l": [1]}')
     denied = python("-c", run, script, "nhi:a", "tool:s/t9", "tools/call", '{"force": false}')
     free = python("-c", run, script, "nhi:a", "tool:s/t1", "tools/call")
-    assert (allowed.returncode, denied.returncode, free.returncode) == (1, 1, 0)
-    assert "cel-expr-python is missing" in allowed.stderr
-    assert "denied-by-condition" in denied.stdout
-    assert free.stderr == ""
+    assert (allowed.returncode, "cel-expr-python is missing" in allowed.stderr) == (1, True)
+    assert (denied.returncode, "denied-by-condition" in denied.stdout) == (1, True)
+    assert (free.returncode, free.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", ["a,b", "a(b", "a)b", "[", "]", "%2C", "%", 'a"b', "plain/name*", "%25"])
@@ -167,10 +158,8 @@ def test_shadow_rules_are_left_out_and_named(source: PolicySource) -> None:
 
 
 def test_a_kind_without_rows_denies(tmp_path: Path) -> None:
-    (tmp_path / "policies").mkdir()
-    (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:a, nhi:b, use, -, -, -, allow\n")
-    for name, raw in export(load_policy(MODELS, tmp_path / "policies"), MODELS).files.items():
-        (tmp_path / name).write_bytes(raw)
+    policies = write(tmp_path / "policies", {"user_to_nhi.csv": "p, user:a, nhi:b, use, -, -, -, allow\n"})
+    written(load_policy(MODELS, policies), tmp_path)
     assert python(tmp_path / "enforce.py", "nhi:a", "tool:s/t", "tools/call").returncode == 1
 
 
@@ -179,9 +168,7 @@ def exported(*arguments: object) -> Result:
 
 
 def test_the_command_writes_the_folder_once(tmp_path: Path) -> None:
-    (tmp_path / "policies").mkdir()
-    for name, text in POLICY.items():
-        (tmp_path / "policies" / name).write_text(text)
+    write(tmp_path / "policies", POLICY)
     config, out = tmp_path / "sidecar.yaml", tmp_path / "out"
     done = exported("--casbin", out, "-c", config)
     assert done.exit_code == 0, done.output
@@ -202,13 +189,10 @@ def test_the_command_writes_the_folder_once(tmp_path: Path) -> None:
     ],
 )
 def test_what_could_not_say_the_same_is_not_exported(tmp_path: Path, old: str, new: str) -> None:
-    (tmp_path / "policies").mkdir()
-    (tmp_path / "models").mkdir()
-    (tmp_path / "policies" / "agent_to_tool.csv").write_text("p, nhi:a, tool:s/t, use, -, -, -, allow\n")
-    for path in MODELS.iterdir():
-        text = path.read_text()
-        assert old in text
-        (tmp_path / "models" / path.name).write_text(text.replace(old, new))
+    write(tmp_path, {"policies/agent_to_tool.csv": "p, nhi:a, tool:s/t, use, -, -, -, allow\n"})
+    models = {path.name: path.read_text() for path in MODELS.iterdir()}
+    assert all(old in text for text in models.values())
+    write(tmp_path / "models", {name: text.replace(old, new) for name, text in models.items()})
     done = exported("--casbin", tmp_path / "out", "-c", tmp_path / "sidecar.yaml")
     assert done.exit_code == 3
     assert "agent_to_tool.conf: error[P208]: this model cannot be exported" in done.stderr
@@ -216,23 +200,19 @@ def test_what_could_not_say_the_same_is_not_exported(tmp_path: Path, old: str, n
 
 
 def test_a_model_in_another_order_is_asked_in_its_order(tmp_path: Path) -> None:
-    (tmp_path / "policies").mkdir()
-    (tmp_path / "models").mkdir()
-    (tmp_path / "policies" / "agent_to_tool.csv").write_text("p, allow, nhi:a, tool:s/t, use, -, -, -\n")
+    columns = "sub, obj, act, expires_at, max_calls_per_hour, when"
+    write(tmp_path, {"policies/agent_to_tool.csv": "p, allow, nhi:a, tool:s/t, use, -, -, -\n"})
     for path in MODELS.iterdir():
         text = path.read_text().replace("r = sub, obj, act, ctx", "r = ctx, act, obj, sub")
-        columns = "sub, obj, act, expires_at, max_calls_per_hour, when"
-        (tmp_path / "models" / path.name).write_text(text.replace(f"p = {columns}, eft", f"p = eft, {columns}"))
+        write(tmp_path / "models", {path.name: text.replace(f"p = {columns}, eft", f"p = eft, {columns}")})
     done = exported("--casbin", tmp_path / "out", "-c", tmp_path / "sidecar.yaml")
     assert done.exit_code == 0, done.output
-    assert python(tmp_path / "out" / "enforce.py", "nhi:a", "tool:s/t", "tools/call").returncode == 0
-    assert python(tmp_path / "out" / "enforce.py", "nhi:b", "tool:s/t", "tools/call").returncode == 1
+    for who, code in (("nhi:a", 0), ("nhi:b", 1)):
+        assert python(tmp_path / "out" / "enforce.py", who, "tool:s/t", "tools/call").returncode == code
 
 
 def test_a_policy_with_faults_is_not_exported(tmp_path: Path) -> None:
-    (tmp_path / "policies").mkdir()
-    (tmp_path / "policies" / "agent_to_tool.csv").write_text("p, nhi:a, tool:s/t, used, -, -, -, allow\n")
+    write(tmp_path, {"policies/agent_to_tool.csv": "p, nhi:a, tool:s/t, used, -, -, -, allow\n"})
     done = exported("--casbin", tmp_path / "out", "-c", tmp_path / "sidecar.yaml")
-    assert done.exit_code == 3
-    assert "P104" in done.stderr
+    assert (done.exit_code, "P104" in done.stderr) == (3, True)
     assert not (tmp_path / "out").exists()

@@ -25,7 +25,7 @@ from sidecar.policy_tools.suggest import evidence as reading
 from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
 from sidecar.policy_tools.suggest.rule_shape import RuleDraft, pattern_of
 from sidecar.policy_tools.suggest.suggestion import role_name, rule_id, set_name
-from sidecar.vocabulary import Call, Caller, Credential, PermissionKind, Principal, Question
+from sidecar.vocabulary import Call, Caller, Chain, Credential, PermissionKind, Principal, Question
 from tests.at_once import at_once
 from tests.unit.audit.scenes import FakeClock, open_audit
 from tests.unit.policy.world import REPOSITORY, chain, engine, write
@@ -61,15 +61,7 @@ class World:
         self.audit: Audit = open_audit(self.log, clock=self.clock)
         self.asked: list[tuple[tuple[str, ...], str, str]] = []
 
-    def call(
-        self,
-        who: str,
-        obj: str,
-        action: str = "tools/call",
-        *,
-        args: Mapping[str, Any] | None = None,
-        by: tuple[Principal, ...] = (),
-    ) -> bool:
+    def call(self, who: str, obj: str, action: str = "tools/call", *, args: Any = None, by: Chain = ()) -> bool:
         """One call, recorded as the pipeline does it."""
         names = who.split(" ")
         server, _, name = obj.partition(":")[2].partition("/")
@@ -133,20 +125,16 @@ def test_a_day_at_work_is_suggested_as_agreed(world: World) -> None:
 
 def test_the_suggested_folder_answers_every_recorded_call_as_the_recorded_policy_did(world: World) -> None:
     a_day_at_work(world)
-    out = world.folder / "out"
-    assert world.suggest("-o", str(out)).exit_code == 0
-    suggested = engine(out, {})
+    assert wider(world) == []
+    suggested = engine(world.folder / "out" / "policies", {})
     for names, obj, action in world.asked:
         server, _, name = obj.partition(":")[2].partition("/")
         assert suggested.decide(chain(*names), Question(obj, action, server, name, ACME), world.clock.now).allowed
-    refused = [
-        ("nhi:pay-ledger", "tool:bank/post_refund"),
-        ("nhi:pay-ledger", "tool:bank/delete_all"),
-        ("user:eve", "tool:github/get_file"),
-        ("user:ann", "tool:github/search_code"),
-        ("nhi:researcher", "tool:github/search_code"),
-    ]
-    for who, obj in refused:
+    refused = (
+        "nhi:pay-ledger tool:bank/post_refund, nhi:pay-ledger tool:bank/delete_all, user:eve tool:github/get_file, "
+        "user:ann tool:github/search_code, nhi:researcher tool:github/search_code"
+    )
+    for who, obj in (words.split(" ") for words in refused.split(", ")):
         asked = Question(obj, "tools/call", obj[5:].split("/")[0], "", {"repo": "evil/x"})
         assert not suggested.decide(chain(who), asked, 0.0).allowed
 
@@ -228,20 +216,19 @@ def test_only_the_time_that_is_asked_for_counts(world: World) -> None:
     for option, tool in (("--since", "get_b"), ("--until", "get_a")):
         data = json.loads(world.suggest("--json", option, second).stdout)
         assert [rule["object"] for rule in data["rules"]] == [f"tool:github/{tool}"]
-    assert world.suggest("--since", "yesterday").exit_code == 2
 
 
-def test_a_folder_with_something_in_it_is_never_written_to(world: World) -> None:
+def test_a_suggestion_that_cannot_be_given_says_why(world: World) -> None:
     a_day_at_work(world)
-    result = world.suggest("-o", str(world.folder / "policies"))
-    assert (result.exit_code, "is not empty" in result.stderr) == (2, True)
-
-
-def test_a_present_policy_that_does_not_load_ends_with_3(world: World) -> None:
-    a_day_at_work(world)
-    write(world.folder / "policies", {"user_to_nhi.csv": "p, user:ann\n"})
-    result = world.suggest()
-    assert (result.exit_code, "user_to_nhi.csv:1:1: error[P102]" in result.stderr) == (3, True)
+    write(world.folder / "broken", {"policies/user_to_nhi.csv": "p, user:ann\n"})
+    for words, code, said in (
+        (("--since", "yesterday"), 2, "write a time like"),
+        (("-o", str(world.folder / "policies")), 2, "is not empty"),
+        (("-o", "/proc/nowhere/policies"), 2, "cannot be written"),
+        (("-c", str(world.folder / "broken" / "sidecar.yaml")), 3, "user_to_nhi.csv:1:1: error[P102]"),
+    ):
+        result = world.suggest(*words)
+        assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
 
 
 # --- terms ------------------------------------------------------------------------------------------------------------
@@ -263,8 +250,7 @@ def wider(world: World) -> list[str]:
     assert world.suggest("-o", str(out)).exit_code == 0
     told = CliRunner().invoke(policy_diff, [str(world.folder), str(out.parent), "--json"])
     found = json.loads(told.stdout)
-    regions = [str(region) for region in found["regions"] if region["change"] != "narrower"]
-    return [*regions, *found["notes"]]
+    return [str(one) for one in found["regions"] if one["change"] != "narrower"] + found["notes"]
 
 
 @pytest.mark.parametrize(
@@ -330,11 +316,6 @@ def test_with_drop_terms_a_suggestion_says_whose_terms_it_leaves_out(world: Worl
     assert "# rested on researcher-reads, whose terms are not carried over: when args.repo.startsWith('acme/')" in told
     assert "p, nhi:researcher, set:github-tools, tools/call, -, -, -, allow" in told
     assert "no-deletes" not in told
-
-
-def test_a_day_at_work_is_suggested_without_widening(world: World) -> None:
-    a_day_at_work(world)
-    assert wider(world) == []
 
 
 def test_what_the_present_policy_no_longer_allows_is_not_taken_but_when_asked_for(world: World) -> None:
@@ -488,12 +469,6 @@ def test_what_a_call_asked_besides_is_told_and_not_silently_forgotten(action: st
     assert not read([asked | {"links": links[:2]}]).left_out
 
 
-def test_a_folder_that_cannot_be_written_is_told(world: World) -> None:
-    a_day_at_work(world)
-    result = world.suggest("-o", "/proc/nowhere/policies")
-    assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
-
-
 def test_a_left_out_record_makes_the_answer_incomplete(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("\n".join(json.dumps(RECORD | change) for change in ({}, {"object": "tool:s/x*"})))
@@ -566,20 +541,15 @@ def test_a_role_that_tokens_may_grant_is_not_reused(tmp_path: Path) -> None:
     [
         ("git: [a, resource:git/x://y]", {"nhi:git", "tool:git/a", "resource:git/x://y"}, {"git"}),
         ('{"git": [{"name": "a", "description": "x"}]}', {"nhi:git", "tool:git/a"}, {"git"}),
+        ('{\n\t"git": ["a"]\n}\n', {"nhi:git", "tool:git/a"}, {"git"}),  # JSON may be indented with tabs
         ("[tool:git/a, nhi:bot]", {"tool:git/a", "nhi:bot"}, set[str]()),
     ],
 )
 def test_a_catalogue_lists_what_exists(tmp_path: Path, text: str, objects: set[str], servers: set[str]) -> None:
-    path = tmp_path / "catalogue.yaml"
+    path = tmp_path / ("catalogue.json" if "\t" in text else "catalogue.yaml")
     path.write_text(text)
     found = read_catalogue(path)
     assert (found.objects, found.servers) == (objects, servers)
-
-
-def test_a_catalogue_in_json_may_be_indented_with_tabs(tmp_path: Path) -> None:
-    path = tmp_path / "catalogue.json"
-    path.write_text('{\n\t"git": ["a"]\n}\n')
-    assert read_catalogue(path).objects == {"nhi:git", "tool:git/a"}
 
 
 @pytest.mark.parametrize("text", ["git: a", "git: [1]", "git: ['a b']", "Git: [a]", "[set:x]", "just text", "[a]"])

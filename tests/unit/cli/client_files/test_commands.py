@@ -223,10 +223,7 @@ def test_clients_that_keep_no_json_are_told_in_their_form(tmp_path: Path) -> Non
     assert desktop["args"][2:] == ["--api-key-path", "/path/to/the/api-key"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(["--for", "claude", "--server", "x"], 1), (["--for", "x"], 2)],
-)
+@pytest.mark.parametrize(("arguments", "code"), [(["--for", "claude", "--server", "x"], 1), (["--for", "x"], 2)])
 def test_what_cannot_be_told_is_said(tmp_path: Path, arguments: list[str], code: int) -> None:
     (tmp_path / "sidecar.yaml").write_text(SETTINGS)
     assert run("client-config", *arguments, "-c", tmp_path / "sidecar.yaml").exit_code == code

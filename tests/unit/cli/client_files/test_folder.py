@@ -66,7 +66,6 @@ def test_no_secret_stands_in_clear_and_check_passes(tmp_path: Path) -> None:
     assert checked.exit_code == 0, checked.output
     loaded = load_settings(folder / "sidecar.yaml", env)
     files = loaded.upstreams["my-files"].mcp
-    assert files is not None
     assert files.args == ("-m", "files", str(tmp_path), "--token", TOKEN, f"--api-key={TOKEN}")
     assert files.all_env() == {"LOG_LEVEL": "debug", "API_TOKEN": TOKEN, "FROM": "m", "WITH": "s"}
     assert (folder / "keys" / "github.token").read_text() == f"{TOKEN}\n"
