@@ -46,6 +46,8 @@ RESULTS: Mapping[str, dict[str, Any]] = {
     "completion/complete": {"completion": {"values": []}},
 }
 
+OF_SESSION = web.ResponseKey("session", str)
+
 
 @dataclass
 class Server:
@@ -69,7 +71,7 @@ class Server:
     async def emit(self, message: Any, session: str = "") -> None:
         """Say something unasked, in one session or in all."""
         for stream in list(self.streams):
-            if session in ("", stream.get("session")):
+            if session in ("", stream.get(OF_SESSION)):
                 with suppress(ConnectionError):
                     await stream.write(event(message))
 
@@ -127,7 +129,7 @@ class SessionsOnly(Server):
                 self.sessions.discard(session)
                 return web.Response(status=200)
             stream = await self._open(request)
-            stream["session"] = session
+            stream[OF_SESSION] = session
             return await self._stay(stream)
         message = json.loads(await request.read())
         self.seen.append((dict(request.headers), message))

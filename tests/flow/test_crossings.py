@@ -18,7 +18,7 @@ import pytest
 from sidecar.errors import Reason
 from sidecar.protocols.mcp import messages
 from sidecar.upstreams.mcp.bridge.method_table import CROSSINGS, BridgeDirection, MethodCrossing
-from tests.flow.apart import META, SessionsOnly, StatelessOnly
+from tests.flow.apart import META, OF_SESSION, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
 from tests.flow.talk import DECLARED, Talk, reason_of
@@ -543,7 +543,7 @@ async def test_our_own_enquiry_can_be_asked_everything_and_declines_it(tmp_path:
         able = [message["params"]["capabilities"].keys() for message in server.of_method("initialize")]
         assert {"sampling", "elicitation", "roots"} in able
         await until(lambda: bool(server.streams))
-        await server.emit({"jsonrpc": "2.0", "id": "where", "method": "roots/list"}, server.streams[0]["session"])
+        await server.emit({"jsonrpc": "2.0", "id": "where", "method": "roots/list"}, server.streams[0][OF_SESSION])
         await until(lambda: any(message.get("id") == "where" for _, message in server.seen))
         (answer,) = [message for _, message in server.seen if message.get("id") == "where"]
         assert answer["error"]["code"] == -32601

@@ -93,35 +93,29 @@ async def test_every_kind_of_no_is_told_on_the_stream_and_recorded_once(tmp_path
         assert {record["http_status"] for record in running.ends()} == {202}
 
 
-@pytest.mark.parametrize("what", ["no id", "another", "twice", "more"])
-async def test_a_message_names_one_session_of_a_stream(tmp_path: Path, what: str) -> None:
+async def test_a_message_names_one_session_of_a_stream(tmp_path: Path) -> None:
     """BL-070: and one of another transport, or beside other words, is none."""
     async with behind(tmp_path) as mine:
         base = mine.messages.partition("?")[0]
         http_session = (await opened(mine.world)).session
-        url, status = {
-            "no id": (base, 400),
-            "another": (f"{base}?session_id={http_session}", 404),
-            "twice": (f"{mine.messages}&session_id=x", 400),
-            "more": (f"{mine.messages}&x=1", 400),
-        }[what]
-        answer = await mine.post(request("ping"), url=mine.world.url + url)
-        assert answer[0] == status and await all_quiet(mine)
+        odd = {base: 400, f"{base}?session_id={http_session}": 404}
+        odd |= {f"{mine.messages}&session_id=x": 400, f"{mine.messages}&x=1": 400}
+        for url, code in odd.items():
+            assert (await mine.post(request("ping"), url=mine.world.url + url))[0] == code, url
+        assert await all_quiet(mine)
         in_header = {**ALICE, "Mcp-Session-Id": mine.messages.partition("=")[2]}
         assert (await mine.world.post(request("ping"), headers=in_header))[0] == 404
 
 
-@pytest.mark.parametrize(("who", "status"), [("bob", 404), ("nobody", 401), ("a bad token", 401)])
-async def test_another_caller_with_the_id_gets_nothing_and_does_nothing(tmp_path: Path, who: str, status: int) -> None:
+async def test_another_caller_with_the_id_gets_nothing_and_does_nothing(tmp_path: Path) -> None:
     """BL-070."""
-    headers = {"bob": BOB, "nobody": {}, "a bad token": bearer("x")}[who]
     async with gateway(tmp_path) as running, pair(running, ALICE) as mine, pair(running, BOB) as bobs:
         assert (await mine.ask("ping"))["result"] == (await bobs.ask("ping"))["result"] == {}
         before = len(running.upstream.seen)
-        call = searching(99)
-        for message in (call, INITIALIZED, {"jsonrpc": "2.0", "id": 1, "result": {}}):
-            got, body, _ = await mine.post(message, headers=headers)
-            assert got == status and body["error"]["data"]["reason"] != ""
+        for headers, code in ((BOB, 404), ({}, 401), (bearer("x"), 401)):
+            for message in (searching(99), INITIALIZED, {"jsonrpc": "2.0", "id": 1, "result": {}}):
+                got, body, _ = await mine.post(message, headers=headers)
+                assert got == code and body["error"]["data"]["reason"] != ""
         assert await all_quiet(mine) and await all_quiet(bobs)
         assert len(running.upstream.seen) == before
         assert (await mine.call("search_code", GOOD))["result"]["content"]
@@ -151,17 +145,16 @@ async def test_a_caller_without_a_grant_or_a_credential_gets_no_stream(tmp_path:
         assert len(running.app.sessions) == 0 and running.upstream.seen == []
 
 
-@pytest.mark.parametrize("who", [ALICE, BOB], ids=["alice", "bob"])
-async def test_lists_are_those_of_streamable_http(tmp_path: Path, who: dict[str, str]) -> None:
+async def test_lists_are_those_of_streamable_http(tmp_path: Path) -> None:
     """BL-090."""
     rules = "p, user:alice, tool:github/*, use, -, -, -, allow\n"
     rules += "p, user:bob, tool:github/get_file, use, -, -, -, allow\n"
-    async with gateway(tmp_path, rules=rules) as running, pair(running, who) as mine:
-        listed = (await mine.ask("tools/list"))["result"]
-        talk = await opened(running, who)
-        _, same, _ = await talk.ask("tools/list")
-        assert listed == same["result"]
-        assert len(listed["tools"]) == (3 if who is ALICE else 1)
+    async with gateway(tmp_path, rules=rules) as running:
+        for who, count in ((ALICE, 3), (BOB, 1)):
+            async with pair(running, who) as mine:
+                listed = (await mine.ask("tools/list"))["result"]
+            assert listed == (await (await opened(running, who)).ask("tools/list"))[1]["result"]
+            assert len(listed["tools"]) == count
 
 
 async def test_a_list_in_a_stream_or_on_another_stream_is_filtered_too(tmp_path: Path) -> None:
@@ -308,20 +301,19 @@ async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how:
         assert running.app.pipeline.inside == 0 and not running.app.live._readers
 
 
-async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take = sse_session.SseSession.take
+async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(tmp_path: Path) -> None:
+    dropped = ["SseSession._in_order"]
 
-    def takes_and_drops(self: sse_session.SseSession, message: Any, answer: Any) -> asyncio.Task[None]:
-        task = take(self, message, answer)
-        if getattr(message, "method", "") == "tools/call":
+    def begun(loop: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
+        task = asyncio.Task(coroutine, loop=loop, **more)
+        if coroutine.__qualname__ in dropped:
             task.cancel()
         return task
 
-    monkeypatch.setattr(sse_session.SseSession, "take", takes_and_drops)
     async with behind(tmp_path) as mine:
+        asyncio.get_running_loop().set_task_factory(begun)
         await mine.say(searching())
+        dropped.clear()
         await mine.ask("ping", id=2)
         assert [record["reason"] for record in mine.world.ends() if record["reason"]] == ["caller-gone"]
         assert len(mine.world.app.live._readers) == 1 and mine.world.app.pipeline.inside == 1  # the stream itself
@@ -379,28 +371,21 @@ async def test_what_is_under_way_on_one_stream_is_bounded(tmp_path: Path, monkey
 
 
 async def test_an_upstream_that_is_out_is_told_and_the_stream_goes_on(tmp_path: Path) -> None:
-    up = False
-
-    async def maybe(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return Upstream().answer(message) if up else web.Response(status=500)
-
-    async with behind(tmp_path, {"initialize": maybe}, opened=False) as mine:
+    async with behind(tmp_path, {"initialize": status(500)}, opened=False) as mine:
         early = await mine.ask("tools/list")
         assert early["error"]["data"]["reason"] == "malformed-call"
         assert (await mine.open())["error"]["data"]["reason"] == "upstream-failed"
         modern = await mine.ask("server/discover", stateless("server/discover", {})["params"])
         assert modern["error"]["code"] == -32600  # by which a client that looks for the era finds it
-        up = True
+        mine.world.upstream.script.clear()
         assert (await mine.open("2024-11-05"))["result"]["protocolVersion"] == "2024-11-05"
 
 
 async def test_an_upstream_that_forgot_the_session_ends_it(tmp_path: Path) -> None:
     async with behind(tmp_path, {"tools/call": status(404)}) as mine:
         await mine.say(searching())
-        blocks = []
-        while block := await mine.ear.block():
-            blocks.append(block)
-        assert blocks[-1] == b": closed, session-unknown\n\n"
+        while (block := await mine.ear.block()) != b": closed, session-unknown\n\n":
+            assert block
         await until(lambda: len(mine.world.app.sessions) == 0)
 
 

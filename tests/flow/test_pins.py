@@ -36,6 +36,7 @@ SEARCH: dict[str, Any] = {
     "outputSchema": {"type": "object", "additionalProperties": True},
     "annotations": {"readOnlyHint": True},
 }
+OTHER = {**SEARCH, "description": "Other."}
 READ: dict[str, Any] = {"name": "read", "inputSchema": {"type": "object"}}
 
 
@@ -99,8 +100,11 @@ async def test_a_changed_tool_is_off_in_list_and_call_until_it_is_as_pinned(tmp_
             changed(running, {**SEARCH, **change}, READ)
             assert (await listed(talk), await called(talk)) == (["read"], "pin-mismatch"), name
             assert await called(talk, "read") == ""
+            running.upstream.sessions = 100  # it starts anew
+            talk.session = ""
             changed(running, {**backwards(SEARCH), "icons": [], "_meta": {"v": 2}}, READ)  # order, and what may change
             assert (await listed(talk), await called(talk)) == (["search", "read"], ""), name
+        assert not [drift for drift in drifts(running) if drift["new_digest"] == digest_of(SEARCH)]
         assert all("Deletes" not in json.dumps(record) for record in running.records())
 
 
@@ -123,7 +127,7 @@ async def test_who_may_not_use_a_tool_does_not_learn_that_it_changed(tmp_path: P
 
 async def test_shadow_mode_lets_no_changed_tool_pass(tmp_path: Path) -> None:
     shadow = f"policy: {{mode: shadow, shadow_until: {rfc3339(time.time() + 864_000)}}}\n"
-    upstream = offering({**SEARCH, "description": "Other."})
+    upstream = offering(OTHER)
     async with world(tmp_path, rules=ALL, files=pins(SEARCH), upstream=upstream, settings=shadow) as running:
         talk = Talk(running, "stateless")
         assert (await listed(talk), await called(talk)) == ([], "pin-mismatch")
@@ -132,32 +136,29 @@ async def test_shadow_mode_lets_no_changed_tool_pass(tmp_path: Path) -> None:
 
 
 MODES = [
-    ("", False, "", "warn", False),
-    ("", True, "pin-mismatch", "require", True),
-    ("pins: require", False, "pin-mismatch", "require", True),
-    ("pins: warn", True, "", "warn", False),
-    ('pins: "off"', True, "", "off", False),
+    ("", False, "", "warn", [False]),
+    ("", True, "pin-mismatch", "require", [True]),
+    ("pins: require", False, "pin-mismatch", "require", []),
+    ("pins: warn", True, "", "warn", [False]),
+    ('pins: "off"', True, "", "off", []),
 ]
 
 
-@pytest.mark.parametrize(("setting", "pinned", "reason", "mode", "refused"), MODES)
+@pytest.mark.parametrize(("setting", "pinned", "reason", "mode", "told"), MODES)
 async def test_what_a_change_costs_is_the_upstreams_to_say(
-    tmp_path: Path, setting: str, pinned: bool, reason: str, mode: str, refused: bool
+    tmp_path: Path, setting: str, pinned: bool, reason: str, mode: str, told: list[bool]
 ) -> None:
     files = pins(SEARCH) if pinned else {}
     async with world(tmp_path, rules=ALL, files=files, upstream=offering(SEARCH), upstream_settings=setting) as running:
         talk = Talk(running, "stateless")
         await called(talk)
         await running.app.drift.look()  # without pins, this is the list that others are compared with
-        changed(running, {**SEARCH, "description": "Other."})
+        changed(running, OTHER)
         assert await called(talk) == reason
         assert await listed(talk) == ([] if reason else ["search"])
         await running.app.drift.look()
         assert running.app.status()["upstreams"]["github"]["pins"] == mode
-        told = [drift for drift in drifts(running) if drift["old_digest"]]
-        assert [drift["refused"] for drift in told] == (
-            [] if mode == "off" or setting.endswith("require") else [refused]
-        )
+        assert [drift["refused"] for drift in drifts(running) if drift["old_digest"]] == told
 
 
 async def test_a_change_is_told_once_and_everywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -215,19 +216,6 @@ async def test_a_server_that_shows_callers_something_else_is_found_out(tmp_path:
         assert [(drift["tool"], drift["new_digest"]) for drift in drifts(running)] == [("search", digest_of(poisoned))]
 
 
-async def test_a_server_that_starts_anew_unchanged_trips_nothing(tmp_path: Path) -> None:
-    async with world(tmp_path, rules=ALL, files=pins(SEARCH), upstream=offering(SEARCH)) as running:
-        talk = Talk(running, "session")
-        assert await called(talk) == ""
-        running.upstream.sessions = 100
-        running.upstream.tools = [backwards(SEARCH)]
-        changed(running, *running.upstream.tools)
-        talk.session = ""
-        assert (await called(talk), await listed(talk)) == ("", ["search"])
-        await running.app.drift.look()
-        assert drifts(running) == []
-
-
 async def test_pins_come_into_force_while_it_serves(tmp_path: Path) -> None:
     other = {**SEARCH, "title": "Other"}
     async with world(tmp_path, rules=ALL, upstream=offering(other)) as running:
@@ -245,10 +233,8 @@ async def test_pins_come_into_force_while_it_serves(tmp_path: Path) -> None:
         assert await called(talk) == "", "a bad file leaves the old pins in force"
         records = [record["control"] for record in running.records() if record["event"] == "control"]
         told = [record for record in records if record["what"] == "pins"]
-        assert [(record["pinned"], record["unpinned"]) for record in told] == [
-            (["github/", "github/search"], []),
-            (["github/search"], []),
-        ]
+        assert [record["pinned"] for record in told] == [["github/", "github/search"], ["github/search"]]
+        assert [record["unpinned"] for record in told] == [[], []]
 
 
 # --- two servers ------------------------------------------------------------------------------------------------------
@@ -271,9 +257,8 @@ async def test_two_servers_with_one_name_of_a_tool_have_pins_apart(tmp_path: Pat
             assert await called(talks["gitlab"], "send_email") == ""
             changed(running, mail)
             config = tmp_path / "sidecar.yaml"
-            config.write_text(
-                config.read_text().replace("  github:", f"  jira: {{mcp: {{url: '{late_base}/mcp'}}}}\n  github:")
-            )
+            jira = f"  jira: {{mcp: {{url: '{late_base}/mcp'}}}}\n  github:"
+            config.write_text(config.read_text().replace("  github:", jira))
             await running.app.reload("alice")
             assert [await called(talk, "send_email") for talk in talks.values()] == ["", "", ""]
             assert [len(each.calls()) for each in (one, other, third)] == [2, 3, 1]
@@ -355,13 +340,12 @@ async def test_what_a_server_begins_with_is_text_as_well(
 
 
 async def test_twenty_callers_and_a_server_that_changes_under_them_never_see_the_other_tool(tmp_path: Path) -> None:
-    other = {**SEARCH, "description": "Other."}
     async with world(tmp_path, rules=ALL, files=pins(SEARCH), upstream=offering(SEARCH)) as running:
         talks = [Talk(running, ERAS[number % 2]) for number in range(20)]
 
         async def change() -> None:
             for number in range(30):
-                changed(running, other if number % 2 else SEARCH)
+                changed(running, OTHER if number % 2 else SEARCH)
                 await asyncio.sleep(0.005)
 
         async def look(talk: Talk) -> None:

@@ -8,15 +8,11 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.settings.timestamps import rfc3339
-from sidecar.settings.upstream_health import BreakerSettings as BreakerSettings
+from sidecar.settings.upstream_health import BreakerSettings
 from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, BreakerEvent, BreakerState
 from sidecar.upstreams.upstream_account import LATENCIES, UpstreamAccount, UpstreamNews, UpstreamState
 from sidecar.upstreams.upstream_account import TRANSITIONS as STANDINGS
 from tests.unit.upstreams.peer import Clock
-
-
-def breaker(clock: Clock, failures: int = 2) -> Breaker:
-    return Breaker(failures=failures, open_s=30, clock_mono=lambda: clock.now)
 
 
 def refused(asked: Breaker) -> float | None:
@@ -29,7 +25,7 @@ def refused(asked: Breaker) -> float | None:
     return None
 
 
-def fault(asked: Breaker, clock: Clock) -> None:
+def fault(asked: Breaker, _: Clock) -> None:
     asked.failed(asked.enter())
 
 
@@ -48,7 +44,7 @@ def begin(asked: Breaker, clock: Clock) -> None:
 def after(*steps: Callable[[Breaker, Clock], None]) -> tuple[Breaker, Clock]:
     """A breaker that opens at the second fault, after these steps."""
     clock = Clock()
-    asked = breaker(clock)
+    asked = Breaker(failures=2, open_s=30, clock_mono=clock)
     for step in steps:
         step(asked, clock)
     return asked, clock
@@ -89,7 +85,7 @@ def test_every_state_has_its_events_and_none_is_skipped() -> None:
 
 def test_by_default_five_faults_in_a_row_open_it_for_thirty_seconds() -> None:
     clock, settings = Clock(), BreakerSettings()
-    asked = Breaker(failures=settings.failures, open_s=settings.open_s, clock_mono=lambda: clock.now)
+    asked = Breaker(failures=settings.failures, open_s=settings.open_s, clock_mono=clock)
     for _ in range(4):
         fault(asked, clock)
     answer(asked, clock)  # in a row means in a row
@@ -117,15 +113,11 @@ def test_half_open_lets_one_through_and_goes_by_it() -> None:
     assert asked.state is BreakerState.CLOSED and asked.in_a_row == 0
 
 
-def test_a_try_that_is_given_up_makes_room_for_the_next() -> None:
+def test_a_try_that_is_given_up_or_whose_end_is_never_told_makes_room_for_the_next() -> None:
     asked, _ = after(fault, fault, rest)
     asked.given_up(asked.enter())
     assert asked.state is BreakerState.HALF_OPEN and refused(asked) is None
-
-
-def test_a_try_whose_end_is_never_told_does_not_close_the_door_for_good() -> None:
-    asked, clock = after(fault, fault, rest, begin, rest)
-    answer(asked, clock)
+    asked, _ = after(fault, fault, rest, begin, rest, answer)
     assert asked.state is BreakerState.CLOSED
 
 
@@ -165,17 +157,12 @@ class Heard:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-
-    def upstream_stands(self, upstream: str, status: str) -> None:
-        self.said.append(status)
-
-    def breaker_moved(self, upstream: str, to: str) -> None:
-        self.said.append(to)
+        self.upstream_stands = self.breaker_moved = lambda upstream, word: self.said.append(word)
 
 
 def account(clock: Clock, failures: int = 4) -> UpstreamAccount:
     settings = BreakerSettings(failures=failures)
-    return UpstreamAccount("github", settings, clock=lambda: clock.now, clock_mono=lambda: clock.now)
+    return UpstreamAccount("github", settings, clock=clock, clock_mono=clock)
 
 
 def in_state(standing: UpstreamState, clock: Clock) -> tuple[UpstreamAccount, int]:
@@ -189,17 +176,6 @@ def in_state(standing: UpstreamState, clock: Clock) -> tuple[UpstreamAccount, in
         made.faulted(made.breaker.enter(), "it broke off")
     assert made.standing is standing
     return made, early
-
-
-def test_when_the_state_of_a_breaker_changed_last_is_told() -> None:
-    clock = Clock()
-    made = account(clock, failures=1)
-    assert made.plain()["breaker"]["last_state_change"] is None
-    clock.now = 1_800_000_000.0
-    made.faulted(made.breaker.enter(), "it broke off")
-    clock.now += 5.0
-    told = made.plain()["breaker"]
-    assert (told["state"], told["last_state_change"]) == ("open", rfc3339(1_800_000_000.0))
 
 
 @pytest.mark.parametrize(("standing", "news"), STANDINGS)
@@ -252,14 +228,15 @@ def test_latency_is_the_average_of_the_last_hundred() -> None:
     assert made.latency_s == 2.0 and LATENCIES == 100
 
 
-def test_what_went_wrong_last_is_said_with_its_time() -> None:
-    clock = Clock()
-    clock.now = 1_800_000_000
-    made = account(clock)
-    assert made.plain()["last_error"] is None
+def test_what_went_wrong_last_and_when_the_breaker_changed_is_told() -> None:
+    clock = Clock(1_800_000_000)
+    made = account(clock, failures=1)
+    assert made.plain()["last_error"] is made.plain()["breaker"]["last_state_change"] is None
     made.faulted(made.breaker.enter(), "it broke off")
+    clock.now += 5
     told = made.plain()
     assert (told["last_error"], told["last_error_at"]) == ("it broke off", "2027-01-15T08:00:00Z")
+    assert (told["breaker"]["state"], told["breaker"]["last_state_change"]) == ("open", rfc3339(1_800_000_000.0))
 
 
 def test_the_try_is_kept_for_who_asked_first_and_for_a_second() -> None:
