@@ -124,7 +124,6 @@ BL-049
   unit/gateway/test_routing.py test_of_two_hundred_spellings_one_is_served_with_and_without_a_slash
 BL-050
   unit/protocols/test_mcp_headers.py test_headers_and_body_meet_the_verdict_of_the_corpus
-  unit/protocols/test_mcp_headers.py test_the_headers_that_go_on_are_made_anew_from_the_body
 BL-051
   unit/http/client/test_who_goes_out.py test_whoever_opens_a_connection_has_its_address_from_the_operator
   unit/http/client/test_guarded_client.py test_an_internal_network_is_reached_once_it_is_opened
