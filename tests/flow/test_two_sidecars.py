@@ -39,18 +39,12 @@ async def two(
         async with gateway(
             folder / "near", upstream_url=f"{far.url}/mcp/github", upstream_settings=signed, files=BY_ROLE | rules
         ) as near:
-            path = near.folder / "sidecar.yaml"
-            text = path.read_text()
-            start = text.index("identity:")
-            path.write_text(text[:start] + WITH_ROLES)
-            await near.app.reload("test")
-            path = far.folder / "sidecar.yaml"
             peer = f'preset: sidecar, actors: ["{actors}"], roles_from: {{namespace: corp}}'
-            path.write_text(
-                f"{path.read_text()[: path.read_text().index('identity:')]}identity:\n  issuers: "
-                f'[{{issuer: "{near.app.base_url}", {peer}}}]\n'
-            )
-            await far.app.reload("test")
+            with_peer = f'identity:\n  issuers: [{{issuer: "{near.app.base_url}", {peer}}}]\n'
+            for running, identity in ((near, WITH_ROLES), (far, with_peer)):
+                path = running.folder / "sidecar.yaml"
+                path.write_text(path.read_text().partition("identity:")[0] + identity)
+                await running.app.reload("test")
             yield near, far
 
 

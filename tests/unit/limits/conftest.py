@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from redis import Redis
 
 from tests.unit.limits.stages import Stage, memory_stage, redis_stage
 from tests.valkey import Valkey, running_valkey
@@ -22,6 +23,12 @@ def fresh_valkey(valkey: Valkey) -> Valkey:
         client.flushall()
         client.script_flush()
     return valkey
+
+
+@pytest.fixture
+def client(fresh_valkey: Valkey) -> Iterator[Redis]:
+    with fresh_valkey.client() as client:
+        yield client
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
 import pytest
+from redis import Redis
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Limiter, LimitPlan, StoreUnavailable
@@ -95,7 +96,7 @@ async def test_a_limit_below_the_number_is_the_number(fresh_valkey: Valkey) -> N
             assert await admitted(store, rate, times=5, name="rate") == MOST
 
 
-async def test_slots_that_were_lent_come_back_and_are_never_the_stores(fresh_valkey: Valkey) -> None:
+async def test_slots_that_were_lent_come_back_and_are_never_the_stores(fresh_valkey: Valkey, client: Redis) -> None:
     async with degraded(fresh_valkey) as store:
         with out(fresh_valkey):
             await lost(store)
@@ -104,8 +105,7 @@ async def test_slots_that_were_lent_come_back_and_are_never_the_stores(fresh_val
             store.release((SLOTS,), "a-0")
             assert await admitted(store, SLOTS, times=2, name="b") == 1
         await back(store)
-        with fresh_valkey.client() as client:
-            assert client.zcard(PREFIX + SLOTS.key) == 0
+        assert client.zcard(PREFIX + SLOTS.key) == 0
         store.release((SLOTS,), "a-1")
 
 
@@ -119,10 +119,9 @@ async def test_money_is_never_lent(fresh_valkey: Valkey) -> None:
             assert await admitted(store, HOUR, times=5, name="calls") == MOST, "and moved no counter of ours"
 
 
-async def test_one_counter_that_makes_no_sense_is_no_outage(fresh_valkey: Valkey) -> None:
+async def test_one_counter_that_makes_no_sense_is_no_outage(fresh_valkey: Valkey, client: Redis) -> None:
     async with degraded(fresh_valkey) as store:
-        with fresh_valkey.client() as client:
-            client.set(PREFIX + HOUR.key, "garbage")
+        client.set(PREFIX + HOUR.key, "garbage")
         with pytest.raises(StoreUnavailable):
             await store.reserve((HOUR,), "call")
         assert (await store.reserve((DAY,), "other")).degraded is False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import redis
+from redis import Redis
 
 import sidecar.limits.store_connection
 from sidecar.limits import StoreUnavailable
@@ -103,19 +104,19 @@ def epoch_of(client: redis.Redis) -> str:
 
 async def test_nothing_is_charged_to_a_store_that_was_emptied_before_it_knows_what_had_been_used(
     fresh_valkey: Valkey,
+    client: Redis,
 ) -> None:
     async with instances(fresh_valkey) as (ours,):
         await ours.charge(*ALL, times=4)
         ours.store.release((SLOTS,), f"{id(ours)}-1")
         await ours.store.ping()
-        with fresh_valkey.client() as client:
-            client.flushall()
-            with pytest.raises(StoreUnavailable):
-                await ours.charge(*ALL)
-            assert not client.exists(PREFIX + HOUR.key), "refused before anything was written"
-            await ours.noticed()
-            assert ours.told.losses == [("emptied", 3)], "hour, day and rate; slots are held, not seen"
-            assert [await used(client, ours.store, limit) for limit in ALL] == [4, 4, 4, 3]
+        client.flushall()
+        with pytest.raises(StoreUnavailable):
+            await ours.charge(*ALL)
+        assert not client.exists(PREFIX + HOUR.key), "refused before anything was written"
+        await ours.noticed()
+        assert ours.told.losses == [("emptied", 3)], "hour, day and rate; slots are held, not seen"
+        assert [await used(client, ours.store, limit) for limit in ALL] == [4, 4, 4, 3]
 
 
 async def test_what_was_used_before_a_reset_is_not_told_to_a_store_that_was_emptied(fresh_valkey: Valkey) -> None:
@@ -130,34 +131,33 @@ async def test_what_was_used_before_a_reset_is_not_told_to_a_store_that_was_empt
 
 async def test_an_emptied_store_is_left_alone_for_as_long_as_others_need_to_tell_what_they_saw(
     fresh_valkey: Valkey,
+    client: Redis,
 ) -> None:
     async with instances(fresh_valkey, count=2, hold_s=0.3) as (ours, theirs):
         await ours.charge(HOUR, times=3)
         await theirs.charge(HOUR, times=4)
         loop = asyncio.get_running_loop()
-        with fresh_valkey.client() as client:
-            client.flushall()
-            began_s = loop.time()
-            with pytest.raises(StoreUnavailable):
-                await ours.charge(HOUR)
-            await asyncio.gather(ours.noticed(), theirs.noticed())
-            assert loop.time() - began_s >= 0.3
-            assert client.hget(PREFIX + HOUR.key, "n") == "7", "the last of them saw what both had used"
+        client.flushall()
+        began_s = loop.time()
+        with pytest.raises(StoreUnavailable):
+            await ours.charge(HOUR)
+        await asyncio.gather(ours.noticed(), theirs.noticed())
+        assert loop.time() - began_s >= 0.3
+        assert client.hget(PREFIX + HOUR.key, "n") == "7", "the last of them saw what both had used"
         assert [verdict.admitted for verdict in await ours.charge(HOUR, times=4)] == [True] * 3 + [False]
 
 
-async def test_another_store_in_its_place_is_raised_and_never_lowered(fresh_valkey: Valkey) -> None:
+async def test_another_store_in_its_place_is_raised_and_never_lowered(fresh_valkey: Valkey, client: Redis) -> None:
     other = charge("day", 10, "other")
     async with instances(fresh_valkey) as (ours,):
         await ours.charge(HOUR, other, times=3)
-        with fresh_valkey.client() as client:
-            client.hset(PREFIX + other.key, "n", 9)
-            client.set(EPOCH, "somebody else's")
-            with pytest.raises(StoreUnavailable):
-                await ours.charge(HOUR)
-            await ours.noticed()
-            assert epoch_of(client) == "somebody else's"
-            assert (client.hget(PREFIX + HOUR.key, "n"), client.hget(PREFIX + other.key, "n")) == ("3", "9")
+        client.hset(PREFIX + other.key, "n", 9)
+        client.set(EPOCH, "somebody else's")
+        with pytest.raises(StoreUnavailable):
+            await ours.charge(HOUR)
+        await ours.noticed()
+        assert epoch_of(client) == "somebody else's"
+        assert (client.hget(PREFIX + HOUR.key, "n"), client.hget(PREFIX + other.key, "n")) == ("3", "9")
         assert ours.told.losses == [("emptied", 0)]
 
 
@@ -201,7 +201,7 @@ async def test_what_a_promoted_replica_never_heard_of_is_charged_again_and_nothi
             assert [await used(client, ours.store, limit) for limit in ALL] == [4, 4, 4, 3]
 
 
-async def test_money_is_charged_again_as_it_was_spent(fresh_valkey: Valkey) -> None:
+async def test_money_is_charged_again_as_it_was_spent(fresh_valkey: Valkey, client: Redis) -> None:
     budget = charge("month", 10_000_000, amount=500_000, unit="usd")
     async with instances(fresh_valkey) as (ours,):
         await ours.charge(budget, times=2)
@@ -209,15 +209,14 @@ async def test_money_is_charged_again_as_it_was_spent(fresh_valkey: Valkey) -> N
         await ours.charge(budget, times=2)
         ours.store.release((replace(budget, amount=400_000),), f"{id(ours)}-3")
         await ours.store.ping()
-        with fresh_valkey.client() as client:
-            rolled_back(client, before)
-            await ours.noticed()
-            assert client.hget(PREFIX + budget.key, "n") == "1600000"
-            client.flushall()
-            with pytest.raises(StoreUnavailable):
-                await ours.charge(budget)
-            await ours.reconnected()
-            assert client.hget(PREFIX + budget.key, "n") == "1600000"
+        rolled_back(client, before)
+        await ours.noticed()
+        assert client.hget(PREFIX + budget.key, "n") == "1600000"
+        client.flushall()
+        with pytest.raises(StoreUnavailable):
+            await ours.charge(budget)
+        await ours.reconnected()
+        assert client.hget(PREFIX + budget.key, "n") == "1600000"
 
 
 async def test_an_end_that_was_not_heard_either_is_said_again_after_its_charge(fresh_valkey: Valkey) -> None:
@@ -237,23 +236,22 @@ async def test_an_end_that_was_not_heard_either_is_said_again_after_its_charge(f
 
 
 @pytest.mark.parametrize("heard", [True, False])
-async def test_of_a_block_what_was_used_is_charged_again(fresh_valkey: Valkey, heard: bool) -> None:
+async def test_of_a_block_what_was_used_is_charged_again(fresh_valkey: Valkey, client: Redis, heard: bool) -> None:
     """The fast lane charges many calls under one id, and gives back those that nobody made."""
     block, left = replace(HOUR, amount=8), replace(HOUR, amount=3)
     async with instances(fresh_valkey) as (ours,):
         await ours.charge(DAY)
         before = state_of(fresh_valkey)
         await ours.store.reserve((block,), "block")
-        with fresh_valkey.client() as client:
-            if heard:
-                ours.store.give_back((left,), "block")
-                await ours.store.ping()
-            rolled_back(client, before)
-            if not heard:
-                ours.store.give_back((left,), "block")
-            await ours.noticed()
+        if heard:
+            ours.store.give_back((left,), "block")
             await ours.store.ping()
-            assert client.hget(PREFIX + HOUR.key, "n") == "5"
+        rolled_back(client, before)
+        if not heard:
+            ours.store.give_back((left,), "block")
+        await ours.noticed()
+        await ours.store.ping()
+        assert client.hget(PREFIX + HOUR.key, "n") == "5"
 
 
 async def test_charges_of_before_are_charged_again_even_where_the_limit_is_spent(fresh_valkey: Valkey) -> None:
@@ -280,28 +278,26 @@ async def test_a_connection_that_broke_and_a_store_that_forgot_nothing_is_no_los
         assert not ours.told.losses and not theirs.told.losses
 
 
-async def test_a_counter_that_makes_no_sense_stops_no_restoring(fresh_valkey: Valkey) -> None:
+async def test_a_counter_that_makes_no_sense_stops_no_restoring(fresh_valkey: Valkey, client: Redis) -> None:
     async with instances(fresh_valkey) as (ours,):
         await ours.charge(HOUR, DAY, times=2)
-        with fresh_valkey.client() as client:
-            client.delete(PREFIX + HOUR.key)
-            client.set(PREFIX + HOUR.key, "garbage")
-            client.delete(PREFIX + DAY.key)
-            client.set(EPOCH, "another")
-            with pytest.raises(StoreUnavailable):
-                await ours.charge(DAY)
-            await ours.noticed()
-            assert client.hget(PREFIX + DAY.key, "n") == "2"
+        client.delete(PREFIX + HOUR.key)
+        client.set(PREFIX + HOUR.key, "garbage")
+        client.delete(PREFIX + DAY.key)
+        client.set(EPOCH, "another")
+        with pytest.raises(StoreUnavailable):
+            await ours.charge(DAY)
+        await ours.noticed()
+        assert client.hget(PREFIX + DAY.key, "n") == "2"
 
 
-async def test_an_epoch_that_is_none_is_no_store_of_ours(fresh_valkey: Valkey) -> None:
+async def test_an_epoch_that_is_none_is_no_store_of_ours(fresh_valkey: Valkey, client: Redis) -> None:
     async with instances(fresh_valkey) as (ours,):
-        with fresh_valkey.client() as client:
-            client.delete(EPOCH)
-            client.rpush(EPOCH, "x")
-            with pytest.raises(StoreUnavailable):
-                await ours.charge(HOUR)
-            client.delete(EPOCH)
+        client.delete(EPOCH)
+        client.rpush(EPOCH, "x")
+        with pytest.raises(StoreUnavailable):
+            await ours.charge(HOUR)
+        client.delete(EPOCH)
         await ours.noticed()
         await ours.charge(HOUR)
 
@@ -337,18 +333,17 @@ RAISED: list[tuple[str, SeenUsage, Fields, Fields]] = [
 ]
 
 
-def test_a_counter_is_raised_to_what_was_seen(fresh_valkey: Valkey) -> None:
-    with fresh_valkey.client() as client:
-        client.rpush(CLOCK, START_US // 1_000_000, START_US % 1_000_000)
-        for name, seen, stored, then in RAISED:
-            for number, said in stored.items():
-                client.hset(PREFIX + seen.key, str(number), said)
-            for _ in range(2):  # telling it twice changes nothing
-                about = (seen.kind, seen.at_us, seen.used, seen.full_us)
-                client.eval(ON_TEST_CLOCK.restore.text, 1, PREFIX + seen.key, *map(str, about))
-                told = client.hgetall(PREFIX + seen.key)
-                assert told == {str(field): str(value) for field, value in then.items()}, name
-            client.delete(PREFIX + seen.key)
+def test_a_counter_is_raised_to_what_was_seen(client: Redis) -> None:
+    client.rpush(CLOCK, START_US // 1_000_000, START_US % 1_000_000)
+    for name, seen, stored, then in RAISED:
+        for number, said in stored.items():
+            client.hset(PREFIX + seen.key, str(number), said)
+        for _ in range(2):  # telling it twice changes nothing
+            about = (seen.kind, seen.at_us, seen.used, seen.full_us)
+            client.eval(ON_TEST_CLOCK.restore.text, 1, PREFIX + seen.key, *map(str, about))
+            told = client.hgetall(PREFIX + seen.key)
+            assert told == {str(field): str(value) for field, value in then.items()}, name
+        client.delete(PREFIX + seen.key)
 
 
 # --- what is remembered ---------------------------------------------------------------------------------------------

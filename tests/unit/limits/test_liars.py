@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from redis import Redis
 
 from sidecar.limits.redis_pipeline import RedisPipeline
 from sidecar.limits.redis_store import RedisCounters
@@ -147,10 +148,9 @@ async def test_a_bug_of_ours_ends_neither_the_mending_nor_the_beating(
 
 
 async def test_operators_are_told_what_a_store_refuses_and_not_at_each_call(
-    fresh_valkey: Valkey, caplog: pytest.LogCaptureFixture
+    fresh_valkey: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with fresh_valkey.client() as client:
-        client.set(f"{{sidecar}}:{HOUR.key}", "a foreign value")
+    client.set(f"{{sidecar}}:{HOUR.key}", "a foreign value")
     async with opened(fresh_valkey.url) as store:
         for _ in range(3):
             await refuses(store)

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from redis import Redis
 
-from sidecar.limits.redis_pipeline import LATE_FOR, PipelineLate, PipelineLost, RedisPipeline
+from sidecar.limits.redis_pipeline import PipelineLate, PipelineLost, RedisPipeline
 from sidecar.limits.topology import finder_of
 from sidecar.settings.store import StoreSettings
 from tests.valkey import Valkey
@@ -48,33 +49,29 @@ async def test_where_nothing_is_heard_the_connection_is_condemned_at_once(fresh_
 
 
 async def test_who_is_always_late_is_not_waited_for(fresh_valkey: Valkey) -> None:
-    loop = asyncio.get_running_loop()
     async with wired(fresh_valkey, 0.05) as wire:
-        asked, began_s = [wire.ask("BLPOP", "nothing", "0.03")], loop.time()
-        while not wire.ended and loop.time() - began_s < 2:
-            asked.append(wire.ask("BLPOP", "nothing", "0.03"))
-            await asyncio.sleep(0.01)
+        asked = [wire.ask("BLPOP", "nothing", "0.03")]
+        async with asyncio.timeout(30):
+            while not wire.ended:
+                asked.append(wire.ask("BLPOP", "nothing", "0.03"))
+                await asyncio.sleep(0.01)
         ends = await asyncio.gather(*asked, return_exceptions=True)
-        assert wire.ended and loop.time() - began_s < (LATE_FOR + 3) * 0.05 + 0.1
         assert any(isinstance(end, PipelineLate) for end in ends), "some others were answered meanwhile"
 
 
 HELD_S = 0.2  # beyond each deadline below
 
 
-async def test_a_loop_that_was_held_while_the_reply_lay_in_the_socket_refuses_nothing(fresh_valkey: Valkey) -> None:
-    async with wired(fresh_valkey, 0.05) as wire:
-        asked = [wire.ask("BLPOP", "nothing", "0.01"), wire.ask("PING")]
-        await asyncio.sleep(0.005)  # they are sent
+@pytest.mark.parametrize(
+    ("deadline_s", "sent"), [(0.05, True), (0.15, False)], ids=["while the reply lay in the socket", "before it sent"]
+)
+async def test_a_loop_that_was_held_refuses_nothing(fresh_valkey: Valkey, deadline_s: float, sent: bool) -> None:
+    async with wired(fresh_valkey, deadline_s) as wire:
+        asked = [wire.ask("BLPOP", "nothing", "0.01" if sent else "0.1"), wire.ask("PING")]
+        if sent:
+            await asyncio.sleep(0.005)
         time.sleep(HELD_S)
         assert await asyncio.gather(*asked) == [None, b"PONG"] and not wire.ended
-
-
-async def test_a_loop_that_was_held_before_it_sent_takes_no_time_from_the_store(fresh_valkey: Valkey) -> None:
-    async with wired(fresh_valkey, 0.15) as wire:
-        asked = wire.ask("BLPOP", "nothing", "0.1")
-        time.sleep(HELD_S)
-        assert await asked is None and not wire.ended
 
 
 async def test_a_loop_that_is_held_all_the_time_hears_every_reply(fresh_valkey: Valkey) -> None:
@@ -104,7 +101,7 @@ async def test_a_held_loop_still_notices_a_store_that_is_silent(fresh_valkey: Va
                 await asked
 
 
-async def test_what_cannot_be_sent_is_not_waited_for(fresh_valkey: Valkey) -> None:
+async def test_what_cannot_be_sent_is_not_waited_for(fresh_valkey: Valkey, client: Redis) -> None:
     """The store reads nothing more, and the piece that it does not take is nobody's any more."""
     async with wired(fresh_valkey, 0.05) as wire:
         await wire.ask("PING")
@@ -114,6 +111,5 @@ async def test_what_cannot_be_sent_is_not_waited_for(fresh_valkey: Valkey) -> No
             with pytest.raises(PipelineLost):
                 async with asyncio.timeout(5):
                     await wire.ask("PING")
-        with fresh_valkey.client() as client:
-            while len(client.client_list()) > 1:  # ours ends once the rest was taken
-                await asyncio.sleep(0.01)
+        while len(client.client_list()) > 1:  # ours ends once the rest was taken
+            await asyncio.sleep(0.01)

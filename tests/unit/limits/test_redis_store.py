@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 import redis
+from redis import Redis
 
 import sidecar
 from sidecar.limits import Limiter, LimitPlan, StoreUnavailable, open_store
@@ -50,7 +51,7 @@ def stored(client: redis.Redis) -> dict[str, int]:
     return {key: client.pttl(key) for key in client.scan_iter() if not key.startswith((EPOCH, TIDE))}
 
 
-async def test_every_key_has_an_end(fresh_valkey: Valkey) -> None:
+async def test_every_key_has_an_end(fresh_valkey: Valkey, client: Redis) -> None:
     """BL-059."""
     async with opened(fresh_valkey.url) as store:
         for number in range(4):
@@ -60,26 +61,24 @@ async def test_every_key_has_an_end(fresh_valkey: Valkey) -> None:
         store.extend(ALL, "call-2")
         store.give_back(ALL, "never-charged")
         await store.ping()
-    with fresh_valkey.client() as client:
-        lives = stored(client)
-        identity = {key: client.pttl(key) for key in client.scan_iter() if key.startswith((EPOCH, TIDE))}
+    lives = stored(client)
+    identity = {key: client.pttl(key) for key in client.scan_iter() if key.startswith((EPOCH, TIDE))}
     assert len(lives) == len(ALL) + 4
     assert all(0 < life_ms <= 26 * 3_600_000 for life_ms in lives.values())
     assert all(key.startswith(PREFIX) for key in lives)
     assert len(identity) == 2 and min(identity.values()) > 0 and identity[EPOCH] > 31 * 86_400_000
 
 
-async def test_settling_what_redis_has_forgotten_leaves_nothing_behind(fresh_valkey: Valkey) -> None:
+async def test_settling_what_redis_has_forgotten_leaves_nothing_behind(fresh_valkey: Valkey, client: Redis) -> None:
     async with opened(fresh_valkey.url) as store:
         for call in ("back", "released", "extended"):
             await store.reserve(ALL, call)
-        with fresh_valkey.client() as client:
-            client.delete(*(PREFIX + limit.key for limit in ALL))
-            store.give_back(ALL, "back")
-            store.release((SLOTS,), "released")
-            store.extend(ALL, "extended")
-            await store.ping()
-            assert set(stored(client)) == {f"{PREFIX}call:back", f"{PREFIX}call:extended"}
+        client.delete(*(PREFIX + limit.key for limit in ALL))
+        store.give_back(ALL, "back")
+        store.release((SLOTS,), "released")
+        store.extend(ALL, "extended")
+        await store.ping()
+        assert set(stored(client)) == {f"{PREFIX}call:back", f"{PREFIX}call:extended"}
 
 
 GARBAGE = ["-5", "1e9", "abc", "", "9" * 20, "0x10", " 7"]
@@ -87,24 +86,23 @@ GARBAGE = ["-5", "1e9", "abc", "", "9" * 20, "0x10", " 7"]
 
 @pytest.mark.parametrize(("limit", "fields"), [(HOUR, "nm"), (DAY, "dn"), (RATE, "tz"), (SLOTS, "")])
 async def test_a_counter_that_is_not_ours_to_understand_refuses_the_call_and_moves_nothing(
-    fresh_valkey: Valkey, limit: LimitCharge, fields: str
+    fresh_valkey: Valkey, client: Redis, limit: LimitCharge, fields: str
 ) -> None:
     other, key = charge("hour", 1000, "other"), PREFIX + limit.key
     async with opened(fresh_valkey.url) as store:
-        with fresh_valkey.client() as client:
-            for number, (field, value) in enumerate(product(fields, GARBAGE)):
-                await store.reserve((limit,), f"first-{number}")
-                client.hset(key, field, value)
-                with pytest.raises(StoreUnavailable):
-                    await store.reserve((other, limit), f"{field} {value}")
-                client.delete(key)
-            client.set(key, "1")
+        for number, (field, value) in enumerate(product(fields, GARBAGE)):
+            await store.reserve((limit,), f"first-{number}")
+            client.hset(key, field, value)
             with pytest.raises(StoreUnavailable):
-                await store.reserve((other, limit), "another type")
+                await store.reserve((other, limit), f"{field} {value}")
+            client.delete(key)
+        client.set(key, "1")
+        with pytest.raises(StoreUnavailable):
+            await store.reserve((other, limit), "another type")
         assert await used(store, other) == 0
 
 
-async def test_forgotten_scripts_cost_no_call(fresh_valkey: Valkey) -> None:
+async def test_forgotten_scripts_cost_no_call(fresh_valkey: Valkey, client: Redis) -> None:
     """BL-041."""
     async with opened(fresh_valkey.url) as store:
 
@@ -114,10 +112,9 @@ async def test_forgotten_scripts_cost_no_call(fresh_valkey: Valkey) -> None:
                     lease.forwarded = number % 3 > 0
 
         async def flushes() -> None:
-            with fresh_valkey.client() as client:
-                for _ in range(20):
-                    client.script_flush()
-                    await asyncio.sleep(0.005)
+            for _ in range(20):
+                client.script_flush()
+                await asyncio.sleep(0.005)
 
         await asyncio.gather(flushes(), *(calls(worker) for worker in range(8)))
         assert await used(store, HOUR) == 8 * 20
@@ -215,7 +212,7 @@ async def test_what_was_said_last_of_all_is_heard_even_if_its_script_was_forgott
 
 @pytest.mark.parametrize("ends", [True, False], ids=["at the end", "when it is back"])
 async def test_debts_of_many_calls_are_said_some_at_a_time_so_that_none_is_late(
-    fresh_valkey: Valkey, ends: bool
+    fresh_valkey: Valkey, client: Redis, ends: bool
 ) -> None:
     eater, listening = Between(fresh_valkey.path), Listening()
     async with eater.listening() as address, opened(f"redis://{address}", DEADLINE_S, listening) as ours:
@@ -229,8 +226,7 @@ async def test_debts_of_many_calls_are_said_some_at_a_time_so_that_none_is_late(
         if ends:
             await ours.close()
         await until(lambda: not ours._owed)
-    with fresh_valkey.client() as client:
-        assert len(client.keys(f"{PREFIX}call:*")) == 2 * AT_ONCE + 1
+    assert len(client.keys(f"{PREFIX}call:*")) == 2 * AT_ONCE + 1
     assert not listening.missed
 
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import redis
+from redis import Redis
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 
 from sidecar.limits import StoreUnavailable
@@ -53,10 +54,10 @@ async def denied(valkey: Valkey, right: str) -> AsyncIterator[tuple[RedisCounter
         client.execute_command("ACL", "DELUSER", "limits")
 
 
-async def test_a_store_without_memory_is_no_store_that_is_up(fresh_valkey: Valkey) -> None:
+async def test_a_store_without_memory_is_no_store_that_is_up(fresh_valkey: Valkey, client: Redis) -> None:
     async with opened(fresh_valkey.url) as store:
         await store.ping()
-        with fresh_valkey.client() as client, full(client):
+        with full(client):
             with pytest.raises(StoreUnavailable):
                 await store.reserve((HOUR,), "one")
             assert not store.up and "OutOfMemory" in store.trouble
@@ -116,10 +117,10 @@ def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> No
 
 @pytest.mark.parametrize("policy", ["volatile-ttl", "allkeys-lru", "noeviction"])
 async def test_a_store_that_may_evict_counters_is_told_of_as_far_as_it_may_be_asked(
-    fresh_valkey: Valkey, monkeypatch: pytest.MonkeyPatch, policy: str
+    fresh_valkey: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     monkeypatch.setattr("sidecar.limits.store_connection.BEAT_S", 0.01)
-    with fresh_valkey.client() as client, full(client, policy):
+    with full(client, policy):
         client.config_set("maxmemory", "1gb")
         async with opened(fresh_valkey.url) as store:
             await store.ping()

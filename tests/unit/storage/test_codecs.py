@@ -79,19 +79,6 @@ KEPT = {TASKS: Task, RUNS: Execution, OWNERS: OwnerRecord, PUSHES: PushRecord}
 CASES = st.one_of(*(st.tuples(st.just(kind), any_of(record)) for kind, record in KEPT.items()))
 
 
-def trusts(record: Any) -> list[str]:
-    return [shown.trust for shown in record.caller.credentials] if hasattr(record, "caller") else []
-
-
-@settings(max_examples=40, deadline=None)
-@given(CASES)
-def test_what_is_kept_comes_back_as_it_was(case: Case) -> None:
-    kind, record = case
-    back = kind.codec.decode(kind.codec.encode(record))
-    assert back == record
-    assert trusts(back) == trusts(record), "which no comparison looks at"
-
-
 def newer(plain: Any, *, at_top: bool = True) -> Any:
     """As a version writes it that knows more of each part; what people and agents said is theirs."""
     if isinstance(plain, list):
@@ -102,11 +89,16 @@ def newer(plain: Any, *, at_top: bool = True) -> Any:
     return {"more": [1]} | {name: one if name in theirs else newer(one, at_top=False) for name, one in plain.items()}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(CASES)
-def test_what_a_newer_version_knows_beside_is_left_out(case: Case) -> None:
+def test_what_is_kept_comes_back_as_it_was_also_where_a_newer_version_wrote_more(case: Case) -> None:
     kind, record = case
-    assert kind.codec.decode(orjson.dumps(newer(orjson.loads(kind.codec.encode(record))))) == record
+    kept = kind.codec.encode(record)
+    back = kind.codec.decode(kept)
+    assert back == record
+    if hasattr(record, "caller"):  # which no comparison looks at
+        assert [one.trust for one in back.caller.credentials] == [one.trust for one in record.caller.credentials]
+    assert kind.codec.decode(orjson.dumps(newer(orjson.loads(kept)))) == record
 
 
 def leaves(plain: Any) -> Iterator[tuple[Any, Any]]:
