@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sqlite3
 import stat
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,13 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from sidecar.errors import Reason, Refusal, SettingsError
+from sidecar.errors import Reason, SettingsError
 from sidecar.http.client import parse_origin
-from sidecar.storage import RecordStoreOut, SqliteFile
-from sidecar.storage.deliveries import Delivery, DeliveryOutcome, DeliveryStore, PendingDelivery
+from sidecar.storage import SqliteFile
+from sidecar.storage.deliveries import DeliveryOutcome, DeliveryStore
+from sidecar.tasks.webhooks.outbox import Outbox
 from sidecar.tasks.webhooks.signature import CallbackKey, load_or_make_callback_key
+from tests.flow.world import PATIENCE_S
 from tests.pages import blocks_of
 from tests.refusals import refused
 from tests.unit.http.client.hostile import Conversation, Script, response, say, serving
@@ -39,56 +40,45 @@ def status(code: str, *headers: str) -> bytes:
     return response(b"", *headers, status=code)
 
 
-async def test_a_callback_arrives_once_signed_and_is_forgotten() -> None:
-    async with serving(say(TAKEN)) as receiver, running() as (box, seen):
-        id_ = await box.put(
-            "push", "ref", for_("alice"), receiver.url, (*JSON, ("Authorization", "Bearer x")), b'{"n":1}'
-        )
-        await seen.until(1)
-        [request] = receiver.requests
-        assert verified(request, receiver.url) == b'{"n":1}'
-        assert (header(request, "webhook-id"), header(request, "authorization")) == (id_, "Bearer x")
-        assert seen.told == [DeliveryOutcome(id_, "push", "ref", "delivered", 1, "status 204")]
-        assert (list(await box.store.waiting()), seen.waiting) == ([], 0)
-        await asyncio.sleep(0.1)
-        assert len(receiver.requests) == 1
+async def put(box: Outbox, url: str, who: str = "alice", body: bytes = b"{}", ref: str = "ref") -> str:
+    return await box.put("push", ref, for_(who), url, JSON, body)
 
 
-async def test_what_fails_comes_again_under_the_same_id_until_it_is_taken() -> None:
-    answers = (status("500 No"), status("404 No"), status("302 Found", "Location: /elsewhere"), TAKEN)
-    async with serving(in_turn(*answers)) as receiver, running() as (box, seen):
-        id_ = await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
-        await seen.until(4)
-        assert seen.results(id_) == ["failed", "failed", "failed", "delivered"]
-        assert [each.why for each in seen.told] == ["status 500", "status 404", "status 302", "status 204"]
-        assert {header(request, "webhook-id") for request in receiver.requests} == {id_}
-        assert [b"/mcp HTTP" in request for request in receiver.requests] == [True] * 4
+STUBBORN = (status("500 No"), status("404 No"), status("302 Found", "Location: /elsewhere"), TAKEN)
+OUTCOMES: list[tuple[tuple[bytes, ...], dict[str, object], list[str]]] = [
+    ((TAKEN,), {}, ["delivered"]),
+    (STUBBORN, {}, ["failed", "failed", "failed", "delivered"]),
+    ((BROKEN,), {"max_attempts": 3}, ["failed", "failed", "given_up"]),
+    ((status("410 Gone"),), {}, ["given_up"]),
+    ((BROKEN,), {"max_age_s": 60.0}, ["failed", "given_up"]),
+    ((TAKEN,), {"networks": []}, ["refused"]),
+    ((TAKEN,), {"allow": []}, ["refused"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("answers", "rules", "results"),
-    [
-        ((status("500 No"),), {"max_attempts": 3}, ["failed", "failed", "given_up"]),
-        ((status("410 Gone"),), {}, ["given_up"]),
-        ((status("500 No"),), {"max_age_s": 60.0}, ["failed", "given_up"]),
-        ((TAKEN,), {"networks": []}, ["refused"]),
-        ((TAKEN,), {"allow": []}, ["refused"]),
-    ],
-)
-async def test_there_is_an_end_of_patience(
+@pytest.mark.parametrize(("answers", "rules", "results"), OUTCOMES)
+async def test_it_comes_signed_under_one_id_until_it_is_taken_or_there_is_an_end_of_patience(
     answers: tuple[bytes, ...], rules: dict[str, object], results: list[str]
 ) -> None:
-    async with serving(say(*answers)) as receiver, running(**{"first_retry_s": 0.04, **rules}) as (box, seen):
-        id_ = await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
+    async with serving(in_turn(*answers)) as receiver, running(**{"first_retry_s": 0.04, **rules}) as (box, seen):
+        headers = (*JSON, ("Authorization", "Bearer x"))
+        id_ = await box.put("push", "ref", for_("alice"), receiver.url, headers, b'{"n":1}')
         await seen.until(1)
         if "max_age_s" in rules:
             box.clock = lambda: time.time() + 61.0
         await seen.until(len(results))
-        assert seen.results(id_) == results
-        assert list(await box.store.waiting()) == []
-        assert seen.attempts == [("push", result) for result in results]
+        assert seen.results(id_) == results and seen.attempts == [("push", result) for result in results]
+        await asyncio.sleep(0.1)
+        assert (list(await box.store.waiting()), seen.waiting) == ([], 0)
+        whys = [f"status {answer[9:12].decode()}" for answer in (*answers, *answers[-1:] * 2)][: len(results)]
         if results == ["refused"]:
             assert receiver.connections == 0
+        elif "max_age_s" not in rules:
+            assert [each.why.partition(",")[0] for each in seen.told] == whys and len(receiver.requests) == len(results)
+        for request in receiver.requests:
+            assert verified(request, receiver.url) == b'{"n":1}' and b"/mcp HTTP" in request
+            assert (header(request, "webhook-id"), header(request, "authorization")) == (id_, "Bearer x")
+    assert seen.told[-1][:3] == (id_, "push", "ref") and seen.told[-1].attempts <= len(results)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +87,7 @@ async def test_there_is_an_end_of_patience(
 async def test_a_receiver_may_ask_for_a_rest(said: str, waits: bool) -> None:
     answers = (status("503 Busy", f"Retry-After: {said}"), TAKEN)
     async with serving(in_turn(*answers)) as receiver, running() as (box, seen):
-        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
+        await put(box, receiver.url)
         await seen.until(1)
         [waiting] = [*(await box.store.waiting())] or [None]
         assert (waiting is not None and waiting.due_at - time.time() > 0.5) == waits
@@ -123,8 +113,8 @@ async def says_yes_and_never_ends(conversation: Conversation) -> None:
 async def test_a_receiver_that_does_its_worst_holds_up_nobody_else(worst: Script) -> None:
     async with serving(worst) as bad, serving(say(TAKEN)) as good, running(timeout_s=1.0) as (box, seen):
         for number in range(100):
-            await box.put("push", "bad", for_("mallory"), f"{bad.url}/{number}", JSON, b"{}")
-        ids = [await box.put("push", "good", for_("alice"), f"{good.url}/{n}", JSON, b"{}") for n in range(5)]
+            await put(box, f"{bad.url}/{number}", "mallory")
+        ids = [await put(box, f"{good.url}/{n}") for n in range(5)]
         async with asyncio.timeout(10.0):  # behind the hundred, four at a time and a second each, it would be 25
             while not all(seen.results(id_) == ["delivered"] for id_ in ids):
                 await asyncio.sleep(0.002)
@@ -134,7 +124,7 @@ async def test_a_receiver_that_does_its_worst_holds_up_nobody_else(worst: Script
 async def test_a_third_party_is_called_so_often_a_minute_and_not_more() -> None:
     async with serving(say(TAKEN)) as victim, running(per_target_per_minute=60) as (box, seen):
         for number in range(100):
-            await box.put("push", "ref", for_(f"owner {number}"), victim.url, JSON, b"{}")
+            await put(box, victim.url, f"owner {number}")
         await seen.until(11)
         await asyncio.sleep(0.1)
         assert len(victim.requests) == 11
@@ -144,19 +134,20 @@ async def test_too_many_and_too_large_are_refused() -> None:
     async with running(max_waiting=3, max_waiting_per_principal=2, max_body=1024) as (box, _):
         nowhere = "http://127.0.0.1:9/"
         for number in range(2):
-            await box.put("push", "ref", for_("alice"), nowhere, JSON, b"%d" % number)
-        for owner, body, reason in (("alice", b"", Reason.TOO_MANY_CONCURRENT), ("bob", b"x" * 1025, Reason.TOO_LARGE)):
-            with refused(reason):
-                await box.put("push", "ref", for_(owner), nowhere, JSON, body)
-        await box.put("push", "ref", for_("bob"), nowhere, JSON, b"")
-        with pytest.raises(Refusal):
-            await box.put("push", "ref", for_("carol"), nowhere, JSON, b"")
+            await put(box, nowhere, body=b"%d" % number)
+        with refused(Reason.TOO_MANY_CONCURRENT):
+            await put(box, nowhere)
+        with refused(Reason.TOO_LARGE):
+            await put(box, nowhere, "bob", b"x" * 1025)
+        await put(box, nowhere, "bob")
+        with refused(Reason.TOO_MANY_CONCURRENT):
+            await put(box, nowhere, "carol")
 
 
 async def test_what_is_dropped_is_not_sent() -> None:
     async with serving(say(status("500 No"))) as receiver, running(first_retry_s=0.05) as (box, seen):
-        await box.put("push", "one", for_("alice"), receiver.url, JSON, b"one")
-        await box.put("push", "two", for_("alice"), receiver.url, JSON, b"two")
+        for ref in ("one", "two"):
+            await put(box, receiver.url, body=ref.encode(), ref=ref)
         await seen.until(1)
         await box.drop("push", "one")
         await seen.until(4)
@@ -173,7 +164,7 @@ async def test_a_listener_that_fails_is_nobody_elses_trouble() -> None:
     async with serving(say(TAKEN)) as receiver, running() as (box, seen):
         box.listen("task", fails)
         await box.put("task", "ref", for_("alice"), receiver.url, JSON, b"{}")
-        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
+        await put(box, receiver.url)
         await seen.until(1)
         async with asyncio.timeout(2):
             while len(heard) < 1 or len(receiver.requests) < 2:
@@ -181,111 +172,107 @@ async def test_a_listener_that_fails_is_nobody_elses_trouble() -> None:
     assert len(heard) == 1
 
 
-class OutAtTimes(DeliveryStore):
-    """A store that is out whenever it is told so."""
-
-    out = False
-    mute = False
-
-    async def get(self, id_: str) -> Delivery | None:
-        if self.mute:
-            raise RecordStoreOut("it is out")
-        return await DeliveryStore.get(self, id_)
-
-    async def waiting(self) -> Sequence[PendingDelivery]:
-        self._check()
-        return await DeliveryStore.waiting(self)
-
-    async def ended(self, ids: Sequence[str]) -> None:
-        self._check()
-        await DeliveryStore.ended(self, ids)
-
-    def _check(self) -> None:
-        if self.out:
-            raise RecordStoreOut("it is out")
+@contextmanager
+def out(path: Path) -> Iterator[None]:
+    """The store of this file is out meanwhile."""
+    with closing(sqlite3.connect(path)) as file:
+        file.execute("ALTER TABLE deliveries RENAME TO away")
+        try:
+            yield
+        finally:
+            file.execute("ALTER TABLE away RENAME TO deliveries")
 
 
 async def test_a_store_that_is_out_for_a_while_loses_nothing_and_sends_nothing_twice(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("sidecar.tasks.webhooks.outbox.LOOK_AGAIN_S", 0.05)
-    monkeypatch.setattr("sidecar.tasks.webhooks.outbox.STORE_REST_S", 0.05)
-    store = OutAtTimes(SqliteFile(None))
-    async with serving(say(TAKEN)) as receiver, running(store) as (box, seen):
-        store.out = True
-        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
+    for name in ("LOOK_AGAIN_S", "STORE_REST_S"):
+        monkeypatch.setattr(f"sidecar.tasks.webhooks.outbox.{name}", 0.05)
+    store, outage = DeliveryStore(SqliteFile(tmp_path / "c")), ExitStack()
+
+    async def takes(conversation: Conversation) -> None:
+        await conversation.request()
+        outage.enter_context(out(tmp_path / "c"))
+        await conversation.send(TAKEN)
+        await conversation.hung_up()
+
+    async with serving(takes) as receiver, running(store) as (box, seen):
+        await put(box, receiver.url)
         await seen.until(1)
         await asyncio.sleep(0.1)
-        assert len(await DeliveryStore.waiting(store)) == 1
-        store.out = False
-        async with asyncio.timeout(2):
-            while await DeliveryStore.waiting(store):
+        outage.close()
+        assert len(await store.waiting()) == 1
+        async with asyncio.timeout(PATIENCE_S):
+            while await store.waiting():
                 await asyncio.sleep(0.005)
         await asyncio.sleep(0.1)
         assert len(receiver.requests) == 1
 
 
-async def test_a_store_that_is_out_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_is_out_costs_no_attempt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sidecar.tasks.webhooks.outbox.STORE_REST_S", 0.01)
-    store = OutAtTimes(SqliteFile(None))
+    store = DeliveryStore(SqliteFile(tmp_path / "c"))
     async with serving(say(TAKEN)) as receiver, running(store, max_attempts=1) as (box, seen):
-        store.mute = True
-        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
-        await asyncio.sleep(0.05)
-        assert (receiver.connections, seen.told) == (0, [])
-        store.mute = False
+        await put(box, receiver.url)
+        with out(tmp_path / "c"):  # before the outbox has its turn
+            await asyncio.sleep(0.05)
+            assert (receiver.connections, seen.told) == (0, [])
         await seen.until(1)
         assert (seen.told[0].result, seen.told[0].attempts) == ("delivered", 1)
 
 
 async def test_a_put_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    store = DeliveryStore(SqliteFile(tmp_path / "none" / "c"))
-    one = outbox(store, Seen())
     with refused(Reason.STORE_UNAVAILABLE):
-        await one.put("push", "ref", for_("alice"), "http://127.0.0.1:9/", JSON, b"{}")
+        await put(outbox(DeliveryStore(SqliteFile(tmp_path / "none" / "c")), Seen()), "http://127.0.0.1:9/")
 
 
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
 
 
-async def died(state: str, path: Path, url: str) -> asyncio.subprocess.Process:
-    program = (sys.executable, "-m", "tests.unit.tasks.webhooks.killed", state, str(path), url)
-    return await asyncio.create_subprocess_exec(*program, cwd=ROOT)
+async def killed_and_run_again(state: str, path: Path) -> None:
+    failed = state == "waiting"
+
+    async def attempts() -> int:
+        with closing(sqlite3.connect(path)) as file:
+            return int(file.execute("SELECT attempts FROM deliveries").fetchone()[0])
+
+    async def kills(conversation: Conversation) -> None:
+        await conversation.request()
+        with closing(sqlite3.connect(path, isolation_level=None)) as file:
+            if state == "delivered":
+                file.execute("BEGIN IMMEDIATE")  # it cannot be forgotten
+            if state != "sending":
+                await conversation.send(BROKEN if failed else TAKEN)
+                await conversation.hung_up()
+            while failed and not await attempts():
+                await asyncio.sleep(0.01)
+            process.kill()
+            await process.wait()
+
+    async with serving(kills) as first:
+        program = (sys.executable, "-m", "tests.unit.tasks.webhooks.killed", state, str(path), first.url)
+        process = await asyncio.create_subprocess_exec(*program, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+        if state == "put":
+            await process.stdout.readline()
+            process.kill()
+        assert await process.wait() == -signal.SIGKILL
+        assert (len(first.requests), await attempts()) == (state != "put", failed)
+    async with serving(say(TAKEN)) as second:
+        moved = sqlite3.connect(path)  # the receiver has another port now
+        with closing(moved), moved:
+            moved.execute("UPDATE deliveries SET url = ?, due_at = 0", (second.url,))
+        async with running(DeliveryStore(SqliteFile(path))) as (_, seen):
+            await seen.until(1)
+            [request] = second.requests
+            assert verified(request, second.url) == b'{"n":1}'
+            assert header(request, "webhook-id") == f"{state}_0"
+            assert seen.told[0].attempts == 1 + failed
 
 
 async def test_whatever_it_is_killed_at_the_next_run_delivers_it_under_the_same_id(tmp_path: Path) -> None:
     """put: nothing was sent; sending: no answer yet; delivered: taken, not yet forgotten; waiting: failed once."""
-    processes: dict[str, asyncio.subprocess.Process] = {}
-
-    async def kills(conversation: Conversation) -> None:
-        await conversation.request()
-        os.kill(processes["sending"].pid, signal.SIGKILL)
-        await conversation.hung_up()
-
-    heard = {"put": say(TAKEN), "sending": kills, "delivered": say(TAKEN), "waiting": say(status("500 No"))}
-
-    async def one(state: str) -> None:
-        path = tmp_path / state
-        async with serving(heard[state]) as first:
-            process = processes[state] = await died(state, path, first.url)
-            assert await process.wait() == -signal.SIGKILL
-            sent_before = len(first.requests)
-            assert sent_before == (state != "put")
-        with closing(sqlite3.connect(path)) as file:
-            [(attempts,)] = file.execute("SELECT attempts FROM deliveries").fetchall()
-            assert attempts == (state == "waiting")
-        async with serving(say(TAKEN)) as second:
-            moved = sqlite3.connect(path)  # the receiver has another port now
-            with closing(moved), moved:
-                moved.execute("UPDATE deliveries SET url = ?", (second.url,))
-            async with running(DeliveryStore(SqliteFile(path))) as (_, seen):
-                await seen.until(1)
-                [request] = second.requests
-                assert verified(request, second.url) == b'{"n":1}'
-                assert header(request, "webhook-id") == f"{state}_0"
-                assert seen.told[0].attempts == 1 + (state == "waiting")
-
-    await asyncio.gather(*map(one, heard))
+    states = ("put", "sending", "delivered", "waiting")
+    await asyncio.gather(*(killed_and_run_again(state, tmp_path / state) for state in states))
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
@@ -346,10 +333,10 @@ def test_the_key_is_made_once_and_for_us_alone(tmp_path: Path) -> None:
 
 async def test_what_waits_for_who_was_disabled_is_withheld_and_on_record_and_only_that() -> None:
     async with serving(in_turn(BROKEN, TAKEN)) as receiver, running(first_retry_s=0.2) as (box, seen):
-        hers = await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
+        hers = await put(box, receiver.url)
         await seen.until(1)
         seen.disabled.add("user:alice")
-        his = await box.put("push", "ref", for_("bob"), f"{receiver.url}/bob", JSON, b"{}")
+        his = await put(box, f"{receiver.url}/bob", "bob")
         await seen.until(3)
         assert seen.results(hers) == ["failed", "withheld"] and seen.results(his) == ["delivered"]
         assert len(receiver.requests) == 2
@@ -365,7 +352,7 @@ async def test_what_cannot_be_recorded_is_neither_sent_nor_forgotten(monkeypatch
     monkeypatch.setattr("sidecar.tasks.webhooks.outbox.STORE_REST_S", 0.02)
     async with serving(say(TAKEN)) as receiver, running() as (box, seen):
         seen.disabled, seen.is_recorded = {"user:alice"}, False
-        await box.put("push", "ref", for_("alice"), receiver.url, JSON, b"{}")
+        await put(box, receiver.url)
         await asyncio.sleep(0.1)
         assert len(await box.store.waiting()) == 1 and seen.told == []
         seen.is_recorded = True
@@ -380,7 +367,7 @@ async def test_an_entry_that_was_damaged_is_nobody_elses_trouble(column: str, tm
         store = DeliveryStore(SqliteFile(path))
         box = outbox(store, Seen())
         for name in ("alice", "bob"):
-            await box.put("push", "ref", for_(name), f"{receiver.url}/{name}", JSON, b"{}")
+            await put(box, f"{receiver.url}/{name}", name)
         with closing(sqlite3.connect(path)) as file, file:
             file.execute(f"UPDATE deliveries SET {column} = '[7, null, 1]' WHERE url LIKE '%alice'")
         async with running(store) as (_, seen):
