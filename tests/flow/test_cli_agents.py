@@ -14,7 +14,6 @@ import aiohttp
 import pytest
 
 from sidecar.errors import Refusal
-from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import SEND
 from sidecar.settings.upstream_health import BreakerSettings
 from sidecar.tasks.programs.program_agent import ProgramProbe
@@ -38,6 +37,7 @@ from tests.a2a.world import (
     write,
 )
 from tests.flow.world import PATIENCE_S, started, until
+from tests.unit.upstreams.processes.test_launcher import alive
 
 OTHER = WHO["nhi:other"]
 RULES = {
@@ -47,12 +47,8 @@ RULES = {
 ASKS = """\
 #!/bin/sh
 read -r line
+case $line in *'"that"'*) echo '{"jsonrpc": "2.0", "id": 1, "result": "done"}'; exit;; esac
 echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": "which?"}}'
-"""
-COUNTS = """\
-#!/bin/sh
-n=0
-while read -r line; do n=$((n + 1)); echo "$n $line"; done
 """
 AGENTS = """\
   echo: {executable: cat, description: "Says what it is told.", a2a: {grpc_port: 0}}
@@ -62,7 +58,6 @@ AGENTS = """\
   quiet:
     executable: cat
     a2a: {capabilities: {streaming_support: false, supported_methods: [message/send, message/stream, tasks/get]}}
-  counts: {executable: ./counts, mode: interactive}
   secret: {executable: sh, args: ["-c", "printf %s $TOKEN | wc -c"], env_path: secret.env}
   unused: {executable: cat, enabled: false}
 """
@@ -75,9 +70,8 @@ def agents_yaml(text: str = AGENTS) -> str:
 def set_up(folder: Path, agents: str = AGENTS, *, rules: Mapping[str, str] = RULES, settings: str = "") -> None:
     """Everything that a sidecar before these programs reads."""
     (folder / "work").mkdir(exist_ok=True)
-    for name, program in (("asks", ASKS), ("counts", COUNTS)):
-        (folder / name).write_text(program)
-        (folder / name).chmod(0o755)
+    (folder / "asks").write_text(ASKS)
+    (folder / "asks").chmod(0o755)
     (folder / "secret.env").write_text("TOKEN=four\n")
     write(folder, "", rules=rules, behind=agents_yaml(agents), settings=settings)
 
@@ -107,11 +101,6 @@ def message(text: str, **more: Any) -> dict[str, Any]:
     return {"message": {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": text}], **more}}
 
 
-def at_once(text: str, **more: Any) -> dict[str, Any]:
-    """A send that waits for nothing."""
-    return message(text, **more) | {"configuration": {"returnImmediately": True}}
-
-
 def task_in(answered: Answered) -> dict[str, Any]:
     assert answered.error is None, answered.error
     [result] = answered.results
@@ -127,26 +116,32 @@ def state_of(task: Mapping[str, Any]) -> str:
     return str(task["status"]["state"]).removeprefix("TASK_STATE_").lower()
 
 
+async def rpc(
+    world: AgentWorld, action: str, params: dict[str, Any], who: Mapping[str, str] = ALICE, agent: str = "echo"
+) -> Answered:
+    return await ask(world, "1.0", "jsonrpc", action, params, who, agent)
+
+
+async def sent(
+    world: AgentWorld, text: str, agent: str = "echo", who: Mapping[str, str] = ALICE, **more: Any
+) -> dict[str, Any]:
+    """The task that this message is, or goes into."""
+    return task_in(await rpc(world, "message/send", message(text, **more), who, agent))
+
+
 async def begun(world: AgentWorld, who: Mapping[str, str] = ALICE) -> tuple[dict[str, Any], int]:
     """A task of the agent that is slow, and its process, once that has said something."""
-    task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", at_once("go"), who, "slow"))
+    immediately = message("go") | {"configuration": {"returnImmediately": True}}
+    task = task_in(await rpc(world, "message/send", immediately, who, "slow"))
     async with asyncio.timeout(PATIENCE_S):
         while not output_of(task):
             await asyncio.sleep(0.01)
-            task = task_in(await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": task["id"]}, who, "slow"))
+            task = task_in(await rpc(world, "tasks/get", {"id": task["id"]}, who, "slow"))
     return task, int((world.folder / "work" / "pid").read_text())
 
 
-def is_gone(pid: int) -> bool:
-    """Whether nothing of a process is left."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return False
-    return True
-
-
 async def state_now(world: AgentWorld, task: Mapping[str, Any], who: Mapping[str, str] = ALICE) -> str:
-    return state_of(task_in(await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": task["id"]}, who, "slow")))
+    return state_of(task_in(await rpc(world, "tasks/get", {"id": task["id"]}, who, "slow")))
 
 
 async def test_it_answers_in_every_version_and_binding(world: AgentWorld) -> None:
@@ -173,13 +168,13 @@ async def test_who_may_not_is_denied_and_nothing_runs(world: AgentWorld) -> None
         assert (answered.status, answered.reason) == (403, "no-matching-rule")
     assert world.app.executions.standing("echo")[:2] == (0, 0)
     assert {end["reason"] for end in world.ends()} == {"no-matching-rule"}
-    assert task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), ALICE, "echo"))
+    assert task_in(await rpc(world, "message/send", message("hi"), ALICE, "echo"))
     assert world.records("outcome")[-1]["action"] == "message/send"
     assert world.records("decision")[-1]["object"] == "nhi:echo"
 
 
 async def test_its_calls_are_counted_by_the_same_limits(world: AgentWorld) -> None:
-    seen = [await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), PLANNER, "echo") for _ in range(3)]
+    seen = [await rpc(world, "message/send", message("hi"), PLANNER, "echo") for _ in range(3)]
     assert [(one.status, one.reason) for one in seen] == [(200, ""), (200, ""), (429, "rate-limited")]
 
 
@@ -188,7 +183,7 @@ async def test_another_ones_task_is_as_none_while_it_runs_and_when_it_is_over(wo
     task, _ = await begun(world)
     await as_none(world, task)
     assert await state_now(world, task) == "working"
-    await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": task["id"]}, agent="slow")
+    await rpc(world, "tasks/cancel", {"id": task["id"]}, agent="slow")
     await as_none(world, task)
     assert await state_now(world, task) == "canceled"
 
@@ -197,20 +192,13 @@ async def as_none(world: AgentWorld, task: Mapping[str, Any]) -> None:
     """Whatever Bob does with this task, he hears what he would hear of none."""
     nothing = {"id": "00000000-0000-4000-8000-000000000000"}
     for action in ("tasks/get", "tasks/cancel", "tasks/resubscribe"):
-        seen = [
-            await ask(world, "1.0", "jsonrpc", action, params, BOB, "slow") for params in ({"id": task["id"]}, nothing)
-        ]
-        assert seen[0].error is not None
+        seen = [await rpc(world, action, params, BOB, "slow") for params in ({"id": task["id"]}, nothing)]
         assert seen[0].error["code"] == -32001
-        assert (seen[0].status, seen[0].error["message"]) == (
-            seen[1].status,
-            seen[1].error and seen[1].error["message"],
-        )
+        assert len({(one.status, one.error["message"]) for one in seen}) == 1
     into = message("me too", taskId=task["id"])
-    answered = await ask(world, "1.0", "jsonrpc", "message/send", into, BOB, "slow")
-    assert answered.error is not None
+    answered = await rpc(world, "message/send", into, BOB, "slow")
     assert answered.error["code"] == -32001
-    [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, BOB, "slow")).results
+    [listed] = (await rpc(world, "tasks/list", {}, BOB, "slow")).results
     assert listed["tasks"] == []
 
 
@@ -220,10 +208,9 @@ async def test_cancelling_ends_its_program_and_a_second_time_is_refused(world: A
         await ask(world, "1.0", "grpc", "tasks/cancel", {"id": task["id"], "tenant": "slow"}, agent="slow")
     )
     assert state_of(cancelled) == "canceled"
-    assert is_gone(pid)
+    assert not alive(pid)
     for version, binding in SPOKEN[:4]:
         answered = await ask(world, version, binding, "tasks/cancel", {"id": task["id"]}, agent="slow")
-        assert answered.error is not None
         assert "cannot be canceled" in answered.error["message"]
 
 
@@ -231,36 +218,32 @@ async def test_a_stream_is_taken_up_again_and_ends_with_the_task(world: AgentWor
     task, _ = await begun(world)
     hearing = asyncio.create_task(ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow"))
     await until(lambda: bool(world.app.pipeline.exchanges.streams))
-    await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": task["id"]}, agent="slow")
+    await rpc(world, "tasks/cancel", {"id": task["id"]}, agent="slow")
     heard = await hearing
     pieces = [one["artifactUpdate"]["artifact"] for one in heard.results if "artifactUpdate" in one]
     assert output_of(heard.results[0]["task"]) + output_of({"artifacts": pieces}) == "begun"
     assert state_of(heard.results[-1]["statusUpdate"]) == "canceled"
     over = await ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow")
-    assert over.error is not None
     assert over.error["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
 
 
 @pytest.mark.parametrize("store", ["file", "memory"])
 async def test_of_many_conversations_the_oldest_give_way_and_no_task_with_its_end(tmp_path: Path, store: str) -> None:
     async with sidecar(tmp_path, settings=f"tasks: {{store: {store}, max_per_principal: 10}}\n") as world:
-        sent = [
-            task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="echo")) for _ in range(15)
-        ]
-        for task in sent[-4:]:
-            found = await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": task["id"]}, agent="echo")
+        tasks = [await sent(world, "hi") for _ in range(15)]
+        for task in tasks[-4:]:
+            found = await rpc(world, "tasks/get", {"id": task["id"]})
             assert state_of(task_in(found)) == "completed"
-        answered = await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": sent[0]["id"]}, agent="echo")
-        assert answered.error is not None
+        assert (await rpc(world, "tasks/get", {"id": tasks[0]["id"]})).error is not None
 
 
 async def test_who_hangs_up_ends_nothing(world: AgentWorld, tmp_path: Path) -> None:
-    waiting = asyncio.create_task(ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="slow"))
+    waiting = asyncio.create_task(rpc(world, "message/send", message("go"), agent="slow"))
     await until(lambda: (tmp_path / "work" / "pid").exists())
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await until(lambda: any(end["reason"] == "caller-gone" for end in world.ends()))
-    [listed] = (await ask(world, "1.0", "jsonrpc", "tasks/list", {}, agent="slow")).results
+    [listed] = (await rpc(world, "tasks/list", {}, agent="slow")).results
     [task] = listed["tasks"]
     assert task["status"]["state"] not in OVER
 
@@ -268,14 +251,14 @@ async def test_who_hangs_up_ends_nothing(world: AgentWorld, tmp_path: Path) -> N
 async def test_what_runs_for_somebody_ends_with_their_permission(world: AgentWorld, tmp_path: Path) -> None:
     task, pid = await begun(world)
     await world.app.disable("user:alice", reason="gone", until=None, by="operator")
-    await until(lambda: is_gone(pid))
+    await until(lambda: not alive(pid))
     await world.app.enable("user:alice", by="operator")
     assert await state_now(world, task) == "canceled"
     _, pid = await begun(world)
     (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:*, use, -, -, -, allow\n")
     await world.app.reload("operator")
     world.app.executions.review()  # as every second
-    await until(lambda: is_gone(pid))
+    await until(lambda: not alive(pid))
 
 
 async def test_what_the_task_api_gives_up_for_somebody_says_why(tmp_path: Path) -> None:
@@ -301,12 +284,12 @@ async def test_a_reload_leaves_what_runs_alone_and_what_is_off_is_no_upstream(
     now = world.app.live.current.agents
     assert (now["echo"] is before["echo"], now["slow"] is before["slow"]) == (True, False)
     assert await state_now(world, task) == "working"
-    assert not is_gone(pid)
+    assert alive(pid)
     write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("slow: {", "slow: {enabled: false, ")))
     await world.app.reload("operator")
-    answered = await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="slow")
+    answered = await rpc(world, "message/send", message("hi"), agent="slow")
     assert (answered.status, answered.reason) == (404, "upstream-unknown")
-    assert not is_gone(pid)
+    assert alive(pid)
     write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("{grpc_port: 0}", "{grpc_port: 9}")))
     await world.app.reload("operator")
     now = world.app.live.current
@@ -318,28 +301,13 @@ async def test_a_reload_takes_variables_anew(world: AgentWorld, tmp_path: Path) 
     for token, size in (("four", "4"), ("fourteen", "8")):
         (tmp_path / "secret.env").write_text(f"TOKEN={token}\n")
         await world.app.reload("operator")
-        task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="secret"))
+        task = await sent(world, "go", "secret")
         assert output_of(task).strip() == size
-
-
-async def test_a_conversation_is_a_process_of_its_caller_alone(world: AgentWorld) -> None:
-    first = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), agent="counts"))
-    goes_on = message("two", contextId=first["contextId"])
-    second = task_in(await ask(world, "0.3", "http_json", "message/send", goes_on, agent="counts"))
-    other = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("one"), BOB, "counts"))
-    assert [output_of(task) for task in (first, second, other)] == ["1 one", "2 two", "1 one"]
-    assert second["id"] != first["id"]
-    for said in ("1 two", "2 two"):  # the same words are a conversation of his own
-        his = task_in(await ask(world, "1.0", "jsonrpc", "message/send", goes_on, BOB, "counts"))
-        assert (output_of(his), his["contextId"]) == (said, first["contextId"])
-    third = task_in(await ask(world, "1.0", "jsonrpc", "message/send", goes_on, agent="counts"))
-    assert output_of(third) == "3 two"
 
 
 async def test_who_waits_as_long_as_they_may_is_told_how_it_stands(world: AgentWorld) -> None:
     wire, alice = world.app.live.current.agents["slow"].wire, Caller((Principal("user:alice", "api-key"),), ())
     answer = await wire.ask(OutgoingOperation(SEND, message("go"), alice, deadline_s=1.0))
-    assert not isinstance(answer, AgentError)
     assert state_of(answer["task"]) == "working"
 
 
@@ -358,58 +326,33 @@ async def test_the_task_api_orders_it_too(tmp_path: Path) -> None:
         assert output_of(shown["result"]) == "hello"
 
 
-async def test_a_question_is_answered_into_its_task(world: AgentWorld) -> None:
-    asked = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="asks"))
+async def test_a_question_is_answered_into_its_task_and_who_subscribes_hears_it_to_its_end(world: AgentWorld) -> None:
+    asked = await sent(world, "go", "asks")
     assert (state_of(asked), asked["status"]["message"]["parts"]) == ("input_required", [{"text": "which?"}])
     into = {"taskId": asked["id"], "contextId": asked["contextId"]}
-    again = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("that", **into), agent="asks"))
-    assert (again["id"], [one["role"] for one in again["history"]]) == (
-        asked["id"],
-        ["ROLE_USER", "ROLE_AGENT", "ROLE_USER"],
-    )
-    hearing = asyncio.create_task(ask(world, "1.0", "jsonrpc", "tasks/resubscribe", {"id": asked["id"]}, agent="asks"))
-    await until(lambda: bool(world.app.pipeline.exchanges.streams))
-    await ask(world, "1.0", "jsonrpc", "tasks/cancel", {"id": asked["id"]}, agent="asks")
-    states = [state_of(one.get("task") or one["statusUpdate"]) for one in (await hearing).results]
-    assert (states[0], states[-1]) == ("input_required", "canceled")
-    done = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="echo"))
-    for into, reason in (
-        ({"taskId": done["id"]}, "UNSUPPORTED_OPERATION"),
-        ({"taskId": done["id"], "contextId": asked["contextId"]}, "TASK_NOT_FOUND"),
-    ):
-        answered = await ask(world, "1.0", "jsonrpc", "message/send", message("more", **into), agent="echo")
-        assert answered.error is not None
-        assert answered.error["message"] and reason
-
-
-async def test_who_subscribes_to_a_task_that_asks_hears_it_to_its_end(tmp_path: Path) -> None:
-    answers = ASKS.replace(
-        "read -r line",
-        """read -r line
-case $line in *'"that"'*) echo '{"jsonrpc": "2.0", "id": 1, "result": "done"}'; exit;; esac""",
-    )
-    async with sidecar(tmp_path) as world:
-        (tmp_path / "asks").write_text(answers)
-        asked = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("go"), agent="asks"))
-        hearing = asyncio.create_task(
-            ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": asked["id"]}, agent="asks")
-        )
+    again = await sent(world, "this", "asks", **into)
+    roles = ["ROLE_USER", "ROLE_AGENT", "ROLE_USER"]
+    assert (again["id"], [one["role"] for one in again["history"]]) == (asked["id"], roles)
+    for binding, end in (("http_json", "completed"), ("jsonrpc", "canceled")):
+        again = await sent(world, "go", "asks")
+        params = {"id": again["id"]}
+        hearing = asyncio.create_task(ask(world, "1.0", binding, "tasks/resubscribe", params, agent="asks"))
         await until(lambda: bool(world.app.pipeline.exchanges.streams))
-        into = {"taskId": asked["id"], "contextId": asked["contextId"]}
-        await ask(world, "1.0", "jsonrpc", "message/send", message("that", **into), agent="asks")
-        heard = await hearing
-        assert next(state_of(one["task"]) for one in heard.results if "task" in one) == "input_required"
-        last = heard.results[-1]
-        assert state_of(last.get("task") or last["statusUpdate"]) == "completed"
+        if end == "canceled":
+            await rpc(world, "tasks/cancel", params, agent="asks")
+        else:
+            await sent(world, "that", "asks", taskId=again["id"], contextId=again["contextId"])
+        first, *_, last = (await hearing).results
+        assert (state_of(first["task"]), state_of(last["statusUpdate"])) == ("input_required", end)
+    done = await sent(world, "hi")
+    for into, code in (({}, -32004), ({"contextId": asked["contextId"]}, -32602)):
+        assert (await rpc(world, "message/send", message("more", taskId=done["id"], **into))).error["code"] == code
 
 
 async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) -> None:
     image = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "x", "mediaType": "image/png"}]}
     async with sidecar(tmp_path) as world:
-        tasks = {
-            agent: task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent=agent))["id"]
-            for agent in ("echo", "quiet")
-        }
+        tasks = {agent: (await sent(world, "hi", agent))["id"] for agent in ("echo", "quiet")}
         refused: list[tuple[str, str, dict[str, Any], int]] = [
             ("echo", "push/set", {"taskId": tasks["echo"], "id": "p", "url": HOOK}, -32003),
             ("echo", "push/list", {"taskId": tasks["echo"]}, -32003),
@@ -423,8 +366,7 @@ async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) 
             ("quiet", "tasks/resubscribe", {"id": tasks["quiet"]}, -32004),
         ]
         for agent, action, params, code in refused:
-            answered = await ask(world, "1.0", "jsonrpc", action, params, agent=agent)
-            assert answered.error is not None, action
+            answered = await rpc(world, action, params, agent=agent)
             assert answered.error["code"] == code, (action, answered.error)
 
 
@@ -451,7 +393,7 @@ async def test_one_that_fails_says_its_last_words_to_its_caller_and_is_no_fault_
 ) -> None:
     caplog.set_level("INFO")
     async with sidecar(tmp_path) as world:
-        task = task_in(await ask(world, "1.0", "jsonrpc", "message/send", message("hi"), agent="fails"))
+        task = await sent(world, "hi", "fails")
         assert state_of(task) == "failed"
         assert "no such thing" in task["status"]["message"]["parts"][0]["text"]
         assert world.app.upstreams()["fails"]["status"] == "ready"
@@ -476,6 +418,6 @@ async def test_a_stop_ends_what_runs_and_the_next_start_says_so(tmp_path: Path) 
     async with sidecar(tmp_path, settings="") as world:
         task, pid = await begun(world)
         write(tmp_path, "", rules=RULES, behind=agents_yaml())
-    assert is_gone(pid)
+    assert not alive(pid)
     async with sidecar(tmp_path) as world:
         assert await state_now(world, task) == "failed"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import signal
 import sqlite3
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -229,8 +230,23 @@ async def test_a_put_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
 # --- kill -9 ----------------------------------------------------------------------------------------------------------
 
 
-async def killed_and_run_again(state: str, path: Path) -> None:
-    failed = state == "waiting"
+def sends(state: str, path: Path, url: str) -> None:
+    """An outbox, in a process that is to be killed."""
+
+    async def main() -> None:
+        box = outbox(DeliveryStore(SqliteFile(path)), Seen(), state, first_retry_s=60, max_retry_s=60)
+        await put(box, url, body=b'{"n":1}')
+        if state == "put":
+            os.kill(os.getpid(), signal.SIGKILL)
+        await box.run()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("state", ["put", "sending", "delivered", "waiting"])
+async def test_whatever_it_is_killed_at_the_next_run_delivers_it_under_the_same_id(state: str, tmp_path: Path) -> None:
+    """put: nothing was sent; sending: no answer yet; delivered: taken, not yet forgotten; waiting: failed once."""
+    path, failed = tmp_path / "c", state == "waiting"
 
     async def attempts() -> int:
         with closing(sqlite3.connect(path)) as file:
@@ -247,15 +263,12 @@ async def killed_and_run_again(state: str, path: Path) -> None:
             while failed and not await attempts():
                 await asyncio.sleep(0.01)
             process.kill()
-            await process.wait()
 
     async with serving(kills) as first:
-        program = (sys.executable, "-m", "tests.unit.tasks.webhooks.killed", state, str(path), first.url)
-        process = await asyncio.create_subprocess_exec(*program, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
-        if state == "put":
-            await process.stdout.readline()
-            process.kill()
-        assert await process.wait() == -signal.SIGKILL
+        process = multiprocessing.get_context("fork").Process(target=sends, args=(state, path, first.url))
+        process.start()
+        await asyncio.to_thread(process.join)
+        assert process.exitcode == -signal.SIGKILL
         assert (len(first.requests), await attempts()) == (state != "put", failed)
     async with serving(say(TAKEN)) as second:
         moved = sqlite3.connect(path)  # the receiver has another port now
@@ -267,12 +280,6 @@ async def killed_and_run_again(state: str, path: Path) -> None:
             assert verified(request, second.url) == b'{"n":1}'
             assert header(request, "webhook-id") == f"{state}_0"
             assert seen.told[0].attempts == 1 + failed
-
-
-async def test_whatever_it_is_killed_at_the_next_run_delivers_it_under_the_same_id(tmp_path: Path) -> None:
-    """put: nothing was sent; sending: no answer yet; delivered: taken, not yet forgotten; waiting: failed once."""
-    states = ("put", "sending", "delivered", "waiting")
-    await asyncio.gather(*(killed_and_run_again(state, tmp_path / state) for state in states))
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
