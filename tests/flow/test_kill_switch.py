@@ -275,9 +275,7 @@ async def test_without_evidence_it_disables_all_the_same_and_enables_nobody(plan
     assert (await reads(planner))[0] == 200
 
 
-async def test_what_no_disk_took_is_in_force_and_is_saved_when_there_is_room_again(
-    planner: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_no_disk_took_is_in_force_and_saved_later(planner: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.gateway.kill_switch.switch, "EVERY_S", 0.05)
     ledger = planner.folder / "data" / "disabled.json"
     ledger.mkdir()  # nothing can be renamed over it

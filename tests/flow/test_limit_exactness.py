@@ -33,9 +33,7 @@ def test_two_sidecars_let_through_what_one_limit_says_and_no_call_that_it_refuse
     assert met.counted == {"hour": 100, "day": 100, "month": 100 * crowd.COST}
 
 
-async def test_two_processes_spend_a_budget_of_money_to_the_last_call_that_fits_and_pay_what_is_counted(
-    valkey: Valkey,
-) -> None:
+async def test_two_processes_spend_a_budget_to_the_last_call_that_fits(valkey: Valkey) -> None:
     spent = await spend(valkey.url, str(valkey.path), 2, 40_000_000)
     assert (spent.errors, spent.over, spent.lost) == (0, 0, 0), spent
     assert spent.limit - spent.counted < MOST, spent

@@ -86,9 +86,7 @@ async def test_a_store_that_is_out_tells_nothing(valkey: Valkey) -> None:
         assert made["a"][0].skew is None and len(made["a"][1]) == 1
 
 
-async def test_a_store_full_of_voices_is_not_listened_to_at_length(
-    valkey: Valkey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_full_of_voices_is_not_heard_at_length(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "MOST", 10)
     async with voices(valkey, a="1") as made:
         with valkey.client() as client:
@@ -128,7 +126,7 @@ async def test_a_neighbouring_version_is_understood_as_far_as_it_goes(valkey: Va
                 assert not client.hexists(KEY, "odd")
 
 
-async def test_what_one_loaded_the_other_looks_for_at_once(
+async def test_what_one_loaded_the_other_looks_for(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mount that tells of no change: only the word of the other can have it looked at so soon."""
@@ -151,7 +149,7 @@ async def test_what_one_loaded_the_other_looks_for_at_once(
                 await asyncio.sleep(0.05)
 
 
-async def test_a_bundle_that_one_took_the_other_takes_at_once(
+async def test_a_bundle_that_one_took_the_other_takes(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "EVERY_S", 0.05)

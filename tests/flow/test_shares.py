@@ -167,9 +167,7 @@ PROGRESS = event({"jsonrpc": "2.0", "method": "notifications/progress", "params"
 
 
 @pytest.mark.parametrize("line", [PROGRESS, b": ping\n\n"], ids=["progress", "comments"])
-async def test_a_server_that_keeps_a_stream_open_and_answers_nothing_is_given_a_rest(
-    tmp_path: Path, line: bytes
-) -> None:
+async def test_a_server_whose_open_streams_answer_nothing_is_given_a_rest(tmp_path: Path, line: bytes) -> None:
     server = AtWork(line)
     async with slow(tmp_path, server, "timeout_s: 0.6", upstream_settings=NO_PROBE) as running:
         bob = Talk(running, "stateless", dict(BOB))

@@ -68,9 +68,7 @@ def test_each_principal_of_the_chain_has_a_budget_of_its_own_and_those_who_share
         *(("tool:llm/complete", what, set()) for what in ("completion/complete", "resources/subscribe")),
     ],
 )
-def test_a_budget_of_a_unit_counts_what_costs_that_unit_and_begins_work(
-    target: str, method: str, kinds: set[str]
-) -> None:
+def test_a_budget_counts_what_costs_its_unit_and_begins_work(target: str, method: str, kinds: set[str]) -> None:
     charges = planned(BUDGETS, PLANNER, target=target, method=method).charges
     assert {charge.kind for charge in charges} == kinds
     assert {charge.unit for charge in charges} <= {"usd"}

@@ -27,9 +27,7 @@ def test_a_steady_caller_exactly_at_the_limit_passes_no_more_than_the_limit_acro
 
 
 @given(st.lists(st.integers(0, 3_000), max_size=120), st.integers(1, 5), st.integers(1, 1_000))
-def test_a_rate_admits_a_burst_and_what_time_has_paid_and_all_of_that(
-    pauses_us: list[int], burst: int, interval_us: int
-) -> None:
+def test_a_rate_admits_a_burst_and_what_time_has_paid(pauses_us: list[int], burst: int, interval_us: int) -> None:
     limit, counter = charge("rate", burst, interval_us=interval_us), RateLimit()
     level_us, now_us = burst * interval_us, START_US  # a bucket of time: what a call costs flows back
     for pause_us in pauses_us:
@@ -85,9 +83,7 @@ def test_what_is_idle_stands_where_a_fresh_counter_stands(pause_us: int) -> None
 
 
 @given(st.lists(st.integers(0, 2_500), min_size=1, max_size=40), st.data())
-def test_giving_one_call_of_a_rate_back_never_leaves_more_than_if_it_had_not_been(
-    pauses_us: list[int], data: st.DataObject
-) -> None:
+def test_a_call_of_a_rate_given_back_never_leaves_more(pauses_us: list[int], data: st.DataObject) -> None:
     limit, used, spared = charge("rate", 5, interval_us=1_000), RateLimit(), RateLimit()
     unused = data.draw(st.integers(0, len(pauses_us) - 1))
     now_us, charged_us = START_US, 0

@@ -138,9 +138,7 @@ async def test_a_caller_hears_how_much_is_left_of_the_limit_and_not_of_the_block
         assert remaining == list(range(remaining[0], remaining[0] - 40, -1))
 
 
-async def test_many_plans_that_are_rare_push_no_hot_one_out_nor_is_a_block_of_one_that_was_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_many_rare_plans_push_no_hot_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "MAX_WAYS", 3)
     rare = [(LimitCharge("row:r", "hour", f"hour:{number}", 1000),) for number in range(10)]
     async with in_a_hurry() as (lane, store, clocks):

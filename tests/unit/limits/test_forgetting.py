@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import redis
@@ -78,9 +79,10 @@ class Instance:
 
 
 @asynccontextmanager
-async def instances(valkey: Valkey, count: int = 1, hold_s: float = HOLD_S) -> AsyncIterator[list[Instance]]:
+async def instances(valkey: Valkey, count: int = 1, hold_s: float = HOLD_S) -> AsyncIterator[list[Any]]:
+    """A client of the server itself, and so many instances."""
     async with AsyncExitStack() as ends:
-        made = []
+        made: list[Any] = [ends.enter_context(valkey.client())]
         for _ in range(count):
             told, finder = Told(), finder_of(StoreSettings(url=valkey.url))
             store = RedisCounters(finder, deadline_s=2.0, hold_s=hold_s, observer=told)
@@ -88,6 +90,10 @@ async def instances(valkey: Valkey, count: int = 1, hold_s: float = HOLD_S) -> A
             await store.ping()
             made.append(Instance(store, told, first=store._link.wire))
         yield made
+
+
+def counted(client: Redis, limit: LimitCharge) -> int:
+    return int(client.hget(PREFIX + limit.key, "n") or 0)
 
 
 async def used(client: redis.Redis, store: RedisCounters, limit: LimitCharge) -> int:
@@ -98,15 +104,8 @@ async def used(client: redis.Redis, store: RedisCounters, limit: LimitCharge) ->
     return limit.most - verdict.standings[0].remaining - verdict.admitted
 
 
-def epoch_of(client: redis.Redis) -> str:
-    return str(client.get(EPOCH))
-
-
-async def test_nothing_is_charged_to_a_store_that_was_emptied_before_it_knows_what_had_been_used(
-    fresh_valkey: Valkey,
-    client: Redis,
-) -> None:
-    async with instances(fresh_valkey) as (ours,):
+async def test_an_emptied_store_knows_what_was_used_before_it_is_charged(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey) as (client, ours):
         await ours.charge(*ALL, times=4)
         ours.store.release((SLOTS,), f"{id(ours)}-1")
         await ours.store.ping()
@@ -120,53 +119,46 @@ async def test_nothing_is_charged_to_a_store_that_was_emptied_before_it_knows_wh
 
 
 async def test_what_was_used_before_a_reset_is_not_told_to_a_store_that_was_emptied(fresh_valkey: Valkey) -> None:
-    async with instances(fresh_valkey) as (ours,):
+    async with instances(fresh_valkey) as (client, ours):
         await ours.charge(HOUR, DAY, times=4)
         await ours.store.reset((HOUR,))
-        with fresh_valkey.client() as client:
-            client.flushall()
-            await ours.noticed()
-            assert [await used(client, ours.store, limit) for limit in (HOUR, DAY)] == [0, 4]
+        client.flushall()
+        await ours.noticed()
+        assert [await used(client, ours.store, limit) for limit in (HOUR, DAY)] == [0, 4]
 
 
-async def test_an_emptied_store_is_left_alone_for_as_long_as_others_need_to_tell_what_they_saw(
-    fresh_valkey: Valkey,
-    client: Redis,
-) -> None:
-    async with instances(fresh_valkey, count=2, hold_s=0.3) as (ours, theirs):
+async def test_an_emptied_store_is_left_alone_while_others_tell_what_they_saw(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey, count=2, hold_s=0.3) as (client, ours, theirs):
         await ours.charge(HOUR, times=3)
         await theirs.charge(HOUR, times=4)
-        loop = asyncio.get_running_loop()
         client.flushall()
-        began_s = loop.time()
+        began_s = asyncio.get_running_loop().time()
         with pytest.raises(StoreUnavailable):
             await ours.charge(HOUR)
         await asyncio.gather(ours.noticed(), theirs.noticed())
-        assert loop.time() - began_s >= 0.3
-        assert client.hget(PREFIX + HOUR.key, "n") == "7", "the last of them saw what both had used"
+        assert asyncio.get_running_loop().time() - began_s >= 0.3
+        assert counted(client, HOUR) == 7, "the last of them saw what both had used"
         assert [verdict.admitted for verdict in await ours.charge(HOUR, times=4)] == [True] * 3 + [False]
 
 
-async def test_another_store_in_its_place_is_raised_and_never_lowered(fresh_valkey: Valkey, client: Redis) -> None:
+async def test_another_store_in_its_place_is_raised_and_never_lowered(fresh_valkey: Valkey) -> None:
     other = charge("day", 10, "other")
-    async with instances(fresh_valkey) as (ours,):
+    async with instances(fresh_valkey) as (client, ours):
         await ours.charge(HOUR, other, times=3)
         client.hset(PREFIX + other.key, "n", 9)
         client.set(EPOCH, "somebody else's")
         with pytest.raises(StoreUnavailable):
             await ours.charge(HOUR)
         await ours.noticed()
-        assert epoch_of(client) == "somebody else's"
-        assert (client.hget(PREFIX + HOUR.key, "n"), client.hget(PREFIX + other.key, "n")) == ("3", "9")
+        assert client.get(EPOCH) == "somebody else's"
+        assert (counted(client, HOUR), counted(client, other)) == (3, 9)
         assert ours.told.losses == [("emptied", 0)]
 
 
-async def test_who_meets_a_store_for_the_first_time_takes_it_as_it_is_and_holds_nobody_up(
-    fresh_valkey: Valkey,
-) -> None:
-    async with instances(fresh_valkey, hold_s=60.0) as (first,):
+async def test_who_meets_a_store_for_the_first_time_takes_it_as_it_is(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey, hold_s=60.0) as (_, first):
         await first.charge(HOUR, times=2)
-        async with instances(fresh_valkey, hold_s=60.0) as (second,):
+        async with instances(fresh_valkey, hold_s=60.0) as (_, second):
             assert (await second.charge(HOUR))[0].standings[0].remaining == 7
             assert not second.told.losses
 
@@ -187,23 +179,22 @@ def state_of(valkey: Valkey) -> dict[str, tuple[bytes, int]]:
 
 
 async def test_what_a_promoted_replica_never_heard_of_is_charged_again_and_nothing_twice(fresh_valkey: Valkey) -> None:
-    async with instances(fresh_valkey) as (ours,):
+    async with instances(fresh_valkey) as (client, ours):
         await ours.charge(*ALL, times=2)
         before = state_of(fresh_valkey)
         await ours.charge(*ALL, times=3)
         ours.store.give_back(ALL, f"{id(ours)}-3")
         ours.store.release((SLOTS,), f"{id(ours)}-4")
         await ours.store.ping()
-        with fresh_valkey.client() as client:
-            rolled_back(client, before)
-            await ours.noticed()
-            assert ours.told.losses == [("rolled_back", 2)]
-            assert [await used(client, ours.store, limit) for limit in ALL] == [4, 4, 4, 3]
+        rolled_back(client, before)
+        await ours.noticed()
+        assert ours.told.losses == [("rolled_back", 2)]
+        assert [await used(client, ours.store, limit) for limit in ALL] == [4, 4, 4, 3]
 
 
-async def test_money_is_charged_again_as_it_was_spent(fresh_valkey: Valkey, client: Redis) -> None:
+async def test_money_is_charged_again_as_it_was_spent(fresh_valkey: Valkey) -> None:
     budget = charge("month", 10_000_000, amount=500_000, unit="usd")
-    async with instances(fresh_valkey) as (ours,):
+    async with instances(fresh_valkey) as (client, ours):
         await ours.charge(budget, times=2)
         before = state_of(fresh_valkey)
         await ours.charge(budget, times=2)
@@ -211,35 +202,34 @@ async def test_money_is_charged_again_as_it_was_spent(fresh_valkey: Valkey, clie
         await ours.store.ping()
         rolled_back(client, before)
         await ours.noticed()
-        assert client.hget(PREFIX + budget.key, "n") == "1600000"
+        assert counted(client, budget) == 1600000
         client.flushall()
         with pytest.raises(StoreUnavailable):
             await ours.charge(budget)
         await ours.reconnected()
-        assert client.hget(PREFIX + budget.key, "n") == "1600000"
+        assert counted(client, budget) == 1600000
 
 
 async def test_an_end_that_was_not_heard_either_is_said_again_after_its_charge(fresh_valkey: Valkey) -> None:
     budget = charge("day", 10_000_000, amount=500_000, unit="usd")
-    async with instances(fresh_valkey) as (ours,):
+    async with instances(fresh_valkey) as (client, ours):
         await ours.charge(HOUR)
         before = state_of(fresh_valkey)
         await ours.charge(budget, SLOTS)
-        with fresh_valkey.client() as client:
-            rolled_back(client, before)
-            ours.store.release((replace(budget, amount=400_000), SLOTS), f"{id(ours)}-2")  # nobody hears it
-            await ours.noticed()
-            await ours.store.ping()
-            assert client.hget(PREFIX + budget.key, "n") == "100000"
-            assert client.zcard(PREFIX + SLOTS.key) == 0
+        rolled_back(client, before)
+        ours.store.release((replace(budget, amount=400_000), SLOTS), f"{id(ours)}-2")  # nobody hears it
+        await ours.noticed()
+        await ours.store.ping()
+        assert counted(client, budget) == 100000
+        assert client.zcard(PREFIX + SLOTS.key) == 0
         assert not ours.store._recall.held and not ours.store._owed
 
 
 @pytest.mark.parametrize("heard", [True, False])
-async def test_of_a_block_what_was_used_is_charged_again(fresh_valkey: Valkey, client: Redis, heard: bool) -> None:
+async def test_of_a_block_what_was_used_is_charged_again(fresh_valkey: Valkey, heard: bool) -> None:
     """The fast lane charges many calls under one id, and gives back those that nobody made."""
     block, left = replace(HOUR, amount=8), replace(HOUR, amount=3)
-    async with instances(fresh_valkey) as (ours,):
+    async with instances(fresh_valkey) as (client, ours):
         await ours.charge(DAY)
         before = state_of(fresh_valkey)
         await ours.store.reserve((block,), "block")
@@ -251,35 +241,33 @@ async def test_of_a_block_what_was_used_is_charged_again(fresh_valkey: Valkey, c
             ours.store.give_back((left,), "block")
         await ours.noticed()
         await ours.store.ping()
-        assert client.hget(PREFIX + HOUR.key, "n") == "5"
+        assert counted(client, HOUR) == 5
 
 
 async def test_charges_of_before_are_charged_again_even_where_the_limit_is_spent(fresh_valkey: Valkey) -> None:
     """Who lost more than there is room for owes it: the bound of what a failover admits too much is what it lost."""
-    async with instances(fresh_valkey, count=2) as (ours, theirs):
+    async with instances(fresh_valkey, count=2) as (client, ours, theirs):
         before = state_of(fresh_valkey)
         await ours.charge(HOUR, times=6)
-        with fresh_valkey.client() as client:
-            rolled_back(client, before)
-            await theirs.reconnected()
-            assert all(verdict.admitted for verdict in await theirs.charge(HOUR, times=3))
-            await ours.noticed()
-            assert client.hget(PREFIX + HOUR.key, "n") == "9"
+        rolled_back(client, before)
+        await theirs.reconnected()
+        assert all(verdict.admitted for verdict in await theirs.charge(HOUR, times=3))
+        await ours.noticed()
+        assert counted(client, HOUR) == 9
 
 
 async def test_a_connection_that_broke_and_a_store_that_forgot_nothing_is_no_loss(fresh_valkey: Valkey) -> None:
-    async with instances(fresh_valkey, count=2) as (ours, theirs):
+    async with instances(fresh_valkey, count=2) as (client, ours, theirs):
         await ours.charge(*ALL, times=2)
         theirs.store.give_back(ALL, "never")
-        with fresh_valkey.client() as client:
-            client.client_kill_filter(_type="normal", skipme=True)
+        client.client_kill_filter(_type="normal", skipme=True)
         await asyncio.gather(ours.reconnected(), theirs.reconnected())
         await ours.charge(*ALL)
         assert not ours.told.losses and not theirs.told.losses
 
 
-async def test_a_counter_that_makes_no_sense_stops_no_restoring(fresh_valkey: Valkey, client: Redis) -> None:
-    async with instances(fresh_valkey) as (ours,):
+async def test_a_counter_that_makes_no_sense_stops_no_restoring(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey) as (client, ours):
         await ours.charge(HOUR, DAY, times=2)
         client.delete(PREFIX + HOUR.key)
         client.set(PREFIX + HOUR.key, "garbage")
@@ -288,11 +276,11 @@ async def test_a_counter_that_makes_no_sense_stops_no_restoring(fresh_valkey: Va
         with pytest.raises(StoreUnavailable):
             await ours.charge(DAY)
         await ours.noticed()
-        assert client.hget(PREFIX + DAY.key, "n") == "2"
+        assert counted(client, DAY) == 2
 
 
-async def test_an_epoch_that_is_none_is_no_store_of_ours(fresh_valkey: Valkey, client: Redis) -> None:
-    async with instances(fresh_valkey) as (ours,):
+async def test_an_epoch_that_is_none_is_no_store_of_ours(fresh_valkey: Valkey) -> None:
+    async with instances(fresh_valkey) as (client, ours):
         client.delete(EPOCH)
         client.rpush(EPOCH, "x")
         with pytest.raises(StoreUnavailable):

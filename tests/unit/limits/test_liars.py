@@ -116,7 +116,7 @@ async def test_a_sentinel_that_lies_is_one_that_names_nobody(lie: bytes) -> None
         await finder.close()
 
 
-async def test_a_bug_of_ours_ends_neither_the_mending_nor_the_beating(
+async def test_a_bug_ends_no_mending(
     fresh_valkey: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("sidecar.limits.store_connection.BEAT_S", 0.01)

@@ -170,7 +170,7 @@ async def test_a_charge_whose_reply_was_lost_is_refused_and_given_back(fresh_val
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["it is back", "it stays away"])
-async def test_who_ends_during_an_outage_tries_once_more_to_say_how_calls_ended_and_tells_what_nobody_heard(
+async def test_who_ends_during_an_outage_tries_once_more_and_tells_what_nobody_heard(
     fresh_valkey: Valkey, back: bool
 ) -> None:
     eater, listening = Between(fresh_valkey.path), Listening()
@@ -211,9 +211,7 @@ async def test_what_was_said_last_of_all_is_heard_even_if_its_script_was_forgott
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["at the end", "when it is back"])
-async def test_debts_of_many_calls_are_said_some_at_a_time_so_that_none_is_late(
-    fresh_valkey: Valkey, client: Redis, ends: bool
-) -> None:
+async def test_debts_of_many_calls_are_said_some_at_a_time(fresh_valkey: Valkey, client: Redis, ends: bool) -> None:
     eater, listening = Between(fresh_valkey.path), Listening()
     async with eater.listening() as address, opened(f"redis://{address}", DEADLINE_S, listening) as ours:
         await ours.ping()

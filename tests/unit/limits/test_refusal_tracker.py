@@ -69,7 +69,7 @@ async def test_a_store_without_memory_is_no_store_that_is_up(fresh_valkey: Valke
 
 
 @pytest.mark.parametrize(("right", "asks"), [("-hset", HOUR), ("-zadd", SLOTS)])
-async def test_a_right_that_is_missing_is_an_outage_until_such_a_counter_is_charged(
+async def test_a_missing_right_is_an_outage_until_it_is_given(
     fresh_valkey: Valkey, right: str, asks: LimitCharge
 ) -> None:
     async with denied(fresh_valkey, right) as (store, give):
@@ -84,9 +84,7 @@ async def test_a_right_that_is_missing_is_an_outage_until_such_a_counter_is_char
         assert store.up and not store.trouble
 
 
-async def test_how_calls_ended_is_owed_to_a_store_that_refuses_to_hear_it_and_operators_are_told(
-    fresh_valkey: Valkey,
-) -> None:
+async def test_how_calls_ended_is_owed_to_a_store_that_refuses_to_hear_it(fresh_valkey: Valkey) -> None:
     async with denied(fresh_valkey, "-hincrby") as (store, give):
         await store.reserve((HOUR,), "one")
         store.give_back((HOUR,), "one")
@@ -116,7 +114,7 @@ def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> No
 
 
 @pytest.mark.parametrize("policy", ["volatile-ttl", "allkeys-lru", "noeviction"])
-async def test_a_store_that_may_evict_counters_is_told_of_as_far_as_it_may_be_asked(
+async def test_a_store_that_may_evict_counters_is_told_of(
     fresh_valkey: Valkey, client: Redis, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     monkeypatch.setattr("sidecar.limits.store_connection.BEAT_S", 0.01)

@@ -6,7 +6,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -106,29 +106,19 @@ async def test_a_primary_that_sentinels_call_one_no_more_is_left_though_it_answe
     await asyncio.gather(*(connection.disconnect(nowait=True) for connection in connections), finder.close())
 
 
-async def test_a_user_of_the_sentinels_may_ask_who_is_primary_and_nothing_else(
-    servers: Watched, tmp_path: Path
-) -> None:
+async def test_a_user_of_the_sentinels_may_ask_who_is_primary_alone(servers: Watched, tmp_path: Path) -> None:
     told = re.search(r"At the Sentinels: `(.*)`, and no key", TOLD)
     assert told
     rights = told[1].split()
     (tmp_path / "password").write_text("hush\n")
     login = SentinelLogin(username="asks", password_path=tmp_path / "password")
     finder = finder_of(StoreSettings(url=servers.url, sentinel=login))
-    try:
-        for given, enough in ((rights, True), (rights[:-1], False)):
-            for node in servers.sentinels:
-                node.ask("ACL", "SETUSER", "asks", "reset", "on", ">hush", *given)
-            if enough:
-                connection = await finder.find()
-                await connection.disconnect()
-            else:
-                with pytest.raises(redis.exceptions.RedisError):
-                    await finder.find()
-            await finder.close()
-    finally:
+    for given, enough in ((rights, True), (rights[:-1], False)):
         for node in servers.sentinels:
-            node.ask("ACL", "DELUSER", "asks")
+            node.ask("ACL", "SETUSER", "asks", "reset", "on", ">hush", *given)
+        with nullcontext() if enough else pytest.raises(redis.exceptions.RedisError):
+            await (await finder.find()).disconnect()
+        await finder.close()
 
 
 async def test_a_service_that_no_sentinel_knows_is_nobody(servers: Watched) -> None:
@@ -148,22 +138,17 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("table", "expected"), TABLES)
-def test_a_table_of_slots_is_read(table: Any, expected: tuple[str, int]) -> None:
-    assert Cluster(no_opener, [("asked", 1)])._read(table, "asked") == expected
+NO_TABLES = [None, b"OK", [], [[0, 1]], [[0, 16383]], *([[0, 16383, odd]] for odd in ([b"a", 0], [7, 7000], []))]
 
 
-@pytest.mark.parametrize(
-    "table",
-    [None, b"OK", [], [[0, 1]], [[0, 16383]], [[0, 16383, [b"a", 0]]], [[0, 16383, [7, 7000]]], [[0, 16383, []]]],
-)
-def test_what_is_no_table_of_slots_names_nobody(table: Any) -> None:
-    with pytest.raises(NoPrimaryError):
-        Cluster(no_opener, [("asked", 1)])._read(table, "asked")
+@pytest.mark.parametrize(("table", "expected"), [*TABLES, *((table, None) for table in NO_TABLES)])
+def test_a_table_of_slots_is_read_and_what_is_none_names_nobody(table: Any, expected: tuple[str, int] | None) -> None:
+    def no_opener(address: tuple[str, int]) -> Any:
+        raise AssertionError(address)
 
-
-def no_opener(address: tuple[str, int]) -> Any:
-    raise AssertionError(address)
+    cluster = Cluster(no_opener, [("asked", 1)])
+    with nullcontext() if expected else pytest.raises(NoPrimaryError):
+        assert cluster._read(table, "asked") == expected
 
 
 # --- one server -----------------------------------------------------------------------------------------------------
@@ -260,9 +245,7 @@ def owner(node: Node) -> int:
     return 0
 
 
-async def test_the_owner_of_our_slot_is_found_through_any_node_and_followed_where_the_slot_goes(
-    pair: tuple[Node, Node], tmp_path: Path
-) -> None:
+async def test_the_owner_of_our_slot_is_found_and_followed(pair: tuple[Node, Node], tmp_path: Path) -> None:
     first, second = pair
     login = restricted(pair, 2, tmp_path)
     async with opened(url=f"redis+cluster://127.0.0.1:1,{second.address}", **login) as store:
@@ -276,9 +259,7 @@ async def test_the_owner_of_our_slot_is_found_through_any_node_and_followed_wher
         assert counted(second) == 6
 
 
-async def test_a_key_that_has_gone_ahead_of_its_slot_is_asked_for_there(
-    pair: tuple[Node, Node], tmp_path: Path
-) -> None:
+async def test_a_key_ahead_of_its_slot_is_asked_for_there(pair: tuple[Node, Node], tmp_path: Path) -> None:
     first, second = pair
     login = restricted(pair, 2, tmp_path)
     here, there = (first, second) if owner(first) == first.port else (second, first)

@@ -194,7 +194,7 @@ LONG_S = FORGOTTEN_AFTER_S
         *((True, NOW_S + 10, LONG_S + more_s, more_s > 10) for more_s in (11, 9)),
     ],
 )
-def test_only_what_changes_nothing_is_forgotten(
+def test_what_changes_nothing_is_forgotten(
     disabled: bool, until: float | None, after_s: float, forgotten: bool
 ) -> None:
     ledger = SwitchLedger(Path("ledger"))
@@ -258,9 +258,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_ledger_is_told_and_never_taken_for_an_empty_one(
-    damage: Callable[[bytes], bytes], tmp_path: Path
-) -> None:
+def test_a_damaged_ledger_is_none_that_is_empty(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     path = tmp_path / "disabled.json"
     ledger = SwitchLedger(path)
     ledger.take([flip("nhi:a")])
