@@ -36,6 +36,10 @@ class Misbehaviour(NamedTuple):
     status: int = 0
 
 
+def rows(table: Mapping[str, tuple[Any, ...]]) -> dict[str, Misbehaviour]:
+    return {name: Misbehaviour(*row) for name, row in table.items()}
+
+
 def say(data: bytes, *, then_close: bool = False) -> Attack:
     """These bytes and nothing else."""
 
@@ -72,6 +76,15 @@ def events(*pieces: bytes, pause_s: float = 0.0) -> Attack:
         conversation.writer.close()
 
     return attack
+
+
+def messages(*said: Any) -> Attack:
+    """A stream of these messages."""
+    return events(*map(event, said))
+
+
+def note(method: str, params: Any, **more: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "method": f"notifications/{method}", "params": params, **more}
 
 
 def endless(piece: bytes, every_s: float = 0.0) -> Attack:
@@ -142,40 +155,42 @@ ZIPPED = gzip.compress(ANSWER)
 COOKIES = ("Set-Cookie: a=b; Path=/", "Set-Cookie2: c", "Mcp-Session-Id: leaked", "X-Powered-By: evil", "Via: evil",
            "WWW-Authenticate: Bearer realm=evil", "Location: http://evil.example/", "Link: <http://evil.example/>",
            "Access-Control-Allow-Origin: *", "Connection: keep-alive, X-Powered-By", "Trailer: X-Evil")  # fmt: skip
-HTTP: dict[str, Misbehaviour] = {
-    "cookies and other gifts": Misbehaviour(body(done, *COOKIES), ""),
-    "gifts in an error": Misbehaviour(body(done, *COOKIES, status="401 Unauthorized"), FAILED),
-    **{
-        f"a redirect {code}": Misbehaviour(body(done, *COOKIES, status=f"{code} Moved"), FAILED)
-        for code in (300, 301, 302, 303, 304, 307, 308)
-    },
-    **{
-        f"status {code}": Misbehaviour(body(done, "Retry-After: 9999", status=f"{code} X"), FAILED)
-        for code in (201, 202, 206, 400, 402, 403, 404, 405, 407, 409, 410, 421, 500, 504, 511, 599)
-    },
-    "status 429": Misbehaviour(body(done, "Retry-After: 9999", status="429 X"), LIMITED, 429),
-    "status 503": Misbehaviour(body(done, "Retry-After: 9999", status="503 X"), FAILED, 503),
-    "status 503 without a time": Misbehaviour(body(done, "Retry-After: soon", status="503 X"), FAILED, 502),
-    "204": Misbehaviour(say(b"HTTP/1.1 204 No Content\r\n\r\n"), FAILED),
-    "no media type": Misbehaviour(body(done, media=""), REFUSED),
-    "a page": Misbehaviour(body(lambda m: b"<html>", media="text/html"), REFUSED),
-    "JSON as text": Misbehaviour(body(done, media="text/plain"), REFUSED),
-    "two media types": Misbehaviour(body(done, media="application/json, text/event-stream"), REFUSED),
-    "problem+json": Misbehaviour(body(done, media="application/problem+json"), REFUSED),
-    "JSON as a stream": Misbehaviour(body(done, media="text/event-stream"), FAILED, 200),
-    "a stream as JSON": Misbehaviour(body(lambda m: event(done(m))), REFUSED),
-    "parameters": Misbehaviour(body(done, media="Application/JSON ; charset=utf-8"), ""),
-    "gzip": Misbehaviour(body(lambda m: ZIPPED, "Content-Encoding: gzip"), REFUSED),
-    "gzip untold": Misbehaviour(body(lambda m: ZIPPED), REFUSED),
-    "no length": Misbehaviour(say(HEAD + b"\r\n" + ANSWER, then_close=True), ""),
-    "empty": Misbehaviour(body(lambda m: b""), REFUSED),
-    "a JSON-RPC error": Misbehaviour(body(error), ""),
-    "an error to nobody with 200": Misbehaviour(body(lambda m: error({"id": None})), ""),
-    "a JSON-RPC error with 404": Misbehaviour(body(error, status="404 Not Found"), "", 404),
-    "another's error with 400": Misbehaviour(body(lambda m: error({"id": 2}), status="400 Bad"), "", 400),
-    "an error to nobody with 400": Misbehaviour(body(lambda m: error({"id": None}), status="400 Bad"), "", 400),
-    "a large error with 400": Misbehaviour(body(lambda m: error(m, "x" * 70_000), status="400 Bad"), REFUSED),
-}
+HTTP = rows(
+    {
+        "cookies and other gifts": (body(done, *COOKIES), ""),
+        "gifts in an error": (body(done, *COOKIES, status="401 Unauthorized"), FAILED),
+        **{
+            f"a redirect {code}": (body(done, *COOKIES, status=f"{code} Moved"), FAILED)
+            for code in (300, 301, 302, 303, 304, 307, 308)
+        },
+        **{
+            f"status {code}": (body(done, "Retry-After: 9999", status=f"{code} X"), FAILED)
+            for code in (201, 202, 206, 400, 402, 403, 404, 405, 407, 409, 410, 421, 500, 504, 511, 599)
+        },
+        "status 429": (body(done, "Retry-After: 9999", status="429 X"), LIMITED, 429),
+        "status 503": (body(done, "Retry-After: 9999", status="503 X"), FAILED, 503),
+        "status 503 without a time": (body(done, "Retry-After: soon", status="503 X"), FAILED, 502),
+        "204": (say(b"HTTP/1.1 204 No Content\r\n\r\n"), FAILED),
+        "no media type": (body(done, media=""), REFUSED),
+        "a page": (body(lambda m: b"<html>", media="text/html"), REFUSED),
+        "JSON as text": (body(done, media="text/plain"), REFUSED),
+        "two media types": (body(done, media="application/json, text/event-stream"), REFUSED),
+        "problem+json": (body(done, media="application/problem+json"), REFUSED),
+        "JSON as a stream": (body(done, media="text/event-stream"), FAILED, 200),
+        "a stream as JSON": (body(lambda m: event(done(m))), REFUSED),
+        "parameters": (body(done, media="Application/JSON ; charset=utf-8"), ""),
+        "gzip": (body(lambda m: ZIPPED, "Content-Encoding: gzip"), REFUSED),
+        "gzip untold": (body(lambda m: ZIPPED), REFUSED),
+        "no length": (say(HEAD + b"\r\n" + ANSWER, then_close=True), ""),
+        "empty": (body(lambda m: b""), REFUSED),
+        "a JSON-RPC error": (body(error), ""),
+        "an error to nobody with 200": (body(lambda m: error({"id": None})), ""),
+        "a JSON-RPC error with 404": (body(error, status="404 Not Found"), "", 404),
+        "another's error with 400": (body(lambda m: error({"id": 2}), status="400 Bad"), "", 400),
+        "an error to nobody with 400": (body(lambda m: error({"id": None}), status="400 Bad"), "", 400),
+        "a large error with 400": (body(lambda m: error(m, "x" * 70_000), status="400 Bad"), REFUSED),
+    }
+)
 
 # --- words of JSON-RPC ------------------------------------------------------------------------------------------------
 
@@ -266,57 +281,57 @@ NOBODYS = frozenset(
 # --- event streams ----------------------------------------------------------------------------------------------------
 
 ONE = {"id": 1}
-STREAMS: dict[str, Misbehaviour] = {
-    "a server that asks": Misbehaviour(events(event(ASKS), event(done(ONE))), REFUSED),
-    "a ping": Misbehaviour(events(event({**ASKS, "method": "ping"}), event(done(ONE))), ""),
-    "no answer": Misbehaviour(events(b": hi\n\n", b"id: 1\nretry: 1\ndata:\n\n"), FAILED),
-    "no bytes": Misbehaviour(events(), FAILED),
-    "garbage": Misbehaviour(events(b"data: {\n\n"), REFUSED),
-    "garbage before the answer": Misbehaviour(events(b"data: {\n\n", event(done(ONE))), REFUSED),
-    "another's answer": Misbehaviour(events(event(done({"id": 2})), event(done(ONE))), ""),
-    "an error to nobody": Misbehaviour(events(event(error({"id": None}))), ""),
-    "an error to nobody that is malformed": Misbehaviour(
-        events(event({"jsonrpc": "2.0", "id": None, "error": "no"}), event(done(ONE))), REFUSED
-    ),
-    "a malformed answer before another": Misbehaviour(events(event(done(ONE, extra=1)), event(done(ONE))), REFUSED),
-    "an answer in an array before another": Misbehaviour(events(event([done(ONE)]), event(done(ONE))), REFUSED),
-    "named events with data": Misbehaviour(
-        events(
-            b"event: ping\ndata: {}\n\nevent: heartbeat\ndata: 2026-11-29T12:00:00Z\n\n",
-            b'event: error\ndata: {"error": "busy"}\n\nevent: message\n\n',
-            event(done(ONE)),
+STREAMS = rows(
+    {
+        "a server that asks": (messages(ASKS, done(ONE)), REFUSED),
+        "a ping": (messages({**ASKS, "method": "ping"}, done(ONE)), ""),
+        "no answer": (events(b": hi\n\n", b"id: 1\nretry: 1\ndata:\n\n"), FAILED),
+        "no bytes": (events(), FAILED),
+        "garbage": (events(b"data: {\n\n"), REFUSED),
+        "garbage before the answer": (events(b"data: {\n\n", event(done(ONE))), REFUSED),
+        "another's answer": (messages(done({"id": 2}), done(ONE)), ""),
+        "an error to nobody": (messages(error({"id": None})), ""),
+        "an error to nobody that is malformed": (
+            messages({"jsonrpc": "2.0", "id": None, "error": "no"}, done(ONE)),
+            REFUSED,
         ),
-        "",
-    ),
-    "malformed side messages": Misbehaviour(
-        events(
-            event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": None}),
-            event({"jsonrpc": "2.0", "id": 8, "method": "ping", "params": None}),
-            event({"jsonrpc": "2.0", "method": "notifications/message", "params": {}, "extra": 1}),
-            event({"jsonrpc": "2.0", "method": "notifications/message", "params": [1]}),
-            event({"method": "notifications/message"}),
-            event(done({"id": 77})),
-            event([{"jsonrpc": "2.0", "method": "notifications/message", "params": {}}]),
-            event(done(ONE)),
+        "a malformed answer before another": (messages(done(ONE, extra=1), done(ONE)), REFUSED),
+        "an answer in an array before another": (messages([done(ONE)], done(ONE)), REFUSED),
+        "named events with data": (
+            events(
+                b"event: ping\ndata: {}\n\nevent: heartbeat\ndata: 2026-11-29T12:00:00Z\n\n",
+                b'event: error\ndata: {"error": "busy"}\n\nevent: message\n\n',
+                event(done(ONE)),
+            ),
+            "",
         ),
-        "",
-    ),
-    "an answer and more": Misbehaviour(events(event(done(ONE)), *[event(done(ONE))] * 50, b"x" * 99999), ""),
-    "half an event": Misbehaviour(events(event(done(ONE))[:-1]), FAILED),
-    "injected lines": Misbehaviour(
-        events(b"id: 1\rdata: {\r\ndata: }\n\nevent: message\nid: a\0b\ndata:\n\n", event(done(ONE))), ""
-    ),
-    "an event id of a kilobyte": Misbehaviour(events(event(done(ONE), id="x" * 2000)), ""),
-    "an event id in another alphabet": Misbehaviour(events(event(done(ONE), id="ключ")), ""),
-    "ten thousand comments": Misbehaviour(events(b":\n" * 10_000, event(done(ONE))), ""),
-    "fifty thousand empty events": Misbehaviour(events(b"data:\n\n" * 50_000, event(done(ONE))), ""),
-    "an answer cut at each byte": Misbehaviour(events(*(bytes([each]) for each in event(done(ONE)))), ""),
-    "an event of another kind": Misbehaviour(events(event(done(ONE)).replace(b"message\n", b"endpoint\n", 1)), FAILED),
-    "carriage returns": Misbehaviour(events(event(done(ONE)).replace(b"\n", b"\r")), ""),
-    "a retry of a hundred years": Misbehaviour(events(b"retry: 3155760000000\n", event(done(ONE))), ""),
-    "a byte order mark first": Misbehaviour(events(b"\xef\xbb\xbf" + event(done(ONE))), ""),
-    "bytes that are no text": Misbehaviour(events(b"data: \xff\xfe\n\n", event(done(ONE))), REFUSED),
-}
+        "malformed side messages": (
+            messages(
+                note("tools/list_changed", None),
+                {"jsonrpc": "2.0", "id": 8, "method": "ping", "params": None},
+                *(note("message", {}, extra=1), note("message", [1]), {"method": "notifications/message"}),
+                *(done({"id": 77}), [note("message", {})], done(ONE)),
+            ),
+            "",
+        ),
+        "an answer and more": (events(event(done(ONE)), *[event(done(ONE))] * 50, b"x" * 99999), ""),
+        "half an event": (events(event(done(ONE))[:-1]), FAILED),
+        "injected lines": (
+            events(b"id: 1\rdata: {\r\ndata: }\n\nevent: message\nid: a\0b\ndata:\n\n", event(done(ONE))),
+            "",
+        ),
+        "an event id of a kilobyte": (events(event(done(ONE), id="x" * 2000)), ""),
+        "an event id in another alphabet": (events(event(done(ONE), id="ключ")), ""),
+        "ten thousand comments": (events(b":\n" * 10_000, event(done(ONE))), ""),
+        "fifty thousand empty events": (events(b"data:\n\n" * 50_000, event(done(ONE))), ""),
+        "an answer cut at each byte": (events(*(bytes([each]) for each in event(done(ONE)))), ""),
+        "an event of another kind": (events(event(done(ONE)).replace(b"message\n", b"endpoint\n", 1)), FAILED),
+        "carriage returns": (events(event(done(ONE)).replace(b"\n", b"\r")), ""),
+        "a retry of a hundred years": (events(b"retry: 3155760000000\n", event(done(ONE))), ""),
+        "a byte order mark first": (events(b"\xef\xbb\xbf" + event(done(ONE))), ""),
+        "bytes that are no text": (events(b"data: \xff\xfe\n\n", event(done(ONE))), REFUSED),
+    }
+)
 
 # What is right in the session era: its servers may ask, a stream may be left to be fetched again, and whoever says 404
 # to a session has forgotten it; and its caller begins by himself.
@@ -371,28 +386,21 @@ SLOW: dict[str, Attack] = {
 PIECE = b"x" * 2**20
 
 
-async def a_large_length(conversation: Conversation, message: dict[str, Any]) -> None:
-    await conversation.send(HEAD + b"Content-Length: 104857600\r\n\r\n")
-    for _ in range(100):
-        await conversation.send(PIECE)
+def hundred(head: bytes, piece: bytes = PIECE) -> Attack:
+    """A head, and 100 pieces."""
 
+    async def attack(conversation: Conversation, message: dict[str, Any]) -> None:
+        await conversation.send(HEAD + head + b"\r\n")
+        for _ in range(100):
+            await conversation.send(piece)
 
-async def many_chunks(conversation: Conversation, message: dict[str, Any]) -> None:
-    await conversation.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
-    for _ in range(100):
-        await conversation.send(b"100000\r\n" + PIECE + b"\r\n")
-
-
-async def until_close(conversation: Conversation, message: dict[str, Any]) -> None:
-    await conversation.send(HEAD + b"\r\n")
-    for _ in range(100):
-        await conversation.send(PIECE)
+    return attack
 
 
 LARGE: dict[str, Attack] = {
-    "a length of 100 MB": a_large_length,
-    "100 MB in chunks": many_chunks,
-    "100 MB until close": until_close,
+    "a length of 100 MB": hundred(b"Content-Length: 104857600\r\n"),
+    "100 MB in chunks": hundred(b"Transfer-Encoding: chunked\r\n", b"100000\r\n" + PIECE + b"\r\n"),
+    "100 MB until close": hundred(b""),
     "a line of 100 MB": endless(b"data: " + PIECE),
     "an event of 100 MB": endless((b"data: " + b"x" * 100 + b"\n") * 9000),
     "a field of 100 MB": endless(b"y" * 2**20),
@@ -403,6 +411,20 @@ LARGE: dict[str, Attack] = {
 SEEN = {"name": "search_code", "description": "Search.", "inputSchema": {"type": "object"}}
 SECRET = {"name": f"{CANARY}_tool", "description": f"{CANARY} description", "inputSchema": {"type": "object"}}
 TOLD = {"tools": [SEEN, SECRET]}
+BESIDE = {
+    "prompts": [{"name": CANARY}],
+    "resources": [{"uri": f"note://{CANARY}", "name": CANARY}],
+    "resourceTemplates": [{"uriTemplate": f"note://{CANARY}/{{a}}", "name": CANARY}],
+}
+
+
+def listing(result: Any = None, **more: Any) -> Attack:
+    """A body with this list."""
+    return body(lambda m: listed(m, result, **more))
+
+
+def offering(*tools: Any, **more: Any) -> Attack:
+    return listing({"tools": tools, **more})
 
 
 def listed(message: dict[str, Any], result: Any = None, **more: Any) -> dict[str, Any]:
@@ -431,97 +453,71 @@ def unreadable(message: dict[str, Any]) -> bytes:
     return bytes_of(listed(message)).replace(b"Search", b"S\xffarch")
 
 
-LISTS: dict[str, Misbehaviour] = {
-    "in a body": Misbehaviour(body(listed), ""),
-    "in a stream": Misbehaviour(stream_of(listed), ""),
-    "in a stream cut in pieces": Misbehaviour(stream_of(listed, cut=7), ""),
-    "in a stream of carriage returns": Misbehaviour(stream_of(listed, cut=11, ending=b"\r"), ""),
-    "in a stream of CRLF": Misbehaviour(stream_of(listed, cut=13, ending=b"\r\n"), ""),
-    "over many data lines": Misbehaviour(stream_of(lambda m: json.dumps(listed(m), indent=1).encode()), ""),
-    "after news and comments": Misbehaviour(stream_of(news, news, listed, comments=True), ""),
-    "after garbage": Misbehaviour(stream_of(lambda m: b"{garbage", listed), REFUSED),
-    "before garbage": Misbehaviour(stream_of(listed, lambda m: b"{garbage"), ""),
-    "that cannot be read, in a body": Misbehaviour(body(unreadable), REFUSED),
-    "that cannot be read, in a stream": Misbehaviour(stream_of(unreadable), REFUSED),
-    "that cannot be read, as text": Misbehaviour(body(listed, media="text/plain"), REFUSED),
-    "as an answer to another": Misbehaviour(body(lambda m: {**listed(m), "id": 77}), REFUSED),
-    "as an answer to another, in a stream": Misbehaviour(stream_of(lambda m: {**listed(m), "id": 77}, listed), ""),
-    "twice in a stream": Misbehaviour(stream_of(listed, listed), ""),
-    "in a batch": Misbehaviour(body(lambda m: [listed(m)]), REFUSED),
-    "under a key twice": Misbehaviour(
-        body(lambda m: bytes_of(listed(m)).replace(b'"tools"', b'"tools":[],"tools"')), ""
-    ),
-    "under a key twice, the other way": Misbehaviour(
-        body(lambda m: bytes_of(listed(m)).replace(b'"ttlMs"', b'"tools":[],"ttlMs"')), ""
-    ),
-    "in another spelling": Misbehaviour(body(lambda m: listed(m, Tools=[SECRET])), REFUSED),
-    "in the long s": Misbehaviour(body(lambda m: listed(m, {**TOLD, "tool\u017f": [SECRET]})), REFUSED),
-    "as an object": Misbehaviour(body(lambda m: listed(m, {"tools": {"0": SECRET}})), REFUSED),
-    "of odd entries": Misbehaviour(
-        body(
-            lambda m: listed(
-                m, {"tools": [None, [SECRET], SECRET["name"], {**SECRET, "name": None}, {**SECRET, "Name": "a"}, SEEN]}
-            )
+LISTS = rows(
+    {
+        "in a body": (listing(), ""),
+        "in a stream": (stream_of(listed), ""),
+        "in a stream cut in pieces": (stream_of(listed, cut=7), ""),
+        "in a stream of carriage returns": (stream_of(listed, cut=11, ending=b"\r"), ""),
+        "in a stream of CRLF": (stream_of(listed, cut=13, ending=b"\r\n"), ""),
+        "over many data lines": (stream_of(lambda m: json.dumps(listed(m), indent=1).encode()), ""),
+        "after news and comments": (stream_of(news, news, listed, comments=True), ""),
+        "after garbage": (stream_of(lambda m: b"{garbage", listed), REFUSED),
+        "before garbage": (stream_of(listed, lambda m: b"{garbage"), ""),
+        "that cannot be read, in a body": (body(unreadable), REFUSED),
+        "that cannot be read, in a stream": (stream_of(unreadable), REFUSED),
+        "that cannot be read, as text": (body(listed, media="text/plain"), REFUSED),
+        "as an answer to another": (body(lambda m: {**listed(m), "id": 77}), REFUSED),
+        "as an answer to another, in a stream": (stream_of(lambda m: {**listed(m), "id": 77}, listed), ""),
+        "twice in a stream": (stream_of(listed, listed), ""),
+        "in a batch": (body(lambda m: [listed(m)]), REFUSED),
+        "under a key twice": (body(lambda m: bytes_of(listed(m)).replace(b'"tools"', b'"tools":[],"tools"')), ""),
+        "under a key twice, the other way": (
+            body(lambda m: bytes_of(listed(m)).replace(b'"ttlMs"', b'"tools":[],"ttlMs"')),
+            "",
         ),
-        "",
-    ),
-    "with a name twice": Misbehaviour(
-        body(lambda m: bytes_of(listed(m)).replace(b'"name": "canary', b'"name": "search_code", "name": "canary')), ""
-    ),
-    "beside prompts and resources": Misbehaviour(
-        body(
-            lambda m: listed(
-                m,
-                prompts=[{"name": f"{CANARY}"}],
-                resources=[{"uri": f"note://{CANARY}", "name": CANARY}],
-                resourceTemplates=[{"uriTemplate": f"note://{CANARY}/{{a}}", "name": CANARY}],
-            )
+        "in another spelling": (listing(Tools=[SECRET]), REFUSED),
+        "in the long s": (listing({**TOLD, "tool\u017f": [SECRET]}), REFUSED),
+        "as an object": (listing({"tools": {"0": SECRET}}), REFUSED),
+        "of odd entries": (
+            offering(None, [SECRET], SECRET["name"], {**SECRET, "name": None}, {**SECRET, "Name": "a"}, SEEN),
+            "",
         ),
-        "",
-    ),
-    "with an error status": Misbehaviour(body(listed, status="500 Oops"), FAILED),
-    "with a redirect": Misbehaviour(body(listed, *COOKIES, status="302 Found"), FAILED),
-    "with an error status that is the protocol's": Misbehaviour(body(listed, status="404 Not Found"), FAILED),
-    "in a body without end": Misbehaviour(
-        say(HEAD + b"Content-Length: 99999\r\n\r\n" + bytes_of(listed(ONE)), then_close=True), FAILED
-    ),
-    "in a stream without its last line": Misbehaviour(events(b"data: " + bytes_of(listed(ONE)) + b"\n"), FAILED),
-    "in a gzip": Misbehaviour(body(lambda m: gzip.compress(bytes_of(listed(m))), "Content-Encoding: gzip"), REFUSED),
-}
+        "with a name twice": (
+            body(lambda m: bytes_of(listed(m)).replace(b'"name": "canary', b'"name": "search_code", "name": "canary')),
+            "",
+        ),
+        "beside prompts and resources": (listing(**BESIDE), ""),
+        "with an error status": (body(listed, status="500 Oops"), FAILED),
+        "with a redirect": (body(listed, *COOKIES, status="302 Found"), FAILED),
+        "with an error status that is the protocol's": (body(listed, status="404 Not Found"), FAILED),
+        "in a body without end": (
+            say(HEAD + b"Content-Length: 99999\r\n\r\n" + bytes_of(listed(ONE)), then_close=True),
+            FAILED,
+        ),
+        "in a stream without its last line": (events(b"data: " + bytes_of(listed(ONE)) + b"\n"), FAILED),
+        "in a gzip": (body(lambda m: gzip.compress(bytes_of(listed(m))), "Content-Encoding: gzip"), REFUSED),
+    }
+)
 
 # What is too much of it for one turn of the loop, though it fits the bound on bytes (threats I11, F14).
-MANY: dict[str, Misbehaviour] = {
-    "thousands of tools": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [*[{**SECRET, "name": f"{CANARY}_{n}"} for n in range(20_000)], SEEN]})), ""
-    ),
-    "a hundred thousand tools": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [{**SEEN, "name": f"t{number}"} for number in range(100_000)]})), REFUSED
-    ),
-    "thousands of long tools": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [SEEN, *[{**SECRET, "description": CANARY * 300}] * 4500]})), ""
-    ),
-    "a tool of nine megabytes": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [{**SEEN, "description": "a\u200b" * 2**20}]})), ""
-    ),
-    "members without end": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [SEEN], **{f"Tool{n}": 1 for n in range(90_000)}})), REFUSED
-    ),
-    "a tool of members without end": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [SEEN, {**SECRET, **{f"Name{n}": 1 for n in range(90_000)}}]})), ""
-    ),
-    "more members than are counted": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [SEEN], **{f"Tool{n}": 1 for n in range(400_000)}})), REFUSED
-    ),
-    "tasks without end": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [SEEN], "tasks": [{"taskId": f"t{n}"} for n in range(90_000)]})), REFUSED
-    ),
-    "questions without end": Misbehaviour(
-        body(lambda m: listed(m, {"inputRequests": {str(n): {"method": "roots/list"} for n in range(65)}})), REFUSED
-    ),
-    "brackets without end": Misbehaviour(
-        body(lambda m: listed(m, {"tools": [SEEN], "x": [[["x"]]] * 800_000})), REFUSED
-    ),
-}
+MANY = rows(
+    {
+        "thousands of tools": (offering(*[{**SECRET, "name": f"{CANARY}_{n}"} for n in range(20_000)], SEEN), ""),
+        "a hundred thousand tools": (offering(*({**SEEN, "name": f"t{number}"} for number in range(100_000))), REFUSED),
+        "thousands of long tools": (offering(SEEN, *[{**SECRET, "description": CANARY * 300}] * 4500), ""),
+        "a tool of nine megabytes": (offering({**SEEN, "description": "a\u200b" * 2**20}), ""),
+        "members without end": (offering(SEEN, **{f"Tool{n}": 1 for n in range(90_000)}), REFUSED),
+        "a tool of members without end": (offering(SEEN, {**SECRET, **{f"Name{n}": 1 for n in range(90_000)}}), ""),
+        "more members than are counted": (offering(SEEN, **{f"Tool{n}": 1 for n in range(400_000)}), REFUSED),
+        "tasks without end": (offering(SEEN, tasks=[{"taskId": f"t{n}"} for n in range(90_000)]), REFUSED),
+        "questions without end": (
+            listing({"inputRequests": {str(n): {"method": "roots/list"} for n in range(65)}}),
+            REFUSED,
+        ),
+        "brackets without end": (offering(SEEN, x=[[["x"]]] * 800_000), REFUSED),
+    }
+)
 LISTS |= MANY
 
 # --- what is said to the sidecar's own enquiry ------------------------------------------------------------------------
@@ -532,14 +528,21 @@ def hello(**changes: Any) -> dict[str, Any]:
     return {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info, **changes}
 
 
-PLAIN_SCHEMA = {"type": "object"}
+def greeting(**changes: Any) -> dict[str, Any]:
+    return {"initialize": hello(**changes)}
+
+
+def tool(**changes: Any) -> dict[str, Any]:
+    return {"tools/list": {"tools": [{**SEEN, **changes}]}}
+
+
 GREETINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "capabilities without end": ({"initialize": hello(capabilities={f"c{n}": {} for n in range(90_000)})}, FAILED),
-    "capabilities that are a list": ({"initialize": hello(capabilities=[1])}, ""),
-    "a name that is a list": ({"initialize": hello(serverInfo=[1])}, ""),
-    "a revision that is a list": ({"initialize": hello(protocolVersion=["2025-11-25"])}, FAILED),
-    "a revision that is none": ({"initialize": hello(protocolVersion="1999-01-01")}, FAILED),
-    "instructions of megabytes": ({"initialize": hello(instructions="x" * 5_000_000)}, FAILED),
+    "capabilities without end": (greeting(capabilities={f"c{n}": {} for n in range(90_000)}), FAILED),
+    "capabilities that are a list": (greeting(capabilities=[1]), ""),
+    "a name that is a list": (greeting(serverInfo=[1]), ""),
+    "a revision that is a list": (greeting(protocolVersion=["2025-11-25"]), FAILED),
+    "a revision that is none": (greeting(protocolVersion="1999-01-01"), FAILED),
+    "instructions of megabytes": (greeting(instructions="x" * 5_000_000), FAILED),
     "no greeting": ({"initialize": []}, FAILED),
     "the same page for ever": ({"tools/list": {"tools": [], "nextCursor": "a"}}, FAILED),
     "a cursor that is a list": ({"tools/list": {"tools": [], "nextCursor": ["a"]}}, FAILED),
@@ -547,12 +550,12 @@ GREETINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a list that is an object": ({"tools/list": {"tools": {"search_code": SEEN}}}, FAILED),
     "three thousand tools": ({"tools/list": {"tools": [SEEN] * 3_000}}, FAILED),
     "values without end": ({"tools/list": {"tools": [SEEN], "x": [{}] * 2_000_000}}, FAILED),
-    "a name of a megabyte": ({"tools/list": {"tools": [{**SEEN, "name": "t" * 2**20}]}}, "tool-unknown"),
+    "a name of a megabyte": (tool(name="t" * 2**20), "tool-unknown"),
     "a schema of megabytes": (
-        {"tools/list": {"tools": [{**SEEN, "inputSchema": {**PLAIN_SCHEMA, "properties": {"p" * 2**21: {}}}}]}},
+        tool(inputSchema={"type": "object", "properties": {"p" * 2**21: {}}}),
         "schema-unavailable",
     ),
-    "a schema that is a list": ({"tools/list": {"tools": [{**SEEN, "inputSchema": []}]}}, "schema-unavailable"),
+    "a schema that is a list": (tool(inputSchema=[]), "schema-unavailable"),
     "a tool twice": ({"tools/list": {"tools": [SEEN, {**SEEN, "inputSchema": {}}]}}, "schema-unavailable"),
     "a list for ever": ({"tools/list": {"tools": [SEEN], "ttlMs": 1e308}}, ""),
     "a list for no time": ({"tools/list": {"tools": [SEEN], "ttlMs": -1e308}}, ""),

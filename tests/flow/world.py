@@ -205,24 +205,17 @@ async def listening(handler: Callable[[web.Request], Awaitable[web.StreamRespons
 async def world(
     folder: Path,
     *,
-    rules: str = RULES,
-    files: Mapping[str, str] | None = None,
-    settings: str = "",
     upstream: Upstream | None = None,
     upstream_url: str = "",
-    upstream_settings: str = "",
-    mcp_settings: str = "",
     principal: str = "nhi:planner",
-    program: str = "",
+    **written: Any,
 ) -> AsyncIterator[World]:
     """A sidecar before one upstream called `github`. Its callers are `principal` through a local listener (`World.url`)
-    unless that is empty; then `World.url` is the data listener. `program` is a `command` and what belongs to it, for
-    an upstream that is one."""
+    unless that is empty; then `World.url` is the data listener. `written` is what `write_folder` takes."""
     stub = upstream or Upstream()
     async with listening(stub.handle) as base:
         stub.url = f"{base}/mcp"
-        url = upstream_url or stub.url
-        write_folder(folder, url, rules, files or {}, settings, upstream_settings, principal, mcp_settings, program)
+        write_folder(folder, upstream_url or stub.url, principal=principal, **written)
         app = await started(folder)
         try:
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
@@ -245,7 +238,8 @@ def write_folder(
     mcp_settings: str = "",
     program: str = "",
 ) -> None:
-    """sidecar.yaml, models and policies; `files` are further ones, by path."""
+    """sidecar.yaml, models and policies; `files` are further ones, by path. `program` is a `command` and what belongs
+    to it, for an upstream that is one."""
     local = f'local: [{{listen: "127.0.0.1:0", principal: "{principal}"}}]\n' if principal else ""
     more = f", {upstream_settings}" if upstream_settings else ""
     if "probe:" not in more:
