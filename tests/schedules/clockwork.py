@@ -134,10 +134,7 @@ class Replica:
 
     async def looks(self) -> bool:
         """It looks; whether it outlives that."""
-        looking, dying = (
-            asyncio.ensure_future(self.scheduler.worker.turn()),
-            asyncio.ensure_future(self.life.over.wait()),
-        )
+        looking, dying = map(asyncio.ensure_future, (self.scheduler.worker.turn(), self.life.over.wait()))
         await asyncio.wait({looking, dying}, return_when=asyncio.FIRST_COMPLETED)
         dying.cancel()
         if self.life.over.is_set():
@@ -198,11 +195,14 @@ class Clockwork:
         for replica in self.replicas if looks is None else looks:
             await replica.looks()
 
+    async def through(self, said: str, **more: Any) -> None:
+        """The same, and what was begun is over."""
+        await self.at(said, **more)
+        await self.settle()
+
     async def standing(self, key: str = "minutely") -> ScheduleStanding:
         """How one stands."""
-        found = await self.standings.get(key)
-        assert found is not None
-        return found
+        return await self.standings.get(key)
 
     async def settle(self) -> None:
         """What was begun is over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,28 +14,22 @@ from sidecar.tasks.schedules import scheduler
 from sidecar.tasks.schedules.schedule_state import SCHEDULES
 from sidecar.tasks.schedules.scheduler import Conflict
 from tests.schedules.clockwork import MINUTELY, clockwork
-from tests.valkey import Valkey, running_valkey
+from tests.valkey import Valkey
+
+
+def emptied(valkey: Valkey) -> str:
+    with valkey.client() as client:
+        client.flushall()
+    return valkey.url
+
 
 ADDED = ScheduleSettings.model_validate(MINUTELY)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Valkey]:
-    with running_valkey() as running:
-        yield running
-
-
-@pytest.fixture
-def valkey(server: Valkey) -> Valkey:
-    with server.client() as client:
-        client.flushall()
-    return server
 
 
 async def test_what_was_added_at_one_replica_runs_at_another_and_ends_with_its_removal(
     tmp_path: Path, valkey: Valkey
 ) -> None:
-    async with clockwork(tmp_path, store="redis", url=valkey.url, replicas=2) as works:
+    async with clockwork(tmp_path, store="redis", url=emptied(valkey), replicas=2) as works:
         works.write()
         one, two = works.replicas
         shown = await one.scheduler.add("minutely", ADDED, "admin:operator")
@@ -47,8 +40,7 @@ async def test_what_was_added_at_one_replica_runs_at_another_and_ends_with_its_r
             await two.scheduler.add("minutely", ADDED, "admin:operator")
         one.kill()
         await one.scheduler.close()
-        await works.at("12:01:00", looks=[two])
-        await works.settle()
+        await works.through("12:01:00", looks=[two])
         assert len(works.told()) == 1
         caller = (await two.scheduler._of("minutely")).caller
         assert two.live.current.identity.vouches_for(caller)
@@ -64,7 +56,7 @@ async def test_what_was_added_at_one_replica_runs_at_another_and_ends_with_its_r
 async def test_a_replica_that_has_it_on_its_hands_does_not_order_what_another_removed_or_added_anew(
     tmp_path: Path, valkey: Valkey
 ) -> None:
-    async with clockwork(tmp_path, store="redis", url=valkey.url, replicas=2) as works:
+    async with clockwork(tmp_path, store="redis", url=emptied(valkey), replicas=2) as works:
         works.write()
         one, two = works.replicas
         await one.scheduler.add("minutely", ADDED, "me")
@@ -126,5 +118,4 @@ async def test_how_many_may_be_added_is_bounded(tmp_path: Path, monkeypatch: pyt
         await one.remove("a", "me")
         await one.add("b", as_planner, "me")
         kept = await works.standings.get("b")
-        assert kept is not None
         assert SCHEDULES.codec.decode(SCHEDULES.codec.encode(kept)) == kept

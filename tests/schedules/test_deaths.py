@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.tasks.api.task_record import TaskState as TaskState
+from sidecar.tasks.api.task_record import TaskState
 from tests.a2a.test_task_api import DONE, WORKING
 from tests.a2a.world import ScriptedAgent, task
 from tests.schedules.clockwork import ANSWER, MINUTELY, clockwork, moment
@@ -23,6 +23,10 @@ POINTS = ("owed", "charged", "added", "ordered", "running")
 MINUTES, STEP_S = 60, 10
 
 
+def done(_: str, params: dict[str, Any]) -> Any:
+    return task(params["id"], f"c{params['id'][1:]}", DONE)
+
+
 async def test_an_hour_of_three_replicas_of_which_whoever_is_at_it_dies(tmp_path: Path) -> None:
     chance, deaths, names = Random(1), Counter[str](), iter(range(MINUTES))
     dying = [""]
@@ -30,9 +34,7 @@ async def test_an_hour_of_three_replicas_of_which_whoever_is_at_it_dies(tmp_path
     def sent(_: str, params: dict[str, Any]) -> Any:
         return {"task": task(f"t{(n := next(names))}", f"c{n}", WORKING)} if dying[0] == "running" else ANSWER
 
-    agent = ScriptedAgent(
-        script={"SendMessage": sent, "GetTask": lambda _, params: task(params["id"], f"c{params['id'][1:]}", DONE)}
-    )
+    agent = ScriptedAgent(script={"SendMessage": sent, "GetTask": done})
     async with clockwork(tmp_path, agent=agent, replicas=0, settings="tasks: {ask_every_s: 0.05}\n") as works:
         works.write(minutely={**MINUTELY, "overlap": "allow"})
         alive, begin_s = [works.replica() for _ in range(3)], works.now_s
@@ -60,7 +62,7 @@ async def test_an_hour_of_three_replicas_of_which_whoever_is_at_it_dies(tmp_path
         standing = await works.standing()
         due = [standing.task_for(moment("2026-11-28T12:01:00") + 60 * n) for n in range(MINUTES)]
         assert ran == Counter(dict.fromkeys(due, 1)), "once each, and nothing else"
-        ends = [record.state for one in due if (record := await works.tasks.get(one)) is not None]
+        ends = [(await works.tasks.get(one)).state for one in due]
         assert ends == [TaskState.COMPLETED] * MINUTES
         assert set(deaths) == set(POINTS) and min(deaths.values()) >= 3, deaths
         assert works.counted.ran.get(("minutely", "missed"), 0) == 0
@@ -76,9 +78,7 @@ async def test_whichever_reply_of_the_store_is_lost_each_due_time_runs_once(
     def sent(_: str, params: dict[str, Any]) -> Any:
         return {"task": task(f"t{(n := next(names))}", f"c{n}", WORKING)}
 
-    agent = ScriptedAgent(
-        script={"SendMessage": sent, "GetTask": lambda _, params: task(params["id"], f"c{params['id'][1:]}", DONE)}
-    )
+    agent = ScriptedAgent(script={"SendMessage": sent, "GetTask": done})
     with running_valkey() as ours, running_valkey() as owners:
         proxies = LosingProxy(ours.path), LosingProxy(owners.path)
         async with proxies[0].listening() as url, proxies[1].listening() as whose:
@@ -100,7 +100,7 @@ async def test_whichever_reply_of_the_store_is_lost_each_due_time_runs_once(
                 standing = await works.standing()
                 due = [standing.task_for(begin_s + 60 * n) for n in range(minutes)]
                 ran = Counter(one["message"]["messageId"] for one in works.told())
-                ends = [record.state for one in due if (record := await works.tasks.get(one)) is not None]
+                ends = [(await works.tasks.get(one)).state for one in due]
                 assert (ran, ends) == (Counter(dict.fromkeys(due, 1)), [TaskState.COMPLETED] * minutes)
                 assert lost[0] > 15 and lost[1] > 3, lost
                 assert works.counted.ran.keys() == {("minutely", "success")}

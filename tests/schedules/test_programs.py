@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError
-from sidecar.tasks.programs.run_record import Execution, RunStatus
+from sidecar.tasks.programs.run_record import RunStatus
 from sidecar.tasks.schedules.schedule_state import DueResult, ScheduleStanding
 from tests.a2a.world import agent_world, write
 from tests.flow.world import until
@@ -35,13 +35,11 @@ async def test_a_program_runs_by_the_clock_and_its_run_says_which_schedule_it_wa
         record = await world.app.scheduler.run_now("nightly", "test")
         await until(lambda: not world.app.pipeline.task_front.runner.worker.jobs)
         task = await world.app.shared.task_store.get(record.id)
-        assert task is not None
         run = await world.app.executions.get(task.a2a_task)
-        assert isinstance(run, Execution)
         assert (run.schedule, run.status) == ("nightly", RunStatus.SUCCESS)
         assert (run.input, run.output) == ("what is new?", "what is new?")
         assert run.caller.last.name == "nhi:nightly"
-        assert task.result is not None and task.result["artifacts"][0]["parts"][0]["text"] == "what is new?"
+        assert task.result["artifacts"][0]["parts"][0]["text"] == "what is new?"
 
 
 async def test_what_came_of_a_run_is_what_came_of_its_schedule_and_its_words_are_kept_without_secrets(
@@ -60,28 +58,19 @@ async def test_what_came_of_a_run_is_what_came_of_its_schedule_and_its_words_are
         await until(lambda: stands("late").last_result is DueResult.TIMEOUT)
         await until(lambda: stands("leaky").last_result is DueResult.FAILURE)
         task = await world.app.shared.task_store.get(slow.id)
-        assert task is not None
         assert (task.error_code, task.error_message) == ("Timeout", "it did not answer within 0.2 s")
         assert stands("leaky").last_why == "exit code 3: no login with password=[redacted]"
     assert "no login" not in str([vars(record) for record in caplog.records])
 
 
 def test_what_its_program_would_refuse_each_night_is_refused_before(tmp_path: Path) -> None:
-    nights = "".join(
-        f'  {name}: {{agent: echo, cron: "@daily", input_parameters: {{{given}}}}}\n'
-        for name, given in (
-            ("well", "anything: else"),
-            ("typo", "prompt: x, paramters: {}"),
-            ("bold", "parameters: {u: x}"),
-        )
-    )
+    given = {"well": "anything: else", "typo": "prompt: x, paramters: {}", "bold": "parameters: {u: x}"}
+    night = '  {}: {{agent: echo, cron: "@daily", input_parameters: {{{}}}}}\n'
+    nights = "".join(night.format(*one) for one in given.items())
     write(tmp_path, "", behind=f"agents: {{echo: {{executable: cat}}}}\nschedules:\n{nights}")
     with pytest.raises(ConfigError) as refused:
         check_files(tmp_path / "sidecar.yaml", os.environ)
-    told = [
-        (fault.source.split()[0], fault.code, fault.message.partition(" stands")[0]) for fault in refused.value.faults
-    ]
-    assert told == [
-        ("typo:", "S180", "echo refuses it: /message/parts/0/data/paramters"),
-        ("bold:", "S180", "echo refuses it: /message/parts/0/data/parameters/u cannot be chosen"),
-    ]
+    faults = refused.value.faults
+    assert [(fault.source.split()[0], fault.code) for fault in faults] == [("typo:", "S180"), ("bold:", "S180")]
+    assert faults[0].message.startswith("echo refuses it: /message/parts/0/data/paramters")
+    assert faults[1].message.startswith("echo refuses it: /message/parts/0/data/parameters/u cannot be chosen")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
-import pytest
-
-from sidecar.audit import Audit
-from sidecar.errors import Reason, Refusal
 from tests.a2a.test_task_api import ORDER, QUICK, call
 from tests.a2a.world import ScriptedAgent, agent_world
+from tests.flow.test_session_ends import FullDisk
 from tests.flow.world import until
 from tests.schedules.clockwork import ANSWER, RULES
 
@@ -45,22 +43,14 @@ async def test_a_schedule_is_in_force_shown_counted_and_reloaded(tmp_path: Path)
         assert app.readiness()[0]
 
 
-async def test_a_task_that_cannot_be_put_on_record_is_not_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_task_that_cannot_be_put_on_record_is_not_begun(tmp_path: Path) -> None:
     async with agent_world(tmp_path, settings=QUICK) as world:
-        write = Audit.write
-
-        async def lost(self: Audit, event: str, record: dict[str, object]) -> None:
-            if event == "outcome" and record["http_status"] == 201:
-                raise Refusal(Reason.AUDIT_UNAVAILABLE)
-            await write(self, event, record)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Audit, "write", lost)
+        writer: Any = world.app.audit.writer
+        writer.sink = FullDisk(writer.sink)
         status, said = await call(world, "POST", body=ORDER)
         assert (status, said["reason"]) == (503, "audit-unavailable")
         await asyncio.sleep(0.05)
         assert world.agent.methods() == []
-        monkeypatch.undo()
+        writer.sink = writer.sink.file
         listed = (await call(world, "GET"))[1]["tasks"]
         assert [one["state"] for one in listed] == ["cancelled"]

@@ -101,13 +101,6 @@ async def test_another_callers_session_is_none() -> None:
             assert (await server.ask(outbound)).status == 404
 
 
-async def test_callers_who_come_at_once_wait_for_the_same_line() -> None:
-    async with serving() as server:
-        server.pause_s = 0.01
-        asked = [server.line_of(post(call(), who="a", version=STATELESS)) for _ in range(5)]
-        assert await asyncio.gather(*asked) == [0] * 5
-
-
 async def test_a_session_begins_on_the_line_that_knew_no_discovery() -> None:
     async with serving() as server:
         answer = await server.ask(post(DISCOVER, version=STATELESS))
@@ -117,7 +110,9 @@ async def test_a_session_begins_on_the_line_that_knew_no_discovery() -> None:
         assert len(server.lines) == 1
 
 
-async def test_silence_about_discovery_is_a_no(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_about_discovery_is_a_no_and_who_never_was_stateless_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(line_sessions, "DISCOVER_S", 0.02)
     async with serving() as server:
         server.mute = {"server/discover"}
@@ -125,9 +120,6 @@ async def test_silence_about_discovery_is_a_no(monkeypatch: pytest.MonkeyPatch) 
         assert (answer.status, (await body(answer))["error"]["code"]) == (404, -32601)
         await server.ask(post(initialize()))
         assert len(server.lines) == 1
-
-
-async def test_what_never_was_stateless_is_not_even_asked() -> None:
     async with serving(stateless=False) as server:
         assert (await server.ask(post(DISCOVER, version=STATELESS))).status == 404
         assert server.lines == []
@@ -206,7 +198,8 @@ async def test_a_line_that_cannot_be_opened_is_a_refusal_for_all_who_wait() -> N
         results = await asyncio.gather(*asked, return_exceptions=True)
         assert {getattr(result, "detail", None) for result in results} == {"it does not start"}
         server.failure = None
-        assert await server.line_of(post(call(), who="a", version=STATELESS)) == 0
+        asked = [server.line_of(post(call(), who="a", version=STATELESS)) for _ in range(5)]
+        assert await asyncio.gather(*asked) == [0] * 5, "who come at once wait for the same line"
 
 
 async def test_shared_is_one_line_an_era() -> None:
