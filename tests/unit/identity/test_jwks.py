@@ -19,13 +19,9 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from sidecar.errors import Refusal
 from sidecar.http.client import EgressError, fetch
 from sidecar.http.signing_keys import SigningKey, generate
-from sidecar.identity import Identity
 from sidecar.identity.jwks import MAX_KEYS, JwksError, parse_jwks
 from tests.unit.identity.world import (
     IDP,
-    ROUTE,
-    Clock,
-    Presented,
     World,
     a_world,
     an_issuer,
@@ -88,27 +84,23 @@ async def test_a_forged_issuer_asks_for_nothing(world: World) -> None:
     assert world.server.asked == []
 
 
-async def test_callers_who_come_together_wait_for_one_fetch() -> None:
+async def test_callers_who_come_together_wait_for_one_fetch(world: World) -> None:
     asked, gate = [], asyncio.Event()
 
     async def slow(url: str) -> bytes:
         asked.append(url)
         await gate.wait()
-        return json.dumps({"keys": [dict(signing_key().public_jwk)]}).encode()
+        return world.server.sets[url]
 
-    clock = Clock()
-    identity = Identity([an_issuer()], fetch=slow, clock=clock.wall, mono=clock.monotonic)
-    presented = [Presented(authorization=(f"Bearer {minted(jti=str(n))}",)) for n in range(50)]
-    calls = [asyncio.create_task(identity.identify(one, ROUTE)) for one in presented]
+    slowly = world.anew(fetch=slow)
+    calls = [asyncio.create_task(slowly.chain(minted(jti=str(n)))) for n in range(50)]
     await asyncio.sleep(0)
     calls[0].cancel()  # the first to ask hangs up; the others still get their keys
     await asyncio.sleep(0)
     gate.set()
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert isinstance(answers[0], asyncio.CancelledError)
-    assert {answer.last.name for answer in answers[1:] if not isinstance(answer, BaseException)} == {"user:alice"}
-    assert not [answer for answer in answers[1:] if isinstance(answer, BaseException)]
-    assert len(asked) == 1
+    first, *answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(first, asyncio.CancelledError)
+    assert answers == [["user:alice"]] * 49 and len(asked) == 1
 
 
 # Rotation
@@ -164,28 +156,22 @@ async def test_keys_are_refreshed_without_being_asked_for(monkeypatch: pytest.Mo
 # Outage
 
 
-async def test_known_keys_serve_for_one_hour_then_nobody_is_let_in(world: World) -> None:
-    token = minted()
-    await world.chain(token)
+async def test_known_keys_serve_for_one_hour_then_no_caller_is_let_in(world: World) -> None:
+    token, longer = minted(), minted(exp=world.clock.now + 7200)
+    for each in (token, longer):
+        await world.chain(each)
     world.server.failure = EgressError("out")
     for _ in range(6):
         world.clock.pass_s(599)
         assert await world.chain(token) == ["user:alice"]
         await world.refused(minted(signing_key(NEW), iat=world.clock.now, exp=world.clock.now + 60))
     world.clock.pass_s(6)
+    await world.refused(longer)  # what is remembered of it does not outlive its issuer's keys
     fresh = minted(iat=world.clock.now, exp=world.clock.now + 600)
     assert (await world.refused(fresh)).detail == "keys of the issuer cannot be had"
     world.server.failure = None
     world.clock.pass_s(10)
     assert await world.chain(fresh) == ["user:alice"]
-
-
-async def test_a_remembered_token_does_not_outlive_its_issuers_keys(world: World) -> None:
-    token = minted(exp=world.clock.now + 7200)
-    await world.chain(token)
-    world.server.failure = EgressError("out")
-    world.clock.pass_s(3600)
-    await world.refused(token)
 
 
 async def test_a_start_without_the_issuer_succeeds_and_lets_nobody_in(world: World) -> None:
@@ -200,43 +186,29 @@ async def test_a_start_without_the_issuer_succeeds_and_lets_nobody_in(world: Wor
     await world.identity.close()
 
 
-async def test_a_reload_during_an_outage_goes_on_with_the_keys_that_were_known(world: World) -> None:
+async def test_a_reload_during_an_outage_goes_on_with_the_keys_that_were_known_of_the_same_place(world: World) -> None:
     await world.chain(minted())
     world.server.failure = EgressError("out")
-    reloaded = Identity([an_issuer()], fetch=world.server.fetch, clock=world.clock.wall, mono=world.clock.monotonic)
-    await reloaded.start(world.identity)
-    await world.identity.close()
-    caller = await reloaded.identify(Presented(authorization=(f"Bearer {minted()}",)), ROUTE)
-    assert caller.last.name == "user:alice"
-    await reloaded.close()
+    reloaded, moved = world.anew(), world.anew(an_issuer(jwks_url="https://elsewhere.example/keys"))
+    for after in (reloaded, moved):
+        await after.identity.start(world.identity)
+    assert await reloaded.chain(minted()) == ["user:alice"]
+    await moved.refused(minted())
+    for each in (world, reloaded, moved):
+        await each.identity.close()
 
 
 async def test_a_reload_fetches_once_and_strangers_after_it_wait_their_ten_seconds(world: World) -> None:
-    """BL-048: no restart is needed for a new key, and a reload lets nobody make us ask more often."""
+    """BL-048: no restart is needed for a new key, and a reload lets no stranger make us ask more often."""
     await world.chain(minted())
     world.server.serve(IDP, signing_key(), signing_key(NEW))
-    reloaded = Identity([an_issuer()], fetch=world.server.fetch, clock=world.clock.wall, mono=world.clock.monotonic)
-    await reloaded.start(world.identity)
-    after = World(reloaded, world.clock, world.server)
+    after = world.anew()
+    await after.identity.start(world.identity)
     assert await after.chain(minted(signing_key(NEW))) == ["user:alice"]
     for number in range(100):
         await after.refused(forged(f"k{number}"))
     assert len(world.server.asked) == 2  # before the reload, and by it
-    await reloaded.close()
-
-
-async def test_a_reload_that_moves_the_keys_elsewhere_forgets_the_old_ones(world: World) -> None:
-    await world.chain(minted())
-    world.server.failure = EgressError("out")
-    moved = an_issuer(jwks_url="https://elsewhere.example/keys")
-    moved_world = World(
-        Identity([moved], fetch=world.server.fetch, clock=world.clock.wall, mono=world.clock.monotonic),
-        world.clock,
-        world.server,
-    )
-    await moved_world.identity.start(world.identity)
-    await moved_world.refused(minted())
-    await moved_world.identity.close()
+    await after.identity.close()
 
 
 @pytest.mark.parametrize("answer", [b"", b"{", b"[]", b'{"keys":[]}', b'{"keys":{}}', b"<html>", b'{"keys":[1]}'])
@@ -308,22 +280,23 @@ def test_whatever_a_key_set_holds_it_is_keys_or_an_error_of_ours(algorithm: str,
         parse_jwks(as_set({**jwk(signing_key(f"a {algorithm} key", algorithm)), **spoilt}))
 
 
-async def test_who_waits_for_a_fetch_is_answered_when_its_identity_is_closed(world: World) -> None:
-    started = asyncio.Event()
+async def never(_: str) -> bytes:
+    await asyncio.Event().wait()
+    raise AssertionError
 
-    async def never(_: str) -> bytes:
-        started.set()
-        await asyncio.Event().wait()
-        raise AssertionError
 
-    clock = world.clock
-    identity = Identity([an_issuer()], fetch=never, clock=clock.wall, mono=clock.monotonic)
-    presented = Presented(authorization=(f"Bearer {minted()}",))
-    waiting = asyncio.create_task(identity.identify(presented, ROUTE))
-    await started.wait()
-    await identity.close()
+async def test_who_waits_for_a_fetch_is_answered_when_its_identity_is_closed_and_when_it_is_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = world.anew(fetch=never)
+    waiting = asyncio.create_task(waits.chain(minted()))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await waits.identity.close()
     with pytest.raises(Refusal):
         await waiting
+    monkeypatch.setattr("sidecar.identity.jwks.FETCH_S", 0.05)
+    assert (await world.anew(fetch=never).refused(minted())).detail == "keys of the issuer cannot be had"
 
 
 def test_a_set_is_bounded() -> None:
@@ -380,40 +353,24 @@ async def test_keys_from_a_file_rotate_when_the_file_does(tmp_path: Path) -> Non
     assert await world.chain(minted()) == ["user:alice"]
 
 
-Answer = Callable[[asyncio.StreamWriter], None]
-
-
 @pytest.fixture
-async def idp() -> AsyncIterator[tuple[str, dict[str, bytes]]]:
-    """A real HTTP server whose answers a test writes."""
+async def idp() -> AsyncIterator[tuple[World, dict[str, bytes]]]:
+    """A real HTTP server whose answers a test writes, and a sidecar that has its keys from there."""
     answers = {"/keys": b""}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         body = answers[head.split()[1].decode()]
-        redirect = body.startswith(b"HTTP/1.1")
-        writer.write(body if redirect else b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        written = body.startswith(b"HTTP/1.1")
+        writer.write(body if written else b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", answers
+    port = server.sockets[0].getsockname()[1]
+    yield a_world().anew(an_issuer(jwks_url=f"http://127.0.0.1:{port}/keys"), fetch=fetch), answers
     server.close()
     await server.wait_closed()
-
-
-async def over_http(url: str) -> World:
-    issuer = an_issuer(jwks_url=f"{url}/keys")
-    world = a_world(issuer)
-    clock = world.clock
-    return World(Identity([issuer], fetch=fetch, clock=clock.wall, mono=clock.monotonic), clock, world.server)
-
-
-async def test_keys_come_over_a_real_socket(idp: tuple[str, dict[str, bytes]]) -> None:
-    url, answers = idp
-    answers["/keys"] = as_set(jwk())
-    world = await over_http(url)
-    assert await world.chain(minted()) == ["user:alice"]
 
 
 @pytest.mark.parametrize(
@@ -426,36 +383,27 @@ async def test_keys_come_over_a_real_socket(idp: tuple[str, dict[str, bytes]]) -
         b"HTTP/1.1 nonsense",
     ],
 )
-async def test_an_issuer_that_answers_otherwise_gives_no_keys(idp: tuple[str, dict[str, bytes]], answer: bytes) -> None:
-    url, answers = idp
+async def test_over_a_real_socket_keys_come_and_any_other_answer_is_none(
+    idp: tuple[World, dict[str, bytes]], answer: bytes
+) -> None:
+    world, answers = idp
     answers["/keys"], answers["/keys2"] = answer, as_set(jwk())
-    world = await over_http(url)
     assert (await world.refused(minted())).detail == "keys of the issuer cannot be had"
+    answers["/keys"] = as_set(jwk())
+    world.clock.pass_s(10)
+    assert await world.chain(minted()) == ["user:alice"]
 
 
-async def test_an_issuer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.identity.jwks.FETCH_S", 0.05)
-
-    async def drip(_: str) -> bytes:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    clock = Clock()
-    world = World(Identity([an_issuer()], fetch=drip, clock=clock.wall, mono=clock.monotonic), clock, a_world().server)
-    assert (await world.refused(minted())).detail == "keys of the issuer cannot be had"
-
-
-async def test_who_was_proven_by_a_key_that_is_gone_is_noticed() -> None:
-    world = a_world()
+async def test_who_was_proven_by_a_key_that_is_gone_is_noticed(world: World) -> None:
     caller = await world.ask(f"Bearer {minted()}")
     before = world.identity.generation
     assert world.identity.has_keys_of(caller)
     assert a_world().identity.has_keys_of(caller), "where no key was fetched yet, none is known to be gone"
-    world.server.serve(IDP, signing_key(), signing_key("next"))
+    world.server.serve(IDP, signing_key(), signing_key(NEW))
     world.clock.pass_s(20)
-    await world.ask(f"Bearer {minted(signing_key('next'))}")
+    await world.chain(minted(signing_key(NEW)))
     assert world.identity.has_keys_of(caller) and world.identity.generation > before
-    world.server.serve(IDP, signing_key("next"))
+    world.server.serve(IDP, signing_key(NEW))
     world.clock.pass_s(20)
     await world.refused(minted(signing_key("another")))
     assert not world.identity.has_keys_of(caller)

@@ -90,6 +90,19 @@ class World:
         assert refusal.reason is reason, refusal.detail
         return refusal
 
+    async def says(self, token: str, expected: list[str] | Reason, **how: Any) -> None:
+        """The chain that this token proves, or why it proves none."""
+        if isinstance(expected, Reason):
+            await self.refused(token, expected, **how)
+        else:
+            assert await self.chain(token, **how) == expected
+
+    def anew(self, *issuers: TrustedIssuer, fetch: Any = None) -> World:
+        """Another identity at the same time, with the same servers: as after a reload."""
+        times = {"clock": self.clock.wall, "mono": self.clock.monotonic}
+        identity = Identity(issuers or [an_issuer()], fetch=fetch or self.server.fetch, **times)
+        return World(identity, self.clock, self.server)
+
 
 def an_issuer(name: str = IDP, **what: Any) -> TrustedIssuer:
     """An issuer of both kinds with typed subjects, unless told otherwise."""
