@@ -1,6 +1,6 @@
 """Is exactly what happened on record, and nothing that must not be?
 
-Fifteen hundred requests of every kind against a real process, two hundred at once; then the clients' journal, the
+Six hundred requests of every kind against a real process, a hundred at once; then the clients' journal, the
 upstream's journal, the audit, the metrics and the log are laid side by side.
 """
 
@@ -15,6 +15,7 @@ import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,24 +31,19 @@ from tests.flow.process import Served, recompute, served
 from tests.flow.talk import decision_id_of
 from tests.flow.world import ACCEPT, SESSION, STATELESS, Upstream, listening, request, stateless
 
-REQUESTS, AT_ONCE = 1_500, 200
+REQUESTS, AT_ONCE = 600, 100
 RULES = """\
 p, nhi:planner, tool:github/search_code, use, -, -, args.repo.startsWith('acme/'), allow
 p, nhi:planner, tool:github/get_file, use, -, -, -, allow
-p, nhi:planner, tool:github/limited, use, -, 50, -, allow
+p, nhi:planner, tool:github/limited, use, -, 10, -, allow
 p, nhi:planner, tool:github/slow, use, -, -, -, allow
 p, nhi:planner, tool:github/ghost, use, -, -, -, allow
 p, nhi:planner, resource:github/*, use, -, -, -, allow
 p, nhi:planner, tool:github/forbidden, use, -, -, -, deny
 """
 STRING = {"type": "string", "maxLength": 100}
-TOOLS = [
-    {
-        "name": name,
-        "inputSchema": {"type": "object", "properties": {"repo": STRING, "n": {"type": "number"}, "deep": {}}},
-    }
-    for name in ("search_code", "get_file", "limited", "slow", "forbidden")
-]
+SCHEMA = {"type": "object", "properties": {"repo": STRING, "n": {"type": "number"}, "deep": {}}}
+TOOLS = [{"name": name, "inputSchema": SCHEMA} for name in ("search_code", "get_file", "limited", "slow", "forbidden")]
 # A crowd of which every third is refused is what the bound on refusals is for; here it would hide who else is.
 QUIET = """\
 sessions: {session_calls_per_minute: 1000000}
@@ -413,35 +409,28 @@ class Aftermath:
     metrics: str
     log: str
     raw: str
-    running: Served
 
-    def terminal(self) -> list[dict[str, Any]]:
-        return [record for record in self.records if record["event"] in ("outcome", "refusal")]
-
-    def answered(self) -> dict[str, Asked]:
-        return {run: asked for run, asked in self.crowd.journal.items() if asked.status is not None}
+    def __post_init__(self) -> None:
+        self.terminal = [record for record in self.records if record["event"] in ("outcome", "refusal")]
+        self.answered = {run: asked for run, asked in self.crowd.journal.items() if asked.status is not None}
 
     def summed(self, name: str, **labels: str) -> int:
-        found = 0.0
-        for line in self.metrics.splitlines():
-            if line.startswith(name + "{") and all(f'{key}="{value}"' in line for key, value in labels.items()):
-                found += float(line.rsplit(" ", 1)[1])
-        return int(found)
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        found = [line for line in self.metrics.splitlines() if line.startswith(name + "{")]
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in found if all(label in line for label in wanted)))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def aftermath() -> Aftermath:
     idp, witness = Idp(), Witness()
     key = idp.api_key("nhi:planner")
-    files = {**idp.files(), "upstream.token": CANARY.upstream_credential}
-    credential = "credential: {bearer_path: upstream.token}"
     async with listening(witness.handle) as base:
         started = served(
             f"{base}/mcp",
             rules=RULES,
             settings=SETTINGS + QUIET,
-            files=files,
-            upstream_settings=credential,
+            files={**idp.files(), "upstream.token": CANARY.upstream_credential},
+            upstream_settings="credential: {bearer_path: upstream.token}",
             mcp_settings=f"max_connections: {2 * AT_ONCE}",
         )
         async with started as running:
@@ -454,15 +443,12 @@ async def aftermath() -> Aftermath:
             metrics = await at_rest(running)
             running.signal(signal.SIGTERM)
             assert await running.ended() == 0
-            raw = running.audit_path.read_bytes()
             check_by_others(running, crowd)
+            raw = running.audit_path.read_bytes()
             lines = raw.splitlines(keepends=True)
-            records, offsets, end = [], {}, 0
-            for line in lines:
-                end += len(line)
-                records.append(json.loads(line))
-                offsets[records[-1]["seq"]] = end
-            return Aftermath(crowd, witness, records, offsets, metrics, running.log(), raw.decode(), running)
+            records = list(map(json.loads, lines))
+            offsets = dict(zip((record["seq"] for record in records), accumulate(map(len, lines)), strict=True))
+            return Aftermath(crowd, witness, records, offsets, metrics, running.log(), raw.decode())
 
 
 async def at_rest(running: Served) -> str:
@@ -481,20 +467,14 @@ def check_by_others(running: Served, crowd: Crowd) -> None:
     last = running.records()[-1]
     audit, key = str(running.audit_path), str(running.key_path)
     assert recompute("chain", audit) == recompute("head", audit, key) == [str(last["seq"]), last["hash"]]
-    hashed = [r for r in running.records() if r["args_hash"] and (r["run_id"] or "") in crowd.journal]
-    hashed = [r for r in hashed if crowd.journal[r["run_id"]].arguments is not None]
-    cases = [
-        {
-            "namespace": "",
-            "action": "tools/call",
-            "object": f"tool:github/{crowd.journal[record['run_id']].tool}",
-            "arguments": crowd.journal[record["run_id"]].arguments,
-        }
-        for record in hashed
-    ]
-    found = recompute("args", key, stdin="".join(json.dumps(case) + "\n" for case in cases))
-    assert found == [record["args_hash"] for record in hashed]
-    assert len(found) > REQUESTS / 2
+    cases, hashes = [], []
+    for record in running.records():
+        asked = crowd.journal.get(record["run_id"])
+        if record["args_hash"] and asked and asked.arguments is not None:
+            of = {"namespace": "", "action": "tools/call", "object": f"tool:github/{asked.tool}"}
+            cases.append(json.dumps({**of, "arguments": asked.arguments}) + "\n")
+            hashes.append(record["args_hash"])
+    assert recompute("args", key, stdin="".join(cases)) == hashes and len(hashes) > REQUESTS / 2
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -503,7 +483,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def test_every_kind_of_request_was_among_them(aftermath: Aftermath) -> None:
     kinds = Counter(asked.kind for asked in aftermath.crowd.journal.values())
     assert set(kinds) == {fire.__name__ for _, fire in SHOTS} and kinds.total() == REQUESTS
-    reasons = {record["reason"] for record in aftermath.terminal()}
+    reasons = {record["reason"] for record in aftermath.terminal}
     assert reasons >= {
         None, "unauthenticated", "bad-credential", "origin-refused", "route-unknown", "verb-not-allowed",
         "malformed-call", "header-mismatch", "denied-by-rule", "condition-false", "no-matching-rule", "method-unknown",
@@ -514,47 +494,38 @@ async def test_every_kind_of_request_was_among_them(aftermath: Aftermath) -> Non
 
 
 async def test_every_answered_request_has_exactly_one_terminal_record(aftermath: Aftermath) -> None:
-    """BL-008: whatever became of it, more traffic than in the report."""
-    ends = Counter(record["run_id"] for record in aftermath.terminal())
+    """BL-008: whatever became of it."""
+    ends = Counter(record["run_id"] for record in aftermath.terminal)
     broken = ends.pop(None, 0)
-    wrong = {run: ends[run] for run in aftermath.answered() if ends[run] != 1 and not unread(aftermath, run)}
-    assert wrong == {}
+    assert {run: ends[run] for run in aftermath.answered if ends[run] != 1} == {}
     assert broken == aftermath.crowd.broken_answered
     left = {run for run, asked in aftermath.crowd.journal.items() if asked.kind == "hangs_up"}
-    assert set(ends) - set(aftermath.answered()) <= left
+    assert set(ends) - set(aftermath.answered) <= left
     assert max(ends.values()) == 1
 
 
-def unread(aftermath: Aftermath, run: str) -> bool:
-    return aftermath.crowd.journal[run].kind == "no_http"
-
-
 async def test_the_record_says_what_the_caller_heard(aftermath: Aftermath) -> None:
-    by_run = {record["run_id"]: record for record in aftermath.terminal() if record["run_id"]}
-    for run, asked in aftermath.answered().items():
-        assert by_run[run]["http_status"] == asked.status, (asked, by_run[run])
-        if asked.decision_id:
-            assert by_run[run]["decision_id"] == asked.decision_id
-        reason = by_run[run]["reason"]
-        assert by_run[run]["status"] == (ANSWERS[Reason(reason)].status if reason else "success")
+    by_run = {record["run_id"]: record for record in aftermath.terminal if record["run_id"]}
+    for run, asked in aftermath.answered.items():
+        record = by_run[run]
+        reason = record["reason"]
+        assert record["http_status"] == asked.status, (asked, record)
+        assert asked.decision_id in ("", record["decision_id"])
+        assert record["status"] == (ANSWERS[Reason(reason)].status if reason else "success")
 
 
 async def test_nothing_reached_the_upstream_before_its_decision_was_on_record(aftermath: Aftermath) -> None:
-    decided: dict[str, int] = {}
-    for record in aftermath.records:
-        if record["event"] == "decision":
-            decided.setdefault(record["trace_id"], aftermath.offsets[record["seq"]])
+    decisions = [record for record in reversed(aftermath.records) if record["event"] == "decision"]
+    decided = {record["trace_id"]: aftermath.offsets[record["seq"]] for record in decisions}
     forwarded = [arrived for arrived in aftermath.witness.arrived if arrived.trace_id]
     assert len(forwarded) > REQUESTS / 4
-    for arrived in forwarded:
-        assert decided[arrived.trace_id] <= arrived.audited_bytes
-    twice = [trace for trace, times in Counter(arrived.trace_id for arrived in forwarded).items() if times > 1]
-    assert twice == []
+    assert all(decided[arrived.trace_id] <= arrived.audited_bytes for arrived in forwarded)
+    assert max(Counter(arrived.trace_id for arrived in forwarded).values()) == 1
 
 
 async def test_whatever_stage_a_call_ended_at_its_record_has_what_was_known(aftermath: Aftermath) -> None:
     """BL-005: the hash, the decision and the policy, also where the call failed afterwards."""
-    for record in aftermath.terminal():
+    for record in aftermath.terminal:
         if record["upstream"] == "github" and record["credential"]:
             assert record["chain"] == ["nhi:planner"] and record["agent_id"] == "nhi:planner"
         if record["action"] == "tools/call":
@@ -576,20 +547,21 @@ async def test_every_decision_has_its_outcome_and_a_refusal_has_neither(aftermat
 
 async def test_the_metrics_are_the_audit_summed(aftermath: Aftermath) -> None:
     """BL-008."""
-    ends = Counter(record["status"] for record in aftermath.terminal())
-    for status in ("success", "permission_denied", "rate_limited", "error"):
-        assert aftermath.summed("sidecar_requests_total", status=status) == ends[status], status
+    ends = Counter(record["status"] for record in aftermath.terminal)
+    reasons = Counter(record["reason"] for record in aftermath.terminal)
     events = Counter(record["event"] for record in aftermath.records)
+    summed = aftermath.summed
+    for status in ("success", "permission_denied", "rate_limited", "error"):
+        assert summed("sidecar_requests_total", status=status) == ends[status], status
     for event in ("decision", "outcome", "refusal"):
-        assert aftermath.summed("sidecar_audit_records_total", event=event, result="written") == events[event]
-    assert aftermath.summed("sidecar_audit_records_total", result="failed") == 0
-    reasons = Counter(record["reason"] for record in aftermath.terminal())
+        assert summed("sidecar_audit_records_total", event=event, result="written") == events[event]
+    assert summed("sidecar_audit_records_total", result="failed") == 0
     for reason in ("unauthenticated", "bad-credential"):
-        assert aftermath.summed("sidecar_auth_failures_total", reason=reason) == reasons[reason]
+        assert summed("sidecar_auth_failures_total", reason=reason) == reasons[reason]
     for reason in ("denied-by-rule", "condition-false", "no-matching-rule", "method-unknown"):
-        assert aftermath.summed("sidecar_decisions_total", decision="deny", reason=reason) == reasons[reason]
-    assert aftermath.summed("sidecar_schema_violations_total") == reasons["bad-arguments"]
-    assert aftermath.summed("sidecar_limit_checks_total", outcome="refused") == reasons["rate-limited"]
+        assert summed("sidecar_decisions_total", decision="deny", reason=reason) == reasons[reason]
+    assert summed("sidecar_schema_violations_total") == reasons["bad-arguments"]
+    assert summed("sidecar_limit_checks_total", outcome="refused") == reasons["rate-limited"]
 
 
 # What a canary may be found in, besides where it was put. Everything else is in none of these.

@@ -24,7 +24,19 @@ import casbin
 from sidecar.errors import Reason
 from sidecar.policy import Engine
 from sidecar.vocabulary import Principal, Question
-from tests.unit.policy.plain import CONDITIONS, USE, Context, glob, globs, holds, live, who_
+from tests.unit.policy.plain import (
+    CONDITIONS,
+    DENY_ONLY,
+    SOME_ALLOW,
+    USE,
+    Context,
+    glob,
+    globs,
+    holds,
+    live,
+    reason_by,
+    who_,
+)
 from tests.unit.policy.world import AFTER, BEFORE, NOW, source, write
 
 SUBJECT = (
@@ -59,28 +71,13 @@ TOGETHER = (
     "(g({g}) || (who(r.sub, p.sub, p.eft) && r.obj == p.obj)) && (glob(r.obj, p.obj) || r.act == p.act)",
 )
 FOREIGN = ("p.sub <= r.sub", "r.act in p.act", "(p.obj >= r.obj || r.sub == p.sub)")
-EFFECTS = (
-    "some(where (p.eft == allow)) && !some(where (p.eft == deny))",
-    "some(where (p.eft == allow))",
-    "priority(p.eft) || deny",
-)
-NO_DENY = "!some(where (p.eft == deny))"
+EFFECTS = (f"{SOME_ALLOW} && {DENY_ONLY}", SOME_ALLOW, "priority(p.eft) || deny")
 
 USERS = ("user:a", "user:b", "user:c", "user:x/a", "user:y/a", "anonymous")
 ROLES = ("role:p", "role:q", "role:r")
 SUBJECTS = (*USERS, *ROLES, "*", "user:*", "user:x/*", "user:*a*")
-OBJECTS = (
-    "tool:s1/t1",
-    "tool:s1/t2",
-    "tool:s2/t2",
-    "prompt:s1/t1",
-    "tool:s1/*",
-    "tool:*/t2",
-    "tool:*",
-    "*",
-    "set:m",
-    "set:n",
-)
+OBJECTS = ("tool:s1/t1", "tool:s1/t2", "tool:s2/t2", "prompt:s1/t1", "tool:s1/*", "tool:*/t2", "tool:*", "*")
+OBJECTS += ("set:m", "set:n")
 ASKED = ("tool:s1/t1", "tool:s1/t2", "tool:s2/t2", "prompt:s1/t1", "tool:s2/t1")
 ACTIONS = ("tools/call", "use", "prompts/get|tools/call", "*", "tools/*", "prompts/get")
 ARGUMENTS: tuple[Mapping[str, Any], ...] = ({}, {"x": 1}, {"x": 2}, {"x": "1"}, {"flag": True})
@@ -196,35 +193,19 @@ class Judge:
 
     def answer(self, asked: Request) -> tuple[bool, list[str]]:
         """Whether it is allowed, and the row that Casbin names."""
-        allowed, row = self._enforcer(asked.who, "").enforce_ex(*self._values(asked))
-        return allowed, row
+        return self._enforcer(asked.who, "").enforce_ex(*self._values(asked))
 
     def reason(self, asked: Request) -> Reason | None:
-        """By second runs with expiry or conditions switched off."""
-        some_allow = EFFECTS[1]
-        if self._asks(asked, ""):
-            return None
-        if not self._asks(asked, NO_DENY):
-            return Reason.DENIED_BY_RULE
-        if self._asks(asked, some_allow, live=True):
-            return Reason.EXPIRED
-        if self._asks(asked, some_allow, holds=True):
-            return Reason.CONDITION_FALSE
-        return Reason.EXPIRED if self._asks(asked, some_allow, live=True, holds=True) else Reason.NO_MATCHING_RULE
+        def asks(effect: str = "", **forced: bool) -> bool:
+            return bool(self._enforcer(asked.who, effect).enforce(*self._values(asked, **forced)))
 
-    def _asks(self, asked: Request, effect: str, *, live: bool = False, holds: bool = False) -> bool:
-        return bool(self._enforcer(asked.who, effect).enforce(*self._values(asked, live=live, holds=holds)))
+        return reason_by(asks)
 
     def _values(self, asked: Request, *, live: bool = False, holds: bool = False) -> list[object]:
         question, who = asked.question, asked.who
         context = Context(question.arguments, who, who, question, NOW, live, holds)
-        values = {
-            "sub": who.name,
-            "obj": question.object,
-            "act": question.action,
-            "ctx": context,
-            "dom": domain_of(who),
-        }
+        asked_of = {"obj": question.object, "act": question.action}
+        values = {"sub": who.name, **asked_of, "ctx": context, "dom": domain_of(who)}
         request = self._case.conf.partition("r = ")[2].partition("\n")[0].split(", ")
         return [values[name] for name in request]
 

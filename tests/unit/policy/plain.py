@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import casbin
@@ -24,7 +23,7 @@ USE = (
     "tools/call|prompts/get|resources/read|message/send|message/stream|tasks/get|tasks/list|tasks/cancel|"
     "tasks/resubscribe|delegate"
 )
-DENY_ONLY = "!some(where (p.eft == deny))"
+DENY_ONLY, SOME_ALLOW = "!some(where (p.eft == deny))", "some(where (p.eft == allow))"
 
 # CEL text → the same in Python; a KeyError or TypeError is CEL's error.
 Predicate = Callable[[Mapping[str, Any], Principal, Principal, Question], Any]
@@ -71,7 +70,6 @@ class Plain:
     """Pure pycasbin over a policy."""
 
     policy: Policy
-    models: Path = MODELS
     enforcers: dict[tuple[str, frozenset[str], str], casbin.Enforcer] = field(default_factory=dict)
 
     def decide(self, chain: Chain, asked: Question, now_s: float) -> tuple[bool, Reason | None]:
@@ -95,8 +93,8 @@ class Plain:
         if not self.policy.rows.get("guardrails"):
             return set()
         who = chain[place]
-        questions = [(asked.object, asked.action, asked.arguments)]
-        questions += [(later.name, "delegate", {}) for later in chain[place + 1 :]]
+        questions = [(later.name, "delegate", {}) for later in chain[place + 1 :]]
+        questions.append((asked.object, asked.action, asked.arguments))
         denied = any(
             not self._enforce("guardrails", DENY_ONLY, who, obj, act, Context(args, who, chain[0], asked, now_s))
             for obj, act, args in questions
@@ -111,16 +109,7 @@ class Plain:
             what = Context(context.args, context.who, context.origin, context.asked, context.now_s, live, holds)
             return self._enforce(kind, effect, who, obj, act, what)
 
-        some_allow = "some(where (p.eft == allow))"
-        if asks():
-            return None
-        if not asks(DENY_ONLY):
-            return Reason.DENIED_BY_RULE
-        if asks(some_allow, live=True):
-            return Reason.EXPIRED
-        if asks(some_allow, holds=True):
-            return Reason.CONDITION_FALSE
-        return Reason.EXPIRED if asks(some_allow, live=True, holds=True) else Reason.NO_MATCHING_RULE
+        return reason_by(asks)
 
     def _enforce(self, kind: str, effect: str, who: Principal, obj: str, act: str, context: Context) -> bool:
         key = (who.name, who.roles, f"{kind}/{effect}")
@@ -130,8 +119,7 @@ class Plain:
         return bool(enforcer.enforce(who.name, obj, act, context))
 
     def _enforcer(self, kind: str, effect: str, who: Principal) -> casbin.Enforcer:
-        folder = MODELS if kind == "guardrails" else self.models
-        conf = (folder / f"{'agent_to_tool' if kind == 'guardrails' else kind}.conf").read_text()
+        conf = (MODELS / f"{'agent_to_tool' if kind == 'guardrails' else kind}.conf").read_text()
         if effect:
             conf = re.sub(r"(?m)^e = .*$", f"e = {effect}", conf)
         model = casbin.Model()
@@ -150,6 +138,19 @@ class Plain:
         for name, function in {"who": who_, "glob": glob, "globs": globs, "live": live, "holds": holds}.items():
             enforcer.add_function(name, function)
         return enforcer
+
+
+def reason_by(asks: Callable[..., bool]) -> Reason | None:
+    """By second runs with expiry or conditions switched off."""
+    if asks():
+        return None
+    if not asks(DENY_ONLY):
+        return Reason.DENIED_BY_RULE
+    if asks(SOME_ALLOW, live=True):
+        return Reason.EXPIRED
+    if asks(SOME_ALLOW, holds=True):
+        return Reason.CONDITION_FALSE
+    return Reason.EXPIRED if asks(SOME_ALLOW, live=True, holds=True) else Reason.NO_MATCHING_RULE
 
 
 def glob(text: str, pattern: str) -> bool:

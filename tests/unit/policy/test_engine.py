@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import Reason
 from sidecar.policy.patterns import globs
 from sidecar.vocabulary import DELEGATE, PermissionKind, Question, RowLimit
-from tests.unit.policy.world import AFTER, BEFORE, NOW, agent, at, chain, engine, faults, session, tool
+from tests.unit.policy.world import BEFORE, NOW, agent, at, chain, engine, faults, session, tool
 
 TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "engine.json").read_text())
 
@@ -23,9 +24,8 @@ CHAINED = {
 
 
 def test_every_link_is_asked_in_its_own_kind(tmp_path: Path) -> None:
-    decision = engine(tmp_path, CHAINED).decide(
-        chain("user:alice", "nhi:planner", "nhi:researcher"), tool("github/search"), NOW
-    )
+    through = chain("user:alice", "nhi:planner", "nhi:researcher")
+    decision = engine(tmp_path, CHAINED).decide(through, tool("github/search"), NOW)
     assert decision.allowed
     assert [(link.kind, link.subject, link.object, link.action) for link in decision.links] == [
         (PermissionKind.USER_TO_NHI, "user:alice", "nhi:planner", DELEGATE),
@@ -33,27 +33,6 @@ def test_every_link_is_asked_in_its_own_kind(tmp_path: Path) -> None:
         (PermissionKind.AGENT_TO_TOOL, "nhi:researcher", "tool:github/search", "tools/call"),
     ]
     assert all(link.rules for link in decision.links)
-
-
-@pytest.mark.parametrize("kind", list(CHAINED))
-def test_a_chain_without_one_of_its_links_is_denied(tmp_path: Path, kind: str) -> None:
-    asked = engine(tmp_path, {name: rows for name, rows in CHAINED.items() if name != kind})
-    decision = asked.decide(chain("user:alice", "nhi:planner", "nhi:researcher"), tool("github/search"), NOW)
-    assert [link.allowed for link in decision.links].count(False) == 1
-    assert decision.reason is Reason.NO_MATCHING_RULE
-    with pytest.raises(Refusal):
-        decision.or_refuse()
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("nhi:planner", "nhi:researcher"),  # a shorter chain needs only its own links
-        ("nhi:researcher",),
-    ],
-)
-def test_a_shorter_chain_needs_only_its_own_links(tmp_path: Path, names: tuple[str, ...]) -> None:
-    assert engine(tmp_path, CHAINED).decide(chain(*names), tool("github/search"), NOW).allowed
 
 
 @pytest.mark.parametrize("names", TABLES["test_another_chain_is_denied"])
@@ -70,33 +49,26 @@ def test_talking_to_an_agent_lends_it_nothing(tmp_path: Path) -> None:
 
 
 def test_an_agent_is_asked_by_the_kind_of_the_last_principal(tmp_path: Path) -> None:
-    asked = engine(
-        tmp_path,
-        {
-            "user_to_nhi": "p, user:a, nhi:bot, message/send, -, -, -, allow\n",
-            "nhi_to_nhi": "p, nhi:b, nhi:bot, tasks/get, -, -, -, allow\n",
-            "agent_to_tool": "p, user:a, nhi:bot, sampling/createMessage, -, -, -, allow\n",
-        },
-    )
-    assert asked.decide(chain("user:a"), agent("bot"), NOW).allowed
-    assert not asked.decide(chain("nhi:b"), agent("bot"), NOW).allowed
-    assert asked.decide(chain("nhi:b"), agent("bot", "tasks/get"), NOW).allowed
-    assert not asked.decide(chain("user:a"), agent("bot", "sampling/createMessage"), NOW).allowed
-    assert asked.decide(chain("user:a"), session("bot", "sampling/createMessage"), NOW).allowed
+    rows = {
+        "user_to_nhi": "p, user:a, nhi:bot, message/send, -, -, -, allow\n",
+        "nhi_to_nhi": "p, nhi:b, nhi:bot, tasks/get, -, -, -, allow\n",
+        "agent_to_tool": "p, user:a, nhi:bot, sampling/createMessage, -, -, -, allow\n",
+    }
+    asked = engine(tmp_path, rows)
+    for name, question, allowed in (
+        ("user:a", agent("bot"), True),
+        ("nhi:b", agent("bot"), False),
+        ("nhi:b", agent("bot", "tasks/get"), True),
+        ("user:a", agent("bot", "sampling/createMessage"), False),
+        ("user:a", session("bot", "sampling/createMessage"), True),
+    ):
+        assert asked.decide(chain(name), question, NOW).allowed is allowed
 
 
 @pytest.mark.parametrize(("action", "used"), TABLES["test_use_is_what_the_contract_lists"])
 def test_use_is_what_the_contract_lists(tmp_path: Path, action: str, used: bool) -> None:
     asked = engine(tmp_path, {"agent_to_tool": "p, user:a, nhi:s, use, -, -, -, allow\n"})
     assert asked.decide(chain("user:a"), session("s", action), NOW).allowed is used
-
-
-def test_anonymous_is_allowed_by_name_only(tmp_path: Path) -> None:
-    rows = "p, *, tool:s/*, use, -, -, -, allow\np, anonymous, tool:s/open, tools/call, -, -, -, allow\n"
-    asked = engine(tmp_path, {"agent_to_tool": rows})
-    assert asked.decide(chain("anonymous"), tool("s/open"), NOW).allowed
-    assert not asked.decide(chain("anonymous"), tool("s/shut"), NOW).allowed
-    assert asked.decide(chain("user:a"), tool("s/shut"), NOW).allowed
 
 
 # --- guardrails -------------------------------------------------------------------------------------------------------
@@ -119,11 +91,6 @@ def test_a_guardrail_is_asked_of_everybody(
     assert decision.reason is (Reason.DENIED_BY_RULE if denied else None)
     refused = [link for link in decision.links if not link.allowed]
     assert all(link.kind is PermissionKind.GUARDRAIL and link.rules for link in refused)
-
-
-def test_guardrails_alone_allow_nothing(tmp_path: Path) -> None:
-    asked = engine(tmp_path, {"guardrails": "p, user:mallory, *, *, -, -, -, deny\n"})
-    assert asked.decide(chain("user:alice"), tool("s/t"), NOW).reason is Reason.NO_MATCHING_RULE
 
 
 # --- expiry, limits, roles, shadow ------------------------------------------------------------------------------------
@@ -162,10 +129,8 @@ def test_an_expired_deny_denies_no_more_and_is_warned_of(tmp_path: Path) -> None
     assert [(fault.code, fault.line, fault.severity) for fault in asked.warnings] == [("P120", 2, "warning")]
 
 
-def test_all_matching_rows_limits_apply_to_the_last_link_only(tmp_path: Path) -> None:
-    rows = {
-        **CHAINED,
-        "agent_to_tool": """
+def test_all_matching_rows_limits_apply_to_the_last_link_only_and_to_no_denied_call(tmp_path: Path) -> None:
+    rows = """
 #: id=wide
 p, nhi:researcher, tool:github/*, use, -, 100, -, allow
 #: id=narrow per=origin
@@ -180,16 +145,16 @@ p, nhi:researcher, *, use, 2020-01-01T00:00:00Z, 1, -, allow
 p, nhi:researcher, *, use, -, 2, args.x == 1, allow
 #: id=shadow shadow=true
 p, nhi:researcher, *, use, -, 3, -, allow
-""",
-    }
-    decision = engine(tmp_path, rows).decide(
-        chain("user:alice", "nhi:planner", "nhi:researcher"), tool("github/search"), NOW
-    )
-    assert set(decision.limits) == {
+p, nhi:researcher, tool:github/shut, use, -, -, -, deny
+"""
+    asked = engine(tmp_path, {**CHAINED, "agent_to_tool": rows})
+    through = chain("user:alice", "nhi:planner", "nhi:researcher")
+    assert set(asked.decide(through, tool("github/search"), NOW).limits) == {
         RowLimit("wide", "nhi:researcher", 100),
         RowLimit("narrow", "user:alice", 10),
         RowLimit("together", "", 1000),
     }
+    assert asked.decide(through, tool("github/shut"), NOW).limits == ()
 
 
 def test_what_stops_work_is_charged_only_by_a_row_that_names_it(tmp_path: Path) -> None:
@@ -207,11 +172,6 @@ p, user:a, nhi:r, tasks/cancel|tasks/get, -, 3, -, allow
         for action in ("tasks/cancel", "tasks/get")
     }
     assert charged == {"tasks/cancel": {"named"}, "tasks/get": {"used", "every", "named"}}
-
-
-def test_a_denied_call_is_charged_nothing(tmp_path: Path) -> None:
-    rows = "p, user:a, tool:s/t, use, -, 5, -, allow\np, user:a, tool:s/t, use, -, -, -, deny\n"
-    assert engine(tmp_path, {"agent_to_tool": rows}).decide(chain("user:a"), tool("s/t"), NOW).limits == ()
 
 
 def test_the_roles_of_the_deciding_way_are_told(tmp_path: Path) -> None:
@@ -239,71 +199,6 @@ p, user:b, tool:s/*, use, -, -, args.x == 1, allow
     assert asked.decide(chain("user:b"), tool("s/t", {"x": 2}), NOW).would_allow == ()
 
 
-# --- reasons ----------------------------------------------------------------------------------------------------------
-
-DENY = "p, *, tool:s/t, use, -, -, -, deny\n"
-DENY_IF = "p, *, tool:s/t, use, -, -, args.x == 0, deny\n"
-EXPIRED = f"p, user:a, tool:s/t, use, {BEFORE}, -, -, allow\n"
-EXPIRED_UNMET = f"p, user:a, tool:s/t, use, {BEFORE}, -, args.x == 0, allow\n"
-UNMET = "p, user:a, tool:s/t, use, -, -, args.x == 0, allow\n"
-BROKEN = f"p, user:a, tool:s/t, use, {AFTER}, -, args.x.y.z, allow\n"
-OTHER = "p, user:b, tool:s/t, use, -, -, -, allow\n"
-
-
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        (OTHER, Reason.NO_MATCHING_RULE),
-        (UNMET + OTHER, Reason.CONDITION_FALSE),
-        (BROKEN, Reason.CONDITION_FALSE),
-        (EXPIRED + UNMET, Reason.EXPIRED),
-        (EXPIRED_UNMET, Reason.EXPIRED),
-        (EXPIRED_UNMET + UNMET, Reason.CONDITION_FALSE),  # renewing the expired one would not help
-        (EXPIRED + UNMET + DENY, Reason.DENIED_BY_RULE),
-        (EXPIRED + DENY_IF, Reason.EXPIRED),
-        (DENY + OTHER, Reason.DENIED_BY_RULE),
-    ],
-)
-def test_the_reason_says_what_stands_in_the_way(tmp_path: Path, rows: str, reason: Reason) -> None:
-    assert (
-        engine(tmp_path, {"agent_to_tool": rows}).decide(chain("user:a"), tool("s/t", {"x": 1}), NOW).reason is reason
-    )
-
-
-def test_of_several_links_the_weightiest_reason_is_told(tmp_path: Path) -> None:
-    rows = {
-        "user_to_nhi": "p, user:a, nhi:b, use, -, -, -, deny\n",
-        "agent_to_tool": EXPIRED.replace("user:a", "nhi:b"),
-    }
-    decision = engine(tmp_path, rows).decide(chain("user:a", "nhi:b"), tool("s/t"), NOW)
-    assert [link.reason for link in decision.links] == [Reason.DENIED_BY_RULE, Reason.EXPIRED]
-    assert decision.reason is Reason.DENIED_BY_RULE
-
-
-# --- earlier links and arguments --------------------------------------------------------------------------------------
-
-
-def test_arguments_belong_to_the_last_link(tmp_path: Path) -> None:
-    rows = {
-        "user_to_nhi": "p, user:a, nhi:b, delegate, -, -, args.x == 1, allow\n",
-        "agent_to_tool": "p, nhi:b, tool:s/t, use, -, -, args.x == 1, allow\n",
-    }
-    asked = engine(tmp_path, rows)
-    assert asked.decide(chain("nhi:b"), tool("s/t", {"x": 1}), NOW).allowed
-    assert not asked.decide(chain("user:a", "nhi:b"), tool("s/t", {"x": 1}), NOW).allowed
-    assert not asked.may_list(chain("user:a", "nhi:b"), tool("s/t"), NOW)
-
-
-def test_an_earlier_link_may_be_bound_to_the_call(tmp_path: Path) -> None:
-    rows = {
-        "user_to_nhi": "p, user:a, nhi:b, delegate, -, -, call.server == 's' && call.action == 'tools/call', allow\n",
-        "agent_to_tool": "p, nhi:b, *, use, -, -, -, allow\n",
-    }
-    asked = engine(tmp_path, rows)
-    assert asked.decide(chain("user:a", "nhi:b"), tool("s/t"), NOW).allowed
-    assert not asked.decide(chain("user:a", "nhi:b"), tool("other/t"), NOW).allowed
-
-
 # --- listing ----------------------------------------------------------------------------------------------------------
 
 
@@ -321,13 +216,6 @@ def test_a_list_obeys_every_link_and_guardrail(tmp_path: Path) -> None:
     assert asked.may_list(chain("user:mallory", "nhi:p"), tool("s/t"), NOW)
     asked = engine(tmp_path, {**OPEN, "guardrails": "p, user:mallory, tool:*, *, -, -, -, deny\n"})
     assert not asked.may_list(chain("user:mallory", "nhi:p"), tool("s/t"), NOW)
-
-
-def test_sets_nest(tmp_path: Path) -> None:
-    sets = "g2, tool:s/t, set:inner\ng2, set:inner, set:outer\n"
-    asked = engine(tmp_path, {"agent_to_tool": "p, user:a, set:outer, use, -, -, -, allow\n", "roles": sets})
-    assert asked.decide(chain("user:a"), tool("s/t"), NOW).allowed
-    assert not asked.decide(chain("user:a"), tool("s/u"), NOW).allowed
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
@@ -433,32 +321,36 @@ def test_a_rule_of_several_rows_is_one_rule(tmp_path: Path) -> None:
     assert decision.limits == (RowLimit("reads", "", 10),)  # charged once
 
 
+WHOLE = "#: id=x\np, nhi:a, tool:s/t, use, -, -, -, allow\n"
+PART = "p, nhi:a, tool:s/u, use, -, -, -, allow\n"
+
+
 @pytest.mark.parametrize(
     ("rows", "code"),
     [
-        ("#: part_of=x\np, nhi:a, tool:s/t, use, -, -, -, allow\n", "P114"),
-        ("{whole}#: part_of=y\np, nhi:a, tool:s/u, use, -, -, -, allow\n", "P114"),
-        ("{whole}#: part_of=x owner=me\np, nhi:a, tool:s/u, use, -, -, -, allow\n", "P114"),
-        ("{whole}#: part_of=x\np, nhi:a, tool:s/u, tools/call, -, -, -, allow\n", "P114"),
-        ("{whole}#: id=x\np, nhi:a, tool:s/u, use, -, -, -, allow\n", "P108"),
+        (f"#: part_of=x\n{PART}", "P114"),
+        (f"{WHOLE}#: part_of=y\n{PART}", "P114"),
+        (f"{WHOLE}#: part_of=x owner=me\n{PART}", "P114"),
+        (f"{WHOLE}#: part_of=x\n{PART.replace('use', 'tools/call')}", "P114"),
+        (f"{WHOLE}#: id=x\n{PART}", "P108"),
     ],
 )
 def test_a_part_that_does_not_fit_its_rule_is_a_fault(tmp_path: Path, rows: str, code: str) -> None:
-    whole = "#: id=x\np, nhi:a, tool:s/t, use, -, -, -, allow\n"
-    assert [fault.code for fault in faults(tmp_path, {"agent_to_tool.csv": rows.format(whole=whole)})] == [code]
+    assert [fault.code for fault in faults(tmp_path, {"agent_to_tool.csv": rows})] == [code]
 
 
 def test_a_thousand_roles_on_an_object_in_a_thousand_sets_is_no_product_of_both(tmp_path: Path) -> None:
-    """Every row of every role was once held against every set: a tenth of a second on the event loop."""
+    """Every row of every role was once held against every set: a million of calls, on the event loop."""
     rows = [f"p, role:r{n}, tool:z/{m}, use, -, -, -, allow" for n in range(1000) for m in range(10)]
     rows += [f"p, nhi:q, set:m{n}, use, -, -, -, allow" for n in range(1000)]
     rows.append("p, role:r7, set:m5, use, -, -, -, allow")
     links = [f"g, nhi:a, role:r{n}" for n in range(1000)] + [f"g2, tool:s/t, set:m{n}" for n in range(1000)]
     asked = engine(tmp_path, {"agent_to_tool": "\n".join(rows), "roles": "\n".join(links)})
-    took = []
-    for _ in range(5):
-        began = time.perf_counter()
-        assert asked.decide(chain("nhi:a"), tool("s/t"), NOW).allowed
-        assert not asked.decide(chain("nhi:a"), tool("s/other"), NOW).allowed
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.05
+    for name, allowed in (("s/t", True), ("s/other", False)):
+        calls: Counter[str] = Counter()
+        sys.setprofile(lambda frame, event, _, calls=calls: calls.update([event]))
+        try:
+            decision = asked.decide(chain("nhi:a"), tool(name), NOW)
+        finally:
+            sys.setprofile(None)
+        assert decision.allowed is allowed and calls.total() < 100_000, calls

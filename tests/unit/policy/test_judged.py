@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from tests.unit.policy.judged import EFFECTS, drawn_case, judged
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(st.randoms(use_true_random=False))
-def test_any_model_and_policy_answers_as_pycasbin_does(rng: random.Random) -> None:
-    judged(rng, 6, reasons=True)
 
 
 def test_many_models_and_policies_answer_as_pycasbin_does() -> None:

@@ -101,19 +101,6 @@ def test_the_revision_does_not_know_the_order_of_rows_whatever_the_index_is(tmp_
     assert one.revision == other.revision
 
 
-def test_columns_and_fields_may_stand_in_any_order(tmp_path: Path) -> None:
-    changes = (
-        (
-            "p = sub, obj, act, expires_at, max_calls_per_hour, when, eft",
-            "p = eft, act, obj, sub, when, max_calls_per_hour, expires_at",
-        ),
-        ("r = sub, obj, act, ctx", "r = ctx, act, obj, sub"),
-    )
-    other = asked(tmp_path, {"agent_to_tool": "p, allow, use, tool:s/*, nhi:a, -, 7, -\n"}, *changes)
-    decision = other.decide(chain("nhi:a"), tool("s/t"), NOW)
-    assert (decision.allowed, decision.limits[0].per_hour) == (True, 7)
-
-
 def test_a_part_that_is_not_indexed_is_still_right_and_its_cost_is_said(tmp_path: Path) -> None:
     changes = (
         ("(who(r.sub, p.sub, p.eft) || g(r.sub, p.sub))", "!(glob(r.sub, p.sub))"),

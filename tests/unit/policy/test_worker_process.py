@@ -74,7 +74,6 @@ def test_the_process_ends_with_the_one_that_asked(tmp_path: Path) -> None:
         "print(child.pid, flush=True); time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         time.sleep(0.5)  # the import
         parent.send_signal(signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.grammar import ACTIONS, USE, USED
 from sidecar.policy.rows import CsvRow, parse_rows
 from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml, policy_schema
-from sidecar.policy.yaml_values import YamlField
 from sidecar.vocabulary import PermissionKind
 from tests.unit.policy.world import REPOSITORY, source
 
@@ -82,9 +80,6 @@ def test_the_example_of_the_contract_says_these_rows() -> None:
         "g2, tool:github/search_code, set:github-read",
         "g2, tool:github/get_file, set:github-read",
     ]
-
-
-def test_every_row_knows_its_kind() -> None:
     kinds = [kind for kind, _ in read(CONTRACT)[0]]
     assert kinds == [PermissionKind.AGENT_TO_TOOL] * 2 + [PermissionKind.GUARDRAIL] + [None] * 4
 
@@ -164,26 +159,20 @@ version: 1
 def test_the_uuid_of_an_agent_is_the_agent_by_its_name(tmp_path: Path) -> None:
     """`a2a.agent_id`, in a permission of the seed's; a rule that writes it as a name says what to write."""
     ids = {UUID: "planner", OTHER: "researcher"}
-    permission = (
-        f"version: 1\npermissions:\n  - {{source_id: {UUID.upper()}, target_id: {OTHER}, permission_type: call}}\n"
-    )
-    found, faults = read(permission, agent_ids=ids)
-    assert not faults
-    assert [line_of(row).split(", ")[1:3] for _, row in found] == [["nhi:planner", "nhi:researcher"]]
-    people = f"version: 1\npermissions:\n  - {{user_id: {UUID}, nhi_id: {OTHER}}}\n"
-    assert [line_of(row).split(", ")[1:3] for _, row in read(people, agent_ids=ids)[0]] == [
-        [f"user:{UUID}", "nhi:researcher"]
-    ]
+    for fields, expected in (
+        (f"source_id: {UUID.upper()}, target_id: {OTHER}, permission_type: call", ["nhi:planner", "nhi:researcher"]),
+        (f"user_id: {UUID}, nhi_id: {OTHER}", [f"user:{UUID}", "nhi:researcher"]),
+    ):
+        found, faults = read(f"version: 1\npermissions:\n  - {{{fields}}}\n", agent_ids=ids)
+        assert not faults and [line_of(row).split(", ")[1:3] for _, row in found] == [expected]
     for name, text in (
         ("rows.yaml", f"version: 1\nrules:\n  - {{kind: nhi_to_nhi, subject: nhi:a, object: 'nhi:{OTHER}'}}\n"),
         ("nhi_to_nhi.csv", f"p, nhi:a, nhi:{OTHER}, use, -, -, -, allow\n"),
     ):
-        with pytest.raises(PolicyError) as refused:
+        with pytest.raises(PolicyError, match="is the agent_id of researcher") as refused:
             source(tmp_path / name, {name: text}, agent_ids=ids)
         (fault,) = refused.value.faults
-        assert fault.code == "P121"
-        assert "is the agent_id of researcher" in fault.message
-        assert fault.hint == "write nhi:researcher"
+        assert (fault.code, fault.hint) == ("P121", "write nhi:researcher")
 
 
 def test_a_capability_stands_for_the_objects_that_it_is_mapped_to() -> None:
@@ -291,14 +280,8 @@ roles: {role:x: 7}
 """
     found, faults = read(text)
     assert [line_of(row) for _, row in found] == ["p, nhi:b, tool:s/t, use, -, -, -, allow"]
-    assert sorted((fault.line, fault.code) for fault in faults) == [
-        (1, "P504"),
-        (3, "P505"),
-        (5, "P501"),
-        (5, "P501"),
-        (5, "P506"),
-        (6, "P501"),
-    ]
+    told = sorted(f"{fault.line} {fault.code}" for fault in faults)
+    assert told == ["1 P504", "3 P505", "5 P501", "5 P501", "5 P506", "6 P501"]
 
 
 def test_what_is_wrong_in_every_row_of_a_rule_is_told_once() -> None:
@@ -358,12 +341,11 @@ def test_no_text_makes_the_reader_raise(text: str) -> None:
 )
 def test_the_place_inside_a_condition_is_the_place_in_the_file(written: str, value: str) -> None:
     text = (
-        f"version: 1\nrules:\n  - kind: agent_to_tool\n    when: {written}\n    subject: nhi:a\n    object: tool:s/t\n"
+        f"version: 1\nrules:\n  - kind: agent_to_tool\n    when: {written}\n    subject: nhi:a\n    object: nhi:b\n"
     )
     found, faults = read(text)
     assert not faults
     when = found[0][1].fields[5]
-    assert isinstance(when, YamlField)
     assert when.text == value
     offset = value.index("ZZZ")
     line = when.line_of(offset)
@@ -374,7 +356,6 @@ def test_the_place_inside_a_condition_is_the_place_in_the_file(written: str, val
 def test_each_action_of_a_list_has_its_own_place() -> None:
     text = RULE % ",\n     actions: [tools/call,\n       'prompts/get', nonsense]"
     actions = read(text)[0][0][1].fields[2]
-    assert isinstance(actions, YamlField)
     offsets = [actions.text.index(word) for word in ("tools/call", "prompts/get", "nonsense")]
     assert [(actions.line_of(at).number, actions.column_of(at)) for at in offsets] == [(4, 16), (5, 9), (5, 23)]
 
@@ -413,6 +394,8 @@ def test_the_schema_is_a_schema_and_takes_the_contract() -> None:
 def test_schema_and_reader_agree_on_what_is_good(more: str) -> None:
     assert valid(RULE % more)
     assert not read(RULE % more)[1]
+    assert valid("version: 1\nrules: [{part_of: x, subject: nhi:a, object: [tool:s/t]}]\n")
+    assert valid('version: 1\nroles: [{role: auditor, capabilities: ["*.*", git.a.b], members: [nhi:a]}]\n')
 
 
 @pytest.mark.parametrize("text", TABLES["test_a_typo_does_not_fit_the_schema"])
@@ -420,20 +403,7 @@ def test_a_typo_does_not_fit_the_schema(text: str) -> None:
     assert not valid(text)
 
 
-def test_the_schema_takes_parts_and_the_seeds_roles() -> None:
-    assert valid("version: 1\nrules: [{part_of: x, subject: nhi:a, object: [tool:s/t]}]\n")
-    assert valid('version: 1\nroles: [{role: auditor, capabilities: ["*.*", git.a.b], members: [nhi:a]}]\n')
-
-
 def test_the_command_prints_the_schema() -> None:
     done = CliRunner().invoke(main, ["schema", "policy"])
     assert done.exit_code == 0
     assert json.loads(done.stdout) == policy_schema()
-
-
-def test_five_thousand_rules_are_read_in_seconds() -> None:
-    rule = "  - {id: r%d, kind: agent_to_tool, subject: nhi:a%d, object: [tool:s/a, tool:s/b], when: args.x == 1}\n"
-    text = "version: 1\nrules:\n" + "".join(rule % (number, number) for number in range(5000))
-    began = time.process_time()
-    assert sum(1 for _ in parse_yaml("p.yaml", text, Faults())) == 10_000
-    assert time.process_time() - began < 10
