@@ -340,9 +340,7 @@ def test_no_text_makes_the_reader_raise(text: str) -> None:
     ],
 )
 def test_the_place_inside_a_condition_is_the_place_in_the_file(written: str, value: str) -> None:
-    text = (
-        f"version: 1\nrules:\n  - kind: agent_to_tool\n    when: {written}\n    subject: nhi:a\n    object: nhi:b\n"
-    )
+    text = f"version: 1\nrules:\n  - kind: agent_to_tool\n    when: {written}\n    subject: nhi:a\n    object: nhi:b\n"
     found, faults = read(text)
     assert not faults
     when = found[0][1].fields[5]
