@@ -38,25 +38,17 @@ async def test_without_a_credential_there_is_health_and_metrics_and_nothing_else
         assert (await get(planner, path))[0] == expected, path
 
 
-@pytest.mark.parametrize(
-    ("path", "verb", "secret", "expected"),
-    [
-        ("/status", "GET", "", 401),
-        ("/status", "GET", "wrong", 401),
-        ("/status", "GET", SECRET[:-1], 401),
-        ("/status", "GET", VIEW, 200),
-        ("/status", "GET", SECRET, 200),
-        ("/status", "POST", SECRET, 405),
-        ("/api/reload", "POST", VIEW, 403),
-        ("/api/reload", "POST", "", 401),
-        ("/api/reload", "POST", SECRET, 200),
-        ("/api/nothing", "GET", SECRET, 404),
-        ("/mcp/github", "POST", SECRET, 404),
-    ],
-)
-async def test_a_role_may_what_it_may(tmp_path: Path, path: str, verb: str, secret: str, expected: int) -> None:
+async def test_a_role_may_what_it_may(tmp_path: Path) -> None:
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:
-        assert (await get(running, path, secret, verb))[0] == expected
+        for verb, path, answers in (
+            ("GET", "/status", {"": 401, "wrong": 401, SECRET[:-1]: 401, VIEW: 200, SECRET: 200}),
+            ("POST", "/status", {SECRET: 405}),
+            ("POST", "/api/reload", {VIEW: 403, "": 401, SECRET: 200}),
+            ("GET", "/api/nothing", {SECRET: 404}),
+            ("POST", "/mcp/github", {SECRET: 404}),
+        ):
+            for secret, expected in answers.items():
+                assert (await get(running, path, secret, verb))[0] == expected, (verb, path, secret)
 
 
 async def test_a_page_from_elsewhere_is_refused(planner: World) -> None:
@@ -95,10 +87,8 @@ async def test_a_stranger_reads_codes_and_counts_and_no_line_of_a_file(tmp_path:
         assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 409
         status, body = await get(running, "/readyz")
         told = {"P104": 1, "P009": 5}
-        assert (status, json.loads(body)) == (
-            200,
-            {"status": "degraded", "reasons": {"files-refused": 6}, "faults": told},
-        )
+        shown = {"status": "degraded", "reasons": {"files-refused": 6}, "faults": told}
+        assert (status, json.loads(body)) == (200, shown)
         _, full = await get(running, "/status", VIEW)
         assert "tool/call" in full and "a link that leads out" in full and "a-secret-of-someone-else" not in full
 
@@ -106,10 +96,13 @@ async def test_a_stranger_reads_codes_and_counts_and_no_line_of_a_file(tmp_path:
 async def test_a_change_that_needs_a_restart_is_told_and_not_half_applied(tmp_path: Path) -> None:
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:
         settings = tmp_path / "sidecar.yaml"
-        settings.write_text(settings.read_text() + "sessions: {idle_s: 5}\n")
-        assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
-        assert "sessions changed" in (await get(running, "/status", VIEW))[1]
-        assert json.loads((await get(running, "/readyz"))[1])["reasons"] == {"restart-needed": 1}
+        sizes = settings.read_text().replace("server: {", "server: {max_body_bytes: 1024, ")
+        for text, section in ((settings.read_text() + "sessions: {idle_s: 5}\n", "sessions"), (sizes, "server")):
+            settings.write_text(text)
+            assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
+            assert f"{section} changed" in (await get(running, "/status", VIEW))[1]
+            assert json.loads((await get(running, "/readyz"))[1])["reasons"] == {"restart-needed": 1}
+        assert (await running.call("get_file", {"path": "x" * 2000}))[0] == 200
 
 
 async def test_metrics_add_up_with_the_audit(planner: World) -> None:
@@ -140,15 +133,6 @@ async def test_a_reload_that_cannot_be_recorded_does_not_happen(tmp_path: Path) 
             status, body = await get(running, "/api/reload", SECRET, "POST")
         assert status == 409 and "audit cannot be written" in body
         assert (await running.call("delete_repo", {}))[0] == 403
-
-
-async def test_a_reload_leaves_the_sizes_of_the_server_to_a_restart(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
-        settings = tmp_path / "sidecar.yaml"
-        settings.write_text(settings.read_text().replace("server: {", "server: {max_body_bytes: 1024, "))
-        assert (await get(running, "/api/reload", SECRET, "POST"))[0] == 200
-        assert "server changed" in (await get(running, "/status", VIEW))[1]
-        assert (await running.call("get_file", {"path": "x" * 2000}))[0] == 200
 
 
 FILLING = "".join(f"p, nhi:n{number}, tool:github/t{number}, use, -, -, -, allow\n" for number in range(300))

@@ -62,16 +62,14 @@ async def test_of_a_server_that_is_off_nothing_can_be_had_and_a_session_can_end(
             assert response.status == 204
 
 
-async def test_who_may_not_use_a_tool_does_not_learn_that_it_is_off(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
+@pytest.mark.parametrize(("mode", "reason"), [("enforce", "no-matching-rule"), ("shadow", "tool-disabled")])
+async def test_who_may_not_use_a_tool_learns_that_it_is_off_in_shadow_mode_alone(
+    mode: str, reason: str, tmp_path: Path
+) -> None:
+    """There it would be let pass, and the switch holds."""
+    async with world(tmp_path, settings=shadow() if mode == "shadow" else "") as running:
         await running.app.switch_off("github", "delete_repo", **FOREVER)
-        assert reason_of(await running.call("delete_repo", {})) == "no-matching-rule"
-
-
-async def test_shadow_mode_does_not_pass_by_the_switch(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=shadow()) as running:
-        await running.app.switch_off("github", "delete_repo", **FOREVER)
-        assert reason_of(await running.call("delete_repo", {})) == "tool-disabled"
+        assert reason_of(await running.call("delete_repo", {})) == reason
 
 
 async def test_it_survives_a_restart_and_is_on_record_with_who_did_it(tmp_path: Path) -> None:
@@ -121,16 +119,12 @@ ORDERS: list[tuple[str, Any, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "order", "expected"), ORDERS)
-async def test_an_order_is_obeyed_or_refused(path: str, order: Any, expected: int, tmp_path: Path) -> None:
+async def test_over_http_an_order_is_obeyed_or_refused_and_it_is_said_what_is_off(tmp_path: Path) -> None:
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:
-        assert (await ordered(running, path, order))[0] == expected
-        assert (await ordered(running, path, order, VIEW))[0] == 403
-        assert len(running.app.switched_off()) == (path.endswith("disable") and expected == 200)
-
-
-async def test_over_http_it_is_said_what_is_off(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=SETTINGS, files=files()) as running:
+        for path, order, expected in ORDERS:
+            assert (await ordered(running, path, order, VIEW))[0] == 403
+            assert (await ordered(running, path, order))[0] == expected, (path, order)
+            assert len(running.app.switched_off()) == 1
         await running.call("search_code", GOOD)
         _, told = await ordered(running, "/api/upstreams/github/disable", {"tool": "search_code", "reason": "12"})
         assert (told["enabled"], told["known"], told["entry"]["by"]) == (False, True, "admin:operator")
@@ -154,8 +148,8 @@ async def test_the_command_does_it_and_says_so(tmp_path: Path) -> None:
         assert (await mcp("enable", "github", "serch_code")).output == "github/serch_code was not disabled\n"
         assert (await mcp("disable", "github")).output == "github is disabled\n"
         assert "github  disabled" in (await mcp("list")).output
-        for nobody in ("gitlab", "a b", "github/x", "é"):
-            refused = await mcp("disable", nobody)
+        for unknown in ("gitlab", "a b", "github/x", "é"):
+            refused = await mcp("disable", unknown)
             assert (refused.exit_code, refused.output) == (1, "no upstream has this name\n")
     assert (await mcp("list")).exit_code == 1
 

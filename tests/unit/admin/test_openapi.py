@@ -34,8 +34,6 @@ SEED = {
         *("created_at", "started_at", "completed_at"),
     ],
 }
-
-
 KINDS = {
     "/mcp/{server}/tools": TOOLS,
     "/mcp/{server}/tools/{tool}": TOOL,

@@ -83,12 +83,10 @@ def test_the_same_status_is_told_once() -> None:
     assert [one.data["message"] for one in heard(told(fresh(), *turns)[1])] == [None, waits]
 
 
-@given(
-    pieces=st.lists(st.text(max_size=5), max_size=12),
-    missed=st.integers(0, 12),
-    again=st.integers(0, 12),
-    retried=st.integers(0, 12),
-)
+PLACE = st.integers(0, 12)
+
+
+@given(pieces=st.lists(st.text(max_size=5), max_size=12), missed=PLACE, again=PLACE, retried=PLACE)
 def test_whoever_missed_some_hears_the_whole_task_and_no_more_than_is_new(
     pieces: list[str], missed: int, again: int, retried: int
 ) -> None:

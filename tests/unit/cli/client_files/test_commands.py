@@ -101,9 +101,9 @@ def test_the_backup_is_never_overwritten(path: Path) -> None:
     assert (result.exit_code, path.read_text(), backup.read_text()) == (3, FILE, "mine")
 
 
-def test_what_is_not_understood_is_not_touched(path: Path) -> None:
+def test_what_is_not_understood_is_not_touched_and_without_a_backup_nothing_goes_back(path: Path) -> None:
     path.write_text('{"mcpServers": {"a": {}}}')
-    assert run("wrap", path).exit_code == 3
+    assert (run("wrap", path).exit_code, run("unwrap", path).exit_code) == (3, 1)
     assert [found.name for found in path.parent.iterdir()] == [".mcp.json"]
 
 
@@ -157,10 +157,6 @@ def test_a_link_stays_a_link(path: Path, tmp_path: Path) -> None:
     assert "8070" in path.read_text()
 
 
-def test_without_a_backup_nothing_goes_back(path: Path) -> None:
-    assert run("unwrap", path).exit_code == 1
-
-
 SETTINGS = """\
 version: 1
 local: [{listen: "127.0.0.1:8070", principal: nhi:planner}]
@@ -195,30 +191,19 @@ def test_each_client_is_told_in_its_spelling(
     assert list(json.loads(alone.stdout)[container]) == ["b"]
 
 
-def test_without_a_local_address_a_key_is_asked_of_the_environment(tmp_path: Path) -> None:
+def test_without_a_local_address_a_key_is_asked_and_clients_that_keep_no_json_are_told_in_their_form(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "sidecar.yaml"
     path.write_text("\n".join(line for line in SETTINGS.splitlines() if not line.startswith("local")))
-    entry = json.loads(run("client-config", "--for", "claude", "-c", path).stdout)["mcpServers"]["a"]
-    assert entry == {
-        "type": "http",
-        "url": "http://127.0.0.1:8080/mcp/a",
-        "headers": {"X-API-Key": "${SIDECAR_API_KEY}"},
-    }
-
-
-def test_clients_that_keep_no_json_are_told_in_their_form(tmp_path: Path) -> None:
-    path = tmp_path / "sidecar.yaml"
-    path.write_text("\n".join(line for line in SETTINGS.splitlines() if not line.startswith("local")))
+    headers = {"headers": {"X-API-Key": "${SIDECAR_API_KEY}"}}
+    claude = json.loads(run("client-config", "--for", "claude", "-c", path).stdout)["mcpServers"]
+    assert claude["a"] == {"type": "http", "url": "http://127.0.0.1:8080/mcp/a", **headers}
     codex = tomllib.loads(run("client-config", "--for", "codex", "-c", path).stdout)["mcp_servers"]
     assert codex["b"] == {"url": "http://127.0.0.1:8080/mcp/b", "env_http_headers": {"X-API-Key": "SIDECAR_API_KEY"}}
     goose = yaml.safe_load(run("client-config", "--for", "goose", "-c", path).stdout)["extensions"]
-    assert goose["a"] == {
-        "type": "streamable_http",
-        "name": "a",
-        "uri": "http://127.0.0.1:8080/mcp/a",
-        "enabled": True,
-        "headers": {"X-API-Key": "${SIDECAR_API_KEY}"},
-    }
+    there = {"type": "streamable_http", "name": "a", "uri": "http://127.0.0.1:8080/mcp/a", "enabled": True}
+    assert goose["a"] == there | headers
     desktop = json.loads(run("client-config", "--for", "claude-desktop", "-c", path).stdout)["mcpServers"]["a"]
     assert desktop["args"][2:] == ["--api-key-path", "/path/to/the/api-key"]
 

@@ -122,9 +122,8 @@ def test_no_name_of_the_seed_stands_twice() -> None:
 
 
 def test_names_become_ours_and_none_is_taken_twice() -> None:
-    file = read(
-        {"mcpServers": {name: {"command": "x"} for name in ("Git Hub", "git_hub", "git-hub-2", "日本", "A" * 99)}}
-    )
+    given = ("Git Hub", "git_hub", "git-hub-2", "日本", "A" * 99)
+    file = read({"mcpServers": {name: {"command": "x"} for name in given}})
     names = list(slugs(file.servers).values())
     assert names == ["git-hub", "git-hub-2", "git-hub-2-2", "server", "a" * 64]
     assert next(iter(slugs(file.servers, frozenset({"git-hub"})).values())) == "git-hub-2"
@@ -154,10 +153,8 @@ def test_references_are_told_in_our_words(text: str, ours: str, problems: int) -
 
 
 def test_gemini_writes_a_variable_without_braces() -> None:
-    assert (
-        translated("Bearer $A_B-${C}", ReferencePlaces(Path("/w"), Path("/h"), bare=True)).text == "Bearer ${A_B}-${C}"
-    )
-    assert translated("Bearer $A_B", ReferencePlaces(Path("/w"), Path("/h"))).text == "Bearer $A_B"
+    for bare, told in ((True, "Bearer ${A_B}-${C}"), (False, "Bearer $A_B-${C}")):
+        assert translated("Bearer $A_B-${C}", ReferencePlaces(Path("/w"), Path("/h"), bare=bare)).text == told
 
 
 def test_what_is_unset_is_named() -> None:

@@ -22,19 +22,8 @@ from tests.unit.policy_tools.suites.rig import NOW, policy, write
 _WORDS = [
     *("nhi:a", "user:u", "anonymous", "role:team", "user:*", "tool:x/get_it", "tool:x/put", "nhi:x", "nhi:a"),
     *("prompt:x/p", "resource:x/file:///a", "resource:x/a/../b", "set:s", "tools/call", "ping", "message/send", "use"),
-    *(
-        "delegate",
-        "roots/list",
-        "allow",
-        "deny",
-        "expired",
-        "rate-limited",
-        "2027-01-01T00:00:00Z",
-        "-",
-        "10s",
-        "x",
-        "tools",
-    ),
+    *("delegate", "roots/list", "allow", "deny", "expired", "rate-limited", "2027-01-01T00:00:00Z", "-", "10s", "x"),
+    "tools",
 ]
 _WORD = st.sampled_from(_WORDS) | st.text(max_size=8)
 _VALUE: st.SearchStrategy[Any] = st.recursive(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.limits import Budgets, load_budgets
-from sidecar.policy import Engine, load_policy
+from sidecar.policy import Engine
 from sidecar.policy_tools.suites.loading import read_suites
 from sidecar.policy_tools.suites.suite import run_suites
 from tests.unit.policy_tools.suites.rig import HEAD, NOW, REPOSITORY, one, policy, run, self_tested, write
@@ -140,9 +140,7 @@ def test_without_the_rules_of_a_denial_it_has_another_reason(tmp_path: Path, row
         lines = [f"#: id=r{i}\np, {s}, {o}, {a}, {e}, -, {w}, allow\n" for i in some for s, o, a, e, w in [rows[i]]]
         keeps = "#: id=keeps\np, nhi:z, tool:z/z, use, -, -, -, allow\n"
         files = {"agent_to_tool.csv": keeps + "".join(lines), "roles.csv": "g, nhi:a, role:r\ng2, tool:x/t, set:s\n"}
-        write(tmp_path, files)
-        source = load_policy(tmp_path / "models", tmp_path / "policies")
-        return Engine(source)
+        return policy(write(tmp_path, files))[0]
 
     def reason_of(some: list[int]) -> str | None:
         (test,) = suites[0].tests
@@ -153,7 +151,7 @@ def test_without_the_rules_of_a_denial_it_has_another_reason(tmp_path: Path, row
     write(tmp_path, {"tests/s.yaml": text})
     suites = read_suites([tmp_path / "policies" / "tests"])
     engine = engine_of(everything)
-    source = load_policy(tmp_path / "models", tmp_path / "policies")
+    _, source = policy(tmp_path)
     (result,) = run_suites(engine, source, suites, Budgets(), now_s=NOW).results
     if result.got.allowed:
         return
@@ -169,11 +167,8 @@ def test_without_the_rules_of_a_denial_it_has_another_reason(tmp_path: Path, row
 # --- the self-test of a reload ----------------------------------------------------------------------------------------
 
 
-def test_a_policy_without_tests_passes_its_self_test(tmp_path: Path) -> None:
-    assert self_tested(write(tmp_path, {})) == []
-
-
 def test_a_failing_test_is_a_fault_where_its_expectation_stands(tmp_path: Path) -> None:
+    assert self_tested(write(tmp_path, {})) == [], "without tests"
     tests = f"{HEAD}- {{name: good, {GET}, expect: allow}}\n- {{name: bad, {GET}, expect: deny}}\n"
     (fault,) = self_tested(write(tmp_path, {"tests/deep/s.yaml": tests}))
     assert (fault.code, fault.line, fault.source[fault.column - 1 :]) == ("T201", 5, "deny}")
