@@ -144,23 +144,16 @@ async def test_a_period_that_is_over_takes_nothing_back(stage: Stage, limit: Lim
     assert await remaining(stage, limit) == 1
 
 
-@pytest.mark.parametrize(
-    ("limit", "last", "ends"),
-    [
-        (DAY, "2026-11-28", "2026-11-29"),
-        (MONTH, "2026-11-30", "2026-12-01"),
-        (MONTH, "2026-12-31", "2027-01-01"),
-        (MONTH, "2027-02-28", "2027-03-01"),
-        (MONTH, "2028-02-28", "2028-03-01"),
-        (MONTH, "2028-02-29", "2028-03-01"),
-        (MONTH, "2100-02-28", "2100-03-01"),
-    ],
-)
-async def test_a_day_and_a_month_end_at_midnight_utc(stage: Stage, limit: LimitCharge, last: str, ends: str) -> None:
+MONTHS_END = ("2026-12-01", "2027-01-01", "2027-03-01", "2028-03-01", "2100-03-01")
+
+
+@pytest.mark.parametrize(("limit", "ends"), [(DAY, "2026-11-29"), *((MONTH, ends) for ends in MONTHS_END)])
+async def test_a_day_and_a_month_end_at_midnight_utc(stage: Stage, limit: LimitCharge, ends: str) -> None:
     end_us = int(datetime.fromisoformat(f"{ends}T00:00:00Z").timestamp()) * 1_000_000
-    stage.to(int(datetime.fromisoformat(f"{last}T23:59:59Z").timestamp()) * 1_000_000)
-    verdicts = await fill(stage, limit, times=4)
-    assert verdicts[-1].standings[0] == (0, end_us - stage.now_us, end_us)
+    for before_s in (86_400 + 1, 1) if limit is MONTH else (1,):
+        stage.to(end_us - before_s * 1_000_000)
+        verdicts = await fill(stage, limit, times=4, prefix=f"{before_s} before")
+        assert verdicts[-1].standings[0] == (0, end_us - stage.now_us, end_us)
     stage.to(end_us - 1)
     assert not (await stage.store.reserve((limit,), "too early")).admitted
     stage.wait(1)
