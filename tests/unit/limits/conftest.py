@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis import Redis
 
-from tests.unit.limits.stages import Stage, memory_stage, redis_stage
+from sidecar.limits.redis_store import RedisCounters
+from tests.unit.limits.stages import Stage, memory_stage, opened, redis_stage
 from tests.valkey import Valkey, running_valkey
 
 
@@ -29,6 +30,12 @@ def fresh_valkey(valkey: Valkey) -> Valkey:
 def client(fresh_valkey: Valkey) -> Iterator[Redis]:
     with fresh_valkey.client() as client:
         yield client
+
+
+@pytest.fixture
+async def store(fresh_valkey: Valkey) -> AsyncIterator[RedisCounters]:
+    async with opened(fresh_valkey.url) as store:
+        yield store
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -148,11 +148,10 @@ async def test_a_bug_ends_no_mending(
 
 
 async def test_operators_are_told_what_a_store_refuses_and_not_at_each_call(
-    fresh_valkey: Valkey, client: Redis, caplog: pytest.LogCaptureFixture
+    store: RedisCounters, client: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.set(f"{{sidecar}}:{HOUR.key}", "a foreign value")
-    async with opened(fresh_valkey.url) as store:
-        for _ in range(3):
-            await refuses(store)
-        assert store.up and not store.trouble
-        assert [getattr(record, "error", "")[:25] for record in caplog.records] == ["ResponseError: WRONGTYPE "]
+    for _ in range(3):
+        await refuses(store)
+    assert store.up and not store.trouble
+    assert [getattr(record, "error", "")[:25] for record in caplog.records] == ["ResponseError: WRONGTYPE "]

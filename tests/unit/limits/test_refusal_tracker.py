@@ -54,18 +54,17 @@ async def denied(valkey: Valkey, right: str) -> AsyncIterator[tuple[RedisCounter
         client.execute_command("ACL", "DELUSER", "limits")
 
 
-async def test_a_store_without_memory_is_no_store_that_is_up(fresh_valkey: Valkey, client: Redis) -> None:
-    async with opened(fresh_valkey.url) as store:
-        await store.ping()
-        with full(client):
-            with pytest.raises(StoreUnavailable):
-                await store.reserve((HOUR,), "one")
-            assert not store.up and "OutOfMemory" in store.trouble
-            alone = DegradedStore(store, MemoryCounters(lambda: 0.0), 1)
-            assert (await alone.reserve((HOUR,), "two")).degraded and alone.degraded
-        assert not store.up, "nobody has asked since"
-        await store.reserve((SLOTS,), "three")
-        assert store.up and not store.trouble
+async def test_a_store_without_memory_is_no_store_that_is_up(store: RedisCounters, client: Redis) -> None:
+    await store.ping()
+    with full(client):
+        with pytest.raises(StoreUnavailable):
+            await store.reserve((HOUR,), "one")
+        assert not store.up and "OutOfMemory" in store.trouble
+        alone = DegradedStore(store, MemoryCounters(lambda: 0.0), 1)
+        assert (await alone.reserve((HOUR,), "two")).degraded and alone.degraded
+    assert not store.up, "nobody has asked since"
+    await store.reserve((SLOTS,), "three")
+    assert store.up and not store.trouble
 
 
 @pytest.mark.parametrize(("right", "asks"), [("-hset", HOUR), ("-zadd", SLOTS)])
