@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -164,14 +165,19 @@ NOT_SERVED: dict[str, tuple[Make, int]] = {
 }  # fmt: skip
 
 
-async def said(running: World, data: bytes, pieces: int) -> bytes:
-    """All that one connection hears for these bytes, sent at once or with a pause after the head."""
+async def send_in(connection: Wire, data: bytes, pieces: int) -> None:
+    """These bytes at once, or with a pause after the head."""
     cut = data.find(b"\r\n\r\n") + 4 if pieces == 2 else len(data)
+    await connection.send(data[:cut])
+    if cut < len(data):
+        await asyncio.sleep(0.02)
+        await connection.send(data[cut:])
+
+
+async def said(running: World, data: bytes, pieces: int) -> bytes:
+    """All that one connection hears for these bytes."""
     async with wire(running) as connection:
-        await connection.send(data[:cut])
-        if cut < len(data):
-            await asyncio.sleep(0.02)
-            await connection.send(data[cut:])
+        await send_in(connection, data, pieces)
         return await connection.everything()
 
 
@@ -197,15 +203,14 @@ async def test_what_is_no_http_is_refused_recorded_and_the_end_of_the_connection
     assert {record["reason"] for record in planner.ends()} == {"malformed-call"}
 
 
-@pytest.mark.parametrize("case", NOT_SERVED)
-async def test_what_is_not_served_here_is_refused_once(planner: World, case: str) -> None:
-    make, expected = NOT_SERVED[case]
-    async with wire(planner) as connection:
-        await connection.send(make(planner))
-        received = await connection.quiet()
-    assert statuses(received) == [expected]
-    assert len(planner.ends()) == 1 and planner.upstream.calls() == []
-    assert b"evil.example" not in received and b"Traceback" not in received
+async def test_what_is_not_served_here_is_refused_once(planner: World) -> None:
+    for number, (case, (make, expected)) in enumerate(NOT_SERVED.items(), start=1):
+        async with wire(planner) as connection:
+            await connection.send(make(planner))
+            received = await connection.quiet()
+        assert statuses(received) == [expected], case
+        assert len(planner.ends()) == number and planner.upstream.calls() == [], case
+        assert b"evil.example" not in received and b"Traceback" not in received, case
 
 
 async def test_what_follows_a_refused_request_is_never_another(planner: World) -> None:
@@ -224,27 +229,20 @@ async def test_what_follows_a_refused_request_is_never_another(planner: World) -
     ]
     for data in outer:
         for pieces in (1, 2):
-            cut = data.find(b"\r\n\r\n") + 4 if pieces == 2 else len(data)
             async with wire(planner) as connection:
-                await connection.send(data[:cut])
-                await asyncio.sleep(0.01)
-                await connection.send(data[cut:])
+                await send_in(connection, data, pieces)
                 assert 400 <= statuses(await connection.quiet())[-1] < 500
     assert planner.upstream.calls() == []
 
 
 async def test_requests_in_a_row_are_answered_in_their_order(planner: World) -> None:
-    calls = [
-        json.dumps(stateless("tools/call", {"name": "search_code", "arguments": {"repo": f"acme/{n}"}}, id=n)).encode()
-        for n in range(40)
-    ]
+    repos = [f"acme/{number}" for number in range(40)]
+    calls = [stateless("tools/call", {"name": "search_code", "arguments": {"repo": repo}}, id=repo) for repo in repos]
     async with wire(planner) as connection:
-        await connection.send(b"".join(request(planner, body=call) for call in calls))
+        await connection.send(b"".join(request(planner, body=json.dumps(call).encode()) for call in calls))
         answers = [await connection.response() for _ in calls]
-    assert [json.loads(body)["id"] for _, body in answers] == list(range(40))
-    assert [call["params"]["arguments"]["repo"] for call in planner.upstream.calls()] == [
-        f"acme/{n}" for n in range(40)
-    ]
+    assert [json.loads(body)["id"] for _, body in answers] == repos
+    assert [call["params"]["arguments"]["repo"] for call in planner.upstream.calls()] == repos
     assert len(planner.ends()) == 40
 
 
@@ -316,38 +314,27 @@ async def drip(connection: Wire, data: bytes, every_s: float = 0.03) -> None:
 
 
 async def test_heads_that_do_not_come_are_not_waited_for(tmp_path: Path) -> None:
-    settings = 'server: {listen: "127.0.0.1:0", header_timeout_s: 0.4}\n'
-    async with world(tmp_path, settings=settings) as running:
+    """Neither the first nor the second of a connection."""
+
+    async def left_alone(beginning: bytes, *, dripping: bool = False, first: bool = True) -> None:
+        async with wire(running) as connection:
+            if not first:
+                await connection.send(request(running))
+                assert (await connection.response())[0] == 200
+            await (drip(connection, beginning) if dripping else connection.send(beginning))
+            assert await connection.everything() == b""
+
+    async with world(tmp_path, settings=HASTY) as running:
         silent = [b"", b"P", b"POST /mcp/github HTTP/1.1\r\n", request(running)[:-SIZE][:-2]]
         async with asyncio.TaskGroup() as group:
             for beginning in silent * 25:
-                group.create_task(left_alone(running, beginning))
-            group.create_task(dripped(running))
+                group.create_task(left_alone(beginning))
+            group.create_task(left_alone(request(running)[:200], dripping=True))
+            for beginning in (b"", b"POST /mcp/github HTTP/1.1\r\nX-A:"):
+                group.create_task(left_alone(beginning, dripping=True, first=False))
             for _ in range(5):
                 assert (await running.call("search_code", {"repo": "acme/x"}))[0] == 200
-        assert len(running.ends()) == 5, "and what was never a request has no record"
-
-
-async def left_alone(running: World, beginning: bytes) -> None:
-    async with wire(running) as connection:
-        await connection.send(beginning)
-        assert await connection.everything() == b""
-
-
-async def dripped(running: World) -> None:
-    async with wire(running) as connection:
-        await drip(connection, request(running)[:200])
-        assert await connection.everything() == b""
-
-
-async def test_a_second_head_that_does_not_come_is_not_waited_for_either(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=HASTY) as running:
-        for beginning in (b"", b"POST /mcp/github HTTP/1.1\r\nX-A:"):
-            async with wire(running) as connection:
-                await connection.send(request(running))
-                assert (await connection.response())[0] == 200
-                await drip(connection, beginning)
-                assert await connection.everything() == b""
+        assert len(running.ends()) == 7, "and what was never a request has no record"
 
 
 BODIES = {
@@ -381,21 +368,20 @@ async def test_connections_are_capped_and_the_idle_make_room(tmp_path: Path) -> 
 
     upstream.script["tools/call"] = wait
     settings = 'server: {listen: "127.0.0.1:0", max_connections: 3}\n'
-    async with world(tmp_path, settings=settings, upstream=upstream) as running:
-        async with wire(running) as one, wire(running) as two, wire(running) as three:
-            for connection in (one, two, three):
-                await connection.send(request(running))
-            await until(lambda: len(upstream.calls()) == 3)
-            for _ in range(20):  # whoever is answered keeps the place
-                async with wire(running) as one_too_many:
-                    await one_too_many.send(request(running))
-                    assert await one_too_many.everything() == b""
-            go.set()
-            for connection in (one, two, three):
-                assert (await connection.response())[0] == 200
-            for _ in range(20):  # whoever is idle gives it up
-                async with wire(running) as the_next:
-                    await the_next.send(request(running))
-                    assert (await the_next.response())[0] == 200
-            assert await one.everything() == b""
+    async with world(tmp_path, settings=settings, upstream=upstream) as running, AsyncExitStack() as stack:
+        three = [await stack.enter_async_context(wire(running)) for _ in range(3)]
+        for connection in three:
+            await connection.send(request(running))
+        await until(lambda: len(upstream.calls()) == 3)
+        for _ in range(20):  # whoever is answered keeps the place
+            async with wire(running) as one_too_many:
+                await one_too_many.send(request(running))
+                assert await one_too_many.everything() == b""
+        go.set()
+        assert [(await connection.response())[0] for connection in three] == [200] * 3
+        for _ in range(20):  # whoever is idle gives it up
+            async with wire(running) as the_next:
+                await the_next.send(request(running))
+                assert (await the_next.response())[0] == 200
+        assert await three[0].everything() == b""
         assert len(running.ends()) == 23

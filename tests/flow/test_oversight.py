@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,11 @@ from sidecar.errors import Reason, Refusal
 from sidecar.http.server.stream_limits import MAX_RETRY_S, MIN_RETRY_S, StreamLimits
 from sidecar.settings.server import StreamSettings
 from sidecar.vocabulary import Caller, Principal
-from tests.flow.guests import ALICE, BOB, IDP, emitter, gateway, gone, opened, stream
+from tests.flow.guests import ALICE, BOB, GOOD, IDP, emitter, gateway, gone, opened, stream
 from tests.flow.idp import ISSUER, bearer
 from tests.flow.streams import Emitter, event
 from tests.flow.talk import Talk, reason_of
-from tests.flow.world import RULES, Upstream, World, until, world
+from tests.flow.world import PATIENCE_S, Upstream, World, until, world
 
 HOUR = "p, nhi:planner, tool:github/*, use, -, -, now < timestamp('2030-01-01T00:00:00Z'), allow\n"
 FAR = 1_900_000_000.0  # beyond that hour
@@ -40,14 +38,13 @@ def listening() -> Upstream:
 
 
 async def test_a_condition_that_reads_the_time_is_asked_again_and_again(tmp_path: Path) -> None:
-    answered, begun = asyncio.Event(), asyncio.Event()
-    upstream = Upstream(script={"tools/call": slow(answered, begun)})
-    bounds = settings(review_s=0.2, revoked_calls="cancel")
+    begun, bounds = asyncio.Event(), settings(review_s=0.2, revoked_calls="cancel")
+    upstream = slow(asyncio.Event(), begun)
     async with world(tmp_path, rules=HOUR, upstream=upstream, settings=bounds) as running:
-        calling = asyncio.create_task(running.call("search_code", {"repo": "acme/x"}))
+        calling = asyncio.create_task(running.call("search_code", GOOD))
         await begun.wait()
         running.app.pipeline.clock = running.app.live.clock = lambda: FAR
-        assert reason_of(await asyncio.wait_for(calling, 3)) == "condition-false"
+        assert reason_of(await asyncio.wait_for(calling, PATIENCE_S)) == "condition-false"
 
 
 async def test_a_silent_stream_is_kept_alive_and_a_talking_one_is_not(tmp_path: Path) -> None:
@@ -73,7 +70,7 @@ async def test_nobody_has_more_streams_than_their_share_and_who_has_knows_when_t
                 status, body, headers = await mine[2].verb("GET", {"Accept": "text/event-stream"})
                 assert (status, b"too-many-concurrent" in body) == (429, True)
                 assert MIN_RETRY_S <= int(headers["Retry-After"]) <= MAX_RETRY_S
-            assert (await mine[2].call("search_code", {"repo": "acme/x"}))[0] == 200
+            assert (await mine[2].call("search_code", GOOD))[0] == 200
             other = await opened(running, BOB)
             async with stream(other) as ear:
                 assert ear.status == 200
@@ -81,21 +78,16 @@ async def test_nobody_has_more_streams_than_their_share_and_who_has_knows_when_t
         await until(lambda: emitter(running).count == 0)
         async with stream(mine[2]) as ear:
             assert ear.status == 200
-        assert running.app.pipeline.exchanges.places.count == 0 or not await _later(running)
-
-
-async def _later(running: World) -> int:
-    await until(lambda: running.app.pipeline.exchanges.places.count == 0)
-    return running.app.pipeline.exchanges.places.count
+        await until(lambda: running.app.pipeline.exchanges.places.count == 0)
 
 
 def test_no_two_are_told_the_same_moment_to_come_back() -> None:
     numbers = iter((0.0, 0.25, 1.0))
     places, caller = StreamLimits(lambda: next(numbers)), Caller((Principal("nhi:a"),), ())
-    with places.place(caller, StreamSettings(max_per_principal=1)):
-        waits = []
+    one, waits = StreamSettings(max_per_principal=1), []
+    with places.place(caller, one):
         for _ in range(3):
-            with pytest.raises(Refusal) as caught, places.place(caller, StreamSettings(max_per_principal=1)):
+            with pytest.raises(Refusal) as caught, places.place(caller, one):
                 pass
             assert caught.value.reason is Reason.TOO_MANY_CONCURRENT
             waits.append(caught.value.retry_after_s)
@@ -103,13 +95,13 @@ def test_no_two_are_told_the_same_moment_to_come_back() -> None:
     assert (places.count, places.taken) == (0, {})
 
 
-def slow(answered: asyncio.Event, begun: asyncio.Event) -> Callable[..., Any]:
+def slow(answered: asyncio.Event, begun: asyncio.Event) -> Upstream:
     async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         begun.set()
         await answered.wait()
         return Upstream().answer(message)
 
-    return respond
+    return Upstream(script={"tools/call": respond})
 
 
 @pytest.mark.parametrize(
@@ -125,47 +117,42 @@ async def test_a_call_under_way_when_its_permission_ends(
     tmp_path: Path, bounds: dict[str, object], change: str, reason: str
 ) -> None:
     answered, begun = asyncio.Event(), asyncio.Event()
-    upstream = Upstream(script={"tools/call": slow(answered, begun)})
-    async with world(tmp_path, upstream=upstream, settings=settings(**bounds)) as running:
-        calling = asyncio.create_task(running.call("search_code", {"repo": "acme/x"}))
+    async with world(tmp_path, upstream=slow(answered, begun), settings=settings(**bounds)) as running:
+        calling = asyncio.create_task(running.call("search_code", GOOD))
         await begun.wait()
-        if change == "rules":
-            (tmp_path / "policies" / "agent_to_tool.csv").write_text(RULES.replace("nhi:planner", "nhi:other"))
-            await running.app.reload("test")
-        else:
-            await running.app.disable("nhi:planner", reason="", until=None, by="test")
-        if reason:
-            answer = await asyncio.wait_for(calling, 3)
-            assert reason_of(answer) == reason
-        await asyncio.sleep(0.3)
-        answered.set()
-        answer = await calling
-        assert reason_of(answer) == reason
+        await revoke(running, "nhi:planner", change)
+        if not reason:
+            await asyncio.sleep(0.3)
+            answered.set()
+        assert reason_of(await asyncio.wait_for(calling, PATIENCE_S)) == reason
         assert [record["reason"] for record in running.ends()][-1] == (reason or None)
         assert not running.app.pipeline.exchanges.oversight.calls
 
 
-@pytest.mark.parametrize("how", ["reload", "kill switch"])
+async def revoke(running: World, who: str, how: str) -> None:
+    """Nothing is permitted to them any more."""
+    if how == "kill switch":
+        await running.app.disable(who, reason="", until=None, by="test")
+    else:
+        rules = running.folder / "policies" / "agent_to_tool.csv"
+        rules.write_text(rules.read_text().replace(who, "nhi:other"))
+        await running.app.reload("test")
+
+
+@pytest.mark.parametrize("how", ["rules", "kill switch"])
 async def test_revocation_reaches_new_calls_at_once_and_open_streams_soon(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BL-091: at most five seconds for streams, one for calls; with the house's own intervals."""
     monkeypatch.undo()
+    assert sidecar.gateway.forwarder.LOOK_EVERY_S <= 1
     async with gateway(tmp_path, upstream=listening()) as running:
         talk = await opened(running)
         async with stream(talk) as ear:
             await until(lambda: emitter(running).count == 1)
-            if how == "reload":
-                rules = (tmp_path / "policies" / "agent_to_tool.csv").read_text()
-                (tmp_path / "policies" / "agent_to_tool.csv").write_text(rules.replace("user:alice", "user:nobody"))
-                await running.app.reload("test")
-            else:
-                await running.app.disable("user:alice", reason="", until=None, by="test")
-            revoked_s = time.monotonic()
-            assert reason_of(await Talk(running, "stateless", dict(ALICE)).call("search_code", {"repo": "acme/x"}))
-            assert time.monotonic() - revoked_s < 1
-            assert (await ear.block(5)).startswith(b": closed, ")
-            assert time.monotonic() - revoked_s < 5
+            await revoke(running, "user:alice", how)
+            assert reason_of(await Talk(running, "stateless", dict(ALICE)).call("search_code", GOOD))
+            assert (await ear.block(PATIENCE_S)).startswith(b": closed, ")
 
 
 @pytest.mark.parametrize("what", ["its key", "its issuer", "another scope", "another's key"])

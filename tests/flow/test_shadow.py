@@ -60,28 +60,23 @@ async def test_policy_and_limits_let_pass_and_nothing_else_does(name: str, tmp_p
 
 NO = "#: id=no\n" + SEARCH.format(expires="-", per_hour="-", when="-", effect="deny")
 NOT_I = "#: id=not-i shadow=true\n" + SEARCH.format(expires="-", per_hour="-", when="-", effect="deny")
-SAID = {
+EXPIRED = row(expires="2026-01-01T00:00:00Z") + row().replace("id=search", "id=x").replace("planner", "x")
+NO_STORE = 'store: {url: "unix:///nonexistent/valkey.sock"}\n'
+SAID: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a deny": ({"rules": row() + NO}, ["no"]),
     "two denies": ({"rules": row() + NO + NO.replace("id=no", "id=never")}, ["never", "no"]),
     "a shadow rule and a deny": ({"rules": row() + NOT_I + NO}, ["not-i", "no"]),
     "nothing that allows": ({"rules": row().replace("planner", "other")}, ["no-matching-rule"]),
-    "an expired grant": (
-        {"rules": row(expires="2026-01-01T00:00:00Z") + row().replace("id=search", "id=x").replace("planner", "x")},
-        ["expired"],
-    ),
-    "a store that is out": (
-        {"rules": row(per_hour="9"), "settings": 'store: {url: "unix:///nonexistent/valkey.sock"}\n'},
-        ["store-unavailable"],
-    ),
+    "an expired grant": ({"rules": EXPIRED}, ["expired"]),
+    "a store that is out": ({"rules": row(per_hour="9"), "settings": NO_STORE}, ["store-unavailable"]),
     "nothing": ({"rules": row()}, []),
     "a shadow rule": ({"rules": row() + NOT_I}, ["not-i"]),
 }
 
 
-@pytest.mark.parametrize(("options", "expected"), SAID.values(), ids=SAID)
-async def test_the_record_says_what_would_have_denied(
-    options: dict[str, Any], expected: list[str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("case", SAID)
+async def test_the_record_says_what_would_have_denied(case: str, tmp_path: Path) -> None:
+    options, expected = SAID[case]
     async with world(tmp_path, **in_shadow(options)) as running:
         assert (await running.call("search_code", GOOD))[0] == 200
         records = [record for record in running.records() if record["event"] in ("decision", "outcome")]
@@ -89,10 +84,12 @@ async def test_the_record_says_what_would_have_denied(
         assert running.upstream.calls()
 
 
-async def test_a_limit_that_would_refuse_is_named_and_charged_nothing(tmp_path: Path) -> None:
+async def test_a_limit_that_would_refuse_is_named_and_charged_nothing_and_all_is_counted(tmp_path: Path) -> None:
     options = in_shadow({"rules": row(per_hour="1"), "files": budgets('tools: {"tool:github/*": {daily_quota: 9}}')})
     async with world(tmp_path, **options) as running:
         before = await running.metrics()
+        denied = 'sidecar_decisions_total{decision="would_deny",kind="agent_to_tool",reason="no-matching-rule"}'
+        assert f"{denied} 0.0" in before
         for _ in range(3):
             assert (await running.call("search_code", GOOD))[0] == 200
         first, second, third = running.ends()
@@ -100,9 +97,12 @@ async def test_a_limit_that_would_refuse_is_named_and_charged_nothing(tmp_path: 
         for end in (second, third):
             assert end["would_deny"] == ["limit:rule:search"]
             assert end["limits"] == [{"name": "rule:search", "charged": 0, "remaining": 0, "limit": 1}]
+        await running.call("delete_repo", {})
         moved = series_moved(before, await running.metrics())
         assert 'sidecar_limit_checks_total{limit="rule:search",outcome="refused"} +2' in moved
-        assert 'sidecar_limit_checks_total{limit="tools:tool:github/*:day",outcome="admitted"} +1' in moved
+        assert 'sidecar_limit_checks_total{limit="tools:tool:github/*:day",outcome="admitted"} +2' in moved
+        allowed = 'sidecar_decisions_total{decision="allow",kind="agent_to_tool",reason="none"} +3'
+        assert [line for line in moved if "decisions" in line] == [allowed, f"{denied} +1"]
 
 
 async def test_one_too_many_at_once_passes_too(tmp_path: Path) -> None:
@@ -115,20 +115,6 @@ async def test_one_too_many_at_once_passes_too(tmp_path: Path) -> None:
             assert [(await call)[0] for call in calls] == [200, 200, 200]
         would_deny = sorted(end["would_deny"] for end in running.ends())
         assert would_deny == [[], *[["limit:tools:tool:github/*:concurrency"]] * 2]
-
-
-async def test_what_would_be_denied_is_counted_as_that(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=shadow()) as running:
-        nought = 'sidecar_decisions_total{decision="would_deny",kind="agent_to_tool",reason="no-matching-rule"} 0.0'
-        assert nought in await running.metrics()
-        before = await running.metrics()
-        await running.call("delete_repo", {})
-        await running.call("search_code", GOOD)
-        moved = [line for line in series_moved(before, await running.metrics()) if "decisions" in line]
-        assert moved == [
-            'sidecar_decisions_total{decision="allow",kind="agent_to_tool",reason="none"} +1',
-            'sidecar_decisions_total{decision="would_deny",kind="agent_to_tool",reason="no-matching-rule"} +1',
-        ]
 
 
 async def test_who_has_no_grant_at_all_may_list_and_lists_all(tmp_path: Path) -> None:
@@ -186,15 +172,26 @@ def _mode(record: dict[str, Any]) -> str:
     return str(control["mode"]) if control.get("what") == "mode" else ""
 
 
-async def test_a_reload_turns_it_on_and_off(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
+async def test_a_start_and_each_reload_say_it_aloud_and_a_reload_turns_it_on_and_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path, settings=shadow()) as running:
+        assert len(re.findall("SHADOW MODE until .*is recorded and let pass", caplog.text)) == 1
+        await running.app.reload("test")
+        assert len(re.findall("SHADOW MODE until", caplog.text)) == 2
+        assert running.app.status()["banners"] == list(running.app.banners()) != []
         config = tmp_path / "sidecar.yaml"
-        enforcing = config.read_text()
-        for text, status in ((enforcing + shadow(), 200), (enforcing, 403)):
+        shadowing = config.read_text()
+        enforcing = shadowing[: shadowing.index("policy: ")]
+        for text, status in ((shadowing, 200), (enforcing, 403), (shadowing, 200), (enforcing + shadow(-60), 403)):
             config.write_text(text)
             await running.app.reload("test")
             assert (await running.call("delete_repo", {}))[0] == status
-        assert [mode for mode in map(_mode, running.records()) if mode] == ["shadow", "enforce"]
+        assert [mode for mode in map(_mode, running.records()) if mode] == ["shadow", "enforce"] * 2
+        assert running.app.status()["policy"]["mode"] == "enforce", "a mode that is over says so"
+        assert (await get(running, "/readyz"))[0] == 200
+        controls = [record["control"]["what"] for record in running.records() if record["control"]]
+        assert controls[:3] == ["start", "mode", "reload"]
 
 
 async def test_a_stream_that_shadow_mode_let_open_ends_when_it_is_turned_off(tmp_path: Path) -> None:
@@ -211,23 +208,6 @@ async def test_a_stream_that_shadow_mode_let_open_ends_when_it_is_turned_off(tmp
             await running.app.reload("test")
             assert await ear.block() == b": closed, no-matching-rule\n\n"
         assert running.ends()[-1]["reason"] == "no-matching-rule"
-
-
-async def test_a_start_and_each_reload_say_it_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with world(tmp_path, settings=shadow()) as running:
-        assert len(re.findall("SHADOW MODE until .*is recorded and let pass", caplog.text)) == 1
-        await running.app.reload("test")
-        assert len(re.findall("SHADOW MODE until", caplog.text)) == 2
-        assert running.app.status()["banners"] == list(running.app.banners()) != []
-        controls = [record["control"]["what"] for record in running.records()]
-        assert controls == ["start", "mode", "reload"]
-
-
-async def test_the_status_of_a_mode_that_is_over_says_so(tmp_path: Path) -> None:
-    async with world(tmp_path, settings=shadow(-60)) as running:
-        assert (await running.call("delete_repo", {}))[0] == 403
-        assert running.app.status()["policy"]["mode"] == "enforce"
-        assert (await get(running, "/readyz"))[0] == 200
 
 
 # --- one rule in shadow ---------------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from sidecar.cli import main
 from sidecar.gateway.kill_switch import SwitchError
 from tests.flow.streams import event, hearing, streamed
-from tests.flow.talk import Era, Talk, reason_of
+from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files, get
 from tests.flow.test_shadow import shadow
-from tests.flow.world import SESSION, STATELESS, Upstream, World, request, started, stateless, world
+from tests.flow.world import PATIENCE_S, SESSION, STATELESS, Upstream, World, request, started, stateless, world
 
 GOOD = {"repo": "acme/site"}
 FOREVER = {"reason": "Incident 12", "until": None, "by": "test"}
@@ -33,7 +33,7 @@ async def ordered(running: World, path: str, order: Any, secret: str = SECRET) -
         return response.status, await response.json()
 
 
-@pytest.mark.parametrize("era", ["stateless", "session"])
+@pytest.mark.parametrize("era", ERAS)
 async def test_a_tool_that_is_off_is_neither_listed_nor_called(era: Era, tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         talk = Talk(running, era)
@@ -95,7 +95,7 @@ async def test_it_survives_a_restart_and_is_on_record_with_who_did_it(tmp_path: 
 async def test_an_answer_under_way_is_cut_off(tmp_path: Path) -> None:
     async def slowly(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "so far"}}
-        return await streamed(asked, *[event(note)] * 200, pause_s=0.05)
+        return await streamed(asked, *[event(note)] * 2000, pause_s=0.05)
 
     async with world(tmp_path, upstream=Upstream(script={"tools/call": slowly})) as running:
         routing = {"Mcp-Method": "tools/call", "Mcp-Name": "get_file", "MCP-Protocol-Version": STATELESS}
@@ -103,15 +103,15 @@ async def test_an_answer_under_way_is_cut_off(tmp_path: Path) -> None:
         async with hearing(running.http, f"{running.url}/mcp/github", routing, body) as ear:
             assert (await ear.message())["params"] == {"data": "so far"}
             await running.app.switch_off("github", "get_file", **FOREVER)
-            assert (await ear.rest(3))[-1]["error"]["data"]["reason"] == "tool-disabled"
+            assert (await ear.rest(PATIENCE_S))[-1]["error"]["data"]["reason"] == "tool-disabled"
 
 
+DISABLE = "/api/upstreams/github/disable"
 ORDERS: list[tuple[str, Any, int]] = [
-    ("/api/upstreams/github/disable", {"tool": "search_code"}, 200),
-    ("/api/upstreams/github/disable", {"tool": "a tool"}, 400),
-    ("/api/upstreams/github/disable", {"tools": ["x"]}, 400),
-    ("/api/upstreams/github/disable", {"tool": "x", "reason": "two\nlines"}, 400),
-    ("/api/upstreams/github/disable", {"tool": "x", "until": "yesterday"}, 400),
+    (DISABLE, {"tool": "a tool"}, 400),
+    (DISABLE, {"tools": ["x"]}, 400),
+    (DISABLE, {"tool": "x", "reason": "two\nlines"}, 400),
+    (DISABLE, {"tool": "x", "until": "yesterday"}, 400),
     ("/api/upstreams/gitlab/disable", {"tool": "x"}, 404),
     ("/api/upstreams/gitlab/enable", {"tool": "x"}, 200),
     ("/api/principals/tool:github%2Fsearch_code/disable", {}, 400),
@@ -126,7 +126,11 @@ async def test_over_http_an_order_is_obeyed_or_refused_and_it_is_said_what_is_of
             assert (await ordered(running, path, order))[0] == expected, (path, order)
             assert len(running.app.switched_off()) == 1
         await running.call("search_code", GOOD)
-        _, told = await ordered(running, "/api/upstreams/github/disable", {"tool": "search_code", "reason": "12"})
+        for path, order, expected in (*ORDERS, (DISABLE, {"tool": "search_code", "reason": "12"}, 200)):
+            assert running.app.switched_off() == ()
+            assert (await ordered(running, path, order, VIEW))[0] == 403
+            status, told = await ordered(running, path, order)
+            assert status == expected, (path, order)
         assert (told["enabled"], told["known"], told["entry"]["by"]) == (False, True, "admin:operator")
         one = json.loads((await get(running, "/api/upstreams/github", VIEW))[1])
         assert (one["enabled"], one["disabled_tools"]) == (True, ["search_code"])

@@ -44,8 +44,8 @@ class Talker:
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await stream.prepare(asked)
             while True:
-                await stream.write(NOTE)
-                await asyncio.sleep(0.002)
+                await stream.write(NOTE * 8)
+                await asyncio.sleep(0.005)
         finally:
             self.busy -= 1
 
@@ -104,7 +104,7 @@ async def test_a_hundred_callers_who_leave_while_they_ask(tmp_path: Path) -> Non
             heads += place >= body_at
             async with wire(running) as connection:
                 await connection.send(whole[:place])
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.005)
                 connection.reset()
         await until(lambda: len(running.ends()) == heads + 1)
         await nothing_left(running, tasks, files)
