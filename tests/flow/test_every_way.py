@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -39,13 +39,6 @@ p, nhi:planner, tool:github/slow_*, use, -, -, -, allow
 p, *, tool:github/slow_compute, tools/call, -, -, -, deny
 """
 RESPONSES = "responses: {redact: [{tools: [greet], classes: [email]}]}"
-
-
-class Client(Protocol):
-    """One caller at one front. What comes back is a text, or why there is none."""
-
-    async def tools(self) -> list[str]: ...
-    async def call(self, tool: str, arguments: dict[str, Any]) -> str: ...
 
 
 @dataclass
@@ -79,6 +72,9 @@ class Paired:
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
         self.calls += 1
         return outcome(await self.pair.call(tool, arguments, id=self.calls))
+
+
+Client = Talking | Paired  # one caller at one front; what comes back is a text, or why there is none
 
 
 def parsed(body: Any) -> Any:
@@ -118,10 +114,10 @@ def spoken(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
         arguments = ", ".join(f'"{word}"' for word in (*SERVER[1:], "stdio"))
         yield {"program": f'command: "{SERVER[0]}", args: [{arguments}], cwd: "{ROOT}"'}
         return
-    process = subprocess.Popen(
+    process: Any = subprocess.Popen(
         (*SERVER, request.param), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    assert process.stdin is not None and process.stdout is not None
+
     base = f"http://127.0.0.1:{int(process.stdout.readline())}"
     try:
         yield {"upstream_url": f"{base}/{'mcp' if request.param == 'http' else 'sse'}"}
@@ -131,21 +127,23 @@ def spoken(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
         process.stdout.close()
 
 
+CALLS: list[Any] = [
+    ("test_simple_text", {}),
+    ("greet", {"name": "ann@acme.example"}),
+    ("greet", {"name": 5}),
+    ("slow_compute", {}),
+    ("test_sampling", {"prompt": "hi"}),
+    ("slow_nothing", {}),
+]
+
+
 async def test_a_server_is_one_by_every_way(spoken: dict[str, str], tmp_path: Path) -> None:
-    heard: dict[str, list[object]] = {}
+    heard: dict[str, list[Any]] = {}
     async with world(tmp_path, rules=RULES, upstream_settings=RESPONSES, **spoken) as running:
         for front in FRONTS:
             before = len(running.records())
             async with client(running, front) as caller:
-                said: list[object] = [
-                    await caller.tools(),
-                    await caller.call("test_simple_text", {}),
-                    await caller.call("greet", {"name": "ann@acme.example"}),
-                    await caller.call("greet", {"name": 5}),
-                    await caller.call("slow_compute", {}),
-                    await caller.call("test_sampling", {"prompt": "hi"}),
-                    await caller.call("slow_nothing", {}),
-                ]
+                said = [await caller.tools(), *[await caller.call(*call) for call in CALLS]]
                 await running.app.switch_off("github", "test_simple_text", reason="", until=None, by="test")
                 said += [await caller.tools(), await caller.call("test_simple_text", {})]
                 assert await running.app.switch_on("github", "test_simple_text", by="test")

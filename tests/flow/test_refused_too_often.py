@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -14,12 +17,23 @@ from sidecar.audit.verify import verify
 from sidecar.policy_tools.audit_records import NAME_HASHED, asked_in
 from tests.flow.causes import GOOD, IDP, OTHER_KEY, PLANNER_KEY, row
 from tests.flow.idp import SETTINGS, bearer
+from tests.flow.raw import wire
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import World, world
 
 MOST = 5
 BOUNDED = f"refusals: {{per_peer_per_minute: {MOST}}}\n"
-OPTIONS: dict[str, Any] = {"principal": "", "settings": SETTINGS + BOUNDED, "files": IDP.files(), "rules": row()}
+
+
+@asynccontextmanager
+async def known(folder: Path, settings: str = BOUNDED, rules: str = row()) -> AsyncIterator[World]:
+    """A sidecar that knows the planner and another, with these bounds."""
+    async with world(folder, principal="", settings=SETTINGS + settings, files=IDP.files(), rules=rules) as running:
+        yield running
+
+
+def told_last(running: World) -> Any:
+    return [one["control"] for one in running.records() if one["control"]][-1]
 
 
 async def knock(running: World, path: str = "/mcp/github", headers: dict[str, str] | None = None) -> int | None:
@@ -32,7 +46,7 @@ async def knock(running: World, path: str = "/mcp/github", headers: dict[str, st
 
 
 async def test_strangers_are_closed_unanswered_and_counted_and_nobody_else_is(tmp_path: Path) -> None:
-    async with world(tmp_path, **OPTIONS) as running:
+    async with known(tmp_path) as running:
         answers = [await knock(running) for _ in range(MOST + 20)]
         assert answers == [401] * MOST + [None] * 20
         assert [await knock(running, path) for path in ("/nowhere", "/mcp/../x", "/agents/a/")] == [None] * 3
@@ -51,7 +65,7 @@ async def test_strangers_are_closed_unanswered_and_counted_and_nobody_else_is(tm
         await running.app.pipeline.refusals.tell(running.app.audit.control)
         ends = running.ends()
         assert [one["reason"] for one in ends].count("unauthenticated") == MOST
-        told = [one["control"] for one in running.records() if one["control"]][-1]
+        told = told_last(running)
         assert (told["what"], told["peer"], told["count"]) == ("refusals-closed", "127.0.0.1", 34)
         await knock(running)
     last = [(one["control"]["what"], one["control"].get("count")) for one in running.records() if one["control"]]
@@ -60,8 +74,8 @@ async def test_strangers_are_closed_unanswered_and_counted_and_nobody_else_is(tm
 
 
 async def test_a_throttled_caller_does_not_choose_how_much_evidence_there_is(tmp_path: Path) -> None:
-    settings = SETTINGS + "refusals: {per_principal_per_minute: 1, recorded_per_principal_per_minute: 3}\n"
-    async with world(tmp_path, **{**OPTIONS, "settings": settings}) as running:
+    settings = "refusals: {per_principal_per_minute: 1, recorded_per_principal_per_minute: 3}\n"
+    async with known(tmp_path, settings) as running:
         talk = Talk(running, "stateless", headers=bearer(PLANNER_KEY))
         assert reason_of(await talk.call("delete_repo", {"repo": "x"})) == "no-matching-rule"
         for _ in range(10):
@@ -69,34 +83,21 @@ async def test_a_throttled_caller_does_not_choose_how_much_evidence_there_is(tmp
         assert [one["reason"] for one in running.ends()].count("too-many-refusals") == 3
         assert 'status="rate_limited",upstream="github"} 10.0' in await running.metrics()
         await running.app.pipeline.refusals.tell(running.app.audit.control)
-        told = [one["control"] for one in running.records() if one["control"]][-1]
-        assert (told["what"], told["chain"], told["reason"], told["count"]) == (
-            "refusals-counted",
-            ["nhi:planner"],
-            "too-many-refusals",
-            7,
-        )
+        told = told_last(running)
+        assert (told["what"], told["reason"], told["count"]) == ("refusals-counted", "too-many-refusals", 7)
+        assert told["chain"] == ["nhi:planner"]
 
 
-async def test_what_is_no_http_counts_as_well(tmp_path: Path) -> None:
-    async with world(tmp_path, **OPTIONS) as running:
-        port = running.app.listeners[0].port
+async def test_what_is_no_http_counts_as_well_and_the_bound_changes_with_a_reload(tmp_path: Path) -> None:
+    async with known(tmp_path) as running:
+        place: Any = SimpleNamespace(url=f"http://127.0.0.1:{running.app.listeners[0].port}")
         heard = []
         for _ in range(MOST + 3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"\x16\x03\x01 no http\r\n\r\n")
-            try:
-                heard.append(await reader.read())
-            except ConnectionResetError:
-                heard.append(b"")
-            writer.close()
+            async with wire(place) as connection:
+                await connection.send(b"\x16\x03\x01 no http\r\n\r\n")
+                heard.append(await connection.everything())
         assert all(one.startswith(b"HTTP/1.0 400") for one in heard[:MOST]) and heard[MOST:] == [b""] * 3
-        assert len(running.ends()) == MOST
-
-
-async def test_the_bound_changes_with_a_reload(tmp_path: Path) -> None:
-    async with world(tmp_path, **OPTIONS) as running:
-        assert [await knock(running) for _ in range(MOST + 1)][-1] is None
+        assert len(running.ends()) == MOST and await knock(running) is None
         path = tmp_path / "sidecar.yaml"
         path.write_text(path.read_text().replace(BOUNDED, ""))
         await running.app.reload("test")
@@ -104,11 +105,10 @@ async def test_the_bound_changes_with_a_reload(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("era", ["stateless", "session", "plain"])
-async def test_a_principal_who_was_refused_too_often_waits_and_others_do_not(era: str, tmp_path: Path) -> None:
-    settings = SETTINGS + "refusals: {per_principal_per_minute: 3}\n"
+async def test_a_principal_who_was_refused_too_often_waits_and_others_do_not(era: Any, tmp_path: Path) -> None:
     rules = row() + row().replace("id=search", "id=other").replace("nhi:planner", "nhi:other")
-    async with world(tmp_path, **{**OPTIONS, "settings": settings, "rules": rules}) as running:
-        talk = Talk(running, era, headers=bearer(PLANNER_KEY))  # type: ignore[arg-type]
+    async with known(tmp_path, "refusals: {per_principal_per_minute: 3}\n", rules) as running:
+        talk = Talk(running, era, headers=bearer(PLANNER_KEY))
         for _ in range(3):
             assert reason_of(await talk.call("delete_repo", {"repo": "x"})) == "no-matching-rule"
         for _ in range(4):
@@ -116,7 +116,7 @@ async def test_a_principal_who_was_refused_too_often_waits_and_others_do_not(era
             assert reason_of(answer) == "too-many-refusals" and 1 <= int(headers["Retry-After"]) <= 60
             assert status == (200 if era == "session" else 429)
         assert len(running.upstream.calls()) == 0
-        other = Talk(running, era, headers=bearer(OTHER_KEY))  # type: ignore[arg-type]
+        other = Talk(running, era, headers=bearer(OTHER_KEY))
         assert reason_of(await other.call("search_code", GOOD)) == ""
 
 
@@ -124,7 +124,7 @@ async def test_names_that_a_refused_call_brought_and_that_are_not_ours_are_on_re
     """S8: what stands in the evidence is not a caller's choice; what is ours is there as it is called."""
     mine = "alice@example.org-owes-me-money"
     rules = row() + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
-    async with world(tmp_path, **{**OPTIONS, "rules": rules}) as running:
+    async with known(tmp_path, rules=rules) as running:
         talk = Talk(running, "stateless", headers=bearer(PLANNER_KEY))
         assert (await talk.call("search_code", GOOD))[0] == 200
         other = Talk(running, "stateless", headers=bearer(OTHER_KEY))
@@ -135,10 +135,9 @@ async def test_names_that_a_refused_call_brought_and_that_are_not_ours_are_on_re
         await other.call("alice-owes-me-money", {})
         await talk.ask("resources/read", {"uri": f"notes:///{mine}"})
         await talk.ask(mine, {})
-        await running.post({"jsonrpc": "2.0", "id": 1, "method": "ping"}, server="alice-owes-me-money")
-        await running.post(
-            {"jsonrpc": "2.0", "id": 1, "method": "ping"}, server="alice-owes-me-money", headers=bearer(PLANNER_KEY)
-        )
+        for headers in ({}, bearer(PLANNER_KEY)):
+            ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+            await running.post(ping, server="alice-owes-me-money", headers=headers)
         ends = running.ends()[2:]
         assert len(ends) == 6 and b"owes-me-money" not in running.app.settings.audit_path.read_bytes()
         unknown, denied = ends[:2]

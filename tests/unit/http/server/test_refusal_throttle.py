@@ -11,8 +11,12 @@ from sidecar.http.server.refusal_throttle import CLOSED, COUNTED, MAX_TOLD, OTHE
 from sidecar.settings.server import RefusalSettings
 from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
 
-PLANNER = Caller((Principal("nhi:planner", "local"),), (Credential("local"),))
-OTHER = Caller((Principal("nhi:other", "local"),), (Credential("local"),))
+
+def caller(name: str) -> Caller:
+    return Caller((Principal(name, "local"),), (Credential("local"),))
+
+
+PLANNER, OTHER = caller("nhi:planner"), caller("nhi:other")
 NOBODY = Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
 NO, LIMIT = Refusal(Reason.BAD_CREDENTIAL), Refusal(Reason.RATE_LIMITED)
 
@@ -60,16 +64,9 @@ def test_an_ipv6_subnet_is_one_and_its_mapped_addresses_are_theirs() -> None:
     assert ground.knock("2001:db8::1", 3) == 0 and ground.knock("2001:db8:0:0:ffff::9") == 1
     assert ground.knock("2001:db8:0:1::1") == 0
     assert ground.knock("192.0.2.1", 3) == 0 and ground.knock("::ffff:192.0.2.1") == 1
-
-
-@pytest.mark.parametrize("peer", ["local", "", "::nonsense", "fe80::1%eth0"])
-def test_whatever_the_peer_is_called_it_is_counted(peer: str) -> None:
-    assert Ground().knock(peer, 4) == 1
-
-
-def test_who_is_anonymous_is_a_stranger() -> None:
-    ground = Ground()
-    assert ground.knock("192.0.2.1", 4, NOBODY) == 1 and not ground.is_refused(NOBODY)
+    for peer in ("local", "", "::nonsense", "fe80::1%eth0"):
+        assert Ground().knock(peer, 4) == 1, "whatever it is called"
+    assert Ground().knock("192.0.2.1", 4, NOBODY) == 1 and not ground.is_refused(NOBODY), "a stranger"
 
 
 def test_a_principal_is_answered_always_and_told_to_come_later() -> None:
@@ -80,7 +77,7 @@ def test_a_principal_is_answered_always_and_told_to_come_later() -> None:
         ground.now = 20
         ground.refusals.check(PLANNER)
     limit = refused.value.limit
-    assert limit is not None and (limit.limit, limit.remaining, refused.value.retry_after_s) == (3, 0, 40)
+    assert (limit.limit, limit.remaining, refused.value.retry_after_s) == (3, 0, 40)
     ground.now = 60
     assert not ground.is_refused(PLANNER)
 
@@ -97,19 +94,15 @@ def test_strangers_take_nothing_from_a_principal_at_their_address_nor_the_other_
 OWN_DOING = {reason for reason, answer in ANSWERS.items() if answer.http < 500 and answer.status != "rate_limited"}
 
 
-@pytest.mark.parametrize("reason", Reason)
-def test_what_counts_is_the_callers_own_doing(reason: Reason) -> None:
-    ground = Ground()
-    for _ in range(4):
-        ground.refusals.closes(None, "192.0.2.1", Refusal(reason))
-        ground.refusals.closes(PLANNER, "192.0.2.1", Refusal(reason))
-    assert (ground.unanswered > 0) == (reason in OWN_DOING)
-    assert ground.is_refused(PLANNER) == (reason in OWN_DOING - {Reason.CALLER_GONE})
-
-
-@pytest.mark.parametrize("reason", [Reason.UPSTREAM_TIMEOUT, Reason.TOO_MANY_REFUSALS, Reason.DRAINING])
-def test_that_something_is_out_is_unidentified_doing(reason: Reason) -> None:
-    assert reason not in OWN_DOING
+def test_what_counts_is_the_callers_own_doing() -> None:
+    assert not {Reason.UPSTREAM_TIMEOUT, Reason.TOO_MANY_REFUSALS, Reason.DRAINING} & OWN_DOING
+    for reason in Reason:
+        ground = Ground()
+        for _ in range(4):
+            ground.refusals.closes(None, "192.0.2.1", Refusal(reason))
+            ground.refusals.closes(PLANNER, "192.0.2.1", Refusal(reason))
+        assert (ground.unanswered > 0) == (reason in OWN_DOING), reason
+        assert ground.is_refused(PLANNER) == (reason in OWN_DOING - {Reason.CALLER_GONE}), reason
 
 
 async def test_a_limits_refusals_of_one_chain_are_recorded_up_to_a_bound_and_counted_beyond() -> None:
@@ -135,9 +128,8 @@ async def test_a_limits_refusals_of_one_chain_are_recorded_up_to_a_bound_and_cou
 async def test_chains_that_do_not_fit_are_counted_together() -> None:
     ground = Ground(max_names=2)
     for number in range(9):
-        caller = Caller((Principal(f"nhi:n{number}", "local"),), (Credential("local"),))
         for _ in range(4):
-            ground.refusals.only_counts(caller, "", LIMIT)
+            ground.refusals.only_counts(caller(f"nhi:n{number}"), "", LIMIT)
     await ground.refusals.tell(ground.witness)
     assert sum(one["count"] for one in ground.told) == 2 * 1 + 7 * 4 and len(ground.told) == 3
 
