@@ -24,12 +24,10 @@ STATELESS, SESSION = "2026-07-28", "2025-11-25"
 META = "io.modelcontextprotocol/"
 ANY: dict[str, Any] = {"type": "object"}
 TOOLS = [{"name": "act", "inputSchema": ANY}]
-CAPABILITIES = {
-    "tools": {"listChanged": True},
-    "prompts": {"listChanged": True},
+CAPABILITIES: dict[str, dict[str, bool]] = {
+    **{kind: {"listChanged": True} for kind in ("tools", "prompts")},
     "resources": {"listChanged": True, "subscribe": True},
-    "logging": {},
-    "completions": {},
+    **{kind: {} for kind in ("logging", "completions")},
 }
 QUESTIONS: Mapping[str, dict[str, Any]] = {
     "sampling/createMessage": {"messages": [], "maxTokens": 1},
@@ -47,6 +45,13 @@ RESULTS: Mapping[str, dict[str, Any]] = {
 }
 
 OF_SESSION = web.ResponseKey("session", str)
+
+
+def said(
+    message: dict[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None, **more: Any
+) -> web.Response:
+    """A whole answer to it: `result` or `error`."""
+    return web.json_response({"jsonrpc": "2.0", "id": message.get("id"), **more}, status=status, headers=headers)
 
 
 @dataclass
@@ -120,7 +125,7 @@ class SessionsOnly(Server):
         if request.headers.get("MCP-Protocol-Version") == STATELESS:
             self.probed += 1
             error = {"code": -32600, "message": "Bad Request: Unsupported protocol version"}
-            return web.json_response({"jsonrpc": "2.0", "id": "server-error", "error": error}, status=400)
+            return said({"id": "server-error"}, error=error, status=400)
         if request.method != "POST":
             self.verbs.append((request.method, dict(request.headers)))
             if session not in self.sessions:
@@ -148,39 +153,31 @@ class SessionsOnly(Server):
         result = dict(RESULTS.get(message["method"], {}))
         if message["method"] == "tools/list" and self.tools:
             result["tools"] = self.tools
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+        return said(message, result=result)
 
     def _initialize(self, message: dict[str, Any]) -> web.Response:
         self.born += 1
         session = f"session-{self.born}"
         self.sessions.add(session)
-        result = {
-            "protocolVersion": SESSION,
-            "capabilities": CAPABILITIES,
-            "serverInfo": {"name": "sessions", "version": "1"},
-            "instructions": "do",
-        }
-        return web.json_response(
-            {"jsonrpc": "2.0", "id": message["id"], "result": result}, headers={"Mcp-Session-Id": session}
-        )
+        about = {"serverInfo": {"name": "sessions", "version": "1"}, "instructions": "do"}
+        result = {"protocolVersion": SESSION, "capabilities": CAPABILITIES, **about}
+        return said(message, result=result, headers={"Mcp-Session-Id": session})
 
     async def _act(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         wanted = message["params"].get("arguments", {})
         if "refuse" in wanted:
-            no = {"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32602, "message": "no"}}
-            return web.json_response(no, status=wanted["refuse"])
+            return said(message, error={"code": -32602, "message": "no"}, status=wanted["refuse"])
         stream = await self._open(request)
-        for said in wanted.get("say", []):
-            await stream.write(event({"jsonrpc": "2.0", **said}))
+        for one in wanted.get("say", []):
+            await stream.write(event({"jsonrpc": "2.0", **one}))
         if wanted.get("wait"):
             await self._wait()
         answered = [await self._ask(request, stream, method) for method in wanted.get("ask", [])]
-        if "fail" in wanted:
-            await stream.write(event({"jsonrpc": "2.0", "id": message["id"], "error": wanted["fail"]}))
-        else:
-            text = json.dumps([answer.get("result", answer.get("error")) for answer in answered])
-            result = {"content": [{"type": "text", "text": text}]}
-            await stream.write(event({"jsonrpc": "2.0", "id": message["id"], "result": result}))
+        text = json.dumps([answer.get("result", answer.get("error")) for answer in answered])
+        end = (
+            {"error": wanted["fail"]} if "fail" in wanted else {"result": {"content": [{"type": "text", "text": text}]}}
+        )
+        await stream.write(event({"jsonrpc": "2.0", "id": message["id"], **end}))
         return stream
 
     async def _ask(self, request: web.Request, stream: web.StreamResponse, method: str) -> dict[str, Any]:
@@ -220,7 +217,7 @@ class StatelessOnly(Server):
         if self.refuses >= 0 or request.headers.get("MCP-Protocol-Version") != STATELESS:
             data = {"supported": [STATELESS], "requested": SESSION}
             error = {"code": -32022, "message": "Unsupported protocol version", "data": data}
-            return web.json_response({"jsonrpc": "2.0", "id": message.get("id"), "error": error}, status=400)
+            return said(message, error=error, status=400)
         self.seen.append((dict(request.headers), message))
         method = message["method"]
         if method == "subscriptions/listen":
@@ -240,7 +237,7 @@ class StatelessOnly(Server):
             result |= {"ttlMs": 1000, "cacheScope": "public"}
         if method == "tools/list" and self.tools:
             result["tools"] = self.tools
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+        return said(message, result=result)
 
     async def _act(self, request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         params = message["params"]
@@ -256,9 +253,9 @@ class StatelessOnly(Server):
             text = json.dumps([(responses or {}).get(method) for method in wanted.get("ask", [])])
             result = {"resultType": "complete", "content": [{"type": "text", "text": text}]}
         if not wanted.get("say"):
-            said = {"error": wanted["fail"]} if "fail" in wanted else {"result": result}
-            status = 200 if "fail" not in wanted else 404 if wanted["fail"]["code"] == -32601 else 400
-            return web.json_response({"jsonrpc": "2.0", "id": message["id"], **said}, status=status)
+            if "fail" in wanted:
+                return said(message, error=wanted["fail"], status=404 if wanted["fail"]["code"] == -32601 else 400)
+            return said(message, result=result)
         stream = await self._open(request)
         for one in wanted["say"]:
             await stream.write(event({"jsonrpc": "2.0", **one}))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.flow.guests import result_of
 from tests.flow.streams import event, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.world import RULES, SESSION, Upstream, World, request, until, world
+from tests.flow.test_responses import answering
+from tests.flow.world import RULES, SESSION, Upstream, World, until, world
 from tests.valkey import running_valkey
 
 ANYBODY = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
@@ -32,11 +32,8 @@ async def test_an_allowed_call_reaches_the_upstream_and_leaves_two_records(plann
 
 
 async def test_a_denied_call_never_reaches_the_upstream(planner: World) -> None:
-    for tool, repo, reason in (
-        ("delete_repo", "acme/site", "no-matching-rule"),
-        ("search_code", "evil/site", "condition-false"),
-    ):
-        status, body, _ = await planner.call(tool, {"repo": repo})
+    for tool, repo, reason in (("delete_repo", "acme", "no-matching-rule"), ("search_code", "evil", "condition-false")):
+        status, body, _ = await planner.call(tool, {"repo": f"{repo}/site"})
         assert (status, body["error"]["code"], body["error"]["data"]["reason"]) == (403, 403, reason)
         assert planner.upstream.calls() == []
         assert planner.records()[-1]["event"] == "refusal"
@@ -88,15 +85,7 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
-async def refuses(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -1, "message": "no"}})
-
-
-async def fails(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    return web.Response(status=500)
-
-
-async def hangs_up(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+async def hangs_up(asked: Any, message: dict[str, Any]) -> web.StreamResponse:
     asked.transport.abort()
     return web.Response()
 
@@ -110,9 +99,9 @@ async def is_silent(asked: web.Request, message: dict[str, Any]) -> web.StreamRe
     raise AssertionError
 
 
-ENDS: dict[str, Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]] = {
-    "an error": refuses,
-    "a failure": fails,
+ENDS: dict[str, Any] = {
+    "an error": answering(error={"code": -1, "message": "no"}),
+    "a failure": answering({}, status=500),
     "a broken connection": hangs_up,
     "a broken stream": breaks_off,
     "no answer in time": is_silent,
@@ -167,13 +156,9 @@ async def test_a_page_of_our_own_name_may_call_and_no_other(tmp_path: Path) -> N
 
 
 async def test_a_session_takes_any_revision_of_its_era_in_the_header(planner: World) -> None:
-    hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-    status, _, headers = await planner.post(request("initialize", hello))
-    assert status == 200
-    session = {"Mcp-Session-Id": headers["Mcp-Session-Id"]}
+    talk = Talk(planner, "session")
     for version, expected in {"2025-03-26": 200, SESSION: 200, "2099-01-01": 400}.items():
-        sent = session | {"MCP-Protocol-Version": version}
-        assert (await planner.post(request("tools/list"), headers=sent))[0] == expected, version
+        assert (await talk.ask("tools/list", headers={"MCP-Protocol-Version": version}))[0] == expected, version
 
 
 async def test_calls_beyond_an_upstreams_connections_wait_for_them_and_it_counts_as_up(tmp_path: Path) -> None:
@@ -198,18 +183,17 @@ async def test_calls_beyond_an_upstreams_connections_wait_for_them_and_it_counts
 
 async def test_a_call_waits_for_its_caller_longer_than_for_its_server(tmp_path: Path) -> None:
     """A person who is asked may think; a server that asks nothing has the upstream's time-out."""
-    asks = RULES + "p, nhi:planner, nhi:github, elicitation/create, -, -, -, allow\n"
+    rules = RULES + "p, nhi:planner, nhi:github, elicitation/create, -, -, -, allow\n"
     answered = asyncio.Event()
 
     async def tool(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         if message["params"]["name"] == "search_code":
-            question = {"jsonrpc": "2.0", "id": 7, "method": "elicitation/create", "params": {"message": "sure?"}}
-            await stream.write(b"data: " + json.dumps(question).encode() + b"\n\n")
+            asks = {"jsonrpc": "2.0", "id": 7, "method": "elicitation/create", "params": {"message": "sure?"}}
+            await stream.write(event(asks))
         await answered.wait()
-        result = {"jsonrpc": "2.0", "id": message["id"], "result": {"content": []}}
-        await stream.write(b"data: " + json.dumps(result).encode() + b"\n\n")
+        await stream.write(event(result_of(message, {"content": []})))
         return stream
 
     async def reply(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
@@ -217,17 +201,12 @@ async def test_a_call_waits_for_its_caller_longer_than_for_its_server(tmp_path: 
         return web.Response(status=202)
 
     upstream = Upstream(script={"tools/call": tool, "response": reply})
-    async with world(tmp_path, rules=asks, upstream=upstream, mcp_settings="timeout_s: 0.4") as running:
-        hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-        session = {"Mcp-Session-Id": (await running.post(request("initialize", hello)))[2]["Mcp-Session-Id"]}
-
-        def call(tool: str, **arguments: str) -> dict[str, Any]:
-            return request("tools/call", {"name": tool, "arguments": arguments}, id=2)
-
-        _, silent, _ = await running.post(call("get_file", path="a"), headers=session)
+    async with world(tmp_path, rules=rules, upstream=upstream, mcp_settings="timeout_s: 0.4") as running:
+        talk = Talk(running, "session")
+        _, silent, _ = await talk.call("get_file", {"path": "a"})
         assert b"upstream-timeout" in silent
-        asked = asyncio.create_task(running.post(call("search_code", repo="acme/a"), headers=session))
+        asked = asyncio.create_task(talk.call("search_code", {"repo": "acme/a"}))
         await asyncio.sleep(0.8)
         answer = {"jsonrpc": "2.0", "id": 7, "result": {"action": "accept"}}
-        assert (await running.post(answer, headers=session))[0] == 202
+        assert (await running.post(answer, headers=talk.in_session))[0] == 202
         assert b'"result":{"content":[]}' in (await asked)[1]

@@ -132,13 +132,12 @@ async def test_what_nobody_foresaw_is_told_and_tried_again(
 
 
 async def test_a_file_system_in_trouble_makes_no_watcher_deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = OSError(116, "Stale file handle")
     is_dir = Path.is_dir
     monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
 
     def failing(path: Path) -> bool:
         if "policies" in path.parts:
-            raise stale
+            raise OSError(116, "Stale file handle")
         return is_dir(path)
 
     async with world(tmp_path) as running:
@@ -173,12 +172,7 @@ async def test_an_old_policy_is_let_go_while_a_stream_of_its_time_goes_on(
             rules = tmp_path / "policies" / FILE
             rules.write_text(rules.read_text() + MORE)
             await running.app.reload("test")
-
-            def is_gone() -> bool:
-                gc.collect()
-                return old() is None
-
-            await until(is_gone)
+            await until(lambda: gc.collect() >= 0 and old() is None)
             assert emitter(running).count == 1
 
 
@@ -209,9 +203,8 @@ async def test_what_needs_a_restart_is_told_and_not_half_applied(tmp_path: Path)
         assert (settings.tasks, settings.sessions, settings.streams.max) == (before.tasks, before.sessions, 9)
         said = (await get(running, "/readyz"))[1]
         assert "degraded" in said and "restart-needed" in said
-        assert running.app.reloader.trouble == tuple(
-            f"{name} changed in the configuration and needs a restart" for name in ("sessions", "tasks")
-        )
+        told = "{} changed in the configuration and needs a restart".format
+        assert running.app.reloader.trouble == tuple(map(told, ("sessions", "tasks")))
         file.write_text(written)
         await running.app.reload("test")
         assert "degraded" not in (await get(running, "/readyz"))[1]

@@ -27,16 +27,10 @@ FORM = "notes://team-1/a~b"
 
 
 def server() -> Upstream:
-    contents = giving({"contents": [{"uri": FORM, "text": "t"}]})
-    empty = giving({})
-    return Upstream(
-        script={
-            "resources/read": contents,
-            "resources/subscribe": empty,
-            "resources/unsubscribe": empty,
-            "completion/complete": giving({"completion": {"values": []}}),
-        }
-    )
+    contents, values = {"contents": [{"uri": FORM, "text": "t"}]}, {"completion": {"values": []}}
+    subscriptions = dict.fromkeys(("resources/subscribe", "resources/unsubscribe"), giving({}))
+    reads = {"resources/read": giving(contents), "completion/complete": giving(values)}
+    return Upstream(script={**reads, **subscriptions})
 
 
 def asked(method: str, uri: str) -> dict[str, Any]:
@@ -78,9 +72,8 @@ async def test_every_spelling_is_forwarded_in_one_form(tmp_path: Path, era: Era,
             assert "result" in (await one.ask(method, asked(method, uri)))[1]
             wrapped = f"SIDECAR://GitHub/{quote(uri, safe='')}"
             assert "result" in (await all_of_them.ask(method, asked(method, wrapped)))[1]
-        assert {record["object"] for record in running.ends() if "resource:" in str(record["object"])} == {
-            f"resource:github/{FORM}"
-        }
+        objects = {record["object"] for record in running.ends() if "resource:" in str(record["object"])}
+        assert objects == {f"resource:github/{FORM}"}
     assert uris_sent(upstream, method) == {FORM}
     headers = [seen for seen, message in upstream.seen if message["method"] == "resources/read" and "Mcp-Name" in seen]
     assert {seen["Mcp-Name"] for seen in headers} <= {FORM}
