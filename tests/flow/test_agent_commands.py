@@ -150,7 +150,6 @@ async def test_what_no_rule_allows_is_refused_with_the_row_that_would(tmp_path: 
         no = await did(running, "agent", "run", "echo", "hello", code=1)
         assert no.stdout == "" and "No rule allows this call" in no.stderr
         found = re.search(r"hint: in (\S+): (p, .*)", no.stderr)
-        assert found is not None
         (tmp_path / found[1]).write_text(found[2] + "\n")
         await running.app.reload("test")
         assert (await did(running, "agent", "run", "echo", "hello")).stdout.startswith("hello")
@@ -276,7 +275,7 @@ async def test_a_run_that_asks_is_answered_on_behalf_of_whom_it_is(tmp_path: Pat
     async with world(tmp_path, settings=MORE + asking, files={**files(), **OF_NIGHTLY}) as running:
         asked = await did(running, "agent", "run", "asks", "paint it")
         mine = re.search(r"^(\S+): it asks: which colour\?\n   hint: sidecar agent answer \1 TEXT$", asked.stderr)
-        assert mine is not None and asked.stdout == "", asked.stderr
+        assert mine and asked.stdout == "", asked.stderr
         assert f"{mine[1]}  asks   asks " in (await did(running, "agent", "runs")).stdout
         assert "which colour?" in (await did(running, "agent", "answer", mine[1], "blue")).stderr, "it asks again"
         assert (await did(running, "agent", "answer", mine[1], "-", stdin="red")).stdout == "red it is"
@@ -400,12 +399,10 @@ async def test_runs_that_cannot_be_read_are_missing_and_hide_and_double_no_other
             offset = page["next_offset"]
         assert seen == read, size
     owner, wire = (await running.app.executions.get(ids[0])), running.app.live.current.agent("echo").wire
-    assert owner is not None
     tasks, token = [], "0"
     while token:
         asked = OutgoingOperation(LIST, {"pageSize": 2, "pageToken": token}, owner.caller, 5.0)
         answer = await wire.ask(asked)
-        assert isinstance(answer, dict)
         tasks += [task["id"] for task in answer["tasks"]]
         token = answer["nextPageToken"]
     assert sorted(tasks) == sorted(read)  # of a page, what changed last is first

@@ -147,7 +147,7 @@ class Stage:
             while True:
                 with suppress(RecordStoreOut):
                     kept = await self.store.get(execution_id)
-                    if kept is not None and kept.is_done:
+                    if kept and kept.is_done:
                         return kept
                 await asyncio.sleep(0.001)
 

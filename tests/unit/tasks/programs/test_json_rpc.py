@@ -14,7 +14,7 @@ from sidecar.protocols.a2a.messages import V10
 from sidecar.tasks.programs.attempt import OutputArtifact, OutputChunk, ProgramOrder, ProgressNote, Prompt
 from sidecar.tasks.programs.json_rpc import MAX_ARTIFACTS, MAX_NOISE, STATES, RpcDialogue
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, TurnReply, UnsayableError
+from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, UnsayableError
 
 MESSAGE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "say"}], "taskId": "t-1", "contextId": "c-1"}
 PARTS = [{"text": "a"}, {"data": {"b": 1}}]
@@ -185,7 +185,6 @@ def test_what_would_have_to_be_guessed_at_breaks_it_and_says_why(said: bytes, wh
 
 def test_what_it_asks_of_us_is_answered_that_there_is_no_such_method() -> None:
     (reply,) = heard(line(id="q", method="sampling/createMessage", params={}))
-    assert isinstance(reply, TurnReply)
     answer = json.loads(reply.line)
     assert (answer["id"], answer["error"]["code"]) == ("q", -32601)
 
@@ -228,14 +227,18 @@ def test_the_end_of_its_output_ends_a_line_too() -> None:
 def test_lines_and_turns_are_bounded() -> None:
     with pytest.raises(DialogueBroken, match="a line of more than 1000 bytes"):
         heard(b"{" + b" " * 1_000, talk=asked(max_line_bytes=1_000))
-    with pytest.raises(DialogueBroken, match="more than 1000 bytes"):
-        heard(*[line(method="output", params={"text": "a" * 100})] * 10, talk=asked(1_000))
-    with pytest.raises(DialogueBroken, match="more than 1000 bytes"):
-        heard(*[line(method="progress")] * 60, talk=asked(1_000))
-    with pytest.raises(DialogueBroken, match="more than 1000 bytes"):
-        heard(line(id=1, result="a" * 999), talk=asked(1_000))
-    with pytest.raises(DialogueBroken, match="more than 1000 bytes"):  # also what nobody asked for
-        heard(*[line(id=1, result="a" * 100)] * 11, talk=asked(1_000))
+    for lines in (
+        [line(method="output", params={"text": "a" * 100})] * 10,
+        [line(method="progress")] * 60,
+        [line(id=1, result="a" * 999)],
+        [line(id=1, result="a" * 100)] * 11,  # also what nobody asked for
+    ):
+        with pytest.raises(DialogueBroken, match="more than 1000 bytes"):
+            heard(*lines, talk=asked(1_000))
+    talk = asked(1_000)
+    for number in range(1, 20):  # each turn may say as much
+        assert heard(line(id=number, result="a" * 900), talk=talk) == [OutputChunk("a" * 900), TurnAnswer()]
+        talk.begin(order())
 
 
 def test_a_turn_has_so_many_artifacts_told_or_in_its_result() -> None:
@@ -249,13 +252,6 @@ def test_a_turn_has_so_many_artifacts_told_or_in_its_result() -> None:
     heard(*told[:-1], line(id=1, result=None), talk=talk)
     talk.begin(order())
     assert heard(told[-1], talk=talk)
-
-
-def test_each_turn_may_say_as_much() -> None:
-    talk = asked(1_000)
-    for number in range(1, 20):
-        assert heard(line(id=number, result="a" * 900), talk=talk) == [OutputChunk("a" * 900), TurnAnswer()]
-        talk.begin(order())
 
 
 def test_a_line_of_four_mebibytes_comes_through() -> None:

@@ -35,15 +35,11 @@ def agent(**settings: Any) -> CliAgent:
 
 
 def read(*parts: dict[str, Any], **settings: Any) -> Prompt:
-    prompt = prompt_from({"messageId": "m", "role": "ROLE_USER", "parts": list(parts)}, agent(**settings))
-    assert isinstance(prompt, Prompt), prompt
-    return prompt
+    return prompt_from({"messageId": "m", "role": "ROLE_USER", "parts": list(parts)}, agent(**settings))
 
 
 def refused(*parts: dict[str, Any], **settings: Any) -> AgentError:
-    error = prompt_from({"parts": list(parts)}, agent(**settings))
-    assert isinstance(error, AgentError), error
-    return error
+    return prompt_from({"parts": list(parts)}, agent(**settings))
 
 
 def raw(content: bytes) -> str:
@@ -94,7 +90,6 @@ def test_an_empty_value_does_not_make_its_option_take_the_next_argument(
 ) -> None:
     definition = agent(executable="/bin/true", args=["--", "{prompt}"], input_pattern="args", cli_args={"-v": ""})
     prompt = prompt_from({"parts": [{"text": "-rm"}, {"data": {"parameters": parameters}}]}, definition)
-    assert isinstance(prompt, Prompt), prompt
     assert list(command_from("a", definition, {}).program(prompt).argv[1:]) == arguments
 
 
@@ -240,8 +235,8 @@ REFUSED = [
 @pytest.mark.parametrize(("text", "told_so"), REFUSED)
 def test_what_cannot_be_an_argument_is_refused_before_anything_starts(text: str, told_so: str) -> None:
     """BL-093."""
-    refused = prompt_from({"parts": [{"text": text}]}, agent(input_pattern="args"))
-    assert not isinstance(refused, Prompt) and told_so in refused.message and "xxx" not in refused.message
+    error = refused({"text": text}, input_pattern="args")
+    assert told_so in error.message and "xxx" not in error.message
 
 
 def test_a_prompt_and_an_answer_have_two_files() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
-from sidecar.tasks.programs.run_events import begun, left_behind
-from sidecar.tasks.programs.run_record import ENDS, MOVES, Category, Execution, Failure, RunState, RunStatus, Transition
+from sidecar.tasks.programs.run_events import begun
+from sidecar.tasks.programs.run_record import ENDS, MOVES, Execution, RunState, Transition
 from tests.unit.tasks.programs.staging import ALICE, prompt
 
 ANEW = Execution(
@@ -66,33 +64,3 @@ def test_what_is_over_goes_nowhere() -> None:
     for state in RunState:
         with pytest.raises(ValueError):
             over.moved(state, 4.0)
-
-
-@pytest.mark.parametrize("state", RunState)
-@pytest.mark.parametrize("asked", [False, True])
-def test_what_was_left_behind_in_any_state_comes_to_an_end_on_ways_of_the_table(state: RunState, asked: bool) -> None:
-    before = at(state)._replace(
-        cancel_requested=asked, transitions=(Transition(RunState.IDLE, 0.0), *at(state).transitions)
-    )
-    after = left_behind(before, "the sidecar stopped", 50.0, 100.0)
-    assert after.is_done
-    assert (after.revision, after.expires_at) == (before.revision + 1, 150.0)
-    for one, next_ in pairwise(one.state for one in after.transitions):
-        assert next_ in MOVES[one]
-    if state in (RunState.IDLE, RunState.STARTING, RunState.RUNNING):
-        assert after.status is (RunStatus.CANCELLED if asked else RunStatus.FAILURE)
-        wanted = "TASK_STATE_CANCELED" if asked else "TASK_STATE_FAILED"
-        assert after.task["status"]["state"] == wanted
-        if not asked:
-            assert after.failure is not None
-            assert after.failure.category is Category.SYSTEM
-            assert after.failure.message.startswith("the sidecar stopped ")
-    elif state is not RunState.FAILED:
-        assert after.status is before.status  # the end that it had come to stands
-
-
-def test_what_rested_before_its_next_try_has_failed_for_good() -> None:
-    rested = at(RunState.FAILED)._replace(failure=Failure(Category.TRANSIENT, "busy"))
-    after = left_behind(rested, "the sidecar stopped", 50.0, 100.0)
-    assert after.failure == Failure(Category.SYSTEM, "the sidecar stopped before its next try")
-    assert (after.status, after.task["status"]["state"]) == (RunStatus.FAILURE, "TASK_STATE_FAILED")

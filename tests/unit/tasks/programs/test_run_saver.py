@@ -14,6 +14,7 @@ from sidecar.tasks.programs import run_saver as saving
 from sidecar.tasks.programs.run_record import Execution, RunState, Transition
 from sidecar.tasks.programs.run_saver import RunSaver
 from sidecar.tasks.worker import HeldRecords
+from tests.flow.world import PATIENCE_S, until
 from tests.unit.tasks.programs.runs import run
 
 
@@ -40,9 +41,7 @@ class Watched:
         self._writing.cancel()
 
     async def kept(self) -> Execution:
-        found = await self.store.get("1")
-        assert found is not None
-        return found
+        return await self.store.get("1")
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ class Out(MemoryRecordStore[Execution]):
 
 
 async def settled(saving: RunSaver) -> None:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await saving.settle()
 
 
@@ -102,9 +101,7 @@ async def test_a_store_that_is_out_is_told_once_of_each_run_and_when_it_is_kept_
     store = Out()
     async with Watched(store) as one:
         one.saving.moved()
-        async with asyncio.timeout(5):
-            while store.asked < 10:
-                await asyncio.sleep(0.001)
+        await until(lambda: store.asked >= 10)
         store.is_out = False
         await settled(one.saving)
     said = [(record.getMessage(), getattr(record, "run", "")) for record in caplog.records]

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess, to_its_end
 from sidecar.upstreams.processes import Exit, Processes, Program, StartFailed, WaitLimit
+from tests.flow.world import until
 from tests.unit.upstreams.processes.test_launcher import PATH, dies
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts otherwise there")
@@ -31,6 +33,11 @@ def shell(script: str, **limits: int) -> Program:
     return Program("/bin/sh", ["sh", "-c", script], PATH, limits=limits)
 
 
+async def started(processes: Processes, program: Any, term: Any = None) -> SupervisedProcess:
+    program = shell(program) if isinstance(program, str) else program
+    return await SupervisedProcess.start(processes, program, CleaningRules(secrets=("s3cr3t",)), term)
+
+
 async def all_of(attended: SupervisedProcess) -> bytes:
     said = b""
     while chunk := await attended.read():
@@ -39,10 +46,7 @@ async def all_of(attended: SupervisedProcess) -> bytes:
 
 
 async def test_it_is_told_and_heard_and_its_last_words_are_kept(processes: Processes) -> None:
-    cleaning = CleaningRules(secrets=("s3cr3t",))
-    attended = await SupervisedProcess.start(
-        processes, shell("cat; printf 'x\\033[1m\\ns3cr3t is wrong\\n' >&2; exit 3"), cleaning
-    )
+    attended = await started(processes, "cat; printf 'x\\033[1m\\ns3cr3t is wrong\\n' >&2; exit 3")
     attended.tell(b"this " * 100_000)
     attended.tell_no_more()
     assert await all_of(attended) == b"this " * 100_000
@@ -52,15 +56,13 @@ async def test_it_is_told_and_heard_and_its_last_words_are_kept(processes: Proce
 
 
 async def test_lines_that_come_together_are_read_together(processes: Processes) -> None:
-    attended = await SupervisedProcess.start(
-        processes, shell("for n in 1 2 3; do echo $n; done; sleep 600"), CleaningRules()
-    )
+    attended = await started(processes, "for n in 1 2 3; do echo $n; done; sleep 600")
     assert await attended.read() == b"1\n2\n3\n"
     await attended.end()
 
 
 async def test_who_is_cancelled_while_reading_loses_nothing(processes: Processes) -> None:
-    attended = await SupervisedProcess.start(processes, shell("echo 1; read more; echo 2"), CleaningRules())
+    attended = await started(processes, "echo 1; read more; echo 2")
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
             await attended.read(gather_s=600)
@@ -70,13 +72,9 @@ async def test_who_is_cancelled_while_reading_loses_nothing(processes: Processes
 
 
 async def test_a_slow_reader_misses_nothing_of_a_program_that_is_over(processes: Processes) -> None:
-    attended = await SupervisedProcess.start(
-        processes, shell("yes | head -c 60000; yes | head -c 900000 >&2"), CleaningRules()
-    )
+    attended = await started(processes, "yes | head -c 60000; yes | head -c 900000 >&2")
     assert attended.exit is None
-    for _ in range(200):
-        if attended.exit is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: attended.exit is not None)
     await asyncio.sleep(0.25)
     assert len(await all_of(attended)) == 60_000
     assert await attended.end() == Exit(code=0)
@@ -84,7 +82,7 @@ async def test_a_slow_reader_misses_nothing_of_a_program_that_is_over(processes:
 
 async def test_an_answer_that_nobody_takes_stops_its_program(processes: Processes) -> None:
     """X5: nothing piles up here."""
-    attended = await SupervisedProcess.start(processes, shell("yes 2>/dev/null"), CleaningRules())
+    attended = await started(processes, "yes 2>/dev/null")
     assert len(await attended.read()) >= 1000
     await asyncio.sleep(0.1)
     held = len(attended._process.stdout._buffer)  # type: ignore[attr-defined]
@@ -97,7 +95,7 @@ async def test_it_lives_as_long_as_its_term_says_and_a_term_that_bounds_it_no_mo
 ) -> None:
     past, far = WaitLimit(0.0, 0.0), WaitLimit(2**40, 2**40)
     term, other = TimeLimit(far), TimeLimit(far)
-    attended = await SupervisedProcess.start(processes, shell("exec cat"), CleaningRules(), term)
+    attended = await started(processes, "exec cat", term=term)
     attended.lives(other)
     term.renew(past)
     attended.tell(b"1\n")
@@ -109,7 +107,7 @@ async def test_it_lives_as_long_as_its_term_says_and_a_term_that_bounds_it_no_mo
 
 
 async def test_a_program_that_does_not_read_and_one_that_complains_without_end_are_ended(processes: Processes) -> None:
-    attended = await SupervisedProcess.start(processes, shell("yes complaint >&2"), CleaningRules())
+    attended = await started(processes, "yes complaint >&2")
     attended.tell(b"x" * 1_000_000)
     attended.tell_no_more()
     attended.end_in(0.1)
@@ -120,7 +118,7 @@ async def test_a_program_that_does_not_read_and_one_that_complains_without_end_a
 
 @linux
 async def test_what_holds_its_output_open_holds_up_nobody(processes: Processes) -> None:
-    attended = await SupervisedProcess.start(processes, shell("(trap '' TERM; sleep 600) & echo $!"), CleaningRules())
+    attended = await started(processes, "(trap '' TERM; sleep 600) & echo $!")
     async with asyncio.timeout(2.0):
         grandchild = int(await all_of(attended))
         await attended.end(grace_s=0.1)
@@ -131,7 +129,7 @@ async def test_what_holds_its_output_open_holds_up_nobody(processes: Processes) 
 async def test_a_grandchild_that_ignores_being_asked_is_gone_in_time(processes: Processes) -> None:
     """BL-074."""
     script = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; echo $$; sleep 600'); sleep 600"
-    attended = await SupervisedProcess.start(processes, shell(script), CleaningRules())
+    attended = await started(processes, script)
     grandchild = int(await attended.read())
     async with asyncio.timeout(1.0):
         await attended.end(grace_s=0.1)
@@ -145,7 +143,7 @@ FORKS = f"import os, time{BUSY}if not os.fork():\n x = b'x' * 50_000_000; busy(0
 
 @linux
 async def test_what_it_took_is_counted_with_all_that_it_started(processes: Processes, tmp_path: Path) -> None:
-    attended = await SupervisedProcess.start(processes, python(FORKS), CleaningRules())
+    attended = await started(processes, python(FORKS))
     assert await all_of(attended) == b""
     await attended.end()
     usage = attended.usage
@@ -155,7 +153,7 @@ async def test_what_it_took_is_counted_with_all_that_it_started(processes: Proce
 
 @linux
 async def test_while_it_runs_its_usage_is_looked_at_and_a_turn_has_its_own(processes: Processes) -> None:
-    attended = await SupervisedProcess.start(processes, python(WORKS), CleaningRules())
+    attended = await started(processes, python(WORKS))
     for _ in range(2):
         attended.measure_anew()
         attended.tell(b"go\n")
@@ -177,19 +175,17 @@ LIMITS = [
 @linux
 @pytest.mark.parametrize(("code", "limits", "told"), LIMITS)
 async def test_what_it_may_take_bounds_it(processes: Processes, code: str, limits: dict[str, int], told: str) -> None:
-    attended = await SupervisedProcess.start(processes, python(code, **limits), CleaningRules())
+    attended = await started(processes, python(code, **limits))
     await all_of(attended)
     how = await attended.end()
     assert failure_of_exit(how, attended.last_words.last, Resources(), attended.usage) == Failure(Category.AGENT, told)
 
 
 async def test_a_program_that_is_not_there_has_a_number(processes: Processes) -> None:
-    with pytest.raises(StartFailed) as failed:
-        await SupervisedProcess.start(processes, Program("/nowhere", ["x"], {}), CleaningRules())
-    assert failed.value.number == 2
-    with pytest.raises(StartFailed) as failed:
-        await SupervisedProcess.start(processes, Program("/bin/sh", ["sh", *["x" * 100_000] * 50], {}), CleaningRules())
-    assert failed.value.number == 7
+    for path, words, number in (("/nowhere", [], 2), ("/bin/sh", ["x" * 100_000] * 50, 7)):
+        with pytest.raises(StartFailed) as failed:
+            await started(processes, Program(path, ["sh", *words], {}))
+        assert failed.value.number == number
     await (await processes.start(shell("true"))).end()  # and the warden serves on
 
 
@@ -214,12 +210,6 @@ async def test_who_is_cancelled_once_or_twice_hears_of_it_when_it_is_over() -> N
 
 
 async def test_what_it_comes_to_is_what_is_had_of_it() -> None:
-    async def three() -> int:
-        return 3
-
-    async def fails() -> None:
-        raise OSError("no")
-
-    assert await to_its_end(three()) == 3
-    with pytest.raises(OSError, match="no"):
-        await to_its_end(fails())
+    assert await to_its_end(asyncio.sleep(0, 3)) == 3
+    with pytest.raises(TimeoutError):
+        await to_its_end(asyncio.wait_for(asyncio.Event().wait(), 0))
