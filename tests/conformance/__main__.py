@@ -17,14 +17,15 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.conformance import a2a
 from tests.conformance.client import SCENARIOS
 from tests.conformance.sidecar import ROOT, before
+from tests.peers.stage import running
 from tests.servers import node_bin, npm
 
 TOOLS = ROOT / ".conformance"
@@ -41,25 +42,14 @@ NOT_ON_PIPES = {
 }
 # What a server of sessions cannot say, which a stateless caller hears of one that speaks its era.
 _BY_RESULT = "it asks by its result, and sessions have no such result; tests/peers/test_bridging.py tries questions"
+_ASKS = (
+    *("basic-elicitation", "basic-list-roots", "basic-sampling", "capability-check", "ignore-extra-params"),
+    *("missing-input-response", "multi-round", "multiple-input-requests", "non-tool-request", "request-state"),
+    *("result-type", "tampered-state"),
+)
 _UNANNOUNCED = "the SDK announces no listChanged in sessions, and we announce what the server does"
 NOT_IN_SESSIONS = {
-    **{
-        f"input-required-result-{which}": _BY_RESULT
-        for which in (
-            "basic-elicitation",
-            "basic-list-roots",
-            "basic-sampling",
-            "capability-check",
-            "ignore-extra-params",
-            "missing-input-response",
-            "multi-round",
-            "multiple-input-requests",
-            "non-tool-request",
-            "request-state",
-            "result-type",
-            "tampered-state",
-        )
-    },
+    **{f"input-required-result-{which}": _BY_RESULT for which in _ASKS},
     "sep-2575-server-sends-tools-list-changed-on-subscription": _UNANNOUNCED,
     "sep-2575-server-sends-prompts-list-changed-on-subscription": _UNANNOUNCED,
 }
@@ -111,7 +101,9 @@ def main(parts: Sequence[str]) -> int:
     bring_tools()
     lost: list[str] = []
     kinds = [part for part in parts if part in ("http", "stdio", "sse")]
-    with serving("http") as http, serving("sse") as sse:
+    quiet = partial(running, *SERVER, stderr=subprocess.DEVNULL)
+    with quiet("http") as at_http, quiet("sse") as at_sse:
+        http, sse = (url.replace("127.0.0.1", "localhost") for url in (at_http, at_sse))
         behind = {
             "http": {"url": f"{http}/mcp"},
             "sse": {"url": f"{sse}/sse"},
@@ -147,21 +139,6 @@ def bring_tools() -> None:
         command = (*npm(), "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(TOOLS / folder), package)
         subprocess.run(command, check=True, timeout=INSTALL_S, stdin=subprocess.DEVNULL, env=_environment())
         (TOOLS / folder / "ready").touch()
-
-
-@contextmanager
-def serving(transport: str) -> Iterator[str]:
-    """The reference server over HTTP, until the block ends; its base URL."""
-    process = subprocess.Popen(
-        (*SERVER, transport), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        yield f"http://localhost:{int(process.stdout.readline())}"
-    finally:
-        process.stdin.close()
-        process.wait(10)
-        process.stdout.close()
 
 
 def _served(suite: Suite, url: str) -> Count:
@@ -245,11 +222,8 @@ def _inspect(url: str, transport: str, era: str, arguments: Sequence[str]) -> An
 
 def _without_cache_hints(said: Any) -> Any:
     # A list that passed a policy for one caller is private: the one member that must differ.
-    return (
-        {key: value for key, value in said.items() if key not in ("cacheScope", "ttlMs")}
-        if isinstance(said, dict)
-        else said
-    )
+    hints = ("cacheScope", "ttlMs")
+    return {key: value for key, value in said.items() if key not in hints} if isinstance(said, dict) else said
 
 
 def _environment() -> Mapping[str, str]:

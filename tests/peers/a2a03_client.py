@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -36,10 +36,10 @@ class Play:
     hasty: Client
     seen: dict[str, Any] = field(default_factory=dict)
 
-    async def step(self, name: str, deed: Awaitable[Any]) -> None:
+    async def step(self, name: str, deed: Awaitable[Any], shown: Callable[[Any], Any] = lambda came: came) -> None:
         """Do something and write down what came of it."""
         try:
-            self.seen[name] = await deed
+            self.seen[name] = shown(await deed)
         except A2AClientJSONRPCError as error:
             self.seen[name] = error.error.code
         except A2AClientHTTPError as error:
@@ -69,22 +69,23 @@ async def events(client: Client, text: str, **more: Any) -> AsyncIterator[Any]:
 
 async def play_operations(play: Play) -> None:
     """Each operation at least once."""
-    client, task = play.plain, await _begun(play, "forever:")
-    await play.step("send", _told(play.send(client, "echo: hällo")))
-    await play.step("message", _told(play.send(client, "reply: hi")))
-    await play.step("stream", play.stream("chunks: one two three"))
-    await play.step("conversation", _conversation(play))
-    await play.step("get", _state(client.get_task(t.TaskQueryParams(id=task.id))))
+    client, step, task = play.plain, play.step, await _begun(play, "forever:")
+    await step("send", play.send(client, "echo: hällo"), told)
+    await step("message", play.send(client, "reply: hi"), told)
+    await step("stream", play.stream("chunks: one two three"))
+    await step("conversation", _conversation(play))
+    await step("get", client.get_task(t.TaskQueryParams(id=task.id)), state)
     config = t.PushNotificationConfig(id="hook", url=HOOK, token="opaque")
     setting = t.TaskPushNotificationConfig(task_id=task.id, push_notification_config=config)
-    await play.step("push set", _hook(client.set_task_callback(setting)))
+    await step("push set", client.set_task_callback(setting), hook)
     wanted = t.GetTaskPushNotificationConfigParams(id=task.id, push_notification_config_id="hook")
-    await play.step("push get", _hook(client.get_task_callback(wanted)))
-    await play.step("cancel", _state(client.cancel_task(t.TaskIdParams(id=task.id))))
-    await play.step("cancel again", _state(client.cancel_task(t.TaskIdParams(id=task.id))))
-    await play.step("resubscribe", _resubscribed(play))
-    await play.step("unknown", _state(client.get_task(t.TaskQueryParams(id=str(uuid4())))))
-    await play.step("card", _secret(client.get_card()))
+    await step("push get", client.get_task_callback(wanted), hook)
+    for name in ("cancel", "cancel again"):
+        await step(name, client.cancel_task(t.TaskIdParams(id=task.id)), state)
+    await step("resubscribe", _resubscribed(play))
+    await step("unknown", client.get_task(t.TaskQueryParams(id=str(uuid4()))), state)
+    # Whether it is the card with the skill that the public one does not tell of.
+    await step("card", client.get_card(), lambda card: "secret" in [skill.id for skill in card.skills])
 
 
 async def _begun(play: Play, text: str) -> t.Task:
@@ -96,14 +97,6 @@ async def _begun(play: Play, text: str) -> t.Task:
     return task
 
 
-async def _told(answer: Awaitable[Any]) -> str:
-    return told(await answer)
-
-
-async def _state(task: Awaitable[t.Task]) -> str:
-    return state(await task)
-
-
 async def _conversation(play: Play) -> list[str]:
     """A task that asks, and is answered."""
     asked = await play.send(play.plain, "ask: name")
@@ -111,9 +104,8 @@ async def _conversation(play: Play) -> list[str]:
     return [told(asked), told(answered)]
 
 
-async def _hook(config: Awaitable[t.TaskPushNotificationConfig]) -> str:
-    got = (await config).push_notification_config
-    return f"{got.id} {got.url}"
+def hook(config: t.TaskPushNotificationConfig) -> str:
+    return f"{config.push_notification_config.id} {config.push_notification_config.url}"
 
 
 async def _resubscribed(play: Play) -> list[str]:
@@ -125,11 +117,6 @@ async def _resubscribed(play: Play) -> list[str]:
             await play.plain.cancel_task(t.TaskIdParams(id=task.id))
         heard.append(kind)
     return sorted({*heard} & {"working:", "canceled"})
-
-
-async def _secret(card: Awaitable[t.AgentCard]) -> bool:
-    """Whether it is the card with the skill that the public one does not tell of."""
-    return "secret" in [skill.id for skill in (await card).skills]
 
 
 def state(task: Any) -> str:
@@ -158,8 +145,10 @@ class _Once(grpc.aio.UnaryUnaryClientInterceptor):
     def __init__(self, metadata: Sequence[tuple[str, str]]) -> None:
         self._metadata = metadata
 
-    async def intercept_unary_unary(self, go_on: Any, details: Any, request: Any) -> Any:
+    async def add(self, go_on: Any, details: Any, request: Any) -> Any:
         return await go_on(details._replace(metadata=[*(details.metadata or ()), *self._metadata]), request)
+
+    intercept_unary_unary = add
 
 
 class _Streamed(grpc.aio.UnaryStreamClientInterceptor):
@@ -168,19 +157,14 @@ class _Streamed(grpc.aio.UnaryStreamClientInterceptor):
     def __init__(self, metadata: Sequence[tuple[str, str]]) -> None:
         self._metadata = metadata
 
-    async def intercept_unary_stream(self, go_on: Any, details: Any, request: Any) -> Any:
-        return await go_on(details._replace(metadata=[*(details.metadata or ()), *self._metadata]), request)
+    intercept_unary_stream = _Once.add
 
 
 async def play_briefly(play: Play, text: str) -> None:
     """Say this, and hear what comes back: once whole, once as it comes."""
-    await play.step("send", _whole(play, text))
+    whole = play.send(play.plain, text)
+    await play.step("send", whole, lambda answer: f"{state(answer)}: {output(answer.artifacts or [])}")
     await play.step("stream", _in_pieces(play, text))
-
-
-async def _whole(play: Play, text: str) -> str:
-    answer = await play.send(play.plain, text)
-    return f"{state(answer)}: {output(answer.artifacts or [])}"
 
 
 async def _in_pieces(play: Play, text: str) -> str:
@@ -203,24 +187,14 @@ async def seen_at(url: str, binding: str, headers: Mapping[str, str], text: str 
         return grpc.aio.insecure_channel(address.removeprefix("http://"), interceptors=interceptors)
 
     async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-        http = await stack.enter_async_context(
-            httpx.AsyncClient(headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S)
-        )
+        ours = httpx.AsyncClient(headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S)
+        http = await stack.enter_async_context(ours)
         card = await A2ACardResolver(http, url).get_agent_card()
-        clients = [
-            await stack.enter_async_context(
-                ClientFactory(
-                    ClientConfig(
-                        streaming=streaming,
-                        polling=polling,
-                        httpx_client=http,
-                        grpc_channel_factory=channel,
-                        supported_transports=[binding],
-                    )
-                ).create(card)
-            )
-            for streaming, polling in ((True, False), (False, False), (False, True))
-        ]
+        config = ClientConfig(httpx_client=http, grpc_channel_factory=channel, supported_transports=[binding])
+        clients = []
+        for streaming, polling in ((True, False), (False, False), (False, True)):
+            factory = ClientFactory(replace(config, streaming=streaming, polling=polling))
+            clients.append(await stack.enter_async_context(factory.create(card)))
         play = Play(*clients)
         await (play_operations(play) if text is None else play_briefly(play, text))
         return play.seen

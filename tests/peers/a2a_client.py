@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -32,10 +32,10 @@ class Play:
     context: ClientCallContext
     seen: dict[str, Any] = field(default_factory=dict)
 
-    async def step(self, name: str, deed: Awaitable[Any]) -> None:
+    async def step(self, name: str, deed: Awaitable[Any], shown: Callable[[Any], Any] = lambda came: came) -> None:
         """Do something and write down what came of it."""
         try:
-            self.seen[name] = await deed
+            self.seen[name] = shown(await deed)
         except (A2AError, NotImplementedError) as error:
             self.seen[name] = type(error).__name__
 
@@ -62,26 +62,31 @@ class Play:
 async def play_operations(play: Play) -> None:
     """Each operation at least once."""
     call: Mapping[str, Any] = {"context": play.context}
-    client, task = play.streaming, await _begun(play, "forever:")
-    await play.step("send", _told(play.send("echo: hällo")))
-    await play.step("message", _told(play.send("reply: hi")))
-    await play.step("stream", play.stream("chunks: one two three"))
-    await play.step("conversation", _conversation(play))
-    await play.step("get", _state(client.get_task(t.GetTaskRequest(id=task.id), **call)))
-    await play.step("list", _listed(client, task, call))
-    await play.step("push set", _hook(client.create_task_push_notification_config(_config(task), **call)))
+    client, step, task = play.streaming, play.step, await _begun(play, "forever:")
+    await step("send", play.send("echo: hällo"), told)
+    await step("message", play.send("reply: hi"), told)
+    await step("stream", play.stream("chunks: one two three"))
+    await step("conversation", _conversation(play))
+    await step("get", client.get_task(t.GetTaskRequest(id=task.id), **call), state)
+    listed = client.list_tasks(t.ListTasksRequest(context_id=task.context_id), **call)
+    await step("list", listed, lambda listed: [one.id == task.id for one in listed.tasks])
     which = {"task_id": task.id, "id": "hook"}
+    config = t.TaskPushNotificationConfig(**which, url=HOOK, token="opaque")
+    await step("push set", client.create_task_push_notification_config(config, **call), hook)
     wanted = t.GetTaskPushNotificationConfigRequest(**which)
-    await play.step("push get", _hook(client.get_task_push_notification_config(wanted, **call)))
-    await play.step("push list", _hooks(client, task, call))
+    await step("push get", client.get_task_push_notification_config(wanted, **call), hook)
+    every = t.ListTaskPushNotificationConfigsRequest(task_id=task.id)
+    await step("push list", client.list_task_push_notification_configs(every, **call), names)
     unwanted = t.DeleteTaskPushNotificationConfigRequest(**which)
-    await play.step("push delete", client.delete_task_push_notification_config(unwanted, **call))
-    await play.step("push gone", _hooks(client, task, call))
-    await play.step("cancel", _state(client.cancel_task(t.CancelTaskRequest(id=task.id), **call)))
-    await play.step("cancel again", _state(client.cancel_task(t.CancelTaskRequest(id=task.id), **call)))
-    await play.step("resubscribe", _resubscribed(play))
-    await play.step("unknown", _state(client.get_task(t.GetTaskRequest(id=str(uuid4())), **call)))
-    await play.step("card", _secret(client.get_extended_agent_card(t.GetExtendedAgentCardRequest(), **call)))
+    await step("push delete", client.delete_task_push_notification_config(unwanted, **call))
+    await step("push gone", client.list_task_push_notification_configs(every, **call), names)
+    for name in ("cancel", "cancel again"):
+        await step(name, client.cancel_task(t.CancelTaskRequest(id=task.id), **call), state)
+    await step("resubscribe", _resubscribed(play))
+    await step("unknown", client.get_task(t.GetTaskRequest(id=str(uuid4())), **call), state)
+    # Whether it is the card with the skill that the public one does not tell of.
+    card = client.get_extended_agent_card(t.GetExtendedAgentCardRequest(), **call)
+    await step("card", card, lambda card: "secret" in [skill.id for skill in card.skills])
 
 
 async def _begun(play: Play, text: str) -> t.Task:
@@ -92,16 +97,12 @@ async def _begun(play: Play, text: str) -> t.Task:
         return t.Task(id=str(uuid4()), context_id=str(uuid4()))
 
 
-def _config(task: t.Task) -> t.TaskPushNotificationConfig:
-    return t.TaskPushNotificationConfig(task_id=task.id, id="hook", url=HOOK, token="opaque")
+def hook(config: t.TaskPushNotificationConfig) -> str:
+    return f"{config.id} {config.url}"
 
 
-async def _told(answer: Awaitable[t.StreamResponse]) -> str:
-    return told(await answer)
-
-
-async def _state(task: Awaitable[t.Task]) -> str:
-    return state(await task)
+def names(listed: t.ListTaskPushNotificationConfigsResponse) -> list[str]:
+    return [one.id for one in listed.configs]
 
 
 async def _conversation(play: Play) -> list[str]:
@@ -109,22 +110,6 @@ async def _conversation(play: Play) -> list[str]:
     asked = await play.send("ask: name")
     answered = await play.send("echo: Bob", task_id=asked.task.id, context_id=asked.task.context_id)
     return [told(asked), told(answered)]
-
-
-async def _listed(client: Client, task: t.Task, call: Mapping[str, Any]) -> list[bool]:
-    """Whether each task of the task's own context is that task."""
-    listed = await client.list_tasks(t.ListTasksRequest(context_id=task.context_id), **call)
-    return [one.id == task.id for one in listed.tasks]
-
-
-async def _hook(config: Awaitable[t.TaskPushNotificationConfig]) -> str:
-    got = await config
-    return f"{got.id} {got.url}"
-
-
-async def _hooks(client: Client, task: t.Task, call: Mapping[str, Any]) -> list[str]:
-    request = t.ListTaskPushNotificationConfigsRequest(task_id=task.id)
-    return [one.id for one in (await client.list_task_push_notification_configs(request, **call)).configs]
 
 
 async def _resubscribed(play: Play) -> list[str]:
@@ -136,11 +121,6 @@ async def _resubscribed(play: Play) -> list[str]:
             await play.plain.cancel_task(t.CancelTaskRequest(id=task.id), context=play.context)
         heard.append(kind)
     return sorted({*heard} & {"working:", "canceled"})
-
-
-async def _secret(card: Awaitable[t.AgentCard]) -> bool:
-    """Whether it is the card with the skill that the public one does not tell of."""
-    return "secret" in [skill.id for skill in (await card).skills]
 
 
 def state(task: t.Task) -> str:
@@ -171,12 +151,9 @@ def told(event: t.StreamResponse) -> str:
 
 async def play_briefly(play: Play, text: str) -> None:
     """Say this, and hear what comes back: once whole, once as it comes."""
-    await play.step("send", _whole(play, text))
+    whole = play.send(text)
+    await play.step("send", whole, lambda answer: f"{state(answer.task)}: {output(answer.task.artifacts)}")
     await play.step("stream", _in_pieces(play, text))
-
-
-async def _whole(play: Play, text: str) -> str:
-    return f"{state((answer := await play.send(text)).task)}: {output(answer.task.artifacts)}"
 
 
 async def _in_pieces(play: Play, text: str) -> str:
@@ -196,31 +173,23 @@ async def play(
     """What a caller with these headers sees, who takes the interface of this binding and version: of a card, or of the
     card that is found under a URL."""
     async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-        http = await stack.enter_async_context(
-            httpx.AsyncClient(headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S)
-        )
+        ours = httpx.AsyncClient(headers=headers, trust_env=False, verify=False, timeout=PATIENCE_S)
+        http = await stack.enter_async_context(ours)
         card = where if isinstance(where, t.AgentCard) else await A2ACardResolver(http, where).get_agent_card()
-        of_this = [
-            one
-            for one in card.supported_interfaces
-            if one.protocol_binding == binding and one.protocol_version.startswith(version)
-        ]
+        spoken = [one for one in card.supported_interfaces if one.protocol_binding == binding]
+        of_this = [one for one in spoken if one.protocol_version.startswith(version)]
         assert of_this, card
         del card.supported_interfaces[:]
         card.supported_interfaces.extend(of_this)
-        clients = [
-            await stack.enter_async_context(
-                ClientFactory(
-                    ClientConfig(
-                        streaming=streaming,
-                        httpx_client=http,
-                        grpc_channel_factory=lambda address: grpc.aio.insecure_channel(address.removeprefix("http://")),
-                        supported_protocol_bindings=[binding],
-                    )
-                ).create(card)
-            )
-            for streaming in (True, False)
-        ]
+
+        def channel(address: str) -> grpc.aio.Channel:
+            return grpc.aio.insecure_channel(address.removeprefix("http://"))
+
+        config = ClientConfig(httpx_client=http, grpc_channel_factory=channel, supported_protocol_bindings=[binding])
+        clients = []
+        for streaming in (True, False):
+            factory = ClientFactory(replace(config, streaming=streaming))
+            clients.append(await stack.enter_async_context(factory.create(card)))
         on_grpc = {name.lower(): value for name, value in (headers or {}).items()} if binding == "GRPC" else None
         playing = Play(*clients, ClientCallContext(service_parameters=on_grpc, timeout=PATIENCE_S))
         await deeds(playing)

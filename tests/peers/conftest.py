@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests.peers.stage import ALL, EVERYTHING, LITTLE, Stage, running, stage
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sampling, roots and logging are deprecated, and still served."""
+    deprecated = f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}"
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.filterwarnings(deprecated))
 
 
 @pytest.fixture(scope="session")

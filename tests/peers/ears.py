@@ -79,3 +79,40 @@ async def client(server: Any, mode: str, ears: Ears | None = None, **more: Any) 
 def text_of(result: Any) -> str:
     """The text of a tool's result."""
     return " ".join(part.text for part in result.content)
+
+
+# What each tool of `everything.py` that asks its client is called with, asks, and answers.
+ASKING: dict[str, tuple[dict[str, str], str, str]] = {
+    "greet": ({"text": "you"}, "a word for you", "you please"),
+    "think": ({"text": "you"}, "you", "you please"),
+    "places": ({}, "roots", "file:///work"),
+}
+
+
+async def check_questions(peer: Client, ears: Ears) -> None:
+    """The server asks three things of its client, and hears the answers."""
+    for tool, (arguments, _, answered) in ASKING.items():
+        assert text_of(await peer.call_tool(tool, arguments)) == answered
+    assert ears.asked == [asked for _, asked, _ in ASKING.values()]
+
+
+async def check_content(peer: Client) -> None:
+    """What `everything.py` has is listed, called, read and completed."""
+    assert {"echo", "weather", "fail"} <= {tool.name for tool in (await peer.list_tools()).tools}
+    assert text_of(await peer.call_tool("echo", {"text": "hällo\n"})) == "hällo\n"
+    weather = await peer.call_tool("weather", {"city": "Oslo"})
+    assert weather.structured_content == {"city": "Oslo", "celsius": 21}
+    failed = await peer.call_tool("fail", {"text": "broken"})
+    assert failed.is_error and "broken" in text_of(failed)
+    assert {str(one.uri) for one in (await peer.list_resources()).resources} == {"note://welcome", "note://private"}
+    templates = (await peer.list_resource_templates()).resource_templates
+    assert [template.uri_template for template in templates] == ["note://by/{name}"]
+    for uri, text in (("note://welcome", "welcome"), ("note://by/anna", "by anna")):
+        assert getattr((await peer.read_resource(uri)).contents[0], "text", "") == text
+    assert [prompt.name for prompt in (await peer.list_prompts()).prompts] == ["review", "secret"]
+    got = await peer.get_prompt("review", {"code": "x = 1"})
+    assert getattr(got.messages[0].content, "text", "") == "please review x = 1"
+    prompt = types.PromptReference(type="ref/prompt", name="review")
+    assert (await peer.complete(prompt, {"name": "code", "value": "py"})).completion.values == ["python"]
+    template = types.ResourceTemplateReference(type="ref/resource", uri="note://by/{name}")
+    assert (await peer.complete(template, {"name": "name", "value": "an"})).completion.values == ["anna", "anton"]

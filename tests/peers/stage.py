@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mcp import Client
+
 from tests.flow.world import World, world
+from tests.peers.ears import Ears, text_of
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 10.0
@@ -45,9 +48,9 @@ p, nhi:planner, nhi:github, logging/setLevel|resources/templates/list, -, -, -, 
 
 
 @contextmanager
-def running(*command: str) -> Iterator[str]:
+def running(*command: str, stderr: int | None = None) -> Iterator[str]:
     """A server as a process of its own, which prints its port and ends with its standard input; its base URL."""
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
     assert process.stdin is not None and process.stdout is not None
     try:
         yield f"http://127.0.0.1:{int(process.stdout.readline())}"
@@ -98,6 +101,28 @@ class Stage:
     async def until_event(self, what: str, tag: str = "") -> None:
         """Wait until a tool has witnessed this."""
         await self.until(lambda entries: {"event": what, "tag": tag} in entries)
+
+    async def check_progress(
+        self, peer: Client, ears: Ears, gate: str, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """A tool's first report arrives while it runs: it waits until that has happened."""
+
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            await ears.on_progress(progress, total, message)
+            if progress == 1:
+                meanwhile()
+                await self.open(gate)
+
+        assert text_of(await peer.call_tool("steps", {"gate": gate}, progress_callback=on_progress)) == f"{gate} done"
+        assert ears.progress == [(1, f"{gate} waits"), (2, f"{gate} goes on")]
+
+    async def check_cancelling(self, peer: Client, tag: str) -> None:
+        """A cancelled call is cancelled upstream at once, and the client goes on."""
+        call = asyncio.create_task(peer.call_tool("slow", {"tag": tag}))
+        await self.until_event("slow-begun", tag)
+        call.cancel()
+        await self.until_event("slow-cancelled", tag)
+        assert text_of(await peer.call_tool("echo", {"text": "still here"})) == "still here"
 
     async def until_verb(self, verb: str, count: int = 1) -> None:
         """Wait until so many GETs or DELETEs have reached the server."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,12 @@ BETWEEN_OLD: Mapping[str, Mapping[str, Any]] = {
 
 def seen_by_new(*differences: Mapping[str, Any]) -> dict[str, Any]:
     """What a client of 1.x comes to see."""
-    expected = dict(SEEN)
-    for one in differences:
-        expected |= one
-    return expected
+    return reduce(or_, map(dict, differences), dict(SEEN))
+
+
+def seen_at(fronts: Iterable[tuple[str, str]], *differences: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """What it comes to see at each of them."""
+    return {front: seen_by_new(*differences, OF_03[front[0]] if front[1] == "0.3" else {}) for front in fronts}
 
 
 def seen_by_old(*differences: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +117,7 @@ async def old_client(url: str, binding: str, headers: Mapping[str, str] | None =
 
 # What an agent lacks, as a caller of 1.0 hears it from us: a method that is not there, or the agent's own trouble.
 _LACKS, _FAILS, _CANNOT = "MethodNotFoundError", "A2AClientError", "UnsupportedOperationError"
-_ENDS_SILENTLY = {"resubscribe": ["working:"]}
+_ENDS, _LISTS = {"resubscribe": ["working:"]}, ("push list", "push gone")
 Behind = tuple[str, str, str]
 BEHIND: Mapping[Behind, Mapping[str, Any]] = {
     ("new", "jsonrpc", "1.0"): {},
@@ -123,17 +126,13 @@ BEHIND: Mapping[Behind, Mapping[str, Any]] = {
     ("new", "jsonrpc", "0.3"): {"list": _LACKS},
     ("new", "http_json", "0.3"): {"list": _LACKS, "push delete": _LACKS, "push gone": ["hook"]},
     ("new", "grpc", "0.3"): {"list": _LACKS},
-    ("aged", "jsonrpc", "0.3"): {"list": _LACKS, **_ENDS_SILENTLY},
-    ("aged", "http_json", "0.3"): {
-        **dict.fromkeys(("list", "push list", "push gone"), _FAILS),
-        "push delete": _LACKS,
-        **_ENDS_SILENTLY,
-    },
+    ("aged", "jsonrpc", "0.3"): {"list": _LACKS, **_ENDS},
+    ("aged", "http_json", "0.3"): {**dict.fromkeys(("list", *_LISTS), _FAILS), "push delete": _LACKS, **_ENDS},
     ("aged", "grpc", "0.3"): {
-        **dict.fromkeys(("push list", "push delete", "push gone"), _CANNOT),
+        **dict.fromkeys(("push delete", *_LISTS), _CANNOT),
         "list": _LACKS,
         "card": False,
-        **_ENDS_SILENTLY,
+        **_ENDS,
     },
 }
 
@@ -163,9 +162,7 @@ def aged(new: Agent) -> Iterator[Agent]:
 
 
 async def test_a_new_client_and_a_new_agent_speak_both_versions(new: Agent) -> None:
-    assert await together({front: play(new.url, *front) for front in FRONTS}) == {
-        (binding, version): seen_by_new(OF_03[binding] if version == "0.3" else {}) for binding, version in FRONTS
-    }
+    assert await together({front: play(new.url, *front) for front in FRONTS}) == seen_at(FRONTS)
 
 
 @old
@@ -207,11 +204,8 @@ class Between:
     def refused(self) -> list[tuple[str, str, str]]:
         """Version, action and reason of each refusal so far."""
         records = map(json.loads, self.app.settings.audit_path.read_bytes().splitlines())
-        return [
-            (record["protocol_version"], record["action"], record["reason"])
-            for record in records
-            if record["event"] == "refusal"
-        ]
+        refusals = (record for record in records if record["event"] == "refusal")
+        return [(record["protocol_version"], record["action"], record["reason"]) for record in refusals]
 
 
 def _name(behind: Behind) -> str:
@@ -236,10 +230,8 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
         line, binding, version = behind
         one = new if line == "new" else aged
         url = {"jsonrpc": one.rpc, "http_json": one.rest, "grpc": f"grpc://{one.grpc}"}[binding]
-        said = (
-            f'url: "{url}", binding: {binding}, version: "{version}", card_url: "{one.card}", grpc_port: {free_port()}'
-        )
-        settings += f"  {_name(behind)}: {{a2a: {{{said}}}}}\n"
+        said = f'url: "{url}", binding: {binding}, version: "{version}", card_url: "{one.card}"'
+        settings += f"  {_name(behind)}: {{a2a: {{{said}, grpc_port: {free_port()}}}}}\n"
     (folder / "own.token").write_text(OWN_TOKEN)
     own = 'authentication: {type: api_key, header_name: X-Agent-Token, token_path: own.token, principal: "nhi:planner"}'
     settings += f'  shared: {{a2a: {{url: "{new.rpc}"}}}}\n'
@@ -258,19 +250,15 @@ async def between(tmp_path_factory: pytest.TempPathFactory, new: Agent, aged: Ag
 async def test_every_front_leads_to_every_agent(between: Between, behind: Behind) -> None:
     """BL-088: clients go where our card says."""
     fronts = FRONTS if behind == SIMPLEST else A_FEW
-    assert await together({front: play(between.url(behind), *front, PLANNER) for front in fronts}) == {
-        (binding, version): seen_by_new(BEHIND[behind], OF_03[binding] if version == "0.3" else {})
-        for binding, version in fronts
-    }
+    plays = {front: play(between.url(behind), *front, PLANNER) for front in fronts}
+    assert await together(plays) == seen_at(fronts, BEHIND[behind])
 
 
 async def test_a_client_is_led_through_an_agents_own_door(between: Between) -> None:
     """By a path and a token of the agent's own; its card, which needs none, leads on to all the rest."""
     at, token = between.url(SIMPLEST).partition("/agents/")[0] + ALIAS, {"X-Agent-Token": OWN_TOKEN}
     fronts = [("JSONRPC", "1.0"), *A_FEW]
-    assert await together({front: play(at, *front, token) for front in fronts}) == {
-        (binding, version): seen_by_new(OF_03[binding] if version == "0.3" else {}) for binding, version in fronts
-    }
+    assert await together({front: play(at, *front, token) for front in fronts}) == seen_at(fronts)
 
 
 async def test_of_many_agents_at_one_grpc_port_a_client_finds_the_one_it_means_by_its_tenant(between: Between) -> None:

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 import pytest_asyncio
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests.flow.world import until
 from tests.peers.ears import Ears, client, text_of
 from tests.peers.stage import ALL, SETTINGS, Stage, stage
 
-pytestmark = pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}")
 TWO_LOCALS = (
     SETTINGS
     + """\

@@ -6,7 +6,6 @@ session's before a server that is stateless only. The client notices nothing: it
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,13 +15,11 @@ import aiohttp
 import mcp_types as types
 import pytest
 from mcp import MCPError
-from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests.flow.world import until
-from tests.peers.ears import Ears, client, text_of
+from tests.peers.ears import Ears, check_content, check_questions, client, text_of
 from tests.peers.stage import ALL, LITTLE, Stage, stage
 
-pytestmark = pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}")
 # The client's mode, and the address of the server that does not know its era.
 BRIDGES = {"stateless-before-sessions": ("auto", "/sessions"), "session-before-stateless": ("legacy", "/stateless")}
 DOWN, UP = BRIDGES.values()
@@ -40,105 +37,52 @@ async def bridged(
 
 
 @both_ways
-async def test_each_hop_agrees_on_its_own_revision(tmp_path: Path, everything: str, bridge: tuple[str, str]) -> None:
+async def test_each_hop_agrees_on_its_own_revision_and_all_content_crosses(
+    tmp_path: Path, everything: str, bridge: tuple[str, str]
+) -> None:
     async with bridged(tmp_path, everything, bridge) as (on, peer):
         assert peer.protocol_version == {DOWN: "2026-07-28", UP: "2025-11-25"}[bridge]
         assert peer.server_info.name == "everything" and peer.instructions == "Try anything."
-        assert text_of(await peer.call_tool("echo", {"text": "hällo"})) == "hällo"
-        (call,) = [entry for entry in await on.seen() if entry.get("message", {}).get("method") == "tools/call"]
+        await check_content(peer)
+        assert text_of(await peer.call_tool("near", {"region": "grün"})) == "near grün"
+        *_, call = [entry for entry in await on.seen() if entry.get("message", {}).get("method") == "tools/call"]
+        assert call["headers"].get("mcp-param-region") == {DOWN: None, UP: "=?base64?Z3LDvG4=?="}[bridge]
         assert call["headers"]["mcp-protocol-version"] == {DOWN: "2025-11-25", UP: "2026-07-28"}[bridge]
         assert ("mcp-session-id" in call["headers"]) is (bridge is DOWN)
 
 
 @both_ways
-async def test_tools_resources_prompts_and_completions_cross(
+async def test_progress_arrives_and_a_cancelled_call_is_cancelled_upstream(
     tmp_path: Path, everything: str, bridge: tuple[str, str]
 ) -> None:
-    async with bridged(tmp_path, everything, bridge) as (_, peer):
-        assert {"echo", "weather", "fail"} <= {tool.name for tool in (await peer.list_tools()).tools}
-        weather = await peer.call_tool("weather", {"city": "Oslo"})
-        assert weather.structured_content == {"city": "Oslo", "celsius": 21}
-        assert (await peer.call_tool("fail", {"text": "broken"})).is_error
-        assert len((await peer.list_resources()).resources) == 2
-        assert len((await peer.list_resource_templates()).resource_templates) == 1
-        assert (await peer.read_resource("note://by/anna")).contents[0].text == "by anna"
-        assert [prompt.name for prompt in (await peer.list_prompts()).prompts] == ["review", "secret"]
-        got = await peer.get_prompt("review", {"code": "x = 1"})
-        assert got.messages[0].content.text == "please review x = 1"
-        prompt = types.PromptReference(type="ref/prompt", name="review")
-        assert (await peer.complete(prompt, {"name": "code", "value": "py"})).completion.values == ["python"]
-
-
-@both_ways
-async def test_a_mirrored_argument_crosses(tmp_path: Path, everything: str, bridge: tuple[str, str]) -> None:
-    async with bridged(tmp_path, everything, bridge) as (on, peer):
-        await peer.list_tools()
-        assert text_of(await peer.call_tool("near", {"region": "grün"})) == "near grün"
-        (call,) = [entry for entry in await on.seen() if entry.get("message", {}).get("method") == "tools/call"]
-        assert call["headers"].get("mcp-param-region") == {DOWN: None, UP: "=?base64?Z3LDvG4=?="}[bridge]
-
-
-@both_ways
-async def test_progress_arrives_while_the_tool_runs(tmp_path: Path, everything: str, bridge: tuple[str, str]) -> None:
-    ears, gate = Ears(), f"bridge-{bridge[0]}"
+    ears, tag = Ears(), f"bridge-{bridge[0]}"
     async with bridged(tmp_path, everything, bridge, ears) as (on, peer):
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            await ears.on_progress(progress, total, message)
-            if progress == 1:
-                await on.open(gate)
-
-        assert text_of(await peer.call_tool("steps", {"gate": gate}, progress_callback=on_progress)) == f"{gate} done"
-        assert ears.progress == [(1, f"{gate} waits"), (2, f"{gate} goes on")]
-
-
-@both_ways
-@pytest.mark.parametrize(
-    ("tool", "asked", "answered"),
-    [("greet", "a word for you", "you please"), ("think", "you", "you please"), ("places", "roots", "file:///work")],
-)
-async def test_the_server_may_ask_its_client(
-    tmp_path: Path, everything: str, bridge: tuple[str, str], tool: str, asked: str, answered: str
-) -> None:
-    ears = Ears()
-    async with bridged(tmp_path, everything, bridge, ears) as (on, peer):
-        arguments = {} if tool == "places" else {"text": "you"}
-        assert text_of(await peer.call_tool(tool, arguments)) == answered
-        assert ears.asked == [asked]
-        rounds = len(await on.messages("tools/call"))
-        assert rounds == {DOWN: 1, UP: 2}[bridge], "one held call, or one in two rounds"
-        ended = [record for record in on.world.ends() if record["action"] == "tools/call"]
-        assert len(ended) == {DOWN: 2, UP: 1}[bridge], "each of the caller's own calls is on record"
-
-
-@both_ways
-async def test_a_cancelled_call_is_cancelled_upstream_at_once(
-    tmp_path: Path, everything: str, bridge: tuple[str, str]
-) -> None:
-    tag = f"bridge-{bridge[0]}"
-    async with bridged(tmp_path, everything, bridge) as (on, peer):
-        call = asyncio.create_task(peer.call_tool("slow", {"tag": tag}))
-        await on.until_event("slow-begun", tag)
-        call.cancel()
-        await on.until_event("slow-cancelled", tag)
-        assert text_of(await peer.call_tool("echo", {"text": "still here"})) == "still here"
+        await on.check_progress(peer, ears, tag)
+        await on.check_cancelling(peer, tag)
         assert len(await on.messages("notifications/cancelled")) == {DOWN: 1, UP: 0}[bridge]
 
 
-async def test_log_messages_come_to_a_stateless_caller_that_asked(tmp_path: Path, everything: str) -> None:
+@both_ways
+async def test_the_server_may_ask_its_client(tmp_path: Path, everything: str, bridge: tuple[str, str]) -> None:
     ears = Ears()
-    async with bridged(tmp_path, everything, DOWN, ears, log_level="warning") as (on, peer):
-        await peer.call_tool("whisper", {"text": "quiet"})
-        await until(lambda: ears.logs == [("warning", "warning quiet")])
-        assert {"event": "level", "tag": "warning"} in await on.seen()
+    async with bridged(tmp_path, everything, bridge, ears) as (on, peer):
+        await check_questions(peer, ears)
+        rounds = len(await on.messages("tools/call"))
+        assert rounds == 3 * {DOWN: 1, UP: 2}[bridge], "one held call, or one in two rounds"
+        ended = [record for record in on.world.ends() if record["action"] == "tools/call"]
+        assert len(ended) == 3 * {DOWN: 2, UP: 1}[bridge], "each of the caller's own calls is on record"
 
 
-async def test_log_messages_come_to_no_stateless_caller_that_did_not_ask(tmp_path: Path, everything: str) -> None:
-    ears = Ears()
-    async with bridged(tmp_path, everything, DOWN, ears) as (on, peer):
-        await peer.call_tool("whisper", {"text": "quiet"})
-        assert ears.logs == []
-        assert await on.messages("logging/setLevel") == []
+async def test_log_messages_come_to_a_stateless_caller_that_asked_and_to_no_other(
+    tmp_path: Path, everything: str
+) -> None:
+    for level, logs in (("warning", [("warning", "warning quiet")]), (None, [])):
+        ears = Ears()
+        async with bridged(tmp_path / f"{level}", everything, DOWN, ears, log_level=level) as (on, peer):
+            await peer.call_tool("whisper", {"text": "quiet"})
+            await until(lambda ears=ears, logs=logs: ears.logs == logs)  # type: ignore[misc]
+            assert ({"event": "level", "tag": "warning"} in await on.seen()) is bool(level)
+            assert bool(await on.messages("logging/setLevel")) is bool(level)
 
 
 async def test_a_level_that_a_session_sets_goes_with_each_of_its_calls(tmp_path: Path, everything: str) -> None:

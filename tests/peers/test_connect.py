@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import traceback
-from typing import Any
 
 import pytest
 from mcp import MCPError, StdioServerParameters
-from mcp.shared.exceptions import MCPDeprecationWarning
 
-from tests.peers.ears import Ears, client, text_of
+from tests.peers.ears import Ears, check_content, check_questions, client
 from tests.peers.stage import ROOT, Stage
 
 SESSION, STATELESS = "legacy", "auto"
-pytestmark = pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}")
 
 
 def program(url: str, *options: str) -> StdioServerParameters:
@@ -27,26 +23,13 @@ def program(url: str, *options: str) -> StdioServerParameters:
 @pytest.mark.parametrize("mode", [SESSION, STATELESS])
 async def test_a_program_leads_the_official_client_to_the_sidecar(open_stage: Stage, mode: str) -> None:
     ears = Ears()
-
-    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        await ears.on_progress(progress, total, message)
-        if progress == 1:  # the tool waits until this report has arrived
-            await open_stage.open(f"connect-{mode}")
-
     async with client(program(open_stage.url), mode, ears) as peer:
         assert peer.protocol_version == {SESSION: "2025-11-25", STATELESS: "2026-07-28"}[mode]
-        assert {"echo", "weather", "fail"} <= {tool.name for tool in (await peer.list_tools()).tools}
-        assert text_of(await peer.call_tool("echo", {"text": "hällo\n"})) == "hällo\n"
-        assert (await peer.read_resource("note://welcome")).contents[0].text == "welcome"
-        result = await peer.call_tool("steps", {"gate": f"connect-{mode}"}, progress_callback=on_progress)
-        assert text_of(result) == f"connect-{mode} done" and len(ears.progress) == 2
+        await check_content(peer)
+        await open_stage.check_progress(peer, ears, f"connect-{mode}")
         await open_stage.until_verb("GET", 1 if mode == SESSION else 0)
-        assert text_of(await peer.call_tool("greet", {"text": "you"})) == "you please"
-        assert ears.asked == ["a word for you"]
-        call: asyncio.Task[Any] = asyncio.create_task(peer.call_tool("slow", {"tag": f"connect-{mode}"}))
-        await open_stage.until_event("slow-begun", f"connect-{mode}")
-        call.cancel()
-        await open_stage.until_event("slow-cancelled", f"connect-{mode}")
+        await check_questions(peer, ears)
+        await open_stage.check_cancelling(peer, f"connect-{mode}")
     assert {one["chain"][-1] for one in open_stage.world.records() if one["chain"]} == {"nhi:planner"}
 
 

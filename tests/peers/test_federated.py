@@ -10,7 +10,6 @@ import mcp_types as types
 import pytest
 import pytest_asyncio
 from mcp import Client
-from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests.flow.federated import RULES, settings_of
 from tests.flow.world import until
@@ -19,7 +18,6 @@ from tests.peers.stage import Stage, stage
 
 SESSION, STATELESS = "legacy", "auto"
 NOTE = "sidecar://{}/note%3A%2F%2Fwelcome"
-pytestmark = pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}")
 both_eras = pytest.mark.parametrize("mode", [SESSION, STATELESS])
 
 

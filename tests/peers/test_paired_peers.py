@@ -16,14 +16,12 @@ import mcp_types as types
 import pytest
 from mcp import MCPError
 from mcp.client.sse import sse_client
-from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests.flow.world import until
-from tests.peers.ears import Ears, client, text_of
+from tests.peers.ears import Ears, check_questions, client, text_of
 from tests.peers.stage import ALL, LITTLE, Stage, stage
 from tests.peers.test_sdk1 import ALLOWED, CLIENT, DENIED, PYTHON
 
-pytestmark = pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}")
 old_sdk = pytest.mark.skipif(not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1")
 
 
@@ -83,26 +81,13 @@ async def test_the_2_x_client_is_asked_told_and_obeyed(tmp_path: Path, everythin
     ears, tag = Ears(), f"paired{near}{far}".replace("/", "-")
     async with connected(tmp_path, everything, ALL, near, far, ears) as (on, peer):
         await on.until_verb("GET", 1 if far == "/mcp" else 2)
-        assert text_of(await peer.call_tool("greet", {"text": "you"})) == "you please"
-        assert text_of(await peer.call_tool("think", {"text": "you"})) == "you please"
-        assert ears.asked == ["a word for you", "you"]
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            await ears.on_progress(progress, total, message)
-            if progress == 1:
-                await on.open(tag)
-
-        await peer.call_tool("steps", {"gate": tag}, progress_callback=on_progress)
-        assert ears.progress == [(1, f"{tag} waits"), (2, f"{tag} goes on")]
+        await check_questions(peer, ears)
+        await on.check_progress(peer, ears, tag)
         await peer.call_tool("shout", {"text": "one"})
         await until(lambda: ("error", "one") in ears.logs)
         await peer.call_tool("grow", {"name": f"grown-{tag}"})
         await until(lambda: ears.count(types.ToolListChangedNotification) > 0)
-        call = asyncio.create_task(peer.call_tool("slow", {"tag": tag}))
-        await on.until_event("slow-begun", tag)
-        call.cancel()
-        await on.until_event("slow-cancelled", tag)
-        assert text_of(await peer.call_tool("echo", {"text": "still here"})) == "still here"
+        await on.check_cancelling(peer, tag)
 
 
 @pytest.mark.parametrize(("near", "far"), [("", "/sse"), ("/sse", "/sse")])

@@ -30,59 +30,43 @@ old = pytest.mark.skipif(not OLD_PYTHON.exists(), reason=NO_OLD)
 
 PYTHON = os.path.realpath(sys.executable)
 PROGRAM = Path(__file__).parents[1] / "a2a" / "agents" / "program.py"
+TALKS: dict[str, Any] = {"mode": "interactive"}
+ANEW = {**TALKS, "keep_alive": False}
+ON_RPC: dict[str, Any] = {"executable": PYTHON, "args": ["-I", "-S", str(PROGRAM)], "agent_type": "json-rpc"}
+RPC_FILE: dict[str, Any] = {
+    "executable": PYTHON,
+    "args": ["-I", "-S", str(PROGRAM), "{output_file}"],
+    "input_pattern": "json-rpc",
+    "output_pattern": "file",
+}
+COPIES: dict[str, Any] = {"executable": "cp", "args": ["{input_file}", "{output_file}"], "agent_type": "file-file"}
+PRINTS: dict[str, Any] = {"executable": "printf", "args": ["%s", "{prompt}"], "agent_type": "args-stdout"}
+
+
+def shell(script: str, *args: str, **more: str) -> dict[str, Any]:
+    return {"executable": "sh", "args": ["-c", script, "sh", *args], **more}
+
+
 # By input and output, and `talk` for conversations. Each says what it is told.
 PROGRAMS: Mapping[str, dict[str, Any]] = {
     "stdin-stdout": {"executable": "cat"},
-    "stdin-file": {"executable": "sh", "args": ["-c", 'cat > "$1"', "sh", "{output_file}"], "output_pattern": "file"},
+    "stdin-file": shell('cat > "$1"', "{output_file}", output_pattern="file"),
     "file-stdout": {"executable": "cat", "args": ["{input_file}"], "input_pattern": "file"},
-    "file-file": {"executable": "cp", "args": ["{input_file}", "{output_file}"], "agent_type": "file-file"},
-    "args-stdout": {"executable": "printf", "args": ["%s", "{prompt}"], "agent_type": "args-stdout"},
-    "args-file": {
-        "executable": "sh",
-        "args": ["-c", 'printf %s "$1" > "$2"', "sh", "{prompt}", "{output_file}"],
-        "agent_type": "args-file",
-    },
-    "rpc-rpc": {"executable": PYTHON, "args": ["-I", "-S", str(PROGRAM)], "agent_type": "json-rpc"},
-    "rpc-file": {
-        "executable": PYTHON,
-        "args": ["-I", "-S", str(PROGRAM), "{output_file}"],
-        "input_pattern": "json-rpc",
-        "output_pattern": "file",
-    },
-    "talk-stdin-stdout": {"executable": "cat", "mode": "interactive"},
+    "file-file": COPIES,
+    "args-stdout": PRINTS,
+    "args-file": shell('printf %s "$1" > "$2"', "{prompt}", "{output_file}", agent_type="args-file"),
+    "rpc-rpc": ON_RPC,
+    "rpc-file": RPC_FILE,
+    "talk-stdin-stdout": {"executable": "cat", **TALKS},
     "talk-stdin-file": {
-        "executable": "sh",
-        "args": ["-c", 'while IFS= read -r line; do printf %s "$line" > "$1"; echo; done', "sh", "{output_file}"],
-        "mode": "interactive",
+        **shell('while IFS= read -r line; do printf %s "$line" > "$1"; echo; done', "{output_file}"),
+        **TALKS,
         "output_pattern": "file",
     },
-    "talk-file-file": {
-        "executable": "cp",
-        "args": ["{input_file}", "{output_file}"],
-        "agent_type": "file-file",
-        "mode": "interactive",
-        "keep_alive": False,
-    },
-    "talk-args-stdout": {
-        "executable": "printf",
-        "args": ["%s", "{prompt}"],
-        "agent_type": "args-stdout",
-        "mode": "interactive",
-        "keep_alive": False,
-    },
-    "talk-rpc-file": {
-        "executable": PYTHON,
-        "args": ["-I", "-S", str(PROGRAM), "{output_file}"],
-        "input_pattern": "json-rpc",
-        "output_pattern": "file",
-        "mode": "interactive",
-    },
-    "talk-rpc-rpc": {
-        "executable": PYTHON,
-        "args": ["-I", "-S", str(PROGRAM)],
-        "agent_type": "json-rpc",
-        "mode": "interactive",
-    },
+    "talk-file-file": {**COPIES, **ANEW},
+    "talk-args-stdout": {**PRINTS, **ANEW},
+    "talk-rpc-file": {**RPC_FILE, **TALKS},
+    "talk-rpc-rpc": {**ON_RPC, **TALKS},
 }
 SAID = "hello, world"
 ECHOED = {"send": f"completed: {SAID}", "stream": f"completed: {SAID}"}

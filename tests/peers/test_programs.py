@@ -8,16 +8,14 @@ from pathlib import Path
 
 import mcp_types as types
 import pytest
-from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests.flow.world import until, world
-from tests.peers.ears import Ears, client, text_of
+from tests.peers.ears import Ears, check_content, check_questions, client
 from tests.peers.stage import ALL, ROOT, SETTINGS
 
 SESSION, STATELESS = "legacy", "auto"
 ARGUMENTS = json.dumps(["-m", "tests.peers.stdio_server", "everything"])
 EVERYTHING = f"command: {sys.executable}, args: {ARGUMENTS}, cwd: {ROOT}"
-pytestmark = pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}")
 
 
 @pytest.mark.parametrize("mode", [SESSION, STATELESS])
@@ -26,13 +24,8 @@ async def test_it_lists_calls_asks_logs_and_tells_of_changes(tmp_path: Path, mod
         ears = Ears()
         async with client(f"{running.url}/mcp/github", mode, ears) as peer:
             assert peer.protocol_version == {SESSION: "2025-11-25", STATELESS: "2026-07-28"}[mode]
-            assert text_of(await peer.call_tool("echo", {"text": "hällo\n"})) == "hällo\n"
-            for tool in ("greet", "think"):  # elicitation, sampling
-                assert "please" in text_of(await peer.call_tool(tool, {"text": "you"}))
-            await peer.call_tool("places", {"text": "x"})
-            assert len(ears.asked) == 3
-            welcome = await peer.read_resource("note://welcome")
-            assert welcome.contents
+            await check_content(peer)
+            await check_questions(peer, ears)
             if mode == SESSION:
                 await peer.call_tool("whisper", {"text": "psst"})
                 await until(lambda: ("warning", "warning psst") in ears.logs)

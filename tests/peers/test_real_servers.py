@@ -21,7 +21,6 @@ import mcp_types as types
 import pytest
 from aiohttp import web
 from mcp import Client, MCPError
-from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests import servers
 from tests.flow.world import listening, until
@@ -30,7 +29,6 @@ from tests.peers.ears import client as client_with_ears
 from tests.servers.stand import Stand, everything_over, node, pids, pypi, stand
 
 pytestmark = [
-    pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}"),
     pytest.mark.skipif(not servers.complete(), reason="`make test` brings the servers, where npm is reached"),
 ]
 ERAS = ("legacy", "auto")

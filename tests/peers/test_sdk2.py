@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -13,37 +12,21 @@ import mcp_types as types
 import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPDeprecationWarning
 
 from tests.flow.world import until
-from tests.peers.ears import Ears, client, text_of
+from tests.peers.ears import ASKING, Ears, check_content, check_questions, client, text_of
 from tests.peers.stage import Stage, Wire, wire_to
 
 SESSION, STATELESS = "legacy", "auto"
-# Sampling, roots and logging are deprecated, and still served.
-pytestmark = pytest.mark.filterwarnings(f"ignore::{MCPDeprecationWarning.__module__}.{MCPDeprecationWarning.__name__}")
 both_eras = pytest.mark.parametrize("mode", [SESSION, STATELESS])
 BOTH, NO_VALUE = (SESSION, STATELESS), {"name": "name", "value": ""}
 
 
 @both_eras
-async def test_it_agrees_on_the_newest_revision_of_its_era(open_stage: Stage, mode: str) -> None:
+async def test_what_a_server_has_is_listed_called_read_and_completed(open_stage: Stage, mode: str) -> None:
     async with client(open_stage.url, mode) as peer:
         assert peer.protocol_version == {SESSION: "2025-11-25", STATELESS: "2026-07-28"}[mode]
-
-
-@both_eras
-async def test_tools_are_listed_and_called_with_plain_structured_and_failed_results(
-    open_stage: Stage, mode: str
-) -> None:
-    async with client(open_stage.url, mode) as peer:
-        names = {tool.name for tool in (await peer.list_tools()).tools}
-        assert {"echo", "weather", "fail"} <= names
-        assert text_of(await peer.call_tool("echo", {"text": "hällo"})) == "hällo"
-        weather = await peer.call_tool("weather", {"city": "Oslo"})
-        assert weather.structured_content == {"city": "Oslo", "celsius": 21}
-        failed = await peer.call_tool("fail", {"text": "broken"})
-        assert failed.is_error and "broken" in text_of(failed)
+        await check_content(peer)
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -58,29 +41,12 @@ async def test_an_argument_mirrored_in_a_header_arrives_in_both_places(open_stag
 
 
 @both_eras
-async def test_progress_arrives_while_the_tool_runs(open_stage: Stage, mode: str) -> None:
+async def test_progress_arrives_and_a_cancelled_call_is_cancelled_upstream(open_stage: Stage, mode: str) -> None:
     ears = Ears()
-
-    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-        await ears.on_progress(progress, total, message)
-        if progress == 1:  # the tool waits until this report has arrived
-            await open_stage.open(f"gate-{mode}")
-
     async with client(open_stage.url, mode, ears) as peer:
-        result = await peer.call_tool("steps", {"gate": f"gate-{mode}"}, progress_callback=on_progress)
-        assert text_of(result) == f"gate-{mode} done"
-        assert ears.progress == [(1, f"gate-{mode} waits"), (2, f"gate-{mode} goes on")]
-
-
-@both_eras
-async def test_resources_and_templates_are_listed_and_read(open_stage: Stage, mode: str) -> None:
-    async with client(open_stage.url, mode) as peer:
-        listed = {str(resource.uri) for resource in (await peer.list_resources()).resources}
-        assert listed == {"note://welcome", "note://private"}
-        templates = (await peer.list_resource_templates()).resource_templates
-        assert [template.uri_template for template in templates] == ["note://by/{name}"]
-        assert (await peer.read_resource("note://welcome")).contents[0].text == "welcome"
-        assert (await peer.read_resource("note://by/anna")).contents[0].text == "by anna"
+        await open_stage.check_progress(peer, ears, f"gate-{mode}")
+        await open_stage.check_cancelling(peer, mode)
+    assert len(await open_stage.messages("notifications/cancelled")) == {SESSION: 1, STATELESS: 0}[mode]
 
 
 async def test_a_subscription_of_the_session_era_hears_of_updates(open_stage: Stage) -> None:
@@ -108,79 +74,32 @@ async def test_a_subscription_of_the_stateless_era_hears_of_updates_and_lists(op
 
 
 @both_eras
-async def test_prompts_are_listed_and_got_with_arguments(open_stage: Stage, mode: str) -> None:
-    async with client(open_stage.url, mode) as peer:
-        assert [prompt.name for prompt in (await peer.list_prompts()).prompts] == ["review", "secret"]
-        got = await peer.get_prompt("review", {"code": "x = 1"})
-        assert got.messages[0].content.text == "please review x = 1"
+async def test_log_messages_arrive_once_a_level_is_set_or_asked_for(open_stage: Stage, mode: str) -> None:
+    ears, warned = Ears(), ("warning", "warning quiet")
+    async with client(open_stage.url, mode, ears, **({"log_level": "warning"} if mode == STATELESS else {})) as peer:
+        if mode == SESSION:
+            await peer.session.set_logging_level("warning")
+        await peer.call_tool("whisper", {"text": "quiet"})
+        await until(lambda: ears.logs == ([("debug", "debug quiet"), warned] if mode == SESSION else [warned]))
+    assert mode == STATELESS or {"event": "level", "tag": "warning"} in await open_stage.seen()
 
 
 @both_eras
-async def test_arguments_are_completed(open_stage: Stage, mode: str) -> None:
-    async with client(open_stage.url, mode) as peer:
-        prompt = types.PromptReference(type="ref/prompt", name="review")
-        assert (await peer.complete(prompt, {"name": "code", "value": "py"})).completion.values == ["python"]
-        template = types.ResourceTemplateReference(type="ref/resource", uri="note://by/{name}")
-        completed = await peer.complete(template, {"name": "name", "value": "an"})
-        assert completed.completion.values == ["anna", "anton"]
-
-
-async def test_a_level_is_set_and_log_messages_arrive_in_the_session_era(open_stage: Stage) -> None:
-    ears = Ears()
-    async with client(open_stage.url, SESSION, ears) as peer:
-        await peer.session.set_logging_level("warning")
-        await peer.call_tool("whisper", {"text": "quiet"})
-        await until(lambda: ears.logs == [("debug", "debug quiet"), ("warning", "warning quiet")])
-    assert {"event": "level", "tag": "warning"} in await open_stage.seen()
-
-
-async def test_log_messages_of_the_asked_level_arrive_in_the_stateless_era(open_stage: Stage) -> None:
-    ears = Ears()
-    async with client(open_stage.url, STATELESS, ears, log_level="warning") as peer:
-        await peer.call_tool("whisper", {"text": "quiet"})
-        await until(lambda: ears.logs == [("warning", "warning quiet")])
-
-
-@both_eras
-@pytest.mark.parametrize(
-    ("tool", "asked", "answered"),
-    [("greet", "a word for you", "you please"), ("think", "you", "you please"), ("places", "roots", "file:///work")],
-)
-async def test_the_server_may_ask_its_client(
-    open_stage: Stage, mode: str, tool: str, asked: str, answered: str
-) -> None:
+async def test_the_server_may_ask_its_client(open_stage: Stage, mode: str) -> None:
     ears = Ears()
     async with client(open_stage.url, mode, ears) as peer:
         await open_stage.until_verb("GET", 1 if mode == SESSION else 0)
-        arguments = {} if tool == "places" else {"text": "you"}
-        assert text_of(await peer.call_tool(tool, arguments)) == answered
-        assert ears.asked == [asked]
+        await check_questions(peer, ears)
     rounds = len(await open_stage.messages("tools/call"))
-    assert rounds == {SESSION: 1, STATELESS: 2}[mode]
+    assert rounds == len(ASKING) * {SESSION: 1, STATELESS: 2}[mode]
 
 
-@both_eras
-async def test_a_cancelled_call_is_cancelled_upstream_at_once(open_stage: Stage, mode: str) -> None:
-    async with client(open_stage.url, mode) as peer:
-        call = asyncio.create_task(peer.call_tool("slow", {"tag": mode}))
-        await open_stage.until_event("slow-begun", mode)
-        call.cancel()
-        await open_stage.until_event("slow-cancelled", mode)
-        assert text_of(await peer.call_tool("echo", {"text": "still here"})) == "still here"
-    assert len(await open_stage.messages("notifications/cancelled")) == {SESSION: 1, STATELESS: 0}[mode]
-
-
-async def test_pings_go_both_ways(open_stage: Stage) -> None:
+async def test_pings_go_both_ways_and_leaving_ends_the_session_upstream_too(open_stage: Stage) -> None:
     async with client(open_stage.url, SESSION) as peer:
         await peer.session.send_ping()
         await open_stage.until_verb("GET")
         assert text_of(await peer.call_tool("ping_back", {})) == "alive"
     assert len(await open_stage.messages("ping")) == 1
-
-
-async def test_leaving_ends_the_session_upstream_too(open_stage: Stage) -> None:
-    async with client(open_stage.url, SESSION):
-        await open_stage.until_verb("GET")
     await open_stage.until_verb("DELETE")
     (opened,), (ended,) = await open_stage.verbs("GET"), await open_stage.verbs("DELETE")
     assert opened["mcp-session-id"] == ended["mcp-session-id"]
@@ -212,18 +131,12 @@ async def test_a_call_whose_stream_the_server_closes_is_fetched_by_resuming(open
 async def test_a_call_survives_its_broken_connection(open_stage: Stage) -> None:
     """The wire is cut while the tool runs: the answer comes by GET with Last-Event-ID, and the tool ran once."""
     ears = Ears()
-    async with wire_to(_port(open_stage)) as wire, _through(wire, open_stage) as server:
-
-        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
-            await ears.on_progress(progress, total, message)
-            if progress == 1:
-                wire.cut()
-                await open_stage.open("cut")
-
-        async with client(server, SESSION, ears) as peer:
-            result = await peer.call_tool("steps", {"gate": "cut"}, progress_callback=on_progress)
-            assert text_of(result) == "cut done"
-        assert ears.progress == [(1, "cut waits"), (2, "cut goes on")]
+    async with (
+        wire_to(_port(open_stage)) as wire,
+        _through(wire, open_stage) as server,
+        client(server, SESSION, ears) as peer,
+    ):
+        await open_stage.check_progress(peer, ears, "cut", wire.cut)
     assert any("last-event-id" in headers for headers in await open_stage.verbs("GET"))
     assert len(await open_stage.messages("tools/call")) == 1
 
@@ -256,6 +169,7 @@ async def test_leaving_a_stream_that_has_no_end_is_no_error(open_stage: Stage, m
 
 # --- and when policy says no ----------------------------------------------------------------------------------------
 
+ACTIONS = {"greet": "elicitation/create", "think": "sampling/createMessage", "places": "roots/list"}
 Attempt = Callable[[Client], Awaitable[Any]]
 PROMPT = types.PromptReference(type="ref/prompt", name="secret")
 TEMPLATE = types.ResourceTemplateReference(type="ref/resource", uri="note://by/{name}")
@@ -288,9 +202,8 @@ async def test_what_policy_denies_is_an_error_and_never_reaches_the_server(
         assert (denied.value.error.code, denied.value.error.data["reason"]) == (403, reason)
         assert await shut_stage.messages(method) == []
         await _still_usable(shut_stage, peer, mode)
-    assert [record["reason"] for record in shut_stage.world.ends() if record["status"] == "permission_denied"] == [
-        reason
-    ]
+    ends = [record["reason"] for record in shut_stage.world.ends() if record["status"] == "permission_denied"]
+    assert ends == [reason]
 
 
 @both_eras
@@ -302,15 +215,13 @@ async def test_lists_hold_what_the_caller_may_use_and_no_more(shut_stage: Stage,
 
 
 @both_eras
-@pytest.mark.parametrize(
-    ("tool", "action"), [("greet", "elicitation/create"), ("think", "sampling/createMessage"), ("places", "roots/list")]
-)
+@pytest.mark.parametrize(("tool", "action"), ACTIONS.items())
 async def test_what_the_server_may_not_ask_is_never_shown_to_the_client(
     shut_stage: Stage, mode: str, tool: str, action: str
 ) -> None:
     """In the session era the server is told no in the client's place and ends the call as it likes; in the stateless
     era the question was the answer, so the call is refused."""
-    ears, arguments = Ears(), {} if tool == "places" else {"text": "you"}
+    ears, arguments = Ears(), ASKING[tool][0]
     async with client(shut_stage.url, mode, ears) as peer:
         await shut_stage.until_verb("GET", 1 if mode == SESSION else 0)
         if mode == STATELESS:

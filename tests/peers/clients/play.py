@@ -70,6 +70,31 @@ def nothing(progress: float, total: float | None) -> None:
     """For calls whose progress does not matter."""
 
 
+def reporting(on_progress: OnProgress) -> Callable[[float, float | None, str | None], Awaitable[None]]:
+    """What the SDK and its like call with each report."""
+
+    async def heard(progress: float, total: float | None, message: str | None) -> None:
+        on_progress(progress, total)
+
+    return heard
+
+
+class OfSdk:
+    """A client that is called as the official SDK's are; `callback` is its name for what hears of progress."""
+
+    def __init__(self, client: Any, callback: str = "progress_callback") -> None:
+        self._client, self._callback = client, callback
+
+    async def names(self) -> list[str]:
+        listed = await self._client.list_tools()
+        return [tool.name for tool in getattr(listed, "tools", listed)]
+
+    async def call(self, tool: str, arguments: dict[str, Any], on_progress: OnProgress) -> Told:
+        result = await self._client.call_tool(tool, arguments, **{self._callback: reporting(on_progress)})
+        is_error = result.is_error if hasattr(result, "is_error") else result.isError
+        return Told(" ".join(getattr(part, "text", "") for part in result.content), bool(is_error))
+
+
 def echoing(client: Client, text: str) -> Callable[[], Awaitable[Told]]:
     return lambda: client.call("echo", {"text": text}, nothing)
 

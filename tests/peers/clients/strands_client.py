@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from mcp.client.streamable_http import streamable_http_client
-from play import OnProgress, Told, run
+from play import OnProgress, Told, reporting, run
 from strands.tools.mcp import MCPClient
 
 
@@ -19,9 +19,7 @@ class Strands:
         return [tool.tool_name for tool in self._client.list_tools_sync()]
 
     async def call(self, tool: str, arguments: dict[str, Any], on_progress: OnProgress) -> Told:
-        async def heard(progress: float, total: float | None, message: str | None) -> None:
-            on_progress(progress, total)
-
+        heard = reporting(on_progress)
         result = await self._client.call_tool_async("1", tool, arguments, progress_callback=heard)
         return Told(" ".join(part.get("text", "") for part in result["content"]), result["status"] == "error")
 
