@@ -334,9 +334,7 @@ class Beating(ScriptedAgent):
 
 
 @pytest.mark.parametrize("binding", ["jsonrpc", "http_json"])
-async def test_events_of_another_type_are_passed_over_and_an_error_that_is_an_answer_is_not(
-    binding: str, tmp_path: Path
-) -> None:
+async def test_events_of_other_types_are_passed_over_but_no_error_that_answers(binding: str, tmp_path: Path) -> None:
     """NR-217."""
     agent = Beating()
     async with agent_world(tmp_path, agent, a2a=f"binding: {binding}") as world:

@@ -49,9 +49,7 @@ def halves(line: aio.Channel) -> list[Any]:
     ("action", "params"),
     [("message/send", SEND), ("message/stream", SEND), ("push/delete", {"taskId": "t", "id": "p"})],
 )
-async def test_a_no_before_anything_is_known_is_none_the_less_a_no(
-    action: str, params: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_no_before_anything_is_known_is_a_no(action: str, params: dict[str, Any], tmp_path: Path) -> None:
     """What has no answer but "done" would else say that it was done."""
     async with agent_world(tmp_path) as world, channel(world) as line:
         for said, tenant, code, reason in (
@@ -79,9 +77,7 @@ async def test_who_sends_no_message_keeps_nobody_out(tmp_path: Path) -> None:
         assert (await ask(world, "1.0", "grpc", "message/send", SEND)).error is None
 
 
-async def test_who_does_not_read_a_stream_holds_nothing_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_does_not_read_holds_nothing_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "READING_S", 0.2)
     monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "READ_BYTES_PER_S", 10**9)
     large = {"task": {**task(state="TASK_STATE_WORKING"), "metadata": {"x": "y" * 100_000}}}
@@ -113,9 +109,7 @@ async def test_who_connects_and_does_nothing_is_hung_up_on(begins: bytes, tmp_pa
         writer.close()
 
 
-async def test_who_vanishes_without_a_word_holds_nothing_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_vanishes_holds_nothing_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "PING_S", 1.0)
     vanished, never, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     agent = saying(SendStreamingMessage=[{"task": task(state="TASK_STATE_WORKING")}, never])
@@ -190,9 +184,7 @@ async def test_who_comes_when_too_many_are_heard_out_is_counted_and_on_record(tm
         assert told_of[0][:2] == ("refusals-closed", "127.0.0.1") and told_of[0][2] >= 3
 
 
-async def test_connections_are_capped_and_who_is_being_answered_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_connections_are_capped_who_is_answered_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """grpc itself takes them until no descriptor is left."""
     monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc_connections, "LOOK_EVERY_S", 0.02)
     never = asyncio.Event()

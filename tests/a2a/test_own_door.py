@@ -201,9 +201,7 @@ async def test_its_token_may_stand_in_a_variable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("required", "named"), [(True, 0), (False, 2)])
-async def test_issuers_are_named_only_where_a_token_of_theirs_is_enough(
-    required: bool, named: int, tmp_path: Path
-) -> None:
+async def test_issuers_are_named_where_a_token_of_theirs_is_enough(required: bool, named: int, tmp_path: Path) -> None:
     async with guarded(tmp_path, "header", required=required) as world:
         _, told, _ = await card(world, path="/.well-known/oauth-protected-resource/agents/researcher")
         assert len(told["authorization_servers"]) == named

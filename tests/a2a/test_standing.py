@@ -21,6 +21,11 @@ WORKS = {"task": task(state="TASK_STATE_WORKING")}
 QUIET = "probe: {enabled: false}"
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
+
+
 async def test_an_agent_that_fails_is_given_a_rest_and_its_own_no_is_no_fault(tmp_path: Path) -> None:
     agent = saying()
     agent.script["SendMessage"] = lambda *_: web.Response(status=500)
@@ -58,9 +63,7 @@ async def test_integers_of_64_bits_pass_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", SPOKEN)
-async def test_limits_count_calls_of_agents_as_of_tools_and_leave_what_was_begun_to_be_cancelled(
-    way: Any, tmp_path: Path
-) -> None:
+async def test_limits_count_calls_of_agents_and_leave_what_was_begun_to_be_cancelled(way: Any, tmp_path: Path) -> None:
     rules = {"user_to_nhi": "p, user:alice, nhi:researcher, use, -, 2, -, allow\n"}
     async with agent_world(tmp_path, rules=rules) as world:
         for action in ("message/send", "message/stream"):
@@ -112,10 +115,7 @@ async def test_a_stream_takes_a_slot_of_concurrency_for_as_long_as_it_lasts(tmp_
 
 
 @pytest.mark.parametrize("way", [("1.0", "jsonrpc"), ("1.0", "http_json"), ("0.3", "jsonrpc"), ("1.0", "grpc")])
-async def test_a_stream_ends_when_its_permission_does(
-    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
+async def test_a_stream_ends_when_its_permission_does(way: Any, tmp_path: Path) -> None:
     async with agent_world(tmp_path, saying(SendStreamingMessage=[WORKS, asyncio.Event()])) as world:
         streaming = await opened(world, *way)
         await world.app.disable("user:alice", reason="", until=None, by="test")
@@ -123,10 +123,7 @@ async def test_a_stream_ends_when_its_permission_does(
         assert not world.app.pipeline.exchanges.streams
 
 
-async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
+async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(tmp_path: Path) -> None:
     async with agent_world(tmp_path, saying(SendStreamingMessage=[WORKS, asyncio.Event()])) as world:
         token = IDP.token("user:alice", f"{world.app.live.current.base_url}/agents/researcher")
         streaming = await opened(world, "1.0", "jsonrpc", who=bearer(token))
@@ -136,10 +133,7 @@ async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(
 
 
 @pytest.mark.parametrize("way", [("1.0", "jsonrpc"), ("1.0", "grpc")])
-async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(
-    way: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
+async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(way: Any, tmp_path: Path) -> None:
     go_on = asyncio.Event()
     agent = saying(SendStreamingMessage=[go_on, {"task": task()}])
     async with agent_world(tmp_path, agent) as world:

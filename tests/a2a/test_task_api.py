@@ -445,9 +445,7 @@ class Receiver:
 
 
 @pytest.mark.parametrize("ends", ["completed", "failed", "cancelled"])
-async def test_whoever_asked_to_be_called_back_hears_of_the_end_signed_and_at_least_once(
-    tmp_path: Path, ends: str
-) -> None:
+async def test_who_asked_to_be_called_back_hears_of_the_end_signed_and_at_least_once(tmp_path: Path, ends: str) -> None:
     receiver = Receiver(refuses=1)
     agent = busy({"completed": DONE, "failed": "TASK_STATE_FAILED", "cancelled": WORKING}[ends])
     async with listening(receiver.handle) as hook, agent_world(tmp_path, agent, settings=CALLED_BACK) as world:
@@ -475,9 +473,7 @@ async def test_an_end_whose_result_is_no_callback_is_told_without(tmp_path: Path
 # --- a store that is out ----------------------------------------------------------------------------------------------
 
 
-async def test_what_its_caller_heard_is_not_taken_is_not_carried_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_refused_is_not_carried_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store keeps the task, and its answer is lost."""
     monkeypatch.setattr(task_runner, "LOOK_EVERY_S", 0.05)
     with running_valkey() as valkey:

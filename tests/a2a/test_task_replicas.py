@@ -12,9 +12,7 @@ from tests.a2a.world import BOB, agent_world, ask, task
 from tests.valkey import running_valkey
 
 
-async def test_what_one_began_the_other_shows_cancels_and_goes_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_one_began_the_other_goes_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_runner, "LOOK_EVERY_S", 0.05)
     agent, made = busy(WORKING), iter(range(1, 10))
 

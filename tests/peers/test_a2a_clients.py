@@ -321,9 +321,7 @@ DENIED: Mapping[str, set[Any]] = {"JSONRPC": {403}, "HTTP+JSON": {403, 400}, "GR
 
 @old
 @pytest.mark.parametrize("binding", BINDINGS)
-async def test_an_old_client_who_may_nothing_is_denied_every_operation(
-    between: Between, new: Agent, binding: str
-) -> None:
+async def test_an_old_client_who_may_nothing_is_denied_everything(between: Between, new: Agent, binding: str) -> None:
     reached, refused = await arrivals(new), len(between.refused())
     seen = await old_client(between.url(SIMPLEST), binding, WHO["nhi:other"])
     assert seen.pop("card") in {False, *DENIED[binding]}, "its card tells of no extended one"
@@ -335,9 +333,7 @@ async def test_an_old_client_who_may_nothing_is_denied_every_operation(
 
 
 @pytest.mark.parametrize(("binding", "version"), FRONTS)
-async def test_who_may_nothing_is_denied_every_operation(
-    between: Between, new: Agent, binding: str, version: str
-) -> None:
+async def test_who_may_nothing_is_denied_everything(between: Between, new: Agent, binding: str, version: str) -> None:
     reached, refused = await arrivals(new), len(between.refused())
     seen = await play(between.url(SIMPLEST), binding, version, WHO["nhi:other"])
     assert seen.pop("card") in {False, "A2AClientError"}, "its card tells of no extended one"

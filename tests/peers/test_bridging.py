@@ -73,9 +73,7 @@ async def test_the_server_may_ask_its_client(tmp_path: Path, everything: str, br
         assert len(ended) == 3 * {DOWN: 2, UP: 1}[bridge], "each of the caller's own calls is on record"
 
 
-async def test_log_messages_come_to_a_stateless_caller_that_asked_and_to_no_other(
-    tmp_path: Path, everything: str
-) -> None:
+async def test_logs_come_to_a_stateless_caller_that_asked_and_to_no_other(tmp_path: Path, everything: str) -> None:
     for level, logs in (("warning", [("warning", "warning quiet")]), (None, [])):
         ears = Ears()
         async with bridged(tmp_path / f"{level}", everything, DOWN, ears, log_level=level) as (on, peer):

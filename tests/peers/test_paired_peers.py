@@ -91,9 +91,7 @@ async def test_the_2_x_client_is_asked_told_and_obeyed(tmp_path: Path, everythin
 
 
 @pytest.mark.parametrize(("near", "far"), [("", "/sse"), ("/sse", "/sse")])
-async def test_the_2_x_client_hears_what_is_denied_and_goes_on(
-    tmp_path: Path, everything: str, near: str, far: str
-) -> None:
+async def test_the_2_x_client_hears_a_denial_and_goes_on(tmp_path: Path, everything: str, near: str, far: str) -> None:
     async with connected(tmp_path, everything, LITTLE, near, far) as (on, peer):
         listed = [tool.name for tool in (await peer.list_tools()).tools]
         assert listed == ["echo", "touch", "greet", "think", "places"]

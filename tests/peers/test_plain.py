@@ -56,9 +56,7 @@ async def test_what_fails_there_and_what_does_not_get_there(path: str, tmp_path:
 
 
 @of_each_era
-async def test_a_tool_that_asks_its_caller_is_told_that_nobody_answers(
-    path: str, tmp_path: Path, everything: str
-) -> None:
+async def test_a_tool_that_asks_is_told_that_nobody_answers(path: str, tmp_path: Path, everything: str) -> None:
     async with stage(tmp_path, everything, ALL, path=path) as on:
         asked = await call(on, "greet", text="who?")
         assert asked[0] == 502 and asked[1]["error_code"] == "ExecutionFailed", asked[1]

@@ -28,9 +28,7 @@ from tests.peers.ears import CALL_WITHIN_S, Ears, text_of
 from tests.peers.ears import client as client_with_ears
 from tests.servers.stand import Stand, everything_over, node, pids, pypi, stand
 
-pytestmark = [
-    pytest.mark.skipif(not servers.complete(), reason="`make test` brings the servers, where npm is reached"),
-]
+pytestmark = [pytest.mark.skipif(not servers.complete(), reason="`make test` brings the servers, where npm is reached")]
 ERAS = ("legacy", "auto")
 PLANNER, OTHER = "nhi:planner", "nhi:other"
 
@@ -143,9 +141,7 @@ async def test_what_a_caller_may_not_is_neither_listed_nor_called(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["everything", "time"])
-async def test_a_server_that_is_killed_amid_a_call_fails_it_and_is_there_for_the_next(
-    tmp_path: Path, root: Path, name: str
-) -> None:
+async def test_a_server_that_is_killed_amid_a_call_is_there_for_the_next(tmp_path: Path, root: Path, name: str) -> None:
     server = SERVERS[name]
     async with before(tmp_path, name, root) as (on, program), client(on.at(name), "auto") as peer:
         assert not (await peer.call_tool(server.tool, server.arguments(root))).is_error
@@ -206,9 +202,7 @@ async def test_files_are_read_and_written_within_the_root_alone(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("lends_roots", [False, True])
-async def test_a_servers_folders_are_the_operators_unless_a_rule_lets_it_ask_for_roots(
-    tmp_path: Path, root: Path, lends_roots: bool
-) -> None:
+async def test_folders_are_the_operators_or_those_a_rule_lends(tmp_path: Path, root: Path, lends_roots: bool) -> None:
     clients = tmp_path / "clients"
     clients.mkdir()
 

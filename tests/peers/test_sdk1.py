@@ -26,7 +26,7 @@ PYTHON = Path(os.environ.get("SIDECAR_MCP1_PYTHON") or ROOT / ".venv-mcp1" / "bi
 pytestmark = [
     pytest.mark.skipif(
         not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON"
-    ),
+    )
 ]
 NO_ROW, DENY_ROW = {"code": 403, "reason": "no-matching-rule"}, {"code": 403, "reason": "denied-by-rule"}
 # The server passes on as the call's what it was told in the client's place; the reason stays in the audit.

@@ -70,8 +70,7 @@ def test_every_block_that_can_be_generated_stands_somewhere(make: ModuleType) ->
 
 def test_the_figures_are_none_or_those_of_the_last_measurement() -> None:
     for name, text in readme.blocks().items():
-        said = readme.block_of(TEXTS["README.md"], name)
-        assert said in (readme.UNMEASURED, text), "run: python -m bench.readme"
+        assert readme.block_of(TEXTS["README.md"], name) in (readme.UNMEASURED, text), "run: python -m bench.readme"
 
 
 def test_every_figure_stands_with_its_unit_and_its_command() -> None:
@@ -93,14 +92,8 @@ def test_every_figure_stands_with_its_unit_and_its_command() -> None:
 
 
 def test_a_reason_is_called_reserved_only_while_nothing_gives_it(make: ModuleType) -> None:
-    listing = {
-        "errors.py",
-        "observability/metrics.py",
-        "gateway/request_metrics.py",
-        "openapi.py",
-    }  # they name every reason, and give none
-    found = (ROOT / "sidecar").rglob("*.py")
-    sources = [path for path in found if path.name not in listing]
+    listing = {"errors.py", "openapi.py"}  # they name every reason, and give none
+    sources = [path for path in (ROOT / "sidecar").rglob("*.py") if path.name not in listing]
     told = {match for path in sources for match in re.findall(r"Reason\.([A-Z_]+)", path.read_text("utf-8"))}
     assert {reason for reason in ANSWERS if reason.name not in told} == set()
 
@@ -138,9 +131,8 @@ def test_a_page_knows_nothing_of_the_machine_it_was_written_on(name: str) -> Non
 
 def commands_in(text: str) -> Iterator[list[str]]:
     """What stands in code as a command of ours: its words, up to the first that is no bare word."""
-    code = "\n".join(
-        [*re.findall(r"`(sidecar [^`]+)`", text), *(b.text for b in blocks_of(text) if b.language != "text")]
-    )
+    typed = [block.text for block in blocks_of(text) if block.language != "text"]
+    code = "\n".join([*re.findall(r"`(sidecar [^`]+)`", text), *typed])
     for line in re.findall(r"(?:^|[|;&(] *|\$ )sidecar ([a-z][^\n|;&#]*)", code, re.MULTILINE):
         yield line.split()
 
@@ -174,9 +166,8 @@ def test_every_series_that_a_page_names_exists(name: str) -> None:
 def test_every_block_says_what_it_holds(name: str) -> None:
     for block in blocks_of(TEXTS[name]):
         assert block.language in LANGUAGES, f"{name}:{block.line}: {block.language}"
-        assert not (block.runs and re.search(r"\b(docker|kubectl|systemctl|make)\b", block.text)), (
-            f"{name}:{block.line}"
-        )
+        runs = block.runs and re.search(r"\b(docker|kubectl|systemctl|make)\b", block.text)
+        assert not runs, f"{name}:{block.line}"
 
 
 def valid(folder: Path, block: Block) -> None:
@@ -207,19 +198,13 @@ def test_every_part_of_a_configuration_is_valid_beside_the_version(block: Block,
     load_settings(path, {"NOTES_HOST": "notes"}, check_files=False)
 
 
-@pytest.mark.parametrize("block", cases("json", whole=False))
-def test_every_json_block_is_json(block: Block) -> None:
-    json.loads(block.text)
-
-
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx")
 def test_nginx_takes_what_is_said_to_be_for_it(tmp_path: Path) -> None:
     (location,) = [block.text for _, block in BLOCKS if block.language == "nginx"]
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     places = " ".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in kinds)
-    conf = (
-        f"error_log stderr; pid {tmp_path}/pid; events {{}} http {{ access_log off; {places} server {{ {location} }} }}"
-    )
+    http = f"access_log off; {places} server {{ {location} }}"
+    conf = f"error_log stderr; pid {tmp_path}/pid; events {{}} http {{ {http} }}"
     (tmp_path / "nginx.conf").write_text(conf, "utf-8")
     command = ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")]
     told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -232,13 +217,15 @@ def test_the_versions_of_the_sdk_are_those_of_the_locks() -> None:
         assert found is not None and f"`mcp` {found[1]}" in TEXTS["README.md"], lock
 
 
-def test_rows_are_always_a_file() -> None:
+def test_rows_are_always_a_file_and_json_blocks_are_json() -> None:
     assert not cases("csv", whole=False)
+    for _, block in BLOCKS:
+        if block.language == "json" and not block.file:
+            json.loads(block.text)
 
 
 def test_a_wrong_file_would_be_found(tmp_path: Path) -> None:
-    (block,) = blocks_of(
-        "```csv policies/agent_to_tool.csv\np, nhi:planner, tool:a/b, tool/call, -, -, -, allow\n```\n"
-    )
+    row = "p, nhi:planner, tool:a/b, tool/call, -, -, -, allow"
+    (block,) = blocks_of(f"```csv policies/agent_to_tool.csv\n{row}\n```\n")
     with pytest.raises(ConfigError, match="P104"):
         valid(tmp_path, block)

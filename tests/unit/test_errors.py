@@ -12,13 +12,8 @@ from click.testing import CliRunner
 from sidecar.cli import main
 from sidecar.errors import Fault, visible, visible_lines
 
-NAMES = [
-    b"agent_to_tool.\x1b]0;owned\x07.csv",
-    b"user_to_nhi.\xc2\x9b31m.csv",
-    b"a\rb.csv",
-    b"\xffx.csv",
-    b"roles.\xe2\x80\xae.csv",
-]
+_OTHERS = [b"a\rb.csv", b"\xffx.csv", b"roles.\xe2\x80\xae.csv"]
+NAMES = [b"agent_to_tool.\x1b]0;owned\x07.csv", b"user_to_nhi.\xc2\x9b31m.csv", *_OTHERS]
 OBEYED = ("\x1b", "\x07", "\x9b", "\r", "\udcff", "\u202e")
 
 
@@ -61,23 +56,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "check",
-        "check --json",
-        *(f"policy check --format {form}" for form in ("text", "json", "sarif", "github")),
-        "policy test",
-        "policy test --json",
-        "policy explain --as user:alice --calls tool:demo/add --action tools/call",
-        "policy convert policies",
-        "policy export --casbin out",
-        "policy check \x1b[31m",
-        "policy replay \x1b[31m",
-        "check -c \x1b[31m.yaml",
-        "audit verify \x1b[31m",
-    ],
+COMMANDS = (
+    *("check", "check --json", "policy test", "policy test --json", "policy convert policies"),
+    *(f"policy check --format {form}" for form in ("text", "json", "sarif", "github")),
+    *("policy explain --as user:alice --calls tool:demo/add --action tools/call", "policy export --casbin out"),
+    *("policy check \x1b[31m", "policy replay \x1b[31m", "check -c \x1b[31m.yaml", "audit verify \x1b[31m"),
 )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_no_name_reaches_a_terminal_as_it_is(folder: Path, command: str) -> None:
     result = CliRunner().invoke(main, command.split(" "))
     assert result.exit_code != 0 and not isinstance(result.exception, Exception), result.exception

@@ -106,9 +106,7 @@ def said_by_both(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[An
 @pytest.mark.parametrize("operation", TRANSLATED, ids=action_of)
 @JUDGED
 @given(data=st.data())
-def test_parameters_of_1_0_are_said_in_0_3_as_the_official_layer_says_them(
-    operation: Operation, data: st.DataObject
-) -> None:
+def test_parameters_of_1_0_are_said_as_the_official_layer_says_them(operation: Operation, data: st.DataObject) -> None:
     canonical = V10.read(operation.request, data.draw(of(V10, operation.request)))
     canonical.pop("tenant", None)  # refused, where the official layer drops it
     ours, theirs = said_by_both(
