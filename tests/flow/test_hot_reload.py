@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +41,6 @@ async def taken(running: World, times: int = 1) -> None:
 
 
 # --- ways to write --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A folder of rules: how it is made, and how its rules are exchanged."""
-
-    make: Callable[[Path, str], None]
-    change: Callable[[Path, str], None]
 
 
 def plain(folder: Path, rules: str) -> None:
@@ -111,24 +102,14 @@ def deep_inside(folder: Path, rules: str) -> None:
     extra.write_text(rules.removeprefix(RULES) or "p, nhi:other, tool:github/get_file, use, -, -, -, allow\n")
 
 
-LAYOUTS = {
-    "written": Layout(plain, plain),
-    "renamed over": Layout(plain, renamed),
-    "an editor": Layout(plain, as_vim_does),
-    "a turned link": Layout(mounted, mounted),
-    "made anew": Layout(plain, made_anew),
-    "another checkout": Layout(checked_out, checked_out),
-    "a folder in a folder": Layout(plain, deep_inside),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-async def test_a_change_is_taken_however_it_is_made(layout: Layout, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [plain, renamed, as_vim_does, mounted, made_anew, checked_out, deep_inside])
+async def test_a_change_is_taken_however_it_is_made(change: Callable[[Path, str], None], tmp_path: Path) -> None:
     folder = tmp_path / "mounts" / "current" / "rules"
-    layout.make(folder, RULES)
+    make = change if change in (mounted, checked_out) else plain
+    make(folder, RULES)
     async with world(tmp_path, settings="policy: {path: mounts/current/rules}\n") as running:
         for times, (rules, status) in enumerate([(WIDER, 200), (RULES, 403)], start=1):
-            layout.change(folder, rules)
+            change(folder, rules)
             await taken(running, times)
             assert await deletes(running) == status
         assert {control["by"] for control in controls(running)} == {"file change"}
@@ -161,32 +142,22 @@ async def test_who_never_stops_writing_is_read_all_the_same(tmp_path: Path, monk
 # --- what is no change ----------------------------------------------------------------------------------------------
 
 
-def touched(folder: Path) -> None:
-    os.utime(folder / FILE)
-
-
-def commented(folder: Path) -> None:
-    renamed(folder, RULES + "# nobody decides by this\n")
-
-
-def edited(folder: Path) -> None:
-    for name in (f".{FILE}.swp", f"{FILE}~", f"{FILE}.swp", f"{FILE}.tmp", f"#{FILE}#", f".#{FILE}", "4913"):
-        (folder / name).write_text("no policy at all")
-
-
-@pytest.mark.parametrize("change", [touched, commented, edited])
-async def test_what_changes_nothing_is_not_told(change: Callable[[Path], None], tmp_path: Path) -> None:
+async def test_what_changes_nothing_is_not_told_and_what_an_editor_left_is_no_policy_and_no_fault(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "policies"
     async with world(tmp_path) as running:
         before = running.app.status(), running.app.live.current
-        change(tmp_path / "policies")
-        await asyncio.sleep(QUIET_S)
-        assert (running.app.status(), running.app.live.current) == before
+        left = (f".{FILE}.swp", f"{FILE}~", f"{FILE}.swp", f"{FILE}.tmp", f"#{FILE}#", f".#{FILE}", "4913")
+        for change in (
+            lambda: os.utime(folder / FILE),
+            lambda: renamed(folder, RULES + "# no rule at all\n"),
+            lambda: [(folder / name).write_text("no policy at all") for name in left],
+        ):
+            change()
+            await asyncio.sleep(QUIET_S)
+            assert (running.app.status(), running.app.live.current) == before
         assert [record["control"]["what"] for record in running.records()] == ["start"]
-
-
-async def test_what_an_editor_left_is_no_policy_and_no_fault(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
-        edited(tmp_path / "policies")
         await running.app.reload("test")
         told = [line for line in running.app.status()["policy"]["warnings"] if "P007" in line]
         assert len(told) == 5 and all("an editor left it" in line for line in told)
@@ -254,37 +225,32 @@ async def test_what_could_not_be_recorded_is_tried_again(tmp_path: Path, monkeyp
 
 
 async def test_whoever_is_stopped_while_looking_stops(tmp_path: Path) -> None:
-    for number in range(12):
-        async with asyncio.timeout(10):
-            async with world(tmp_path / str(number)):
-                await asyncio.sleep(number / 500)
+    for number in range(6):
+        async with asyncio.timeout(30), world(tmp_path / str(number)):
+            await asyncio.sleep(number / 250)
 
 
 # --- what else is watched -------------------------------------------------------------------------------------------
 
 
-async def test_what_no_event_tells_a_look_finds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system that tells nobody of what others write (NFS)."""
+@pytest.mark.parametrize("limit_reached", [False, True])
+async def test_what_no_event_tells_a_look_finds_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit_reached: bool
+) -> None:
+    """A file system that tells nothing of what others write (NFS), or a system that watches no more folders."""
+
+    def watch(*paths: str, **options: Any) -> tuple[()]:
+        if limit_reached:
+            raise OSError(28, "inotify watch limit reached")
+        return ()
+
+    monkeypatch.setattr(watchfiles, "watch", watch)
     monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
-    monkeypatch.setattr(watchfiles, "watch", lambda *paths, **options: ())
     async with world(tmp_path) as running:
         plain(tmp_path / "policies", WIDER)
         await taken(running)
         assert await deletes(running) == 200
-
-
-async def test_where_the_system_tells_nothing_the_looks_remain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_more_watches(*paths: str, **options: Any) -> None:
-        raise OSError(28, "inotify watch limit reached")
-
-    monkeypatch.setattr(watchfiles, "watch", no_more_watches)
-    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
-    async with world(tmp_path) as running:
-        plain(tmp_path / "policies", WIDER)
-        await taken(running)
-    assert "files are looked at every" in caplog.text
+    assert ("files are looked at every" in caplog.text) is limit_reached
 
 
 async def test_a_new_key_and_a_new_setting_are_taken_too(tmp_path: Path) -> None:
@@ -355,10 +321,9 @@ async def test_a_policy_that_fails_its_own_tests_does_not_serve(tmp_path: Path) 
         assert await deletes(running) == 200
 
 
-@pytest.mark.parametrize(("self_test", "code"), [("true", 3), ("false", 0)])
-def test_a_start_runs_the_tests_of_the_policy(self_test: str, code: int, tmp_path: Path) -> None:
+def test_a_start_runs_the_tests_of_the_policy(tmp_path: Path) -> None:
     files = {"policies/tests/planner.yaml": SUITE}
-    write_folder(tmp_path, "http://127.0.0.1:9/mcp", WIDER, files, f"policy: {{self_test: {self_test}}}\n")
-    done = CliRunner().invoke(main, ["check", "-c", str(tmp_path / "sidecar.yaml")])
-    assert done.exit_code == code, done.stderr
-    assert ("planner.yaml" in done.stderr) == (code == 3)
+    for self_test, code in (("true", 3), ("false", 0)):
+        write_folder(tmp_path, "http://127.0.0.1:9/mcp", WIDER, files, f"policy: {{self_test: {self_test}}}\n")
+        done = CliRunner().invoke(main, ["check", "-c", str(tmp_path / "sidecar.yaml")])
+        assert (done.exit_code, "planner.yaml" in done.stderr) == (code, code == 3), done.stderr

@@ -23,10 +23,8 @@ def test_a_drawn_policy_has_what_it_says_and_is_the_same_every_time(rows: int) -
     assert policy == ladder.drawn(rows, wild=0.2)
     assert len(set(policy.rows)) == rows
     if rows > 1_000:
-        wild = sum("*" in row.subject + row.object for row in policy.rows)
-        denies = sum(row.effect == "deny" for row in policy.rows)
-        assert 0.15 < wild / rows < 0.25
-        assert 0.03 < denies / rows < 0.08
+        assert 0.15 < sum("*" in row.subject + row.object for row in policy.rows) / rows < 0.25
+        assert 0.03 < sum(row.effect == "deny" for row in policy.rows) / rows < 0.08
         assert {row.kind for row in policy.rows} == {"agent_to_tool", "user_to_nhi", "nhi_to_nhi"}
 
 
@@ -57,10 +55,8 @@ def test_a_rival_agrees_with_us_as_far_as_it_can(tmp_path: Path, name: str) -> N
 def test_questions_about_a_policy_are_about_its_own_rows(tmp_path: Path) -> None:
     (tmp_path / "agent_to_tool.csv").write_text("p, role:x, set:m, use, -, -, -, allow\n")
     (tmp_path / "roles.csv").write_text("g, nhi:a, role:x\ng2, tool:s/t, set:m\n")
-    source = load_policy(shipped("models"), tmp_path)
-    assert set(islice(ladder.own_questions(source), 9)) == {
-        ladder.DrawnQuestion("agent_to_tool", "nhi:a", "tool:s/t", "tools/call")
-    }
+    only = ladder.DrawnQuestion("agent_to_tool", "nhi:a", "tool:s/t", "tools/call")
+    assert set(islice(ladder.own_questions(load_policy(shipped("models"), tmp_path)), 9)) == {only}
 
 
 def test_the_command_prints_the_ladder_as_a_list(tmp_path: Path) -> None:
@@ -73,7 +69,6 @@ def test_the_command_prints_the_ladder_as_a_list(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_was_named_must_be_there(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        main, ["policy", "bench", "-c", str(tmp_path / "none.yaml"), "--rows", "10", "--questions", "100"]
-    )
+    options = ["-c", str(tmp_path / "none.yaml"), "--rows", "10", "--questions", "100"]
+    result = CliRunner().invoke(main, ["policy", "bench", *options])
     assert (result.exit_code, "none.yaml" in result.stderr) == (3, True)

@@ -80,8 +80,8 @@ def test_each_result_of_sarif_leads_to_its_rule_and_its_place() -> None:
     place = tricky["locations"][0]["physicalLocation"]
     assert place["region"] == {"startLine": 3, "startColumn": 5, "endLine": 3, "endColumn": 7}
     assert unquote(place["artifactLocation"]["uri"]) == TRICKY.file
-    assert "%25" in place["artifactLocation"]["uri"] and " " not in place["artifactLocation"]["uri"]
-    assert place["artifactLocation"]["uriBaseId"] == "%SRCROOT%"
+    uri, base = place["artifactLocation"]["uri"], place["artifactLocation"]["uriBaseId"]
+    assert "%25" in uri and " " not in uri and base == "%SRCROOT%"
     assert "region" not in whole["locations"][0]["physicalLocation"]
     assert [result["level"] for result in one["results"]] == ["warning", "error", "error"]
 
@@ -124,11 +124,9 @@ def unescaped(text: str, *more: str) -> str:
 def test_github_reads_back_what_was_meant() -> None:
     first, second, last = told("github", TRICKY, WHOLE).split("\n")
     command, properties, message = read_command(first)
-    assert command == "warning"
-    assert properties["file"] == TRICKY.file
-    assert properties["title"] == f"P651 {CODES['P651'].about}"
-    assert [properties[key] for key in ("line", "col", "endColumn")] == ["3", "5", "7"]
-    assert message == f"{TRICKY.message}\n{TRICKY.hint}"
+    assert (command, message) == ("warning", f"{TRICKY.message}\n{TRICKY.hint}")
+    place = {"file": TRICKY.file, "line": "3", "col": "5", "endColumn": "7"}
+    assert properties.items() >= (place | {"title": f"P651 {CODES['P651'].about}"}).items()
     assert read_command(second)[:2] == ("error", {"file": "policies", "title": f"P004 {CODES['P004'].about}"})
     assert last.startswith("policies is not valid: 1 error, 1 warning; ")
 

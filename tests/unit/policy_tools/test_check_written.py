@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,10 @@ def written(folder: Path, name: str, text: str) -> tuple[RuleSources, str]:
     return RuleSources({KIND.value: COLUMNS}, [path]), str(path)
 
 
+def marked_at(place: Any) -> tuple[int, str]:
+    return place.line.number, place.line.text[place.column - 1 :][: place.width]
+
+
 def rule(file: str, line: int, subject: str = "nhi:a", obj: str = "tool:x/y") -> RuleRef:
     return RuleRef("one", KIND, subject, obj, ("use",), "allow", file=file, line=line)
 
@@ -64,9 +69,7 @@ def rule(file: str, line: int, subject: str = "nhi:a", obj: str = "tool:x/y") ->
 )
 def test_a_field_of_a_row(tmp_path: Path, column: str, part: str, line: int, marked: str) -> None:
     files, file = written(tmp_path, "agent_to_tool.csv", CSV)
-    place = files.rule(rule(file, 3), column, part)
-    assert place.line.number == line
-    assert place.line.text[place.column - 1 :][: place.width] == marked
+    assert marked_at(files.rule(rule(file, 3), column, part)) == (line, marked)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +91,7 @@ def test_a_field_of_a_row(tmp_path: Path, column: str, part: str, line: int, mar
 )
 def test_a_value_of_yaml(tmp_path: Path, at: RuleRef, column: str, line: int, marked: str) -> None:
     files, file = written(tmp_path, "rules.yaml", YAML)
-    place = files.rule(at._replace(file=file), column)
-    assert place.line.number == line
-    assert place.line.text[place.column - 1 :][: place.width] == marked
+    assert marked_at(files.rule(at._replace(file=file), column)) == (line, marked)
 
 
 @pytest.mark.parametrize(

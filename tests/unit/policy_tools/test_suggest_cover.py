@@ -55,12 +55,12 @@ def answers(files: dict[str, str], known: Known) -> set[tuple[str, str, str]]:
         for name, text in files.items():
             (Path(folder) / name).write_text(text)
         engine = Engine(load_policy(MODELS, Path(folder)))
-    allowed = set()
-    for subject, obj, action in product(known.subjects, known.objects, ACTIONS):
+
+    def allowed(subject: str, obj: str, action: str) -> bool:
         question = Question(obj, action, obj.partition(":")[2].partition("/")[0])
-        if engine.decide((Principal(subject),), question, 0.0).allowed:
-            allowed.add((subject, obj, action))
-    return allowed
+        return engine.decide((Principal(subject),), question, 0.0).allowed
+
+    return {asked for asked in product(known.subjects, known.objects, ACTIONS) if allowed(*asked)}
 
 
 @relaxed
@@ -116,11 +116,8 @@ def test_roles_that_were_planted_are_found_again(seed: int) -> None:
     """Twenty teams that overlap: the author of the policy needed twenty rules, and so do we."""
     chance = random.Random(seed)
     people, things = _names(80), _names(120)
-    used = {
-        (who, what, "tools/call")
-        for _ in range(20)
-        for who, what in [*product(chance.sample(people, 9), chance.sample(things, 12))]
-    }
+    teams = [product(chance.sample(people, 9), chance.sample(things, 12)) for _ in range(20)]
+    used = {(who, what, "tools/call") for team in teams for who, what in team}
     grid = Grid.of(Triple(TOOL, *cell) for cell in used)
     found = cover(grid)
     assert covered(grid, found.boxes) == used
@@ -183,15 +180,9 @@ def test_each_kind_of_permission_has_rules_of_its_own() -> None:
 
 
 def covered(grid: Grid, boxes: Iterable[Box]) -> set[tuple[str, str, str]]:
-    return {
-        cell
-        for box in boxes
-        for cell in product(
-            grid.names(grid.subjects, box.subjects),
-            grid.names(grid.objects, box.objects),
-            grid.names(grid.actions, box.actions),
-        )
-    }
+    axes = ("subjects", "objects", "actions")
+    sides = [[grid.names(getattr(grid, axis), getattr(box, axis)) for axis in axes] for box in boxes]
+    return {cell for box in sides for cell in product(*box)}
 
 
 def fewest_boxes(used: set[tuple[str, str, str]]) -> int:
