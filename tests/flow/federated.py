@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.flow.talk import Talk
+from tests.flow.talk import Talk, talking
 from tests.flow.world import Upstream, World, listening, world
 
 RULES = """\
@@ -29,6 +30,9 @@ class At(Talk):
     @property
     def _url(self) -> str:
         return f"{self.url or self.world.url}/mcp"
+
+
+everywhere = partial(talking, client=At)
 
 
 @asynccontextmanager

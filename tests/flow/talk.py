@@ -7,7 +7,7 @@ HTTP without MCP.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -142,6 +142,15 @@ class Talk:
 
     async def _post(self, message: Any, headers: Mapping[str, str]) -> Answer:
         return await self.world.post(message, headers={**self.headers, **headers}, url=self._url)
+
+
+@asynccontextmanager
+async def talking(
+    stage: AbstractAsyncContextManager[World], era: Era, *more: Any, client: type[Talk] = Talk, **named: Any
+) -> AsyncIterator[Any]:
+    """A client at a world of its own."""
+    async with stage as world:
+        yield client(world, era, *more, **named)
 
 
 def error_of(answer: Answer) -> dict[str, Any]:

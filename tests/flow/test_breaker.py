@@ -19,7 +19,7 @@ from sidecar.upstreams import UpstreamAccount
 from sidecar.upstreams.breaker import BreakerState
 from tests.flow.scripts import NO_SUCH_METHOD, after, answer, body, giving, hang, hang_up, status, stream
 from tests.flow.streams import streamed
-from tests.flow.talk import Talk, reason_of
+from tests.flow.talk import Talk, reason_of, talking
 from tests.flow.test_admin import SECRET, SETTINGS, files, get
 from tests.flow.world import RULES, SESSION, Respond, Upstream, World, listening, request, until, world
 
@@ -91,13 +91,12 @@ async def test_a_caller_with_less_patience_or_who_leaves_opens_nothing(tmp_path:
 
 
 async def test_a_server_without_a_stream_is_not_ill(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
-        talk = Talk(running, "session")
+    async with talking(world(tmp_path), "session") as talk:
         await talk.call("search_code", GOOD)
         for _ in range(6):
             async with talk.hearing() as ear:
                 assert ear.status == 405
-        assert account(running).breaker.in_a_row == 0
+        assert account(talk.world).breaker.in_a_row == 0
 
 
 # --- open -------------------------------------------------------------------------------------------------------------
@@ -126,18 +125,17 @@ async def test_an_open_breaker_lets_nothing_through_and_charges_nobody(tmp_path:
 async def test_listing_beginning_and_listening_are_refused_too_but_a_session_can_end(tmp_path: Path) -> None:
     upstream = Upstream()
     settings = "breaker: {failures: 1, open_s: 60}"
-    async with world(tmp_path, upstream=upstream, upstream_settings=settings) as running:
-        talk = Talk(running, "session")
+    async with talking(world(tmp_path, upstream=upstream, upstream_settings=settings), "session") as talk:
         assert (await talk.call("search_code", GOOD))[0] == 200
         upstream.script["tools/call"] = status(500)
         await talk.call("search_code", GOOD)
-        assert reason_of(await running.ask("tools/list")) == "upstream-open"
-        begun = await running.post(request("initialize", {"protocolVersion": SESSION, "capabilities": {}}))
+        assert reason_of(await talk.world.ask("tools/list")) == "upstream-open"
+        begun = await talk.world.post(request("initialize", {"protocolVersion": SESSION, "capabilities": {}}))
         assert (begun[0], reason_of(begun)) == (200, "upstream-open")
         async with talk.hearing() as ear:
             assert ear.status == 503
         assert (await talk.verb("DELETE"))[0] == 204
-        assert len(running.app.sessions) == 0
+        assert len(talk.world.app.sessions) == 0
 
 
 @asynccontextmanager

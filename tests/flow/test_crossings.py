@@ -21,7 +21,7 @@ from sidecar.upstreams.mcp.bridge.method_table import CROSSINGS, BridgeDirection
 from tests.flow.apart import META, OF_SESSION, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
-from tests.flow.talk import DECLARED, Talk, reason_of
+from tests.flow.talk import DECLARED, Talk, reason_of, talking
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, World, request, stateless, until, world
 
 RULES = """\
@@ -81,12 +81,11 @@ def down(folder: Path, server: Any = None, settings: str = MANY) -> AbstractAsyn
 @asynccontextmanager
 async def up(folder: Path, server: StatelessOnly | None = None) -> AsyncIterator[tuple[World, Talk]]:
     """A session before a stateless server."""
-    async with down(folder, server or StatelessOnly()) as running:
-        talk = Talk(running, "session")
-        _, body, headers = await running.post(request("initialize", PARAMS["initialize"]))
+    async with talking(down(folder, server or StatelessOnly()), "session") as talk:
+        _, body, headers = await talk.world.post(request("initialize", PARAMS["initialize"]))
         assert body["result"]["protocolVersion"] == SESSION
         talk.session = headers["Mcp-Session-Id"]
-        yield running, talk
+        yield talk.world, talk
 
 
 def stated(method: str, params: dict[str, Any], *, id: int | str = 1, **meta: Any) -> dict[str, Any]:

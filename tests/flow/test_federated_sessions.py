@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.flow.federated import At, federation, names_in
+from tests.flow.federated import At, everywhere, federation, names_in
 from tests.flow.guests import deletes, gone, result_of
 from tests.flow.scripts import after, stream
 from tests.flow.streams import EVENT_STREAM, Ear, Emitter, event
@@ -53,8 +53,7 @@ class Asking:
 
 async def test_two_servers_that_ask_by_the_same_id_each_get_their_own_answer(tmp_path: Path) -> None:
     one, other = Asking("one"), Asking("other")
-    async with federation(tmp_path, {"github": one.upstream, "wiki": other.upstream}) as running:
-        at = At(running, "session")
+    async with everywhere(federation(tmp_path, {"github": one.upstream, "wiki": other.upstream}), "session") as at:
         await at.open()
         async with (
             at.hearing("tools/call", look_at("github"), id=5) as first,
@@ -80,14 +79,13 @@ async def test_two_servers_that_ask_by_the_same_id_each_get_their_own_answer(tmp
 
 async def test_sessions_begin_when_they_are_needed_as_the_client_declared_and_end_together(tmp_path: Path) -> None:
     servers = {name: Upstream(tools=LOOK, script={"DELETE": gone}) for name in ("github", "wiki", "idle")}
-    async with federation(tmp_path, servers) as running:
-        at = At(running, "session")
+    async with everywhere(federation(tmp_path, servers), "session") as at:
         hello = {"protocolVersion": "2025-06-18", "capabilities": {"sampling": {}}, "clientInfo": {"name": "c"}}
         status, body, headers = await at.ask("initialize", hello)
         at.session = headers["Mcp-Session-Id"]
         assert status == 200 and body["result"]["protocolVersion"] == "2025-06-18"
         assert body["result"]["serverInfo"]["name"] == "sidecar"
-        assert running.app.sessions and len(running.app.sessions) == 1
+        assert at.world.app.sessions and len(at.world.app.sessions) == 1
         assert sum(ours(server) for server in servers.values()) == 0, "no session is opened before it is needed"
         assert (await at.ask("logging/setLevel", {"level": "warning"}))[1]["result"] == {}
         await asyncio.gather(*(at.call("github__look", id=number) for number in range(2, 6)))
@@ -119,8 +117,7 @@ async def test_a_server_that_lost_its_session_costs_no_call(tmp_path: Path, stat
 
     wiki = Upstream(tools=LOOK, script={"tools/call": known, "ping": known})
     servers = {"github": Upstream(tools=LOOK), "wiki": wiki}
-    async with federation(tmp_path, servers) as running:
-        at = At(running, "session")
+    async with everywhere(federation(tmp_path, servers), "session") as at:
         assert "result" in (await at.call("wiki__look"))[1]
         lost.add(next(h for h, m in servers["wiki"].seen if m["method"] == "tools/call")["Mcp-Session-Id"])
         assert "result" in (await at.call("wiki__look", id=2))[1]
@@ -139,20 +136,18 @@ async def test_a_list_goes_on_in_a_new_session_where_a_server_forgot_the_old_one
             return web.Response(status=404)
         return Upstream(tools=LOOK).answer(message)
 
-    async with federation(tmp_path, {"github": Upstream(script={"tools/list": listed})}) as running:
-        at = At(running, "session")
+    async with everywhere(federation(tmp_path, {"github": Upstream(script={"tools/list": listed})}), "session") as at:
         assert names_in((await at.ask("tools/list"))[1]) == ["github__look"]
-        seen = [sent for sent, message in running.upstream.seen if message["method"] == "tools/list"]
+        seen = [sent for sent, message in at.world.upstream.seen if message["method"] == "tools/list"]
         forgotten.append(seen[-1]["Mcp-Session-Id"])
         assert names_in((await at.ask("tools/list", id=2))[1]) == ["github__look"]
-        assert running.upstream.seen[-1][0]["Mcp-Session-Id"] not in forgotten
+        assert at.world.upstream.seen[-1][0]["Mcp-Session-Id"] not in forgotten
 
 
 async def test_the_sessions_stream_is_those_of_its_servers_and_can_be_resumed(tmp_path: Path) -> None:
     emitters = {name: Emitter() for name in ("github", "wiki")}
     servers = {name: Upstream(tools=LOOK, script={"GET": each.listen}) for name, each in emitters.items()}
-    async with federation(tmp_path, servers) as running:
-        at = At(running, "session")
+    async with everywhere(federation(tmp_path, servers), "session") as at:
         await at.call("github__look")
         async with at.hearing() as ear:
             await until(lambda: emitters["github"].count == 1)
@@ -173,7 +168,7 @@ async def test_the_sessions_stream_is_those_of_its_servers_and_can_be_resumed(tm
             await until(lambda: emitters["github"].count == 1 and emitters["wiki"].count == 1)
             assert emitters["github"].asked[-1]["Last-Event-ID"] == "github/1"
             assert "Last-Event-ID" not in emitters["wiki"].asked[-1]
-        stranger = At(running, "session")
+        stranger = At(at.world, "session")
         await stranger.call("github__look")
         async with stranger.hearing(last=last):  # nothing that it was given: a fresh stream
             await until(lambda: emitters["github"].count == 1)
@@ -183,8 +178,7 @@ async def test_the_sessions_stream_is_those_of_its_servers_and_can_be_resumed(tm
 async def test_the_stream_of_a_call_is_resumed_at_its_server(tmp_path: Path) -> None:
     rest = stream(event({"jsonrpc": "2.0", "id": 9, "result": {"content": []}}, id="there"))
     server = Upstream(tools=LOOK, script={"tools/call": stream(b"id: here\ndata: \n\n"), "GET": rest})
-    async with federation(tmp_path, {"github": Upstream(), "wiki": server}) as running:
-        at = At(running, "session")
+    async with everywhere(federation(tmp_path, {"github": Upstream(), "wiki": server}), "session") as at:
         await at.open()
         async with at.hearing("tools/call", look_at("wiki"), id=9) as ear:
             last = (await ear.block()).split(b"id: ")[1].split(b"\n")[0].decode()
@@ -192,7 +186,7 @@ async def test_the_stream_of_a_call_is_resumed_at_its_server(tmp_path: Path) -> 
             [answer] = await ear.rest()
         assert answer["result"] == {"content": []}
         assert [sent["Last-Event-ID"] for verb, sent in server.verbs if verb == "GET"] == ["here"]
-        assert running.ends()[-1]["upstream"] == "wiki"
+        assert at.world.ends()[-1]["upstream"] == "wiki"
 
 
 async def test_a_cancellation_goes_where_the_call_went(tmp_path: Path) -> None:
@@ -200,8 +194,7 @@ async def test_a_cancellation_goes_where_the_call_went(tmp_path: Path) -> None:
 
     hangs = Upstream(tools=LOOK, script={"tools/call": after(30, begun=begun)})
     servers = {"github": Upstream(tools=LOOK), "wiki": hangs}
-    async with federation(tmp_path, servers) as running:
-        at = At(running, "session")
+    async with everywhere(federation(tmp_path, servers), "session") as at:
         await at.call("github__look", id=1)
         task = asyncio.create_task(at.call("wiki__look", id=44))
         await begun.wait()
@@ -355,16 +348,15 @@ ODD = [
 
 
 async def test_what_is_out_of_shape_is_malformed_and_reaches_nobody(tmp_path: Path) -> None:
-    async with federation(tmp_path, {"github": Upstream(tools=LOOK)}) as running:
-        at = At(running, "session")
+    async with everywhere(federation(tmp_path, {"github": Upstream(tools=LOOK)}), "session") as at:
         await at.call("github__look")
-        before = len(running.upstream.seen)
+        before = len(at.world.upstream.seen)
         for body in ODD:
-            answer = await running.post(body, headers=at.in_session, url=f"{running.url}/mcp")
+            answer = await at.world.post(body, headers=at.in_session, url=f"{at.world.url}/mcp")
             assert reason_of(answer) == "malformed-call", body
         for odd in ({"requestId": [1]}, {}, {"requestId": 77}):
             assert (await at.say({"method": "notifications/cancelled", "params": odd}))[0] == 202
-        assert len(running.upstream.seen) == before
+        assert len(at.world.upstream.seen) == before
 
 
 class Lying(Subscribed):

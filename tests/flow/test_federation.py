@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.settings.timestamps import rfc3339
-from tests.flow.federated import At, federation, names_in
+from tests.flow.federated import At, everywhere, federation, names_in
 from tests.flow.guests import ALICE, BOB, IDP, result_of
 from tests.flow.idp import SETTINGS
 from tests.flow.scripts import answer, giving, hang, stream
@@ -40,18 +40,17 @@ def tools(*names: str) -> list[dict[str, Any]]:
 async def test_two_servers_with_the_same_tool_are_told_apart_by_name(tmp_path: Path, era: Era) -> None:
     """BL-014. What names no server is asked once of each, and recorded once."""
     one, other = Upstream(tools=SAME), Upstream(tools=SAME)
-    async with federation(tmp_path, {"gitlab": other, "github": one}) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, {"gitlab": other, "github": one}), era) as at:
         _, body, _ = await at.ask("tools/list")
         assert names_in(body) == ["github__send_email", "gitlab__send_email"]
-        decision, outcome = running.records()[-2:]
+        decision, outcome = at.world.records()[-2:]
         assert (decision["event"], outcome["event"]) == ("decision", "outcome")
         assert (outcome["object"], outcome["upstream"], outcome["action"]) == ("nhi:github", None, "tools/list")
         assert len(outcome["links"]) == 2 and outcome["federation"]["servers"] == ["github", "gitlab"]
         assert "result" in (await at.call("gitlab__send_email"))[1]
         assert (len(one.calls()), len(other.calls())) == (0, 1)
         assert other.calls()[0]["params"]["name"] == "send_email"
-        record = running.ends()[-1]
+        record = at.world.ends()[-1]
         assert (record["object"], record["upstream"]) == ("tool:gitlab/send_email", "gitlab")
         assert record["federation"] == {"servers": ["gitlab"], "unavailable": []}
 
@@ -59,8 +58,7 @@ async def test_two_servers_with_the_same_tool_are_told_apart_by_name(tmp_path: P
 @both_eras
 async def test_only_the_first_mark_splits(tmp_path: Path, era: Era) -> None:
     one, other = Upstream(tools=tools("a__b", "__", "_x")), Upstream(tools=tools("b"))
-    async with federation(tmp_path, {"github": one, "github-a": other}) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, {"github": one, "github-a": other}), era) as at:
         names = names_in((await at.ask("tools/list"))[1])
         assert names == ["github__a__b", "github____", "github___x", "github-a__b"]
         for name in names:
@@ -75,19 +73,17 @@ ODD_URIS += ["/github/note%3A%2F%2Fa%2F..%2Fb", "/github/note%3A%2F%2Fa%252Fb"]
 
 @both_eras
 async def test_a_name_of_no_server_and_one_that_is_not_plain_are_malformed(tmp_path: Path, era: Era) -> None:
-    async with federation(tmp_path, {"github": Upstream()}) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, {"github": Upstream()}), era) as at:
         told = [await at.call(name) for name in ODD_NAMES] + [await at.ask("resources/read", {"uri": "note://x"})]
         told += [await at.ask("resources/read", {"uri": f"sidecar:/{uri or '/github'}"}) for uri in ODD_URIS]
         assert {(error_of(one)["code"], reason_of(one)) for one in told} == {(-32602, "malformed-call")}
-        assert running.upstream.calls() == running.upstream.calls("resources/read") == []
+        assert at.world.upstream.calls() == at.world.upstream.calls("resources/read") == []
 
 
 @both_eras
 async def test_a_name_that_would_be_too_long_is_left_out_and_reported(tmp_path: Path, era: Era) -> None:
     fits, long = "x" * (128 - len("github__")), "x" * 121
-    async with federation(tmp_path, {"github": Upstream(tools=tools(fits, long))}) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, {"github": Upstream(tools=tools(fits, long))}), era) as at:
         _, body, _ = await at.ask("tools/list")
         assert names_in(body) == [f"github__{fits}"]
         reason = "with its server's name it is longer than 128 characters"
@@ -110,8 +106,7 @@ async def test_a_page_of_mcp_apps_is_read_where_it_was_given(tmp_path: Path, era
         "resources/read": giving({"contents": [{"uri": page, "text": "<p>", "_meta": {"ui": {"resourceUri": page}}}]}),
         "tools/call": giving({"content": [block], "_meta": meta}),
     }
-    async with federation(tmp_path, {"github": upstream}) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, {"github": upstream}), era) as at:
         (tool,) = (await at.ask("tools/list"))[1]["result"]["tools"]
         assert tool["_meta"] == named
         assert names_in((await at.ask("resources/list"))[1], "resources", "uri") == [there]
@@ -138,8 +133,7 @@ async def test_resources_are_named_there_and_back_wherever_they_stand(tmp_path: 
         "prompts/get": giving({"messages": [{"role": "user", "content": dict(inside)}]}),
         "completion/complete": giving({"completion": {"values": ["a"]}}),
     }
-    async with federation(tmp_path, {"github": upstream}) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, {"github": upstream}), era) as at:
         assert names_in((await at.ask("resources/list"))[1], "resources", "uri") == [wrapped]
         templates = (await at.ask("resources/templates/list"))[1]["result"]["resourceTemplates"]
         assert [one["uriTemplate"] for one in templates] == ["sidecar://github/note%3A%2F%2Fby%2F{+name}"]
@@ -159,15 +153,14 @@ async def test_resources_are_named_there_and_back_wherever_they_stand(tmp_path: 
     assert read == [note, "note://by/x/y%20z"]
     refs = [message["params"]["ref"] for message in upstream.calls("completion/complete")]
     assert refs == [{"type": "ref/resource", "uri": "note://by/{+name}"}, {"type": "ref/prompt", "name": "p"}]
-    assert running.ends()[-1]["object"] == "resource:github/note://by/x/y%20z"
+    assert at.world.ends()[-1]["object"] == "resource:github/note://by/x/y%20z"
 
 
 async def test_the_mirrored_headers_are_checked_as_they_came_and_made_anew(tmp_path: Path) -> None:
-    async with federation(tmp_path, {"github": Upstream(tools=tools("look"))}) as running:
-        at = At(running, "stateless")
+    async with everywhere(federation(tmp_path, {"github": Upstream(tools=tools("look"))}), "stateless") as at:
         assert reason_of(await at.call("github__look", headers={"Mcp-Name": "look"})) == "header-mismatch"
         assert "result" in (await at.call("github__look"))[1]
-        headers = next(headers for headers, message in running.upstream.seen if message["method"] == "tools/call")
+        headers = next(headers for headers, message in at.world.upstream.seen if message["method"] == "tools/call")
         assert headers["Mcp-Name"] == "look"
 
 
@@ -190,8 +183,7 @@ async def test_what_is_listed_is_what_can_be_called_at_every_server(tmp_path: Pa
     names = ["read_a", "read_b", "write_a", "write_b", "other"]
     servers = {name: Upstream(tools=tools(*names)) for name in ("github", "gitlab", "secret")}
     roles = "g, nhi:planner, role:readers\ng2, tool:gitlab/other, set:some\n"
-    async with federation(tmp_path, servers, rules=MIXED, files={"policies/roles.csv": roles}) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, servers, rules=MIXED, files={"policies/roles.csv": roles}), era) as at:
         listed = names_in((await at.ask("tools/list"))[1])
         everything = [f"{server}__{name}" for server in (*servers, "nowhere") for name in names]
         callable_ = [name for name in everything if "result" in (await at.call(name))[1]]
@@ -235,12 +227,11 @@ async def test_without_a_grant_on_any_server_there_is_nothing(tmp_path: Path, er
 
 async def test_a_disabled_server_is_not_there_and_a_disabled_caller_sees_none(tmp_path: Path) -> None:
     servers = {name: Upstream(tools=tools("read")) for name in ("github", "gitlab")}
-    async with federation(tmp_path, servers) as running:
-        at = At(running, "stateless")
-        await running.app.disable("nhi:gitlab", reason="", until=None, by="test")
+    async with everywhere(federation(tmp_path, servers), "stateless") as at:
+        await at.world.app.disable("nhi:gitlab", reason="", until=None, by="test")
         assert names_in((await at.ask("tools/list"))[1]) == ["github__read"]
         assert reason_of(await at.call("gitlab__read")) == "principal-disabled"
-        await running.app.disable("nhi:planner", reason="", until=None, by="test")
+        await at.world.app.disable("nhi:planner", reason="", until=None, by="test")
         assert reason_of(await at.ask("tools/list")) == "principal-disabled"
 
 
@@ -334,14 +325,13 @@ async def test_a_server_that_is_down_or_hangs_is_named_and_costs_the_others_noth
     slow = Upstream(script=dict.fromkeys(("server/discover", "initialize", "tools/list"), hang))
     servers: dict[str, Upstream | str] = {"github": Upstream(tools=tools("read")), "slow": slow}
     servers["dead"] = "http://127.0.0.1:9/mcp"
-    async with federation(tmp_path, servers) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, servers), era) as at:
         status, body, _ = await at.ask("tools/list")
         missing = [{"server": "dead", "reason": "upstream-failed"}, {"server": "slow", "reason": "upstream-timeout"}]
         assert status == 200 and names_in(body) == ["github__read"]
         assert body["result"]["_meta"] == {"sidecar/unavailable": missing}
-        assert running.ends()[-1]["federation"] == {"servers": ["dead", "github", "slow"], "unavailable": missing}
-        metrics = await running.metrics()
+        assert at.world.ends()[-1]["federation"] == {"servers": ["dead", "github", "slow"], "unavailable": missing}
+        metrics = await at.world.metrics()
         assert 'sidecar_federation_unavailable_total{reason="upstream-failed",upstream="dead"} 1.0' in metrics
         assert "result" in (await at.call("github__read"))[1]
         assert reason_of(await at.call("dead__read")) == "upstream-failed"
@@ -391,8 +381,7 @@ async def test_arguments_are_checked_by_that_servers_schema(tmp_path: Path, era:
 async def test_lists_cost_as_many_session_calls_as_servers_are_asked(tmp_path: Path) -> None:
     servers = {name: Upstream(tools=tools("read")) for name in ("github", "gitlab")}
     settings = "sessions: {session_calls_per_minute: 4}\n"
-    async with federation(tmp_path, servers, settings=settings) as running:
-        at = At(running, "stateless")
+    async with everywhere(federation(tmp_path, servers, settings=settings), "stateless") as at:
         answers = [reason_of(await at.ask("tools/list")) for _ in range(3)]
         assert answers == ["", "", "rate-limited"]
 
@@ -402,10 +391,9 @@ async def test_in_shadow_mode_what_would_be_hidden_is_shown(tmp_path: Path, era:
     settings = f"policy: {{mode: shadow, shadow_until: {rfc3339(time.time() + 3600)}}}\n"
     rules = "p, nhi:somebody, tool:*, use, -, -, -, allow\n"
     upstream = Upstream(tools=tools("read"))
-    async with federation(tmp_path, {"github": upstream}, rules=rules, settings=settings) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, {"github": upstream}, rules=rules, settings=settings), era) as at:
         assert names_in((await at.ask("tools/list"))[1]) == ["github__read"]
-        assert running.ends()[-1]["would_deny"] == ["no-matching-rule"]
+        assert at.world.ends()[-1]["would_deny"] == ["no-matching-rule"]
         assert "result" in (await at.call("github__read"))[1]
         assert reason_of(await at.call("nowhere__read")) == "upstream-unknown"
 
@@ -416,8 +404,7 @@ async def test_in_shadow_mode_what_would_be_hidden_is_shown(tmp_path: Path, era:
 async def test_discovery_offers_what_any_of_them_can(tmp_path: Path) -> None:
     said = {"supportedVersions": ["2026-07-28"], "capabilities": {"prompts": {}, "tasks": {}, "x": {}}, "ttlMs": 9}
     other = Upstream(script={"server/discover": giving(said)})
-    async with federation(tmp_path, {"github": Upstream(), "wiki": other}) as running:
-        at = At(running, "stateless")
+    async with everywhere(federation(tmp_path, {"github": Upstream(), "wiki": other}), "stateless") as at:
         await at.ask("tools/list")
         result = (await at.ask("server/discover"))[1]["result"]
         assert result["capabilities"] == {"tools": {"listChanged": True}, "prompts": {"listChanged": True}}
@@ -445,8 +432,7 @@ async def test_a_server_added_at_run_time_is_there_at_once(tmp_path: Path) -> No
 
 @both_eras
 async def test_what_no_server_is_asked_is_refused(tmp_path: Path, era: Era) -> None:
-    async with federation(tmp_path, {"github": Upstream()}) as running:
-        at = At(running, era)
+    async with everywhere(federation(tmp_path, {"github": Upstream()}), era) as at:
         for method in ("tasks/list", "tasks/get", "x/y", "sampling/createMessage"):
             assert reason_of(await at.ask(method, {"taskId": "t"})) == "method-unknown"
         if era == "stateless":
@@ -455,6 +441,6 @@ async def test_what_no_server_is_asked_is_refused(tmp_path: Path, era: Era) -> N
         related = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t"}}}
         if era == "session":
             assert reason_of(await at.ask("tools/list", related)) == "task-unknown"
-        assert running.records()[-1]["event"] == "refusal"
+        assert at.world.records()[-1]["event"] == "refusal"
         assert reason_of(await at.verb("PUT")) == ""
-        assert running.upstream.calls("x/y") == []
+        assert at.world.upstream.calls("x/y") == []

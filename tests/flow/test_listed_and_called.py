@@ -15,7 +15,7 @@ import pytest
 from tests.flow.guests import result_of
 from tests.flow.scripts import stream
 from tests.flow.streams import event
-from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.talk import ERAS, Era, Talk, reason_of, talking
 from tests.flow.world import TOOLS, Upstream, listening, world
 
 
@@ -70,8 +70,7 @@ p, nhi:planner, tool:github/search_*, use, -, -, -, allow
 p, *, tool:github/search_private, tools/call, -, -, -, deny
 """
     tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("search_code", "delete_repo")]
-    async with world(tmp_path, rules=rules, upstream=Upstream(tools=tools)) as running:
-        talk = Talk(running, era)
+    async with talking(world(tmp_path, rules=rules, upstream=Upstream(tools=tools)), era) as talk:
         there, nowhere = await talk.call("delete_repo"), await talk.call("no_such_tool")
         assert bare(there) == bare(nowhere), "who may not use a tool does not learn whether it is there"
         assert [reason_of(one) for one in (there, nowhere)] == ["no-matching-rule"] * 2
@@ -79,9 +78,9 @@ p, *, tool:github/search_private, tools/call, -, -, -, deny
         missing = await talk.call("search_gone")
         status = 404 if era == "stateless" else 200  # a session's client would take a 404 for the end of it
         assert (missing[0], missing[1]["error"]["code"], reason_of(missing)) == (status, -32602, "tool-unknown")
-        reasons = [record["reason"] for record in running.ends() if record["reason"]]
+        reasons = [record["reason"] for record in talk.world.ends() if record["reason"]]
         assert reasons == ["no-matching-rule", "no-matching-rule", "denied-by-rule", "tool-unknown"]
-        assert "tools/call" not in running.upstream.methods()
+        assert "tools/call" not in talk.world.upstream.methods()
 
 
 def bare(answer: tuple[int, Any, Any]) -> tuple[int, str, list[str]]:
@@ -95,11 +94,10 @@ def bare(answer: tuple[int, Any, Any]) -> tuple[int, str, list[str]]:
 async def test_without_a_grant_there_is_no_list_not_even_an_empty_one(tmp_path: Path, server: str, era: Era) -> None:
     """Threats L8."""
     rules = "p, nhi:somebody, tool:github/*, use, -, -, -, allow\n"
-    async with world(tmp_path, rules=rules) as running:
-        talk = Talk(running, era, server=server)
+    async with talking(world(tmp_path, rules=rules), era, server=server) as talk:
         answer = await talk.ask("tools/list") if era == "stateless" else await talk.open()
         assert (answer[0], reason_of(answer)) == (403 if era == "stateless" else 200, "no-matching-rule")
-        assert running.upstream.seen == []
+        assert talk.world.upstream.seen == []
 
 
 @pytest.mark.parametrize("era", ERAS)

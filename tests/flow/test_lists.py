@@ -17,7 +17,7 @@ from aiohttp import web
 
 from tests.flow.scripts import stream
 from tests.flow.streams import Emitter, event, streamed
-from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.talk import ERAS, Era, Talk, reason_of, talking
 from tests.flow.world import TOOLS, Respond, Upstream, World, until, world
 
 PERMITTED, HIDDEN = ["search_code", "get_file"], "delete_repo"
@@ -274,8 +274,7 @@ async def test_an_update_of_what_may_not_be_read_is_not_told(tmp_path: Path, era
     feed = Emitter()
     upstream = Upstream(script={"GET": feed.listen, "subscriptions/listen": feed.listen})
     uris = ["file:///etc/passwd", "file:///docs/secret", "file:///docs/../etc/passwd", None, 7, "file:///docs/a"]
-    async with world(tmp_path, rules=RULES, upstream=upstream) as running:
-        talk = Talk(running, era)
+    async with talking(world(tmp_path, rules=RULES, upstream=upstream), era) as talk:
         if era == "session":
             await talk.open()
         wanted = {"notifications": {"resourceSubscriptions": ["file:///docs/a"]}}
@@ -367,16 +366,15 @@ async def test_what_no_call_can_name_is_told_with_the_reason(
     tmp_path: Path, era: Era, caplog: pytest.LogCaptureFixture
 ) -> None:
     """NR-215: by who could use it, in `_meta` of the list; by operators, in the log (once) and in /api/upstreams."""
-    async with world(tmp_path, rules=EVERYTHING, upstream=Odd()) as running:
-        talk = Talk(running, era)
+    async with talking(world(tmp_path, rules=EVERYTHING, upstream=Odd()), era) as talk:
         for method, (member, _, left_out) in ODD.items():
             told = (await talk.ask(method))[1]["result"]
             assert [entry["name"] for entry in told[member]] == ["good"]
             assert told["_meta"] == {"own": 1, "sidecar/left_out": left_out}
-        catalogue = running.app.live.current.services["github"].catalogue
+        catalogue = talk.world.app.live.current.services["github"].catalogue
         await catalogue.explore()
         expected = [one for _, _, left_out in ODD.values() for one in left_out]
-        assert sorted(running.app.upstreams()["github"]["left_out"], key=str) == sorted(expected, key=str)
+        assert sorted(talk.world.app.upstreams()["github"]["left_out"], key=str) == sorted(expected, key=str)
         await catalogue.explore()
         logged = [record for record in caplog.records if record.getMessage() == "a server's entry is left out"]
         entries = [(record.__dict__["kind"], record.__dict__["entry"]) for record in logged]
@@ -384,8 +382,7 @@ async def test_what_no_call_can_name_is_told_with_the_reason(
 
 
 async def test_what_is_left_out_is_told_to_who_could_use_it_alone(tmp_path: Path) -> None:
-    async with world(tmp_path, rules=DENIED, upstream=Odd()) as running:
-        talk = Talk(running, "stateless")
+    async with talking(world(tmp_path, rules=DENIED, upstream=Odd()), "stateless") as talk:
         names = [one["name"] for one in (await talk.ask("tools/list"))[1]["result"]["_meta"]["sidecar/left_out"]]
         assert "x:y" in names and "a b" not in names
         assert (await talk.ask("resources/list"))[1]["result"]["_meta"] == {"own": 1}

@@ -22,7 +22,7 @@ from sidecar.upstreams.mcp.pins import digest_of, pin_of
 from sidecar.upstreams.mcp.pins_file import file_with
 from tests.flow.guests import result_of
 from tests.flow.scripts import answer
-from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.talk import ERAS, Era, Talk, reason_of, talking
 from tests.flow.test_listed_and_called import two_upstreams
 from tests.flow.world import Upstream, World, listening, until, world
 from tests.unit.protocols.test_hidden_characters import POISONED
@@ -163,40 +163,38 @@ async def test_what_a_change_costs_is_the_upstreams_to_say(
 
 async def test_a_change_is_told_once_and_everywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = {**SEARCH, "description": "Other.", "title": "Other"}
-    async with world(tmp_path, rules=ALL, files=pins(SEARCH), upstream=offering(SEARCH)) as running:
-        talk = Talk(running, "session")
+    async with talking(world(tmp_path, rules=ALL, files=pins(SEARCH), upstream=offering(SEARCH)), "session") as talk:
         await called(talk)
-        await running.app.drift.look()
-        assert gauge(await running.metrics(), 'pin_mismatches{upstream="github"}') == 0
+        await talk.world.app.drift.look()
+        assert gauge(await talk.world.metrics(), 'pin_mismatches{upstream="github"}') == 0
         with caplog.at_level(logging.WARNING, "sidecar.app.tool_drift"):
-            changed(running, other)
+            changed(talk.world, other)
             await called(talk)
-            await until(lambda: bool(drifts(running)))
+            await until(lambda: bool(drifts(talk.world)))
             for _ in range(3):
-                changed(running, other)
+                changed(talk.world, other)
                 await called(talk)
-                await running.app.drift.look()
-        (drift,) = drifts(running)
+                await talk.world.app.drift.look()
+        (drift,) = drifts(talk.world)
         assert (drift["upstream"], drift["tool"]) == ("github", "search")
         assert (drift["old_digest"], drift["new_digest"]) == (digest_of(SEARCH), digest_of(other))
         assert (drift["members"], drift["refused"]) == (["title", "description"], True)
         assert [record.tool for record in caplog.records] == ["search"]  # type: ignore[attr-defined]
         assert drift["pinned"] is True
-        assert running.app.status()["upstreams"]["github"]["changed"] == {"search": ["title", "description"]}
-        assert gauge(await running.metrics(), 'pin_mismatches{upstream="github"}') == 1
-        end = running.ends()[-1]
+        assert talk.world.app.status()["upstreams"]["github"]["changed"] == {"search": ["title", "description"]}
+        assert gauge(await talk.world.metrics(), 'pin_mismatches{upstream="github"}') == 1
+        end = talk.world.ends()[-1]
         assert (end["reason"], end["status"], end["http_status"]) == ("pin-mismatch", "permission_denied", 200)
 
 
 async def test_a_server_that_never_stays_the_same_fills_no_disk(tmp_path: Path) -> None:
     many = [{"name": f"t{number}", "inputSchema": {"type": "object"}} for number in range(200)]
-    async with world(tmp_path, rules=ALL, files=pins(*many), upstream=offering(*many)) as running:
-        talk = Talk(running, "stateless")
+    async with talking(world(tmp_path, rules=ALL, files=pins(*many), upstream=offering(*many)), "stateless") as talk:
         for turn in range(5):
-            changed(running, *({**tool, "title": f"{turn}"} for tool in many))
+            changed(talk.world, *({**tool, "title": f"{turn}"} for tool in many))
             await called(talk, "t1")
-            await running.app.drift.look()
-        assert len(drifts(running)) == 21 and drifts(running)[-1]["more"] == 180
+            await talk.world.app.drift.look()
+        assert len(drifts(talk.world)) == 21 and drifts(talk.world)[-1]["more"] == 180
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -218,20 +216,19 @@ async def test_a_server_that_shows_callers_something_else_is_found_out(tmp_path:
 
 async def test_pins_come_into_force_while_it_serves(tmp_path: Path) -> None:
     other = {**SEARCH, "title": "Other"}
-    async with world(tmp_path, rules=ALL, upstream=offering(other)) as running:
-        talk = Talk(running, "stateless")
+    async with talking(world(tmp_path, rules=ALL, upstream=offering(other)), "stateless") as talk:
         assert await called(talk) == ""
-        revision = running.app.live.current
+        revision = talk.world.app.live.current
         (tmp_path / "policies" / "pins.yaml").write_text(pins(SEARCH)["policies/pins.yaml"])
-        await until(lambda: running.app.live.current is not revision)
+        await until(lambda: talk.world.app.live.current is not revision)
         assert await called(talk) == "pin-mismatch"
         (tmp_path / "policies" / "pins.yaml").write_text(pins(other)["policies/pins.yaml"])
-        assert await running.app.reload("alice")
+        assert await talk.world.app.reload("alice")
         assert await called(talk) == ""
         (tmp_path / "policies" / "pins.yaml").write_text("version: 1\nservers: {github: {search: 1}}\n")
-        await until(lambda: bool(running.app.reloader.trouble))
+        await until(lambda: bool(talk.world.app.reloader.trouble))
         assert await called(talk) == "", "a bad file leaves the old pins in force"
-        records = [record["control"] for record in running.records() if record["event"] == "control"]
+        records = [record["control"] for record in talk.world.records() if record["event"] == "control"]
         told = [record for record in records if record["what"] == "pins"]
         assert [record["pinned"] for record in told] == [["github/", "github/search"], ["github/search"]]
         assert [record["unpinned"] for record in told] == [[], []]
@@ -275,18 +272,17 @@ CORPUS = [
 
 
 async def test_hidden_text_is_flagged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with world(tmp_path, rules=ALL, upstream=offering(*CORPUS, SEARCH)) as running:
-        talk = Talk(running, "stateless")
+    async with talking(world(tmp_path, rules=ALL, upstream=offering(*CORPUS, SEARCH)), "stateless") as talk:
         assert (await talk.ask("tools/list"))[1]["result"]["tools"] == [*CORPUS, SEARCH]
         with caplog.at_level(logging.WARNING, "sidecar.app.tool_drift"):
-            await running.app.drift.look()
-            await running.app.drift.look()
+            await talk.world.app.drift.look()
+            await talk.world.app.drift.look()
         (record,) = caplog.records
         assert "t0" in record.tools  # type: ignore[attr-defined]
-        told = running.app.status()["upstreams"]["github"]["hidden_text"]
+        told = talk.world.app.status()["upstreams"]["github"]["hidden_text"]
         assert told.keys() == {tool["name"] for tool in CORPUS}
         assert told["t0"] == ["description: tag characters", "inputSchema: tag characters"]
-        assert gauge(await running.metrics(), 'hidden_text_tools{upstream="github"}') == len(CORPUS)
+        assert gauge(await talk.world.metrics(), 'hidden_text_tools{upstream="github"}') == len(CORPUS)
 
 
 async def test_hidden_text_is_stripped_and_the_pin_is_of_the_original(tmp_path: Path) -> None:
@@ -333,8 +329,7 @@ async def test_what_a_server_begins_with_is_text_as_well(
 
     upstream.script |= {"initialize": begin, "server/discover": begin}
     settings = f"hidden_text: {treatment}"
-    async with world(tmp_path, rules=ALL, upstream=upstream, upstream_settings=settings) as running:
-        talk = Talk(running, era)
+    async with talking(world(tmp_path, rules=ALL, upstream=upstream, upstream_settings=settings), era) as talk:
         _, body, _ = await (talk.ask("server/discover") if era == "stateless" else talk.open())
         assert body["result"].get("instructions") == told
 

@@ -41,9 +41,8 @@ class Client:
 
     async def say(self, message: dict[str, Any], **headers: str) -> tuple[int, Any, Any]:
         own = {"Mcp-Session-Id": self.id, "MCP-Protocol-Version": SESSION} if self.id else {}
-        return await self.at.post(
-            {"jsonrpc": "2.0", **message}, headers=own | headers, url=(self.url or self.at.url) + self.path
-        )
+        url = (self.url or self.at.url) + self.path
+        return await self.at.post({"jsonrpc": "2.0", **message}, headers=own | headers, url=url)
 
     async def begin(self) -> int:
         status, body, headers = await self.say({"id": 1, "method": "initialize", "params": HELLO})
@@ -66,27 +65,31 @@ class Client:
             return response.status
 
 
+def shared_by(server: Valkey, sessions: str = "") -> str:
+    return f'store: {{url: "{server.url}"}}\nsessions: {{store: redis, {sessions}}}\n'
+
+
 @asynccontextmanager
-async def replicas(folder: Path, server: Valkey | None, **more: Any) -> AsyncIterator[tuple[World, World]]:
-    """Two sidecars before the same server; each has its own Valkey where none is given."""
-    upstream, settings = Upstream(script={"GET": Emitter().listen}), ""
+async def begun(
+    folder: Path, server: Valkey | None, *, path: str = "/mcp/github", sessions: str = "", **more: Any
+) -> AsyncIterator[tuple[Client, World, World]]:
+    """Two sidecars before the same server, and a session at the first; each has its own Valkey where none is given."""
+    settings, upstream = "", Upstream(script={"GET": Emitter().listen})
     if server is not None:
         with server.client() as client:
             client.flushall()
-        settings = f'store: {{url: "{server.url}"}}\nsessions: {{store: redis, {more.pop("sessions", "")}}}\n'
+        settings = shared_by(server, sessions)
     async with AsyncExitStack() as both:
         one = await both.enter_async_context(world(folder / "a", settings=settings, upstream=upstream, **more))
-        url = more.pop("upstream_url", one.upstream.url)
-        other = await both.enter_async_context(
-            world(folder / "b", settings=settings, upstream=Upstream(), upstream_url=url, **more)
-        )
-        yield one, other
+        url = one.upstream.url
+        two = await both.enter_async_context(world(folder / "b", settings=settings, upstream_url=url, **more))
+        client = Client(one, path=path)
+        assert await client.begin() == 200
+        yield client, one, two
 
 
 async def test_a_session_goes_on_at_another_replica_and_ends_at_both(valkey: Valkey, tmp_path: Path) -> None:
-    async with replicas(tmp_path, valkey) as (a, b):
-        client = Client(a)
-        assert await client.begin() == 200
+    async with begun(tmp_path, valkey) as (client, a, b):
         client.at = b
         assert [await client.call(), await client.call()] == [200, 200]
         theirs = {headers.get("Mcp-Session-Id") for headers, message in a.upstream.seen if "tools/call" in str(message)}
@@ -101,9 +104,7 @@ async def test_a_session_goes_on_at_another_replica_and_ends_at_both(valkey: Val
 
 
 async def test_without_a_shared_store_it_is_one_replicas(tmp_path: Path) -> None:
-    async with replicas(tmp_path, None) as (a, b):
-        client = Client(a)
-        await client.begin()
+    async with begun(tmp_path, None) as (client, a, b):
         assert await client.call() == 200
         client.at = b
         assert await client.call() == 404
@@ -111,9 +112,7 @@ async def test_without_a_shared_store_it_is_one_replicas(tmp_path: Path) -> None
 
 async def test_a_program_behind_us_has_its_sessions_at_one_replica(valkey: Valkey, tmp_path: Path) -> None:
     program = f"command: {sys.executable}, args: [{PROGRAM}]"
-    async with replicas(tmp_path, valkey, program=program) as (a, b):
-        client = Client(a)
-        await client.begin()
+    async with begun(tmp_path, valkey, program=program) as (client, a, b):
         assert await client.ping() == 200
         client.at = b
         assert await client.ping() == 404
@@ -124,9 +123,7 @@ async def test_a_program_behind_us_has_its_sessions_at_one_replica(valkey: Valke
 
 
 async def test_a_session_at_all_servers_goes_on_too(valkey: Valkey, tmp_path: Path) -> None:
-    async with replicas(tmp_path, valkey) as (a, b):
-        client = Client(a, path="/mcp")
-        assert await client.begin() == 200
+    async with begun(tmp_path, valkey, path="/mcp") as (client, a, b):
         client.at = b
         assert await client.call("github__search_code") == 200
         assert await client.leave() == 204
@@ -135,14 +132,11 @@ async def test_a_session_at_all_servers_goes_on_too(valkey: Valkey, tmp_path: Pa
 
 
 async def test_another_chain_and_another_server_find_nothing(valkey: Valkey, tmp_path: Path) -> None:
-    async with replicas(tmp_path, valkey) as (a, _):
-        client = Client(a)
-        await client.begin()
-        settings = f'store: {{url: "{valkey.url}"}}\nsessions: {{store: redis}}\n'
+    async with begun(tmp_path, valkey) as (client, a, _):
+        settings = shared_by(valkey)
         rules = "p, *, tool:github/*, use, -, -, -, allow\n"
-        async with world(
-            tmp_path / "c", settings=settings, rules=rules, principal="nhi:mallory", upstream_url=a.upstream.url
-        ) as c:
+        there = {"settings": settings, "rules": rules, "principal": "nhi:mallory", "upstream_url": a.upstream.url}
+        async with world(tmp_path / "c", **there) as c:
             client.at = c
             assert await client.call() == 404 and await client.leave() == 404
         client.at = a
@@ -152,9 +146,7 @@ async def test_another_chain_and_another_server_find_nothing(valkey: Valkey, tmp
 
 
 async def test_who_was_disabled_at_one_is_refused_at_the_other(valkey: Valkey, tmp_path: Path) -> None:
-    async with replicas(tmp_path, valkey) as (a, b):
-        client = Client(a)
-        await client.begin()
+    async with begun(tmp_path, valkey) as (client, a, b):
         client.at = b
         assert await client.call() == 200
         await a.app.disable("nhi:planner", reason="test", until=None, by="test")
@@ -163,9 +155,7 @@ async def test_who_was_disabled_at_one_is_refused_at_the_other(valkey: Valkey, t
 
 
 async def test_a_store_that_is_out_answers_for_no_session(valkey: Valkey, tmp_path: Path) -> None:
-    async with replicas(tmp_path, valkey) as (a, b):
-        client = Client(a)
-        await client.begin()
+    async with begun(tmp_path, valkey) as (client, a, b):
         with valkey.frozen():
             assert await client.call() == 503 and await client.leave() == 503
             assert await Client(b).begin() == 503
@@ -194,9 +184,7 @@ async def test_a_stream_ends_soon_after_its_session_was_ended_elsewhere(
 ) -> None:
     monkeypatch.setattr(session_store, "LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(forwarder, "LOOK_EVERY_S", 0.05)
-    async with replicas(tmp_path, valkey, sessions="idle_s: 0.3") as (a, b):
-        client = Client(a)
-        await client.begin()
+    async with begun(tmp_path, valkey, sessions="idle_s: 0.3") as (client, a, b):
         headers = {"Mcp-Session-Id": client.id, "MCP-Protocol-Version": SESSION, "Accept": "text/event-stream"}
         async with a.http.get(f"{a.url}/mcp/github", headers=headers) as stream:
             assert stream.status == 200
@@ -212,9 +200,7 @@ async def test_what_is_idle_here_and_used_there_is_not_ended_at_its_server(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarder, "LOOK_EVERY_S", 0.05)
-    async with replicas(tmp_path, valkey, sessions="idle_s: 0.3") as (a, b):
-        client = Client(a)
-        await client.begin()
+    async with begun(tmp_path, valkey, sessions="idle_s: 0.3") as (client, a, b):
         client.at = b
         for _ in range(6):
             assert await client.call() == 200
@@ -226,9 +212,7 @@ async def test_what_is_idle_here_and_used_there_is_not_ended_at_its_server(
 
 
 async def test_the_store_tells_nothing_and_what_was_put_there_opens_nothing(valkey: Valkey, tmp_path: Path) -> None:
-    async with replicas(tmp_path, valkey) as (a, b):
-        client = Client(a)
-        await client.begin()
+    async with begun(tmp_path, valkey) as (client, a, b):
         with valkey.client() as store:
             (key,) = store.keys("*session:*")
             raw = str(store.get(key))
@@ -249,8 +233,7 @@ async def test_the_store_tells_nothing_and_what_was_put_there_opens_nothing(valk
 async def test_a_session_outlives_the_process_that_began_it(valkey: Valkey, tmp_path: Path) -> None:
     upstream = Upstream()
     rules = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
-    settings = f'store: {{url: "{valkey.url}"}}\nsessions: {{store: redis}}\n'
-    how: dict[str, Any] = {"rules": rules, "settings": settings, "upstream_settings": "anonymous: true"}
+    how = {"rules": rules, "settings": shared_by(valkey), "upstream_settings": "anonymous: true"}
     async with listening(upstream.handle) as base, AsyncExitStack() as both:
         alive = await both.enter_async_context(world(tmp_path, principal="", upstream_url=f"{base}/mcp", **how))
         dies = await both.enter_async_context(served(f"{base}/mcp", **how))

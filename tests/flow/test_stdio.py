@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from tests.flow.process import served
-from tests.flow.talk import Era, Talk, reason_of
+from tests.flow.talk import Answer, Era, Talk, reason_of, talking
 from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, World, request, until, world
 
 ROOT = Path(__file__).parents[2]
@@ -27,11 +27,9 @@ p, *, tool:github/hang, use, -, -, -, deny
 """
 
 
-def python(*arguments: str, more: str = "") -> str:
+def python(*arguments: str) -> str:
     """The program of an upstream: our interpreter, and the repository as its folder."""
-    return f"command: {sys.executable}, args: {json.dumps(list(arguments))}, cwd: {ROOT}" + (
-        f", {more}" if more else ""
-    )
+    return f"command: {sys.executable}, args: {json.dumps(list(arguments))}, cwd: {ROOT}"
 
 
 OFFICIAL = python("-m", "tests.peers.stdio_server")
@@ -49,10 +47,8 @@ async def before(folder: Path, program: str = PROGRAM, **more: str) -> AsyncIter
         yield running
 
 
-def text(answer: tuple[int, object, object]) -> str:
-    body = answer[1]
-    assert isinstance(body, dict), answer
-    return str(body["result"]["content"][0]["text"])
+def text(answer: Answer) -> str:
+    return str(answer[1]["result"]["content"][0]["text"])
 
 
 def children_of(pid: int) -> set[int]:
@@ -75,8 +71,7 @@ def alive(pid: int) -> bool:
 
 
 async def test_the_official_server_is_listed_called_and_denied(tmp_path: Path) -> None:
-    async with before(tmp_path, OFFICIAL) as running:
-        talk = Talk(running, "session")
+    async with talking(before(tmp_path, OFFICIAL), "session") as talk:
         listed = (await talk.ask("tools/list"))[1]["result"]["tools"]
         assert {tool["name"] for tool in listed} == {"count", "crash", "slow"}
         assert [text(await talk.call("count")).split()[0] for _ in range(3)] == ["1", "2", "3"]
@@ -91,13 +86,12 @@ async def test_the_official_server_is_listed_called_and_denied(tmp_path: Path) -
         assert denied["code"] == 403
         bad = (await talk.call("slow", {"steps": "many"}))[1]["result"]
         assert bad["isError"] and "/arguments/steps" in bad["content"][0]["text"]
-    assert running.app.processes.warden_pid not in children_of(os.getpid())
+    assert talk.world.app.processes.warden_pid not in children_of(os.getpid())
 
 
 async def test_a_program_that_dies_fails_its_call_at_once_and_the_next_one_finds_another(tmp_path: Path) -> None:
     """BL-086."""
-    async with before(tmp_path) as running:
-        talk = Talk(running, "session")
+    async with talking(before(tmp_path), "session") as talk:
         first = text(await talk.call("count")).split()
         began = asyncio.get_running_loop().time()
         crashed = (await talk.call("misbehave", {"how": "crash"}))[1]["error"]
@@ -136,8 +130,7 @@ async def test_two_users_have_two_counters_and_a_shared_program_one(tmp_path: Pa
 
 async def test_a_thousand_calls_are_one_program(tmp_path: Path) -> None:
     """BL-100."""
-    async with before(tmp_path) as running:
-        talk = Talk(running, "session")
+    async with talking(before(tmp_path), "session") as talk:
         await talk.call("count")
         below = len(children_of(os.getpid()))
         for _ in range(10):
@@ -180,15 +173,13 @@ async def test_who_breaks_his_own_program_again_and_again_takes_it_from_nobody_e
 
 
 async def test_a_flood_of_errors_and_some_noise_hold_up_nothing(tmp_path: Path) -> None:
-    async with before(tmp_path) as running:
-        talk = Talk(running, "session")
+    async with talking(before(tmp_path), "session") as talk:
         for how in ("some_noise", "flood_errors"):
             assert text(await talk.call("misbehave", {"how": how})) == "behaved"
 
 
 async def test_a_program_that_hangs_is_held_to_the_deadline_and_ended_with_its_session(tmp_path: Path) -> None:
-    async with before(tmp_path, PROGRAM + ", timeout_s: 0.5") as running:
-        talk = Talk(running, "session")
+    async with talking(before(tmp_path, PROGRAM + ", timeout_s: 0.5"), "session") as talk:
         pid = int(text(await talk.call("count")).split()[1])
         error = (await talk.call("misbehave", {"how": "hang"}))[1]["error"]
         assert error["data"]["reason"] == "upstream-timeout"
@@ -232,10 +223,9 @@ async def test_a_program_gets_what_it_is_given_and_nothing_else(
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody adopts what left its group")
 async def test_everything_that_a_program_started_ends_with_it(tmp_path: Path) -> None:
     """BL-074."""
-    async with before(tmp_path, moody("deaf", "orphans")) as running:
-        talk = Talk(running, "session")
+    async with talking(before(tmp_path, moody("deaf", "orphans")), "session") as talk:
         await talk.call("count")
-        warden = running.app.processes.warden_pid
+        warden = talk.world.app.processes.warden_pid
         await until(lambda: len(children_of(warden)) >= 8)  # two programs, each with its keeper and three more
         below = children_of(warden)
     assert not [pid for pid in below if alive(pid)]
@@ -264,8 +254,7 @@ PROMPTS = ["--version", "-p x", "--", "@/etc/hosts", "a\nb\r\n", "a\0b", "\u2028
 
 async def test_what_a_caller_says_reaches_a_program_as_it_is_and_never_its_command_line(tmp_path: Path) -> None:
     """BL-093."""
-    async with before(tmp_path, moody("deaf")) as running:
-        talk = Talk(running, "session")
+    async with talking(before(tmp_path, moody("deaf")), "session") as talk:
         for prompt in PROMPTS:
             answer = await talk.call("repeat", {"text": prompt})
             assert answer[0] == 400 if "\0" in prompt else text(answer) == prompt

@@ -158,9 +158,9 @@ async def test_who_is_there_when_the_grace_time_is_over_hears_so_and_the_record_
         alice, token = await opened(running), {"_meta": {"progressToken": 1}}
         once = Talk(running, "stateless", headers=alice.headers)
         plain = Talk(running, "plain", headers=alice.headers)
-        slow_body = f"POST /mcp/github HTTP/1.1\r\nHost: {urlsplit(running.url).netloc}\r\n".encode()
-        slow_body += b"".join(f"{name}: {value}\r\n".encode() for name, value in alice.headers.items())
-        slow_body += b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+        about = {"Host": urlsplit(running.url).netloc, **alice.headers, "Content-Type": "application/json"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in about.items())
+        slow_body = f"POST /mcp/github HTTP/1.1\r\n{lines}Content-Length: 100\r\n\r\n{{".encode()
         async with wire(running) as waiting:
             await waiting.send(slow_body)
             calls = [talk.call("search_code", GOOD) for talk in (once, plain, alice)]

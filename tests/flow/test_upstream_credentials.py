@@ -84,17 +84,10 @@ async def scene(folder: Path, kind: str, server: Any = None, **options: Any) -> 
     server = server or Upstream()
     async with issuing() as endpoint:
         credential = KINDS.get(kind, kind).replace("TOKEN_URL", f'"{endpoint.url}"')
-        files = {**IDP.files(), **LENDS, "own": OWN, **options.pop("files", {})}
-        async with world(
-            folder,
-            rules=options.pop("rules", RULES),
-            settings=SETTINGS + options.pop("settings", ""),
-            files=files,
-            principal="",
-            upstream=server,
-            upstream_settings=f"credential: {credential}" + options.pop("upstream_settings", ""),
-            **options,
-        ) as running:
+        files = {**IDP.files(), **LENDS, "own": OWN}
+        behind = f"credential: {credential}" + options.pop("upstream_settings", "")
+        how = {"rules": RULES, "settings": SETTINGS, "files": files, "principal": "", **options}
+        async with world(folder, upstream=server, upstream_settings=behind, **how) as running:
             yield Scene(running, server, endpoint, IDP.token("user:alice", at(running), actors=["nhi:planner"]))
 
 
@@ -130,11 +123,9 @@ def headers_in(head: bytes) -> Mapping[str, str]:
 
 async def everything(scene: Scene, era: Era, tool: str) -> list[str]:
     """What a caller may do, well and badly, on every verb; all that they heard."""
-    talk, heard = scene.talk(era), []
-    heard.append(await talk.call(tool, GOOD))
-    heard.append(await talk.ask("tools/list"))
-    heard.append(await talk.call("delete_repo", GOOD))  # denied
-    heard.append(await talk.call(tool, {"repo": 7}))
+    talk = scene.talk(era)
+    heard = [await talk.call(tool, GOOD), await talk.ask("tools/list")]
+    heard += [await talk.call("delete_repo", GOOD), await talk.call(tool, {"repo": 7})]  # denied, and bad
     if era != "plain":
         heard.append(await talk.ask("no/such"))
     heard.append(await talk.call(tool, GOOD, headers={"X-API-Key": "sck_none"}))  # and nobody is let in
@@ -145,14 +136,8 @@ async def everything(scene: Scene, era: Era, tool: str) -> list[str]:
 
 
 WAYS: list[tuple[str, Era]] = [
-    ("http", "stateless"),
-    ("http", "session"),
-    ("http", "plain"),
-    ("sessions only", "plain"),
-    ("sessions only", "stateless"),
-    ("stateless only", "session"),
-    ("http+sse", "session"),
-    ("http+sse", "stateless"),
+    *(("http", "stateless"), ("http", "session"), ("http", "plain"), ("stateless only", "session")),
+    *(("sessions only", "plain"), ("sessions only", "stateless"), ("http+sse", "session"), ("http+sse", "stateless")),
 ]
 
 

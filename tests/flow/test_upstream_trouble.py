@@ -23,7 +23,7 @@ from tests.flow.haste import haste
 from tests.flow.hostile_upstream import RUDE, before, polite, reason_in_stream
 from tests.flow.misbehaviours import ANSWER, FINE, HEAD, LENGTH, done, silence
 from tests.flow.streams import EVENT_STREAM, event
-from tests.flow.talk import ERAS, Era, Talk, reason_of
+from tests.flow.talk import ERAS, Era, Talk, reason_of, talking
 from tests.flow.world import RULES, Upstream, World, until, world
 from tests.unit.http.client.hostile import Conversation, chunked, response
 
@@ -215,13 +215,12 @@ async def test_a_call_whose_stream_has_begun_is_kept_alive(tmp_path: Path, era: 
 
     silent = scripts.stream(event(PROGRESS), enough, done)
     upstream = Upstream(script={"tools/call": silent})
-    async with world(tmp_path, upstream=upstream, settings="streams: {keep_alive_s: 0.02}\n") as running:
-        talk = Talk(running, era)
-        async with talk.hearing("tools/call", CALL) as ear:
-            assert (await ear.message())["method"] == "notifications/progress"
-            assert await ear.block() == b": keep-alive\n\n"
-            enough.set()
-            assert (await ear.message())["result"]["content"][0]["text"] == FINE
+    often = world(tmp_path, upstream=upstream, settings="streams: {keep_alive_s: 0.02}\n")
+    async with talking(often, era) as talk, talk.hearing("tools/call", CALL) as ear:
+        assert (await ear.message())["method"] == "notifications/progress"
+        assert await ear.block() == b": keep-alive\n\n"
+        enough.set()
+        assert (await ear.message())["result"]["content"][0]["text"] == FINE
 
 
 async def test_a_misspelt_option_of_an_upstream_refuses_the_start(tmp_path: Path) -> None:

@@ -72,25 +72,19 @@ def test_order_and_white_space_do_not_count() -> None:
     assert digest_of({**ENTRY, "inputSchema": {"maximum": 1.0}}) == digest_of({**ENTRY, "inputSchema": {"maximum": 1}})
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [{"enum": ["y", "x"]}, {"enum": ["x", True]}, {"enum": ["x", 1]}, {"enum": ["x", "1"]}, {"enum": ["x ", "y"]}],
-)
-def test_the_order_of_a_list_and_each_value_in_it_count(schema: dict[str, Any]) -> None:
-    seen = {digest_of({**ENTRY, "inputSchema": one}) for one in (schema, {"enum": ["x", "y"]})}
-    assert len(seen) == 2
+def test_the_order_of_a_list_and_each_value_in_it_count() -> None:
+    lists = [["x", "y"], ["y", "x"], ["x", True], ["x", 1], ["x", "1"], ["x ", "y"]]
+    assert len({digest_of({**ENTRY, "inputSchema": {"enum": one}}) for one in lists}) == len(lists)
 
 
-def test_what_is_not_pinned_may_change() -> None:
-    assert digest_of({**ENTRY, "icons": [{"src": "x"}], "_meta": {"a": 1}, "execution": {}}) == digest_of(ENTRY)
-
-
-@pytest.mark.parametrize("key", ["Description", "DESCRIPTION", "inputschema", "de\u017fcription"])
-def test_another_spelling_of_a_member_counts(key: str) -> None:
+def test_another_spelling_of_a_member_counts_and_what_is_not_pinned_may_change() -> None:
     """A client that reads keys in any case would take it for the member."""
-    other = {**ENTRY, key: "Delete everything."}
-    assert digest_of(other) != digest_of(ENTRY)
-    assert differing(definition_of(ENTRY).members, definition_of(other).members) in (("description",), ("inputSchema",))
+    assert digest_of({**ENTRY, "icons": [{"src": "x"}], "_meta": {"a": 1}, "execution": {}}) == digest_of(ENTRY)
+    for key in ("Description", "DESCRIPTION", "inputschema", "de\u017fcription"):
+        other = {**ENTRY, key: "Delete everything."}
+        assert digest_of(other) != digest_of(ENTRY)
+        members = definition_of(ENTRY).members, definition_of(other).members
+        assert differing(*members) in (("description",), ("inputSchema",))
 
 
 @pytest.mark.parametrize("value", [2**64, float("inf"), "\ud800"], ids=["large", "infinite", "surrogate"])
@@ -177,12 +171,12 @@ def test_other_servers_and_what_is_written_about_them_stay(tmp_path: Path) -> No
     assert set(load_pins(path).servers) == {"github", "gitlab", "jira"}
 
 
-@pytest.mark.parametrize("text", ["version: 1\n", "version: 1\nservers: {github: {}, jira: {}}\n", '{"version": 1}'])
-def test_a_file_in_somebodys_own_form_is_written_anew(tmp_path: Path, text: str) -> None:
+def test_a_file_in_somebodys_own_form_is_written_anew(tmp_path: Path) -> None:
     path = tmp_path / "pins.yaml"
-    path.write_text(text)
-    path.write_text(file_with(path, "github", {"search_code": pin()}))
-    assert load_pins(path).servers["github"] == {"search_code": pin()}
+    for text in ("version: 1\n", "version: 1\nservers: {github: {}, jira: {}}\n", '{"version": 1}'):
+        path.write_text(text)
+        path.write_text(file_with(path, "github", {"search_code": pin()}))
+        assert load_pins(path).servers["github"] == {"search_code": pin()}
 
 
 def test_a_file_that_says_what_it_said_is_not_read_again(tmp_path: Path) -> None:
@@ -197,11 +191,17 @@ def test_a_file_that_says_what_it_said_is_not_read_again(tmp_path: Path) -> None
     assert load_pins(path, known) == NO_PINS
 
 
-def test_without_a_file_nothing_is_pinned_and_a_link_to_nowhere_is_a_fault(tmp_path: Path) -> None:
-    assert load_pins(tmp_path / "pins.yaml") == NO_PINS
-    (tmp_path / "pins.yaml").symlink_to("nowhere")
+def test_without_a_file_nothing_is_pinned_and_a_link_to_nowhere_and_a_file_too_large_are_faults(tmp_path: Path) -> None:
+    path = tmp_path / "pins.yaml"
+    assert load_pins(path) == NO_PINS
+    path.symlink_to("nowhere")
     with pytest.raises(PolicyError):
-        load_pins(tmp_path / "pins.yaml")
+        load_pins(path)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(MAX_PINS_BYTES + 1)
+    with pytest.raises(PolicyError, match="larger than"):
+        load_pins(path)
 
 
 def edited(old: str, new: str) -> str:
@@ -238,11 +238,3 @@ def test_what_was_not_written_by_us_is_a_fault_at_its_place(tmp_path: Path, text
         load_pins(path)
     fault = refused.value.faults[0]
     assert (fault.code, fault.line, fault.file) == (code, line, str(path)), str(fault)
-
-
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "pins.yaml"
-    with path.open("wb") as file:
-        file.truncate(MAX_PINS_BYTES + 1)
-    with pytest.raises(PolicyError, match="larger than"):
-        load_pins(path)

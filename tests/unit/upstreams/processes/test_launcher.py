@@ -63,43 +63,35 @@ async def test_its_three_streams_and_its_end_are_ours(processes: Processes) -> N
 ENDS = [("exit 0", "exit code 0"), ("exit 3", "exit code 3"), ("kill -SEGV $$", "signal 11 (SIGSEGV)")]
 
 
-@pytest.mark.parametrize(("script", "told"), ENDS)
-async def test_how_it_ended_is_told(processes: Processes, script: str, told: str) -> None:
-    process = await processes.start(shell(script))
-    assert str(await process.wait()) == told
-    await process.end()
+async def test_how_it_ended_is_told(processes: Processes) -> None:
+    for script, told in ENDS:
+        process = await processes.start(shell(script))
+        assert str(await process.wait()) == told
+        await process.end()
 
 
-@pytest.mark.parametrize(
-    ("program", "why"),
-    [
-        (Program("/nowhere/at-all", ["x"], {}), "/nowhere/at-all: No such file or directory"),
-        (Program("/", ["x"], {}), "/: Permission denied"),
-        (Program("/bin/sh", ["sh"], {}, cwd="/nowhere"), "/nowhere: No such file or directory"),
-        (Program("/bin/sh", ["sh", "x" * 3_000_000], {}), "/bin/sh: Argument list too long"),
-    ],
-)
-async def test_what_cannot_be_started_says_why(processes: Processes, program: Program, why: str) -> None:
-    with pytest.raises(StartFailed, match=f"^{why}$"):
-        await processes.start(program)
+NO_PROGRAMS = [
+    (Program("/nowhere/at-all", ["x"], {}), "/nowhere/at-all: No such file or directory"),
+    (Program("/", ["x"], {}), "/: Permission denied"),
+    (Program("/bin/sh", ["sh"], {}, cwd="/nowhere"), "/nowhere: No such file or directory"),
+    (Program("/bin/sh", ["sh", "x" * 3_000_000], {}), "/bin/sh: Argument list too long"),
+]
+TEXTS = [  # the system says of two of them that there is no such file
+    (b"no first line", "cannot be executed: its first line must name its interpreter"),
+    (b"#! /usr/bin/nobody -u\nx\n", "text: its first line names /usr/bin/nobody, which does not exist"),
+    (b"#!/bin/sh\r\necho\r\n", "text: its first line ends with a carriage return"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (b"no first line", "cannot be executed: its first line must name its interpreter"),
-        (b"#! /usr/bin/nobody -u\nx\n", "text: its first line names /usr/bin/nobody, which does not exist"),
-        (b"#!/bin/sh\r\necho\r\n", "text: its first line ends with a carriage return"),
-    ],
-)
-async def test_what_is_there_and_no_program_says_so(
-    processes: Processes, tmp_path: Path, text: bytes, why: str
-) -> None:
-    """The system says of two of them that there is no such file."""
-    (tmp_path / "text").write_bytes(text)
-    (tmp_path / "text").chmod(0o755)
-    with pytest.raises(StartFailed, match=why):
-        await processes.start(Program(str(tmp_path / "text"), ["text"], {}))
+async def test_what_cannot_be_started_says_why(processes: Processes, tmp_path: Path) -> None:
+    for program, why in NO_PROGRAMS:
+        with pytest.raises(StartFailed, match=f"^{why}$"):
+            await processes.start(program)
+    for text, why in TEXTS:
+        (tmp_path / "text").write_bytes(text)
+        (tmp_path / "text").chmod(0o755)
+        with pytest.raises(StartFailed, match=why):
+            await processes.start(Program(str(tmp_path / "text"), ["text"], {}))
 
 
 @linux
