@@ -104,7 +104,7 @@ async def test_a_session_goes_on_at_another_replica_and_ends_at_both(valkey: Val
 
 
 async def test_without_a_shared_store_it_is_one_replicas(tmp_path: Path) -> None:
-    async with begun(tmp_path, None) as (client, a, b):
+    async with begun(tmp_path, None) as (client, _, b):
         assert await client.call() == 200
         client.at = b
         assert await client.call() == 404
