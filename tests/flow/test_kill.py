@@ -112,6 +112,16 @@ class Held:
         await until(lambda: self.arrived >= arrived)
 
 
+@asynccontextmanager
+async def in_flight(**options: Any) -> AsyncIterator[tuple[Held, Client, asyncio.Task[tuple[int, Any]]]]:
+    """A process with a call under way."""
+    held = Held()
+    async with process(held.upstream, **options) as client:
+        call = asyncio.create_task(client.call())
+        await held.until(1)
+        yield held, client, call
+
+
 # --- killed ---------------------------------------------------------------------------------------------------------
 
 
@@ -180,21 +190,18 @@ async def gathered(client: Client, count: int, *call: Any) -> list[tuple[int, An
 
 
 async def test_asked_to_stop_it_finishes_what_it_began_and_begins_nothing() -> None:
-    held = Held()
-    async with process(held.upstream) as client:
+    async with in_flight() as (held, client, call):
         running = client.running
         stream = asyncio.create_task(own_stream(client))
-        in_flight = asyncio.create_task(client.call())
-        await held.until(1)
         await until(lambda: '"action":"ping"' in running.audit_path.read_text())  # the stream is open
         running.signal(signal.SIGTERM)
         await until_draining(running)
         assert (await asyncio.wait_for(stream, PATIENCE_S)).startswith(b":")  # it had begun, and its end came whole
         status, answer = await client.call()
         assert (status, reason_of((status, answer, {}))) == (503, "draining")
-        assert not in_flight.done()
+        assert not call.done()
         held.go.set()
-        assert (await in_flight)[0] == 200
+        assert (await call)[0] == 200
         assert await running.ended() == 0
         assert running.controls() == ["start", "stop", "checkpoint"]
         assert running.verify()[0] == 0
@@ -218,28 +225,21 @@ async def until_draining(running: Served) -> None:
 
 
 async def test_who_insists_is_obeyed_at_once() -> None:
-    held = Held()
-    async with process(held.upstream) as client:
-        in_flight = asyncio.create_task(client.call())
-        await held.until(1)
+    async with in_flight() as (_, client, call):
         client.running.signal(signal.SIGTERM)
         await until_draining(client.running)
         client.running.signal(signal.SIGTERM)
         assert await client.running.ended() == 1
-        assert isinstance((await asyncio.gather(in_flight, return_exceptions=True))[0], aiohttp.ClientError)
+        assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], aiohttp.ClientError)
         assert client.running.verify()[0] == 0
 
 
 async def test_a_call_that_outlasts_the_grace_is_cut_and_recorded() -> None:
-    held = Held()
     settings = 'server: {listen: "127.0.0.1:0", shutdown_grace_s: 0.3}\n'
-    async with process(held.upstream, settings=settings) as client:
-        in_flight = asyncio.create_task(client.call())
-        await held.until(1)
+    async with in_flight(settings=settings) as (_, client, call):
         client.running.signal(signal.SIGTERM)
         assert await client.running.ended() == 0
-        status, answer = await in_flight
-        assert (status, answer["error"]["data"]["reason"]) == (503, "draining")
+        assert reason_of((*await call, {})) == "draining"
         ends = [record for record in client.running.records() if record["event"] == "outcome"]
         assert [(record["reason"], record["http_status"]) for record in ends] == [("draining", 503)]
 
@@ -277,22 +277,17 @@ async def until_control(running: Served, reloads: int) -> None:
 
 
 async def test_a_call_in_flight_outlives_the_definition_of_its_upstream() -> None:
-    held = Held()
-    files = {"old.token": "the-first-credential"}
-    async with process(held.upstream, files=files, upstream_settings="credential: {bearer_path: old.token}") as client:
-        in_flight = asyncio.create_task(client.call())
-        await held.until(1)
-        (client.running.folder / "old.token").write_text("the-second-credential")
+    credential = {"files": {"old.token": "the-first"}, "upstream_settings": "credential: {bearer_path: old.token}"}
+    async with in_flight(**credential) as (held, client, call):
+        (client.running.folder / "old.token").write_text("the-second")
         client.running.signal(signal.SIGHUP)
         await until_control(client.running, 1)
         second = asyncio.create_task(client.call())
         await held.until(2)
         held.go.set()
-        assert [(await call)[0] for call in (in_flight, second)] == [200, 200]
-        shown = [
-            headers["Authorization"] for headers, message in held.upstream.seen if message["method"] == "tools/call"
-        ]
-        assert shown == ["Bearer the-first-credential", "Bearer the-second-credential"]
+        assert [(await each)[0] for each in (call, second)] == [200, 200]
+        calls = [headers for headers, message in held.upstream.seen if message["method"] == "tools/call"]
+        assert [headers["Authorization"] for headers in calls] == ["Bearer the-first", "Bearer the-second"]
 
 
 # --- the store is away ----------------------------------------------------------------------------------------------

@@ -85,13 +85,15 @@ async def test_a_page_holds_an_owners_own_newest_first(world: World) -> None:
         await world.add(name, at=at)
     await world.add("d", "bob")
     await world.store.replace(world.done(world.made("b", at=1)))
-    assert await world.page("alice", ALL) == (["c", "b", "a"], 3)
-    assert await world.page("alice", ALL._replace(limit=1, offset=1)) == (["b"], 3)
-    assert await world.page("alice", ALL._replace(standing=world.done(world.made("b")).standing)) == (["b"], 1)
-    assert await world.page("alice", RecordPage(("writer",))) == ([], 0)
-    assert await world.page("alice", RecordPage(())) == ([], 0)
-    assert await world.page("carol", ALL) == ([], 0)
-    assert await world.page("", ALL) == ([], 0), "nobody is not everybody"
+    done = world.done(world.made("b", at=1)).standing
+    for owner, page, expected in [
+        ("alice", ALL, (["c", "b", "a"], 3)),
+        ("alice", ALL._replace(limit=1, offset=1), (["b"], 3)),
+        ("alice", ALL._replace(standing=done), (["b"], 1)),
+        *(("alice", RecordPage(targets), ([], 0)) for targets in (("writer",), ())),
+        *((nobody, ALL, ([], 0)) for nobody in ("carol", "")),
+    ]:
+        assert await world.page(owner, page) == expected, (owner, page)
 
 
 async def test_a_page_of_everybodys_is_in_order_whatever_became_of_them(world: World) -> None:
