@@ -194,8 +194,7 @@ async def test_a_connection_that_is_over_leaves_nothing_to_be_collected() -> Non
                 pass
             for _ in range(5):
                 assert await answered(listener)
-            await asyncio.sleep(0.1)
-            assert not [one for one in gc.get_objects() if isinstance(one, ServerConnection | Seat)]
+            await until(lambda: not any(isinstance(one, ServerConnection | Seat) for one in gc.get_objects()))
         finally:
             gc.enable()
 
@@ -232,19 +231,17 @@ async def test_a_body_must_come_at_its_rate(tmp_path: Path, monkeypatch: pytest.
 
 async def sent_in_pieces(running: World, size: int) -> bytes:
     """What is answered to a body of which so many bytes come every 60 ms."""
-    body = request(running, "Connection: close")
-    head, _, rest = body.partition(b"\r\n\r\n")
-    rest += b" " * (1000 - len(rest))
-    head = head.replace(b"Content-Length: ", b"X-Was: ") + f"\r\nContent-Length: {len(rest)}\r\n\r\n".encode()
-
-    async def send(connection: Wire) -> None:
-        for start in range(0, len(rest), size):
-            await connection.send(rest[start : start + size])
-            await asyncio.sleep(0.06)
-
+    body = CALL.ljust(1000)
     async with wire(running) as connection:
-        await connection.send(head)
-        sending = asyncio.create_task(send(connection))
+        lines = ("Connection: close", f"Content-Length: {len(body)}")
+        await connection.send(request(running, *lines, body=b"", length=False))
+
+        async def send() -> None:
+            for start in range(0, len(body), size):
+                await connection.send(body[start : start + size])
+                await asyncio.sleep(0.06)
+
+        sending = asyncio.create_task(send())
         answer = await connection.quiet()
         sending.cancel()
         return answer
@@ -340,8 +337,7 @@ async def test_large_answers_take_turns_in_memory_and_a_crowd_of_them_gives_it_b
     async def large(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         result = {"content": [{"type": "text", "text": "x" * size}], "isError": False, "resultType": "complete"}
         said = json.dumps(result_of(message, result)).encode()
-        body = said if media == "application/json" else b"data: " + said + b"\n\n"
-        return web.Response(body=body, content_type=media)
+        return web.Response(body=said if "json" in media else b"data: " + said + b"\n\n", content_type=media)
 
     async with world(tmp_path, upstream=Upstream(script={"tools/call": large})) as running:
         trim = running.app.gauges._crowds = MemoryTrim(lambda: crowds.append(trim.most))
@@ -362,6 +358,15 @@ def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def descriptors_in(folder: str) -> int:
+    return sum(1 for _ in Path(folder).iterdir())
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 # --- no descriptor --------------------------------------------------------------------------------------------------
 
 
@@ -369,7 +374,6 @@ async def test_without_descriptors_nobody_is_lost_and_nothing_spins() -> None:
     async with process(Upstream(), settings='server: {listen: "127.0.0.1:0", header_timeout_s: 60}\n') as client:
         assert (await client.call())[0] == 200
         running = client.running
-        assert running.process is not None
         pid = running.process.pid
         where, hard = urlsplit(running.url), resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
         taken = descriptors_in(f"/proc/{pid}/fd")
@@ -391,15 +395,6 @@ async def test_without_descriptors_nobody_is_lost_and_nothing_spins() -> None:
         assert await running.ended() == 0
         assert running.verify()[0] == 0
         assert running.log().count("the system gives us none") == 1
-
-
-def descriptors_in(folder: str) -> int:
-    return sum(1 for _ in Path(folder).iterdir())
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # --- signals, one upon the other ------------------------------------------------------------------------------------

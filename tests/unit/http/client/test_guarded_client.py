@@ -117,11 +117,6 @@ async def test_none_of_the_places_where_no_callback_may_go_is_connected_to() -> 
         assert len(caught) == 1, "the canary does sing"
 
 
-@pytest.mark.parametrize("host", ["93.184.216.34", "[2606:2800:220:1:248:1893:25c8:1946]", "[64:ff9b::5db8:d822]"])
-async def test_public_addresses_may_be_reached(host: str) -> None:
-    await guard().check(f"https://{host}/hook", "alice")
-
-
 async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
     """BL-055."""
     async with serving(say(DONE)) as here, canaries() as (port, caught):
@@ -137,23 +132,16 @@ async def test_a_name_that_changes_its_mind_gains_nothing() -> None:
         assert (answer.status, flapping.asked) == (204, ["pinned.example"]), "looked up once, and that is dialled"
 
 
-@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
-async def test_no_redirect_is_followed(status: str) -> None:
-    """BL-055."""
+async def test_no_redirect_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BL-055; and no proxy of the environment is used."""
     async with canaries() as (port, caught):
-        away = response(b"", f"Location: http://127.0.0.1:{port}/", status=status)
-        async with serving(say(away)) as server:
-            answer = await guard(networks=[LOOPBACK]).post(f"http://127.0.0.1:{server.port}/", (), b"{}")
-            assert str(answer.status) == status[:3]
-        assert caught == []
-
-
-async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with canaries() as (port, caught), serving(say(DONE)) as server:
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
-        await guard(networks=[LOOPBACK]).post(f"http://127.0.0.1:{server.port}/", (), b"{}")
-        assert (caught, len(server.requests)) == ([], 1)
+        for status in ("301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent", "200 OK"):
+            async with serving(say(response(b"", f"Location: http://127.0.0.1:{port}/", status=status))) as server:
+                answer = await guard(networks=[LOOPBACK]).post(f"http://127.0.0.1:{server.port}/", (), b"{}")
+                assert (str(answer.status), len(server.requests)) == (status[:3], 1)
+        assert caught == []
 
 
 async def test_what_is_sent_names_the_host_and_goes_to_the_address() -> None:
@@ -265,6 +253,8 @@ ALLOWED = [
     (["*"], "https://anything.example/", True),
     (["*"], "https://anything.example:8443/", False),
     (["93.184.216.34:8443"], "https://93.184.216.34:8443/", True),
+    (["*:*"], "https://[2606:2800:220:1:248:1893:25c8:1946]/", True),
+    (["*:*"], "https://[64:ff9b::5db8:d822]/hook", True),
     (["[2606:2800:220:1::1]"], "https://[2606:2800:220:1:0:0:0:1]/", True),
     ([], "https://hooks.acme.example/", False),
 ]
