@@ -46,7 +46,6 @@ async def test_on_standard_output_is_the_evidence_and_nothing_else(tmp_path: Pat
             sys.executable, "-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml"),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        assert process.stdout is not None and process.stderr is not None
         try:
             async with asyncio.timeout(20):
                 first = await process.stdout.readline()

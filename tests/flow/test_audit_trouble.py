@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from tests.flow.world import PATIENCE_S, World, world
 
 RULES = "p, nhi:planner, tool:github/search_code, use, -, -, -, allow\n"
 DEADLINE_S = 0.2
-LONG_S = 20.0
 
 
 class Frozen:
@@ -57,42 +55,38 @@ async def test_a_frozen_disk_is_a_503_in_time_and_holds_up_nothing_else(tmp_path
         assert (await talk.call("search_code", GOOD))[0] == 200
         reached = len(running.upstream.calls())
         with frozen(running):
-            begun = time.monotonic()
             crowd = await asyncio.gather(*(talk.call("search_code", GOOD) for _ in range(20)))
             assert {code for code, _, _ in crowd} == {503}
             assert {body["error"]["data"]["reason"] for _, body, _ in crowd} == {"audit-unavailable"}
-            assert time.monotonic() - begun < LONG_S / 2
-            vars(running.app.audit.writer)["_deadline_s"] = LONG_S
-            begun = time.monotonic()
-            assert (await talk.call("search_code", GOOD))[0] == 503
-            async with running.http.get(f"{running.admin_url}/livez") as alive:
-                assert alive.status == 200
-            assert time.monotonic() - begun < LONG_S / 2, "who comes is refused at once, and waits for no deadline"
+            vars(running.app.audit.writer)["_deadline_s"] = 3600.0  # who comes now is refused at once, or never
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await talk.call("search_code", GOOD))[0] == 503
+                async with running.http.get(f"{running.admin_url}/livez") as alive:
+                    assert alive.status == 200
             assert len(running.upstream.calls()) == reached, "what cannot be recorded does not happen"
         async with asyncio.timeout(PATIENCE_S):
             while (await talk.call("search_code", GOOD))[0] != 200:
                 await asyncio.sleep(0.01)
     assert verify([running.app.settings.audit_path]).ok
     ends = [one["decision_id"] for one in running.records() if one["event"] in ("outcome", "refusal")]
-    assert len(ends) == len(set(ends)), "nobody has two ends"
+    assert len(ends) == len(set(ends)), "no decision has two ends"
 
 
-@pytest.mark.parametrize(("act", "found"), [("unlink", ["removed"]), ("rename", ["removed"])])
+@pytest.mark.parametrize("act", [Path.unlink, lambda log: log.rename(log.with_name("moved.jsonl"))])
 async def test_a_log_that_was_deleted_or_moved_beneath_us_lets_nothing_pass_until_a_start_has_said_so(
-    tmp_path: Path, act: str, found: list[str]
+    tmp_path: Path, act: Callable[[Path], object]
 ) -> None:
     async with world(tmp_path, rules=RULES) as running:
         talk = Talk(running, "stateless")
         assert (await talk.call("search_code", GOOD))[0] == 200
         reached = len(running.upstream.calls())
-        log = running.app.settings.audit_path
-        log.unlink() if act == "unlink" else log.rename(tmp_path / "moved.jsonl")
+        act(running.app.settings.audit_path)
         assert (await talk.call("search_code", GOOD))[0] == 503
         assert len(running.upstream.calls()) == reached and not running.app.audit.writer.up
         assert running.app.readiness()[1]["status"] == "degraded"
     async with world(tmp_path, rules=RULES) as running:
         assert (await Talk(running, "stateless").call("search_code", GOOD))[0] == 200
-    assert [problem.kind for problem in verify([running.app.settings.audit_path]).problems] == found
+    assert [problem.kind for problem in verify([running.app.settings.audit_path]).problems] == ["removed"]
 
 
 @pytest.mark.parametrize("durability", ["disk", "best_effort"])

@@ -133,7 +133,6 @@ async def test_standard_output_says_where_the_log_ended(tmp_path: Path) -> None:
     write_folder(tmp_path, "http://127.0.0.1:9/mcp", RULES, settings=settings)
     command_ = [sys.executable, "-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml")]
     process = await asyncio.create_subprocess_exec(*command_, stdout=PIPE, stderr=PIPE)
-    assert process.stderr is not None
     try:
         async with asyncio.timeout(20):
             while b"sidecar serves" not in await process.stderr.readline():

@@ -103,21 +103,16 @@ async def test_a_certificate_is_its_owner_and_nobody_comes_without(tmp_path: Pat
         )
 
 
-UNTRUSTED: dict[str, dict[str, Any]] = {
-    "of another authority": {"by": authority("evil")},
-    "of the server's authority": {"by": SERVER},
-    "over": {"ends_s": -5},
-    "for servers only": {"usage": SERVER_ONLY},
-}
+UNTRUSTED: list[dict[str, Any]] = [{"by": authority("evil")}, {"by": SERVER}, {"ends_s": -5}, {"usage": SERVER_ONLY}]
 
 
-@pytest.mark.parametrize("name", UNTRUSTED)
-async def test_a_certificate_that_nobody_vouches_for_ends_the_handshake(name: str, tmp_path: Path) -> None:
-    shape = dict(UNTRUSTED[name])
-    issued = shape.pop("by", ACME).issue(uris=[PLANNER], **shape)
-    async with guarded(tmp_path) as running, calling(running, shows(tmp_path, issued)):
-        with pytest.raises((aiohttp.ClientError, OSError)):
-            await search(running)
+async def test_a_certificate_that_no_authority_vouches_for_ends_the_handshake(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as running:
+        for shape in UNTRUSTED:
+            issued = shape.get("by", ACME).issue(uris=[PLANNER], **{k: v for k, v in shape.items() if k != "by"})
+            async with calling(running, shows(tmp_path, issued)):
+                with pytest.raises((aiohttp.ClientError, OSError)):
+                    await search(running)
         assert running.ends() == []
 
 
@@ -222,7 +217,6 @@ async def test_a_call_that_is_being_answered_is_answered_first(tmp_path: Path) -
 
 async def kept(http: aiohttp.ClientSession) -> int:
     """How many connections this client holds open, that are."""
-    assert http.connector is not None
     pools = http.connector._conns.values()
     return sum(1 for pool in pools for protocol, _ in pool if protocol.is_connected())
 

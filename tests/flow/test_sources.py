@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 from aiohttp import web
@@ -20,7 +20,7 @@ from sidecar.app.policy_sources import git
 from sidecar.app.policy_sources.bundle import build, sign
 from sidecar.errors import ConfigError
 from sidecar.http.signing_keys import SigningKey, generate
-from tests.flow.world import PATIENCE_S, RULES, Upstream, World, listening, started, write_folder
+from tests.flow.world import RULES, Upstream, World, listening, started, until, write_folder
 
 SEARCH = {"repo": "acme/site"}
 MORE = RULES + "p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n"
@@ -71,8 +71,6 @@ async def shop(folder: Path) -> AsyncIterator[Shop]:
 @asynccontextmanager
 async def served(folder: Path, source: dict[str, Any]) -> AsyncIterator[World]:
     """A sidecar that has its policy from there."""
-    import aiohttp
-
     stub = Upstream()
     async with listening(stub.handle) as base:
         stub.url = f"{base}/mcp"
@@ -90,12 +88,6 @@ async def served(folder: Path, source: dict[str, Any]) -> AsyncIterator[World]:
 async def may(world: World, tool: str) -> bool:
     status, _, _ = await world.call(tool, SEARCH)
     return status == 200
-
-
-async def until(true: Callable[[], bool], within_s: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(within_s):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 def controls(world: World) -> list[dict[str, Any]]:
@@ -246,21 +238,17 @@ async def test_only_a_commit_that_somebody_signed_who_may_is_taken(repo: Path, t
             assert not await may(world, "delete_repo")
 
 
-async def test_git_may_not_fill_the_disk_nor_take_for_ever(
+async def test_git_may_not_fill_the_disk_nor_take_for_ever_and_its_words_are_told(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(repo, RULES)
-    monkeypatch.setattr(git, "MAX_ON_DISK", 1000)
-    with pytest.raises(ConfigError, match="larger than"):
-        async with served(tmp_path, {"git": {"url": f"file://{repo}", "path": "p"}}):
-            pass
-    with pytest.raises(ConfigError, match="longer than"):
-        async with served(tmp_path, {"git": {"url": f"file://{repo}", "path": "p", "timeout_s": 0.001}}):
-            pass
-
-
-async def test_a_ref_that_is_not_there_is_told_in_gits_words(repo: Path, tmp_path: Path) -> None:
-    commit(repo, RULES)
-    with pytest.raises(ConfigError, match="couldn't find remote ref"):
-        async with served(tmp_path, {"git": {"url": f"file://{repo}", "ref": "nowhere"}}):
-            pass
+    at = {"url": f"file://{repo}", "path": "p"}
+    for source, most, told in (
+        (at | {"ref": "nowhere"}, git.MAX_ON_DISK, "couldn't find remote ref"),
+        (at | {"timeout_s": 0.001}, git.MAX_ON_DISK, "longer than"),
+        (at, 1000, "larger than"),
+    ):
+        monkeypatch.setattr(git, "MAX_ON_DISK", most)
+        with pytest.raises(ConfigError, match=told):
+            async with served(tmp_path, {"git": source}):
+                pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from hashlib import sha256
 from itertools import count
@@ -21,23 +21,14 @@ from sidecar.identity.certificates import Certificates, TrustedProxyRule
 from sidecar.identity.jwks import public_key_from
 from sidecar.identity.key_proofs import SeenProofs, _plain
 from sidecar.vocabulary import Caller
-from tests.unit.identity.test_certificates import PLANNER, WHOSE, issue, now
+from tests.unit.identity.test_certificates import PLANNER, WHOSE, identity_of, issue, now
 from tests.unit.identity.test_certificates import token as dated
-from tests.unit.identity.test_chain_builder import api_key, keys_of
-from tests.unit.identity.world import GITHUB, NOW, ROUTE, Clock, KeyServer, an_issuer, b64, minted, signing_key
+from tests.unit.identity.test_chain_builder import api_key
+from tests.unit.identity.world import GITHUB, NOW, ROUTE, Clock, b64, claims, minted, signing_key
 
 HOLDER, THIEF = signing_key("holder"), signing_key("thief")
 NUMBERS = count()
 OPEN = Audience(GITHUB, anonymous=True)
-
-
-def identity_of(clock: Clock | None = None, certificates: Certificates = WHOSE, **what: Any) -> Identity:
-    server, clock = KeyServer(), clock or Clock()
-    server.serve("https://idp.acme.example", signing_key())
-    keys = keys_of("nhi:planner", "user:alice")
-    return Identity(
-        (an_issuer(),), keys, certificates, fetch=server.fetch, clock=clock.wall, mono=clock.monotonic, **what
-    )
 
 
 def bound(to: SigningKey = HOLDER, **changes: Any) -> str:
@@ -58,13 +49,8 @@ def proof(token: str, *, by: SigningKey = HOLDER, header: Mapping[str, Any] | No
 
 
 def shown(token: str, *proofs: str, scheme: str = "DPoP", **more: Any) -> Presented:
-    return Presented(
-        authorization=(f"{scheme} {token}",),
-        proofs=proofs,
-        method="POST",
-        urls=(GITHUB, "https://gw.internal:8443/mcp/github"),
-        **more,
-    )
+    urls = (GITHUB, "https://gw.internal:8443/mcp/github")
+    return Presented(authorization=(f"{scheme} {token}",), proofs=proofs, method="POST", urls=urls, **more)
 
 
 async def ask(identity: Identity, presented: Presented, at: Audience = ROUTE) -> Caller:
@@ -94,21 +80,16 @@ async def test_a_key_of_any_kind_that_tokens_are_signed_with(algorithm: str) -> 
 
 
 async def test_a_bound_token_is_no_bearer_token() -> None:
-    token = bound()
-    for presented in (shown(token, scheme="Bearer"), shown(token, proof(token), scheme="Bearer")):
-        await refused(identity_of(), presented)
-        await refused(identity_of(), presented, OPEN)
-    refusal = await refused(identity_of(), shown(token, scheme="Bearer"))
+    identity, token = identity_of(), bound()
+    for _ in range(2):
+        for presented in (shown(token, scheme="Bearer"), shown(token, proof(token), scheme="Bearer"), shown(token)):
+            await refused(identity, presented)
+            await refused(identity, presented, OPEN)
+        await ask(identity, shown(token, proof(token)))  # what is remembered of a token is not its proof
+    refusal = await refused(identity, shown(token, scheme="Bearer"))
     assert (refusal.scheme, refusal.credential_fault) == ("DPoP", "proof")
     assert refusal.challenge.startswith('error="invalid_token", error_description="the token is bound to a key')
     assert 'algs="' in refusal.challenge and "ES256" in refusal.challenge
-
-
-async def test_what_was_remembered_of_a_token_is_not_its_proof() -> None:
-    identity, token = identity_of(), bound()
-    await ask(identity, shown(token, proof(token)))
-    for presented in (shown(token, scheme="Bearer"), shown(token)):
-        await refused(identity, presented)
 
 
 async def test_a_proof_is_good_once() -> None:
@@ -180,20 +161,13 @@ async def test_a_proof_of_anything_else_is_none(name: str) -> None:
 async def test_a_proof_that_was_tampered_with_is_none() -> None:
     token = bound()
     head, body, signature = proof(token).split(".")
-    unsigned = b64({"typ": "dpop+jwt", "alg": "none", "jwk": dict(HOLDER.public_jwk)})
-    confused = b64({"typ": "dpop+jwt", "alg": "HS256", "jwk": dict(HOLDER.public_jwk)})
-    other = proof(token).split(".")[1]
-    for made in (
-        "",
-        "x",
-        f"{head}.{body}",
-        f"{head}.{other}.{signature}",
-        f"{unsigned}.{body}.",
-        f"{confused}.{body}.AA",
-    ):
+    unsigned, confused = (
+        b64({"typ": "dpop+jwt", "alg": alg, "jwk": dict(HOLDER.public_jwk)}) for alg in ("none", "HS256")
+    )
+    other = f"{head}.{proof(token).split('.')[1]}.{signature}"
+    private = proof(token, header={"jwk": json.loads(jwt.algorithms.ECAlgorithm.to_jwk(HOLDER.private))})
+    for made in ("", "x", f"{head}.{body}", other, f"{unsigned}.{body}.", f"{confused}.{body}.AA", private):
         await refused(identity_of(), shown(token, made))
-    private = json.loads(jwt.algorithms.ECAlgorithm.to_jwk(HOLDER.private))
-    await refused(identity_of(), shown(token, proof(token, header={"jwk": private})))
 
 
 async def test_there_is_one_proof_where_one_is_needed_and_none_where_none_is() -> None:
@@ -229,7 +203,7 @@ async def test_the_address_is_the_one_that_callers_know_in_any_of_its_spellings(
 
 async def test_a_proof_lives_as_long_as_the_operator_says_and_is_remembered_longer() -> None:
     clock = Clock()
-    identity, token = identity_of(clock, max_proof_age_s=10), bound()
+    identity, token = identity_of(clock=clock, max_proof_age_s=10), bound()
     early = proof(token, iat=int(NOW) + 50)  # by a clock that is ahead
     await ask(identity, shown(token, early))
     for _ in range(13):
@@ -274,31 +248,21 @@ async def test_a_proof_is_good_once_for_all_replicas() -> None:
     assert caught.value.reason is Reason.STORE_UNAVAILABLE
 
 
-async def test_what_is_remembered_has_an_end_and_beyond_it_nobody_is_let_in() -> None:
-    clock = Clock()
-    seen = SeenProofs(clock.wall, max_kept=3)
-    assert [await seen.is_first(name, 10, name) for name in "abca"] == [True, True, True, False]
-    with pytest.raises(Refusal) as caught:
-        await seen.is_first("d", 10)
-    assert caught.value.reason is Reason.STORE_UNAVAILABLE
-    clock.pass_s(11)
-    assert await seen.is_first("a", 10)
-
-
-async def test_nobody_fills_alone_what_proofs_are_remembered_in() -> None:
-    clock = Clock()
-    seen = SeenProofs(clock.wall, max_kept=4)
-    for name in "abc":
-        assert await seen.is_first(name, 10, "nhi:busy")
-    with pytest.raises(Refusal, match="too many proofs"):
-        await seen.is_first("d", 10, "nhi:busy")
-    assert await seen.is_first("e", 10, "nhi:other")
-    clock.pass_s(11)
-    assert await seen.is_first("d", 10, "nhi:busy")
+async def test_what_is_remembered_has_an_end_for_all_and_for_each_and_beyond_it_no_caller_is_let_in() -> None:
+    for most, owners in ((3, "abca"), (4, ["nhi:busy"] * 4)):
+        clock = Clock()
+        seen = SeenProofs(clock.wall, max_kept=most)
+        assert [await seen.is_first(*one) for one in zip("abca", [10] * 4, owners, strict=True)] == [True] * 3 + [False]
+        with pytest.raises(Refusal) as caught:
+            await seen.is_first("d", 10, owners[0])
+        assert caught.value.reason is Reason.STORE_UNAVAILABLE
+        assert most == 3 or await seen.is_first("e", 10, "nhi:other")
+        clock.pass_s(11)
+        assert await seen.is_first("d", 10, owners[0])
 
 
 async def test_a_token_for_another_address_uses_up_nothing() -> None:
-    identity = identity_of(Clock())
+    identity = identity_of()
     token = bound(aud="https://gw.acme.example/mcp/jira")
     with pytest.raises(Refusal, match="another audience"):
         await ask(identity, shown(token, proof(token)))
@@ -321,7 +285,7 @@ def bearer(token: str, **more: Any) -> Presented:
 
 
 async def test_a_token_that_is_bound_to_a_certificate_needs_it() -> None:
-    identity, token = identity_of(now()), held(MINE.der)
+    identity, token = identity_of(clock=now()), held(MINE.der)
     assert (await ask(identity, bearer(token, certificate=MINE.der, **CA))).last.name == "user:alice"
     for presented in (
         bearer(token),
@@ -334,7 +298,7 @@ async def test_a_token_that_is_bound_to_a_certificate_needs_it() -> None:
 
 
 async def test_a_certificate_that_is_unidentified_serves_for_the_token_that_is_bound_to_it_alone() -> None:
-    identity = identity_of(now())
+    identity = identity_of(clock=now())
     await refused(identity, bearer(dated(), certificate=MINE.der, **CA))
     await refused(identity, bearer(held(PLANNERS.der), certificate=MINE.der, **CA))
     over = issue(uris=["spiffe://acme.example/x/nobody"], ends_s=-5)
@@ -344,21 +308,21 @@ async def test_a_certificate_that_is_unidentified_serves_for_the_token_that_is_b
 
 
 async def test_what_was_proven_by_a_certificate_ends_with_it_and_with_its_authorities() -> None:
-    caller = await ask(identity_of(now()), bearer(held(MINE.der), certificate=MINE.der, **CA))
+    caller = await ask(identity_of(clock=now()), bearer(held(MINE.der), certificate=MINE.der, **CA))
     assert [(one.kind, one.issuer) for one in caller.credentials] == [
         ("jwt", "https://idp.acme.example"),
         ("certificate", ""),
     ]
     assert caller.credentials[1].key_id == thumbprint_of(MINE.der)
-    assert identity_of(now()).vouches_for(caller)
-    assert not identity_of(now(), Certificates(WHOSE.spiffe, trust="other")).vouches_for(caller)
+    assert identity_of(clock=now()).vouches_for(caller)
+    assert not identity_of(Certificates(WHOSE.spiffe, trust="other"), now()).vouches_for(caller)
     brief = issue(uris=["spiffe://acme.example/x/nobody"], ends_s=60)
-    caller = await ask(identity_of(now()), bearer(held(brief.der), certificate=brief.der, **CA))
+    caller = await ask(identity_of(clock=now()), bearer(held(brief.der), certificate=brief.der, **CA))
     assert caller.expires_at == brief.certificate.not_valid_after_utc.timestamp()
 
 
 async def test_a_workloads_token_and_the_certificate_that_it_is_bound_to_are_one_credential() -> None:
-    identity = identity_of(now())
+    identity = identity_of(clock=now())
     what = {"certificate": PLANNERS.der, **CA}
     its = await ask(identity, bearer(held(PLANNERS.der, sub="nhi:planner"), **what))
     assert [principal.name for principal in its.chain] == ["nhi:planner"]
@@ -370,7 +334,7 @@ async def test_a_workloads_token_and_the_certificate_that_it_is_bound_to_are_one
 
 
 async def test_a_named_proxy_tells_of_that_certificate_too() -> None:
-    identity = identity_of(now(), Certificates(WHOSE.spiffe, proxies=(TrustedProxyRule(unix=True),), trust="ca"))
+    identity = identity_of(Certificates(WHOSE.spiffe, proxies=(TrustedProxyRule(unix=True),), trust="ca"), now())
     line = f"Hash={sha256(PLANNERS.der).hexdigest()};URI={PLANNER}"
     token = held(PLANNERS.der, sub="nhi:planner")
     assert (await ask(identity, bearer(token, forwarded=(line,), peer="unix"))).last.name == "nhi:planner"
@@ -384,9 +348,9 @@ async def test_where_both_are_told_both_are_needed() -> None:
     both = dated(cnf={"jkt": HOLDER.kid, "x5t#S256": thumbprint_of(PLANNERS.der)})
     good = proof(both, iat=int(clock.now))
     what = {"certificate": PLANNERS.der, **CA}
-    await refused(identity_of(clock), bearer(both, **what))
-    await refused(identity_of(clock), shown(both, good))
-    assert await ask(identity_of(clock), shown(both, good, **what))
+    await refused(identity_of(clock=clock), bearer(both, **what))
+    await refused(identity_of(clock=clock), shown(both, good))
+    assert await ask(identity_of(clock=clock), shown(both, good, **what))
 
 
 UNKNOWN: dict[str, Any] = {
@@ -405,14 +369,9 @@ UNKNOWN: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 async def test_a_token_that_is_bound_in_another_way_is_refused(name: str) -> None:
-    token = signing_key().sign({**json.loads(claims_of(minted())), "cnf": UNKNOWN[name]})
+    token = signing_key().sign({**claims(), "cnf": UNKNOWN[name]})
     for presented in (shown(token, scheme="Bearer"), shown(token, proof(token))):
         await refused(identity_of(), presented)
-
-
-def claims_of(token: str) -> bytes:
-    body = token.split(".")[1]
-    return urlsafe_b64decode(body + "=" * (-len(body) % 4))
 
 
 def test_thumbprints_are_those_of_the_rfc() -> None:

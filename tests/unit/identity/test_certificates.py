@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 from ipaddress import ip_network
 from pathlib import Path
+from time import time
 from typing import Any
 from urllib.parse import quote
 
@@ -18,14 +19,15 @@ from sidecar.identity.from_settings import certificates_from
 from sidecar.identity.names import NamingRule
 from sidecar.identity.spiffe import SpiffeNames
 from sidecar.identity.xfcc import read_forwarded
-from sidecar.settings import Settings, load_settings
 from sidecar.vocabulary import Caller
 from tests.unit.identity.authority import Issued, authority
 from tests.unit.identity.test_chain_builder import api_key, keys_of
-from tests.unit.identity.world import GITHUB, ROUTE, Clock, KeyServer, an_issuer, minted, signing_key
+from tests.unit.identity.test_from_settings import settings_of
+from tests.unit.identity.world import GITHUB, IDP, ROUTE, Clock, KeyServer, an_issuer, minted, signing_key
 
 DOMAIN = SpiffeNames("acme.example", "/ns/prod/sa/{id}", {"/vm/7": "nhi:nightly"})
-PLANNER = "spiffe://acme.example/ns/prod/sa/planner"
+DOMAIN_ID = "spiffe://acme.example"
+PLANNER = f"{DOMAIN_ID}/ns/prod/sa/planner"
 TABLE = {
     "dns:planner.acme.example": "nhi:planner",
     "dns:writer.acme.example": "nhi:writer",
@@ -37,11 +39,12 @@ WHOSE = Certificates(((DOMAIN, NamingRule()),), TABLE, trust="ca")
 OPEN = Audience(GITHUB, anonymous=True)
 
 
-def identity_of(certificates: Certificates = WHOSE, clock: Clock | None = None) -> Identity:
-    server, time = KeyServer(), clock or Clock()
-    server.serve("https://idp.acme.example", signing_key())
+def identity_of(certificates: Certificates = WHOSE, clock: Clock | None = None, **what: Any) -> Identity:
+    server, clock = KeyServer(), clock or Clock()
+    server.serve(IDP, signing_key())
+    times = {"clock": clock.wall, "mono": clock.monotonic}
     keys = keys_of("nhi:planner", "user:alice")
-    return Identity((an_issuer(),), keys, certificates, fetch=server.fetch, clock=time.wall, mono=time.monotonic)
+    return Identity((an_issuer(),), keys, certificates, fetch=server.fetch, **times, **what)
 
 
 async def ask(identity: Identity, at: Audience = ROUTE, **what: Any) -> Caller:
@@ -49,9 +52,16 @@ async def ask(identity: Identity, at: Audience = ROUTE, **what: Any) -> Caller:
 
 
 async def who(issued: Issued, identity: Identity | None = None, **what: Any) -> list[str]:
-    # The tests' clock stands in 2027: a certificate that holds now would be over there.
-    caller = await ask(identity or identity_of(clock=now()), certificate=issued.der, trust="ca", **what)
-    return [principal.name for principal in caller.chain]
+    """Whose certificate this is."""
+    return await names_of(identity or identity_of(clock=now()), **shown(issued), **what)
+
+
+async def names_of(identity: Identity, **what: Any) -> list[str]:
+    return [principal.name for principal in (await ask(identity, **what)).chain]
+
+
+def shown(issued: Issued) -> dict[str, Any]:
+    return {"certificate": issued.der, "trust": "ca"}
 
 
 async def refused(identity: Identity, **what: Any) -> Refusal:
@@ -61,8 +71,6 @@ async def refused(identity: Identity, **what: Any) -> Refusal:
 
 
 def now() -> Clock:
-    from time import time
-
     return Clock(now=time())
 
 
@@ -110,10 +118,7 @@ NOBODY: dict[str, dict[str, Any]] = {
     "a port": {"uris": ["spiffe://acme.example:443/ns/prod/sa/planner"]},
     "a query": {"uris": [f"{PLANNER}?a"]},
     "a trailing slash": {"uris": [f"{PLANNER}/"]},
-    "an unknown ID with a known DNS name": {
-        "uris": ["spiffe://acme.example/ns/test/sa/x"],
-        "dns": ["planner.acme.example"],
-    },
+    "an unknown ID with a known DNS name": {"uris": [f"{DOMAIN_ID}/ns/test/sa/x"], "dns": ["planner.acme.example"]},
     "a misshapen ID with a known DNS name": {"uris": ["spiffe:/x"], "dns": ["planner.acme.example"]},
     "an authority": {"uris": [PLANNER], "ca": True},
     "one that may sign": {"uris": [PLANNER], "signs": True},
@@ -123,10 +128,10 @@ NOBODY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NOBODY)
-async def test_every_other_certificate_is_a_bad_credential_and_never_nobody(name: str) -> None:
+async def test_every_other_certificate_is_a_bad_credential_and_never_anonymous(name: str) -> None:
     issued = issue(**NOBODY[name])
     for at in (ROUTE, OPEN):
-        refusal = await refused(identity_of(clock=now()), certificate=issued.der, trust="ca", at=at)
+        refusal = await refused(identity_of(clock=now()), **shown(issued), at=at)
         assert refusal.reason is Reason.BAD_CREDENTIAL, refusal.detail
 
 
@@ -138,13 +143,12 @@ def test_bytes_that_are_no_certificate_are_none(der: bytes) -> None:
 
 async def test_where_others_are_ignored_they_prove_nothing_at_all() -> None:
     identity = identity_of(Certificates(table=TABLE, refuse_others=False, trust="ca"), now())
-    other = {"certificate": issue(dns=["x.acme.example"]).der, "trust": "ca"}
+    other = shown(issue(dns=["x.acme.example"]))
     assert (await refused(identity, **other)).reason is Reason.UNAUTHENTICATED
     assert (await ask(identity, OPEN, **other)).is_anonymous
-    assert (await ask(identity, authorization=(f"Bearer {token()}",), **other)).last.name == "user:alice"
+    assert await names_of(identity, authorization=(f"Bearer {token()}",), **other) == ["user:alice"]
     assert await who(issue(dns=["planner.acme.example"]), identity) == ["nhi:planner"]
-    over = {"certificate": issue(dns=["x.acme.example"], ends_s=-5).der, "trust": "ca"}
-    refusal = await refused(identity, **over)
+    refusal = await refused(identity, **shown(issue(dns=["x.acme.example"], ends_s=-5)))
     assert (refusal.reason, refusal.credential_fault) == (Reason.BAD_CREDENTIAL, "expired")
 
 
@@ -158,11 +162,12 @@ def token(**changes: Any) -> str:
 
 async def test_a_users_token_and_a_certificate_give_user_then_workload() -> None:
     planner = issue(uris=[PLANNER])
-    assert await who(planner, authorization=(f"Bearer {token()}",)) == ["user:alice", "nhi:planner"]
-    acting = token(act={"sub": "nhi:planner"})
-    assert await who(planner, authorization=(f"Bearer {acting}",)) == ["user:alice", "nhi:planner"]
-    lent = token(act={"sub": "nhi:front"}, aud="nhi:planner")
-    assert await who(planner, authorization=(f"Bearer {lent}",)) == ["user:alice", "nhi:front", "nhi:planner"]
+    for line, chain in (
+        (token(), ["user:alice", "nhi:planner"]),
+        (token(act={"sub": "nhi:planner"}), ["user:alice", "nhi:planner"]),
+        (token(act={"sub": "nhi:front"}, aud="nhi:planner"), ["user:alice", "nhi:front", "nhi:planner"]),
+    ):
+        assert await who(planner, authorization=(f"Bearer {line}",)) == chain
 
 
 CONFLICTS: dict[str, dict[str, Any]] = {
@@ -177,42 +182,36 @@ CONFLICTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CONFLICTS)
 async def test_two_credentials_for_one_place_are_a_conflict(name: str) -> None:
-    what = {"certificate": issue(uris=[PLANNER]).der, "trust": "ca", **CONFLICTS[name]}
+    what = {**shown(issue(uris=[PLANNER])), **CONFLICTS[name]}
     assert (await refused(identity_of(clock=now()), **what)).reason is Reason.CREDENTIAL_CONFLICT
 
 
-async def test_a_users_certificate_and_a_token_name_one_place() -> None:
-    what = {"certificate": issue(uris=["urn:acme:alice"]).der, "trust": "ca"}
-    refusal = await refused(identity_of(clock=now()), authorization=(f"Bearer {token()}",), **what)
+async def test_a_users_certificate_and_a_token_name_one_place_and_a_bad_token_is_bad_beside_it() -> None:
+    users, planners = shown(issue(uris=["urn:acme:alice"])), shown(issue(uris=[PLANNER]))
+    refusal = await refused(identity_of(clock=now()), authorization=(f"Bearer {token()}",), **users)
     assert refusal.reason is Reason.CREDENTIAL_CONFLICT
-
-
-async def test_a_bad_token_beside_a_good_certificate_is_bad() -> None:
     for line in ("Bearer x", "Bearer", "Basic abc", f"Bearer {token(aud='x')}"):
-        what = {"certificate": issue(uris=[PLANNER]).der, "trust": "ca", "authorization": (line,)}
-        assert (await refused(identity_of(clock=now()), **what)).reason is Reason.BAD_CREDENTIAL
+        refusal = await refused(identity_of(clock=now()), authorization=(line,), **planners)
+        assert refusal.reason is Reason.BAD_CREDENTIAL
 
 
 async def test_a_call_ends_with_its_certificate_and_evidence_names_it() -> None:
     issued = issue(uris=[PLANNER])
-    caller = await ask(identity_of(clock=now()), certificate=issued.der, trust="ca")
+    caller = await ask(identity_of(clock=now()), **shown(issued))
     assert caller.expires_at == issued.certificate.not_valid_after_utc.timestamp()
     (credential,) = caller.credentials
-    assert (credential.kind, credential.issuer, credential.key_id) == (
-        "certificate",
-        PLANNER,
-        thumbprint_of(issued.der),
-    )
+    evidence = (credential.kind, credential.issuer, credential.key_id)
+    assert evidence == ("certificate", PLANNER, thumbprint_of(issued.der))
     assert caller.last.issuer == "certificate"
     assert Presented(certificate=issued.der).kinds == ("certificate",)
 
 
 async def test_who_was_let_in_by_authorities_that_changed_comes_anew() -> None:
     issued = issue(uris=[PLANNER])
-    before = await ask(identity_of(clock=now()), certificate=issued.der, trust="ca")
+    before = await ask(identity_of(clock=now()), **shown(issued))
     after = identity_of(Certificates(WHOSE.spiffe, trust="other"), now())
     assert not after.vouches_for(before)
-    assert (await refused(after, certificate=issued.der, trust="ca")).reason is Reason.BAD_CREDENTIAL
+    assert (await refused(after, **shown(issued))).reason is Reason.BAD_CREDENTIAL
     moved = Certificates(((SpiffeNames("acme.example", "/ns/*/sa/{id}"), NamingRule("prod")),), trust="ca")
     assert not identity_of(moved, now()).vouches_for(before)
     assert identity_of(clock=now()).vouches_for(before)
@@ -235,8 +234,7 @@ def behind(*proxies: TrustedProxyRule) -> Identity:
 
 
 async def forwarded(line: str, *proxies: TrustedProxyRule, peer: str = "10.0.0.7", **what: Any) -> list[str]:
-    caller = await ask(behind(*proxies), forwarded=(line,), peer=peer, **what)
-    return [principal.name for principal in caller.chain]
+    return await names_of(behind(*proxies), forwarded=(line,), peer=peer, **what)
 
 
 ENVOY = f'By=spiffe://acme.example/gw;Hash={HASH};Subject="";URI={PLANNER}'
@@ -288,12 +286,9 @@ MISSHAPEN: dict[str, str] = {
 @pytest.mark.parametrize("name", MISSHAPEN)
 async def test_what_a_proxy_tells_and_cannot_be_read_is_a_bad_credential(name: str) -> None:
     for at in (ROUTE, OPEN):
-        refusal = await refused(behind(), forwarded=(MISSHAPEN[name],), peer="10.0.0.7", at=at)
-        assert refusal.reason is Reason.BAD_CREDENTIAL, refusal.detail
-
-
-async def test_two_lines_are_two_stories() -> None:
-    assert (await refused(behind(), forwarded=(ENVOY, ENVOY), peer="10.0.0.7")).reason is Reason.BAD_CREDENTIAL
+        for lines in ((MISSHAPEN[name],), (ENVOY, ENVOY)):  # two lines are two stories
+            refusal = await refused(behind(), forwarded=lines, peer="10.0.0.7", at=at)
+            assert refusal.reason is Reason.BAD_CREDENTIAL, refusal.detail
 
 
 STRANGERS = ["10.0.1.7", "127.0.0.1", "", "unix", "::1", "10.0.0", "10.0.0.7.evil", "fe80::1%eth0"]
@@ -329,25 +324,23 @@ GATEWAY = "spiffe://acme.example/ns/prod/sa/gateway"
 
 
 async def test_a_proxy_is_named_by_its_certificate() -> None:
-    gateway, other = issue(uris=[GATEWAY]), issue(uris=["spiffe://acme.example/ns/prod/sa/other"])
+    gateway, other = shown(issue(uris=[GATEWAY])), shown(issue(uris=["spiffe://acme.example/ns/prod/sa/other"]))
     by_name = TrustedProxyRule(certificate=GATEWAY)
-    assert await forwarded(ENVOY, by_name, certificate=gateway.der, trust="ca") == ["nhi:planner"]
-    assert await forwarded(ENVOY, by_name, certificate=other.der, trust="ca") == ["nhi:other"]
+    assert await forwarded(ENVOY, by_name, **gateway) == ["nhi:planner"]
+    assert await forwarded(ENVOY, by_name, **other) == ["nhi:other"]
     both = TrustedProxyRule(ip_network("10.0.0.0/24"), certificate=GATEWAY)
-    assert await forwarded(ENVOY, both, certificate=gateway.der, trust="ca") == ["nhi:planner"]
-    assert await forwarded(ENVOY, both, peer="10.9.9.9", certificate=gateway.der, trust="ca") == ["nhi:gateway"]
+    assert await forwarded(ENVOY, both, **gateway) == ["nhi:planner"]
+    assert await forwarded(ENVOY, both, peer="10.9.9.9", **gateway) == ["nhi:gateway"]
     refusal = await refused(behind(by_name), forwarded=(ENVOY,), peer="10.0.0.7")
     assert refusal.reason is Reason.UNAUTHENTICATED
 
 
 async def test_a_proxys_own_certificate_is_never_its_callers() -> None:
-    gateway = issue(uris=[GATEWAY])
-    what = {"certificate": gateway.der, "trust": "ca", "peer": "10.0.0.7"}
+    what = {**shown(issue(uris=[GATEWAY])), "peer": "10.0.0.7"}
     assert (await refused(behind(), **what)).reason is Reason.UNAUTHENTICATED
-    caller = await ask(behind(), authorization=(f"Bearer {token()}",), **what)
-    assert [principal.name for principal in caller.chain] == ["user:alice"]
-    caller = await ask(behind(), authorization=(f"Bearer {token()}",), forwarded=(ENVOY,), **what)
-    assert [principal.name for principal in caller.chain] == ["user:alice", "nhi:planner"]
+    what["authorization"] = (f"Bearer {token()}",)
+    assert await names_of(behind(), **what) == ["user:alice"]
+    assert await names_of(behind(), forwarded=(ENVOY,), **what) == ["user:alice", "nhi:planner"]
 
 
 async def test_a_proxy_that_is_named_no_more_vouches_for_nobody() -> None:
@@ -370,16 +363,8 @@ def test_a_hash_is_the_thumbprint_of_a_bound_token() -> None:
 # sidecar.yaml
 
 
-def settings_of(folder: Path, text: str) -> Settings:
-    (folder / "sidecar.yaml").write_text(f"version: 1\n{text}\n")
-    return load_settings(folder / "sidecar.yaml", {}, check_files=False)
-
-
 def test_the_file_says_whose_certificates_are_whose(tmp_path: Path) -> None:
-    settings = settings_of(
-        tmp_path,
-        """
-identity:
+    text = """identity:
   certificates:
     spiffe:
       - {trust_domain: acme.example, path: "/ns/*/sa/{id}"}
@@ -388,60 +373,45 @@ identity:
   trusted_proxies:
     - {address: 10.0.0.5}
     - {address: unix, certificate: "spiffe://acme.example/gw", element: first}
-""",
-    )
-    made = certificates_from(settings.identity, "ca")
-    assert [made._principal_of(name) for name in (PLANNER, "spiffe://partner.example/x")] == [
-        "nhi:planner",
-        "nhi:partner/x",
-    ]
+"""
+    made = certificates_from(settings_of(tmp_path, text).identity, "ca")
+    names = [made._principal_of(name) for name in (PLANNER, "spiffe://partner.example/x")]
+    assert names == ["nhi:planner", "nhi:partner/x"]
     assert made.table["dns:planner.acme.example"] == "nhi:planner"
-    assert made.proxies == (
-        TrustedProxyRule(ip_network("10.0.0.5/32")),
-        TrustedProxyRule(unix=True, certificate="spiffe://acme.example/gw", first=True),
-    )
+    by_name = TrustedProxyRule(unix=True, certificate="spiffe://acme.example/gw", first=True)
+    assert made.proxies == (TrustedProxyRule(ip_network("10.0.0.5/32")), by_name)
 
 
-TLS = "cert_path: c, key_path: k"
+TLS = "public_url: 'https://x', tls: {cert_path: c, key_path: k"
+NO_NAME, NO_ADDRESS = "this is no name in a certificate", "this is no address or network"
+NONE = "the owners of client certificates are not configured"
+GRPC = f"server: {{grpc: '127.0.0.1:1', {TLS}, client_ca_path: a, client_certificate: required}}}}"
+TWICE = "[{trust_domain: a, path: '/{id}'}, {trust_domain: b, path: '/{id}'}]"
 FAULTS = [
     (
-        f"server: {{public_url: 'https://x', grpc: '127.0.0.1:1', tls: {{{TLS}, client_ca_path: a, "
-        "client_certificate: required}}\nidentity: {certificates: {others: ignore}}",
+        f"{GRPC}\nidentity: {{certificates: {{others: ignore}}}}",
         "S124",
         "the gRPC listener asks for no client certificate",
     ),
     ("identity: {certificates: {}}", "S125", "every certificate would be refused"),
-    (
-        "identity: {certificates: {spiffe: [{trust_domain: a, path: '/{id}'}, {trust_domain: b, path: '/{id}'}]}}",
-        "S125",
-        "two trust domains could name the same NHI",
-    ),
+    (f"identity: {{certificates: {{spiffe: {TWICE}}}}}", "S125", "two trust domains could name the same NHI"),
     ("identity: {certificates: {names: {'dns:a': 'role:a'}}}", "Y104", "a certificate belongs to an NHI or a user"),
-    ("identity: {certificates: {names: {planner: 'nhi:a'}}}", "Y104", "this is no name in a certificate"),
-    ("identity: {certificates: {names: {'cn:planner': 'nhi:a'}}}", "Y104", "this is no name in a certificate"),
+    ("identity: {certificates: {names: {planner: 'nhi:a'}}}", "Y104", NO_NAME),
+    ("identity: {certificates: {names: {'cn:planner': 'nhi:a'}}}", "Y104", NO_NAME),
     ("identity: {certificates: {names: {'spiffe://A/b': 'nhi:a'}}}", "Y104", "this is no trust domain"),
     ("identity: {certificates: {others: ignore}}", "S125", "no caller is asked for a certificate"),
     ("identity: {trusted_proxies: [{address: unix}]}", "S125", "the owners of certificates are not configured"),
     ("identity: {trusted_proxies: [{}]}", "S126", "every caller would be this proxy"),
-    ("identity: {trusted_proxies: [{address: gw.acme.example}]}", "Y104", "this is no address or network"),
-    ("identity: {trusted_proxies: [{address: 10.0.0.1/24}]}", "Y104", "this is no address or network"),
-    (
-        f"server: {{public_url: 'https://x', tls: {{{TLS}, client_ca_path: a}}}}",
-        "S125",
-        "the owners of client certificates are not configured",
-    ),
-    (
-        f"server: {{public_url: 'https://x', tls: {{{TLS}, client_certificate: required}}}}",
-        "S124",
-        "no certificate could be good enough",
-    ),
+    ("identity: {trusted_proxies: [{address: gw.acme.example}]}", "Y104", NO_ADDRESS),
+    ("identity: {trusted_proxies: [{address: 10.0.0.1/24}]}", "Y104", NO_ADDRESS),
+    (f"server: {{{TLS}, client_ca_path: a}}}}", "S125", NONE),
+    (f"server: {{{TLS}, client_certificate: required}}}}", "S124", "no certificate could be good enough"),
 ]
 
 
 @pytest.mark.parametrize(("text", "code", "message"), FAULTS)
-def test_what_would_let_in_everybody_or_nobody_is_a_fault(tmp_path: Path, text: str, code: str, message: str) -> None:
+def test_what_would_let_in_all_callers_or_none_is_a_fault(tmp_path: Path, text: str, code: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        settings_of(tmp_path, text)
+        settings_of(tmp_path, f"{text}\n")
     (fault,) = caught.value.faults
-    assert (fault.code, fault.message, fault.line) == (code, message, 2)
-    assert fault.hint
+    assert (fault.code, fault.message, fault.line) == (code, message, 2) and fault.hint

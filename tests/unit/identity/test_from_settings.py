@@ -25,6 +25,10 @@ def settings_of(folder: Path, text: str) -> Settings:
     return load_settings(path, {}, check_files=False)
 
 
+def issuer_of(folder: Path, *issuers: str) -> Settings:
+    return settings_of(folder, "identity:\n  issuers:\n" + "".join(f"    - {{{issuer}}}\n" for issuer in issuers))
+
+
 def identity_of(folder: Path, text: str) -> tuple[Identity, KeyServer]:
     clock, server = Clock(), KeyServer()
     return Identity.from_settings(settings_of(folder, text), clock.wall, server.fetch, clock.monotonic), server
@@ -157,6 +161,8 @@ async def test_api_keys_are_read_with_their_pepper(tmp_path: Path) -> None:
 
 
 def test_keys_whose_pepper_is_gone_stop_the_start_and_no_keys_need_none(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError):
+        identity_of(tmp_path, KEYS)  # the file is missing
     (tmp_path / "keys.yaml").write_text("version: 1\nkeys:\n")
     identity_of(tmp_path, KEYS)
     _, entry = make_key("nhi:a", b"p" * 32, now=NOW, expires_at=None, scopes=(), random=lambda n: b"x" * n)
@@ -164,8 +170,3 @@ def test_keys_whose_pepper_is_gone_stop_the_start_and_no_keys_need_none(tmp_path
     with pytest.raises(SettingsError):
         identity_of(tmp_path, KEYS)
     assert not (tmp_path / "data").exists()
-
-
-def test_a_configured_key_file_that_is_missing_stops_the_start(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError):
-        identity_of(tmp_path, KEYS)

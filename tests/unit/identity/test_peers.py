@@ -11,10 +11,10 @@ import pytest
 
 from sidecar.errors import SettingsError
 from sidecar.identity import ApiKeys, RoleClaim, TrustedIssuer
-from sidecar.settings import Settings, load_settings
 from sidecar.upstreams.credentials.signed_tokens import SignedSource, TokenSigner
 from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.identity.test_chain_builder import api_key, keys_of
+from tests.unit.identity.test_from_settings import issuer_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, claims, minted, signing_key
 
 FIRST, SECOND = "https://first.acme.example", "https://second.acme.example"
@@ -32,21 +32,13 @@ class Peer:
     numbers: Any = field(default_factory=count)
 
     async def word(self, *names: str, to: str = GITHUB, roles: tuple[str, ...] = (), ends: float | None = None) -> str:
-        chain = [
-            Principal(name, IDP, frozenset(roles) if place == 0 else frozenset()) for place, name in enumerate(names)
-        ]
-        source = SignedSource(
-            TokenSigner(self.name, signing_key(self.name)),
-            to,
-            60.0,
-            True,
-            self.name,
-            clock=lambda: NOW,
-            new_id=lambda: f"id-{next(self.numbers)}",
-        )
-        header = await source.header(Caller(tuple(chain), (Credential("jwt", IDP),), ends), 5.0)
-        assert header is not None
-        return header[1].removeprefix("Bearer ")
+        first, *others = names
+        chain = (Principal(first, IDP, frozenset(roles)), *(Principal(name, IDP) for name in others))
+        signer, told = TokenSigner(self.name, signing_key(self.name)), {"clock": lambda: NOW}
+        told["new_id"] = lambda: f"id-{next(self.numbers)}"
+        source = SignedSource(signer, to, 60.0, True, self.name, **told)
+        _, line = await source.header(Caller(chain, (Credential("jwt", IDP),), ends), 5.0)
+        return line.removeprefix("Bearer ")
 
 
 def world_of(*issuers: TrustedIssuer, keys: ApiKeys | None = None) -> World:
@@ -94,10 +86,6 @@ async def test_a_word_for_an_agent_and_for_a_route_serves_the_agent_at_that_rout
     await world.refused(word, key=api_key("nhi:writer"))
 
 
-async def test_a_users_call_with_a_workloads_key_is_no_peers_to_prove(world: World) -> None:
-    await world.refused(await Peer(FIRST).word("user:alice"), key=api_key("nhi:planner"))
-
-
 async def test_a_chain_of_three_sidecars_keeps_every_link_kind_and_role() -> None:
     """alice calls the planner, it calls the researcher, it calls a tool; each has a sidecar in front."""
     corp = RoleClaim("groups", "corp")
@@ -134,25 +122,20 @@ async def test_nobody_widens_a_chain(world: World) -> None:
         await world.refused(made, key=api_key("nhi:researcher"))
 
 
-async def test_a_chain_does_not_come_back_to_where_it_was(world: World) -> None:
-    word = await Peer(FIRST).word("user:alice", "nhi:researcher", "nhi:planner", to="nhi:researcher")
-    await world.refused(word, key=api_key("nhi:researcher"))
-
-
-async def test_a_chain_has_an_end(world: World) -> None:
+async def test_a_chain_has_an_end_and_does_not_come_back_to_where_it_was(world: World) -> None:
     names = ["user:alice", *(f"nhi:a{number}" for number in range(7)), "nhi:planner"]
     assert await world.chain(await Peer(FIRST).word(*names)) == names
     await world.refused(await Peer(FIRST).word("user:alice", "nhi:b", *names[1:]))
+    word = await Peer(FIRST).word("user:alice", "nhi:researcher", "nhi:planner", to="nhi:researcher")
+    await world.refused(word, key=api_key("nhi:researcher"))
+    word = await Peer(FIRST).word("user:alice", "nhi:planner", ends=NOW + 20)
+    assert (await world.ask(f"Bearer {word}")).expires_at == NOW + 20
+    await world.refused(await Peer(FIRST).word("user:alice"), key=api_key("nhi:planner"))
 
 
 @pytest.mark.parametrize("subject", ["alice", "anonymous", "role:admin", FIRST, "", "user:"])
 async def test_a_peer_calls_everybody_by_kind_and_name(world: World, subject: str) -> None:
     await world.refused(forged(sub=subject))
-
-
-async def test_a_peer_whose_word_ends_with_its_callers_credential(world: World) -> None:
-    word = await Peer(FIRST).word("user:alice", "nhi:planner", ends=NOW + 20)
-    assert (await world.ask(f"Bearer {word}")).expires_at == NOW + 20
 
 
 # Namespaces and roles
@@ -204,30 +187,19 @@ def test_what_is_no_peer_is_not_used_as_one(name: str) -> None:
 # sidecar.yaml
 
 
-def settings_of(folder: Path, *issuers: str) -> Settings:
-    entries = "".join(f"    - {{{issuer}}}\n" for issuer in issuers)
-    (folder / "sidecar.yaml").write_text(f"version: 1\nidentity:\n  issuers:\n{entries}")
-    return load_settings(folder / "sidecar.yaml", {}, check_files=False)
-
-
 def test_a_peer_is_its_address_and_its_actors(tmp_path: Path) -> None:
-    (peer,) = settings_of(
-        tmp_path, f"issuer: '{FIRST}', preset: sidecar, actors: ['nhi:planner'], roles_from: {{namespace: corp}}"
-    ).identity.issuers
-    assert (peer.jwks_url, peer.kinds, peer.algorithms) == (
-        f"{FIRST}/.well-known/jwks.json",
-        ("user", "nhi"),
-        ("ES256",),
-    )
-    assert peer.roles_from is not None and peer.roles_from.claim == "roles"
+    text = f"issuer: '{FIRST}', preset: sidecar, actors: ['nhi:planner'], roles_from: {{namespace: corp}}"
+    (peer,) = issuer_of(tmp_path, text).identity.issuers
+    assert (peer.jwks_url, peer.roles_from.claim) == (f"{FIRST}/.well-known/jwks.json", "roles")
+    assert (peer.kinds, peer.algorithms) == (("user", "nhi"), ("ES256",))
 
 
 def test_a_peer_needs_no_namespace_beside_an_issuer_without_one(tmp_path: Path) -> None:
     keys = "jwks_path: k, kinds: [user, nhi]"
     peers = [f"issuer: '{name}', preset: sidecar, actors: ['nhi:planner']" for name in (FIRST, SECOND)]
-    assert len(settings_of(tmp_path, *peers, f"issuer: a, {keys}").identity.issuers) == 3
+    assert len(issuer_of(tmp_path, *peers, f"issuer: a, {keys}").identity.issuers) == 3
     with pytest.raises(SettingsError) as caught:
-        settings_of(tmp_path, *peers, f"issuer: a, {keys}", f"issuer: b, {keys}")
+        issuer_of(tmp_path, *peers, f"issuer: a, {keys}", f"issuer: b, {keys}")
     assert [fault.code for fault in caught.value.faults] == ["S111"]
 
 
@@ -245,7 +217,7 @@ FAULTS = [
 @pytest.mark.parametrize(("what", "code"), FAULTS)
 def test_a_peer_that_could_say_more_is_a_fault(tmp_path: Path, what: str, code: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        settings_of(tmp_path, f"issuer: '{FIRST}', {what}")
+        issuer_of(tmp_path, f"issuer: '{FIRST}', {what}")
     assert code in {fault.code for fault in caught.value.faults}, caught.value.faults
     assert all(fault.line == 4 and fault.hint for fault in caught.value.faults)
 

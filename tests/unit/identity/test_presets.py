@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,8 @@ from jwt import encode
 
 from sidecar.errors import Reason
 from sidecar.identity import Audience, RoleClaim, TrustedIssuer, with_preset
-from tests.unit.identity.world import NOW, World, a_world, an_issuer, signing_key
+from tests.unit.identity.world import World, a_world, an_issuer, signing_key
 
-TIMES = {"iat": NOW - 10, "exp": NOW + 290}
 RESOURCE = "https://gw.acme.example/mcp/github"
 KEYCLOAK, OKTA = "https://sso.acme.example/realms/acme", "https://acme.okta.com/oauth2/default"
 TENANT = "3338040d-6c67-4c5b-b112-36a304b66dad"
@@ -19,88 +20,11 @@ ENTRA = f"https://login.microsoftonline.com/{TENANT}/v2.0"
 API = "6e74172b-be56-4843-9ff4-e66a39bb12e3"
 PLANNER_APP = "0b0b6b52-5d3f-4a55-a4a5-53d1bd2f7c66"
 
-KEYCLOAK_USER: dict[str, Any] = {
-    **TIMES,
-    "jti": "onrtac:2f1a4f5e-6c8d-4c0e-9a53-7b1f1f0a2c3d",
-    "iss": KEYCLOAK,
-    "aud": [RESOURCE, "account"],
-    "sub": "f3d1a0b2-7c64-4b7e-8c3f-0d9f7a6b5c4d",
-    "typ": "Bearer",
-    "azp": "vscode",
-    "sid": "5b0c9e1f-0b4e-4a3c-9d2a-1e2f3a4b5c6d",
-    "acr": "1",
-    "allowed-origins": ["https://vscode.dev"],
-    "realm_access": {"roles": ["default-roles-acme", "offline_access", "engineer"]},
-    "resource_access": {"account": {"roles": ["view-profile"]}},
-    "scope": "openid profile email",
-    "email_verified": True,
-    "preferred_username": "alice",
-}
-KEYCLOAK_SERVICE: dict[str, Any] = {
-    **TIMES,
-    "jti": "trrtcc:8f0e6d5c-4b3a-4291-8e7f-6d5c4b3a2918",
-    "iss": KEYCLOAK,
-    "aud": [RESOURCE, "account"],
-    "sub": "1f4db6ad-5e75-479c-b289-b8096ec1f4f4",
-    "typ": "Bearer",
-    "azp": "planner-app",
-    "acr": "1",
-    "realm_access": {"roles": ["default-roles-acme"]},
-    "scope": "profile email",
-    "clientHost": "10.0.0.7",
-    "clientAddress": "10.0.0.7",
-    "client_id": "planner-app",
-    "preferred_username": "service-account-planner-app",
-}
-ENTRA_USER: dict[str, Any] = {
-    **TIMES,
-    "aud": API,
-    "iss": ENTRA,
-    "nbf": NOW - 10,
-    "aio": "AXQAi/8TAAAA",
-    "azp": PLANNER_APP,
-    "azpacr": "1",
-    "name": "Alice Example",
-    "oid": "690222be-ff1a-4d56-abd1-7e4f7d38e474",
-    "preferred_username": "alice@acme.example",
-    "rh": "I",
-    "roles": ["Engineer"],
-    "scp": "access_as_user",
-    "sub": "HKZpfaHyWadeOouYlitjrI-KffTm222X5rrV3xDqfKQ",
-    "tid": TENANT,
-    "uti": "fqiBqXLPj0eQa82S-IYFAA",
-    "ver": "2.0",
-}
-ENTRA_APP: dict[str, Any] = {
-    **{name: ENTRA_USER[name] for name in ("iat", "exp", "nbf", "aud", "iss", "aio", "azp", "azpacr", "tid", "ver")},
-    "idtyp": "app",
-    "oid": "5b5d1a4e-8f1e-4d3a-9c53-1f5d1e2c3b4a",
-    "roles": ["Tools.Call"],
-    "sub": "5b5d1a4e-8f1e-4d3a-9c53-1f5d1e2c3b4a",
-}
-OKTA_USER: dict[str, Any] = {
-    **TIMES,
-    "ver": 1,
-    "jti": "AT.0mP4JKAZX1iACIT4vbEDF7LpvDVjxypPMf0D7uX39RE",
-    "iss": OKTA,
-    "aud": RESOURCE,
-    "cid": "0oa1vscode",
-    "uid": "00u5t60iloOHN9pBi0h7",
-    "scp": ["openid", "tools.call"],
-    "auth_time": NOW - 100,
-    "sub": "alice@acme.example",
-    "groups": ["Everyone", "eng"],
-}
-OKTA_SERVICE: dict[str, Any] = {
-    **TIMES,
-    "ver": 1,
-    "jti": "AT.K0XUzTxTWbJuJ2zxIh7EeD7aQ1VdGqfXjLhX0v0H1nY",
-    "iss": OKTA,
-    "aud": RESOURCE,
-    "cid": "0oa9planner",
-    "scp": ["tools.call"],
-    "sub": "0oa9planner",
-}
+# What the products send, at NOW.
+TOKENS = json.loads((Path(__file__).parents[2] / "golden" / "identity" / "tokens.json").read_text())
+KEYCLOAK_USER, KEYCLOAK_SERVICE = TOKENS["KEYCLOAK_USER"], TOKENS["KEYCLOAK_SERVICE"]
+ENTRA_USER, ENTRA_APP = TOKENS["ENTRA_USER"], TOKENS["ENTRA_APP"]
+OKTA_USER, OKTA_SERVICE = TOKENS["OKTA_USER"], TOKENS["OKTA_SERVICE"]
 
 
 def without(claims: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from sidecar.identity import TrustedIssuer, with_preset
 from sidecar.identity.from_settings import issuers_from
 from sidecar.identity.jwks import JwksError, parse_jwks
 from sidecar.identity.spiffe import SpiffeNames, parse_spiffe_id
-from sidecar.settings import Settings, load_settings
 from tests.unit.identity.test_chain_builder import api_key, keys_of
+from tests.unit.identity.test_from_settings import issuer_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, signing_key
 
 DOMAIN = "acme.example"
@@ -36,11 +36,10 @@ def bundle_of(*keys: SigningKey, **changes: Any) -> bytes:
     return json.dumps({"keys": [{"use": "x509-svid", "kty": "EC", "x5c": ["MIIB"]}, *entries]}).encode()
 
 
-def domains(*issuers: TrustedIssuer, **what: Any) -> World:
-    world = a_world(*(issuers or (a_domain(),)), keys=keys_of("nhi:planner", "nhi:writer"), **what)
-    world.server.sets = {f"{issuer.issuer}/bundle": bundle_of(signing_key()) for issuer in issuers or (a_domain(),)} | {
-        f"{IDP}/keys": world.server.sets.get(f"{IDP}/keys", b"")
-    }
+def domains(*issuers: TrustedIssuer) -> World:
+    known = issuers or (a_domain(),)
+    world = a_world(*known, keys=keys_of("nhi:planner", "nhi:writer"))
+    world.server.sets |= {f"{issuer.issuer}/bundle": bundle_of(signing_key()) for issuer in known}
     return world
 
 
@@ -142,14 +141,11 @@ async def test_a_svid_is_no_users_and_a_user_is_no_svid() -> None:
     await world.refused(svid(iss=IDP, key=signing_key("idp")))
 
 
-async def test_a_svid_beside_another_credential_claims_one_place(world: World) -> None:
-    await world.refused(svid(), Reason.CREDENTIAL_CONFLICT, key=api_key("nhi:planner"))
-
-
-async def test_actors_are_spiffe_ids_too(world: World) -> None:
+async def test_actors_are_spiffe_ids_too_and_a_svid_beside_another_credential_claims_one_place(world: World) -> None:
     assert await world.chain(svid(act=acting(f"{ISSUER}/ns/prod/sa/writer"))) == ["nhi:planner", "nhi:writer"]
     for actor in ("writer", "nhi:writer", f"{ISSUER}/ns/test/sa/writer"):
         await world.refused(svid(act=acting(actor)))
+    await world.refused(svid(), Reason.CREDENTIAL_CONFLICT, key=api_key("nhi:planner"))
 
 
 async def test_two_trust_domains_have_names_and_keys_of_their_own() -> None:
@@ -191,18 +187,10 @@ def test_issuers_that_could_be_taken_for_one_another_are_not_used(name: str) -> 
 # sidecar.yaml
 
 
-def settings_of(folder: Path, issuer: str) -> Settings:
-    (folder / "sidecar.yaml").write_text(f"version: 1\nidentity:\n  issuers:\n    - {{{issuer}}}\n")
-    return load_settings(folder / "sidecar.yaml", {}, check_files=False)
-
-
 async def test_the_preset_knows_what_a_svid_is(tmp_path: Path) -> None:
     (tmp_path / "bundle.json").write_bytes(bundle_of(signing_key()))
-    settings = settings_of(
-        tmp_path,
-        f"issuer: '{ISSUER}', preset: spiffe, jwks_path: bundle.json, "
-        f"spiffe: {{trust_domain: {DOMAIN}, path: '/ns/*/sa/{{id}}', workloads: {{/vm/7: 'nhi:old-planner'}}}}",
-    )
+    spiffe = f"{{trust_domain: {DOMAIN}, path: '/ns/*/sa/{{id}}', workloads: {{/vm/7: 'nhi:old-planner'}}}}"
+    settings = issuer_of(tmp_path, f"issuer: '{ISSUER}', preset: spiffe, jwks_path: bundle.json, spiffe: {spiffe}")
     (issuer,) = issuers_from(settings.identity)
     assert (issuer.kinds, issuer.svid, len(issuer.algorithms)) == (("nhi",), True, 9)
     world = a_world(issuer)
@@ -213,48 +201,35 @@ async def test_the_preset_knows_what_a_svid_is(tmp_path: Path) -> None:
 def test_a_key_set_that_is_no_trust_bundle_is_found_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "jwks.json").write_text(signing_key().jwks())
     spiffe = f"spiffe: {{trust_domain: {DOMAIN}, path: '/{{id}}'}}"
-    settings = settings_of(tmp_path, f"issuer: a, preset: spiffe, jwks_path: jwks.json, {spiffe}")
+    settings = issuer_of(tmp_path, f"issuer: a, preset: spiffe, jwks_path: jwks.json, {spiffe}")
     with pytest.raises(SettingsError, match="S316"):
         issuers_from(settings.identity)
 
 
+SEGMENT, DOMAIN_FAULT = "one segment must be {id}, which becomes the NHI's id", "this is no trust domain"
+PATH_FAULT, OF_ACME = "this is no path of a SPIFFE ID", "spiffe: {trust_domain: acme, path: '/{id}'}"
 FAULTS = [
     ("", "S123", "the preset spiffe needs spiffe: whose workloads are they"),
     ("spiffe: {trust_domain: acme}", "S123", "no workload of this trust domain has a name"),
-    ("spiffe: {trust_domain: ACME, path: '/{id}'}", "Y104", "this is no trust domain"),
-    ("spiffe: {trust_domain: 'spiffe://acme', path: '/{id}'}", "Y104", "this is no trust domain"),
-    ("spiffe: {trust_domain: acme, path: '/a/*'}", "Y104", "one segment must be {id}, which becomes the NHI's id"),
-    (
-        "spiffe: {trust_domain: acme, path: '/a/sa-{id}'}",
-        "Y104",
-        "one segment must be {id}, which becomes the NHI's id",
-    ),
-    ("spiffe: {trust_domain: acme, path: '/../{id}'}", "Y104", "this is no path of a SPIFFE ID"),
-    ("spiffe: {trust_domain: acme, workloads: {a: 'nhi:a'}}", "Y104", "this is no path of a SPIFFE ID"),
+    ("spiffe: {trust_domain: ACME, path: '/{id}'}", "Y104", DOMAIN_FAULT),
+    ("spiffe: {trust_domain: 'spiffe://acme', path: '/{id}'}", "Y104", DOMAIN_FAULT),
+    ("spiffe: {trust_domain: acme, path: '/a/*'}", "Y104", SEGMENT),
+    ("spiffe: {trust_domain: acme, path: '/a/sa-{id}'}", "Y104", SEGMENT),
+    ("spiffe: {trust_domain: acme, path: '/../{id}'}", "Y104", PATH_FAULT),
+    ("spiffe: {trust_domain: acme, workloads: {a: 'nhi:a'}}", "Y104", PATH_FAULT),
     ("spiffe: {trust_domain: acme, workloads: {/a: 'user:a'}}", "Y104", "this is no NHI"),
-    (
-        "kinds: [user, nhi], spiffe: {trust_domain: acme, path: '/{id}'}",
-        "S123",
-        "a SPIFFE ID is a workload's, never a user's",
-    ),
-    ("kind_claim: k, spiffe: {trust_domain: acme, path: '/{id}'}", "S123", "kind_claim is not for SPIFFE IDs"),
-    (
-        "algorithms: [EdDSA], spiffe: {trust_domain: acme, path: '/{id}'}",
-        "S106",
-        "a JWT-SVID is never signed with EdDSA",
-    ),
+    (f"kinds: [user, nhi], {OF_ACME}", "S123", "a SPIFFE ID is a workload's, never a user's"),
+    (f"kind_claim: k, {OF_ACME}", "S123", "kind_claim is not for SPIFFE IDs"),
+    (f"algorithms: [EdDSA], {OF_ACME}", "S106", "a JWT-SVID is never signed with EdDSA"),
 ]
 
 
 @pytest.mark.parametrize(("what", "code", "message"), FAULTS)
-def test_what_names_nobody_or_everybody_is_a_fault_at_its_place(
-    tmp_path: Path, what: str, code: str, message: str
-) -> None:
+def test_what_names_none_or_all_is_a_fault_at_its_place(tmp_path: Path, what: str, code: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        settings_of(tmp_path, f"issuer: a, preset: spiffe, jwks_path: b{', ' if what else ''}{what}")
+        issuer_of(tmp_path, f"issuer: a, preset: spiffe, jwks_path: b{', ' if what else ''}{what}")
     (fault,) = caught.value.faults
-    assert (fault.code, fault.message, fault.line) == (code, message, 4)
-    assert fault.hint
+    assert (fault.code, fault.message, fault.line) == (code, message, 4) and fault.hint
 
 
 async def test_a_workload_that_is_called_otherwise_now_has_lost_what_it_had(world: World) -> None:

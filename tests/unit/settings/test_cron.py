@@ -81,20 +81,11 @@ def test_in_the_second_half_of_a_repeated_hour_nothing_of_the_first_is_due(zone:
 
 def test_words_are_what_cron_makes_of_them() -> None:
     begin_s = datetime(2026, 1, 1, 0, 30, tzinfo=UTC).timestamp()
-    shown = {}
-    for word in WORDS:
-        due_s = calendar_from(word).next_after(begin_s)
-        assert due_s is not None
-        shown[word] = f"{datetime.fromtimestamp(due_s, UTC):%m-%d %H:%M}"
-    assert shown == {
-        "@hourly": "01-01 01:00",
-        "@daily": "01-02 00:00",
-        "@midnight": "01-02 00:00",
-        "@weekly": "01-04 00:00",
-        "@monthly": "02-01 00:00",
-        "@yearly": "01-01 00:00",
-        "@annually": "01-01 00:00",
-    }
+    due = {word: datetime.fromtimestamp(calendar_from(word).next_after(begin_s), UTC) for word in WORDS}
+    years = dict.fromkeys(["@yearly", "@annually"], "01-01 00:00")
+    days = dict.fromkeys(["@daily", "@midnight"], "01-02 00:00")
+    rest = {"@hourly": "01-01 01:00", "@weekly": "01-04 00:00", "@monthly": "02-01 00:00"}
+    assert {word: f"{at:%m-%d %H:%M}" for word, at in due.items()} == {**years, **days, **rest}
 
 
 @pytest.mark.parametrize(

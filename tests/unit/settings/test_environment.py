@@ -36,38 +36,30 @@ def faults(folder: Path, environ: Mapping[str, str], text: str = FILE) -> list[t
 
 
 def test_a_variable_with_two_underscores_is_a_setting(tmp_path: Path) -> None:
-    settings = load(
-        tmp_path,
-        {
-            "SIDECAR_STORE__URL": "redis://second:6379/0",
-            "SIDECAR_SERVER__MAX_BODY_BYTES": "2048",
-            "SIDECAR_SERVER__SHUTDOWN_GRACE_S": "5s",
-            "SIDECAR_SERVER__ALLOWED_HOSTS": "[gw.acme.example, localhost]",
-            "SIDECAR_METRICS__LISTEN": "0.0.0.0:9091",
-            "SIDECAR_UPSTREAMS__MY_SERVER__MCP__TIMEOUT_S": "7.5",
-            "SIDECAR_IDENTITY__ISSUERS__0__ISSUER": "b",
-            "SIDECAR_IDENTITY__ISSUERS__0__KINDS": "[nhi]",
-        },
-    )
-    assert settings.store.url == "redis://second:6379/0"
-    assert (settings.server.max_body_bytes, settings.server.shutdown_grace_s) == (2048, 5.0)
-    assert settings.server.allowed_hosts == ("gw.acme.example", "localhost")
+    environ = {
+        "SIDECAR_STORE__URL": "redis://second:6379/0",
+        "SIDECAR_SERVER__MAX_BODY_BYTES": "2048",
+        "SIDECAR_SERVER__SHUTDOWN_GRACE_S": "5s",
+        "SIDECAR_SERVER__ALLOWED_HOSTS": "[gw.acme.example, localhost]",
+        "SIDECAR_METRICS__LISTEN": "0.0.0.0:9091",
+        "SIDECAR_POLICY__PATH": "rules",
+        "SIDECAR_UPSTREAMS__MY_SERVER__MCP__TIMEOUT_S": "7.5",
+        "SIDECAR_IDENTITY__ISSUERS__0__ISSUER": "b",
+        "SIDECAR_IDENTITY__ISSUERS__0__KINDS": "[nhi]",
+    }
+    settings = load(tmp_path, environ)
+    server, (issuer,) = settings.server, settings.identity.issuers
+    assert (settings.store.url, settings.policy.path) == ("redis://second:6379/0", tmp_path / "rules")
+    assert (server.max_body_bytes, server.shutdown_grace_s) == (2048, 5.0)
+    assert server.allowed_hosts == ("gw.acme.example", "localhost")
     assert settings.metrics is not None
-    assert settings.upstreams["my-server"].mcp is not None
     assert settings.upstreams["my-server"].mcp.timeout_s == 7.5
-    assert (settings.identity.issuers[0].issuer, settings.identity.issuers[0].kinds) == ("b", ("nhi",))
+    assert (issuer.issuer, issuer.kinds) == ("b", ("nhi",))
+    assert load(tmp_path, {"SIDECAR_STORE__URL": "redis://x"}, "version: 1\nstore:\n").store.url == "redis://x"
 
 
 def test_variables_of_the_platform_are_not_settings(tmp_path: Path) -> None:
     load(tmp_path, {"SIDECAR_PORT_8080_TCP_ADDR": "10.0.0.1", "SIDECAR_CONFIG": "x", "OTHER__X": "1", "__": "x"})
-
-
-def test_relative_paths_from_the_environment_start_at_the_file_too(tmp_path: Path) -> None:
-    assert load(tmp_path, {"SIDECAR_POLICY__PATH": "rules"}).policy.path == tmp_path / "rules"
-
-
-def test_an_empty_file_can_be_filled_by_the_environment_alone_but_for_its_version(tmp_path: Path) -> None:
-    assert load(tmp_path, {"SIDECAR_STORE__URL": "redis://x"}, "version: 1\nstore:\n").store.url == "redis://x"
 
 
 WRONG = TABLES["WRONG"]
@@ -109,7 +101,6 @@ def test_variables_are_filled_into_upstreams_once(
     tmp_path: Path, url: str, environ: dict[str, str], expected: str
 ) -> None:
     settings = load(tmp_path, environ, f"version: 1\nupstreams:\n  a:\n    mcp: {{url: '{url}'}}\n")
-    assert settings.upstreams["a"].mcp is not None
     assert settings.upstreams["a"].mcp.url == expected
 
 
@@ -127,12 +118,8 @@ version: 1
 agents: {my-agent: {executable: cat, envs: {HOME: "${PLACE}"}}}
 schedules: {each-night: {agent: my-agent, cron: "0 2 * * *", input_parameters: {prompt: "${PLACE}"}}}
 """
-    environ = {
-        "PLACE": "/x",
-        "SIDECAR_AGENTS__MY_AGENT__TIMEOUT": "7s",
-        "SIDECAR_SCHEDULES__EACH_NIGHT__ENABLED": "false",
-    }
-    settings = load(tmp_path, environ, text)
+    environ = {"SIDECAR_AGENTS__MY_AGENT__TIMEOUT": "7s", "SIDECAR_SCHEDULES__EACH_NIGHT__ENABLED": "false"}
+    settings = load(tmp_path, {"PLACE": "/x", **environ}, text)
     agent, schedule = settings.agents["my-agent"], settings.schedules["each-night"]
     assert (agent.envs, agent.timeout, schedule.enabled) == ({"HOME": "/x"}, 7.0, False)
     assert schedule.input_parameters == {"prompt": "${PLACE}"}  # what is said to an agent is data
@@ -148,8 +135,5 @@ def test_outside_of_upstreams_a_dollar_is_a_dollar(tmp_path: Path) -> None:
 def test_faults_of_variables_and_of_the_file_come_together(tmp_path: Path) -> None:
     text = "version: 1\nfoo: 1\nupstreams:\n  a:\n    mcp: {url: 'http://${X}/'}\n"
     found = faults(tmp_path, {"SIDECAR_STORE__URL": "ftp://x"}, text)
-    assert found == [
-        (f"{tmp_path}/sidecar.yaml", "Y101"),
-        (f"{tmp_path}/sidecar.yaml", "S204"),
-        ("env SIDECAR_STORE__URL", "Y104"),
-    ]
+    path = f"{tmp_path}/sidecar.yaml"
+    assert found == [(path, "Y101"), (path, "S204"), ("env SIDECAR_STORE__URL", "Y104")]

@@ -66,31 +66,29 @@ def test_a_schedule_calls_an_agent_that_is_there_as_somebody_who_is_none() -> No
     ]
 
 
+def faults_in(folder: Path, text: str) -> list[tuple[str, int, str]]:
+    (path := folder / "sidecar.yaml").write_text(f"version: 1\n{text}")
+    with pytest.raises(SettingsError) as raised:
+        load_settings(path, {}, check_files=False)
+    return [(one.code, one.line, one.hint) for one in raised.value.faults]
+
+
 def test_a_fault_stands_where_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "sidecar.yaml"
-    upstreams = "version: 1\nupstreams: {writer: {a2a: {url: 'http://h/'}}, github: {mcp: {url: 'http://h/mcp'}}}\n"
-    path.write_text(upstreams + "schedules:\n  github: {agent: writr, cron: '* * * 13 *'}\n")
-    with pytest.raises(SettingsError) as raised:
-        load_settings(path, {}, check_files=False)
-    assert [(one.code, one.line, one.column) for one in raised.value.faults] == [("S176", 4, 32)]
-    path.write_text(upstreams + "schedules:\n  github: {agent: writr, cron: '* * * 12 *'}\n")
-    with pytest.raises(SettingsError) as raised:
-        load_settings(path, {}, check_files=False)
-    assert [(one.code, one.line, one.hint) for one in raised.value.faults] == [
+    upstreams = "upstreams: {writer: {a2a: {url: 'http://h/'}}, github: {mcp: {url: 'http://h/mcp'}}}\nschedules:\n"
+    (fault,) = faults_in(tmp_path, f"{upstreams}  github: {{agent: writr, cron: '* * * 13 *'}}\n")
+    assert fault[:2] == ("S176", 4)
+    assert faults_in(tmp_path, f"{upstreams}  github: {{agent: writr, cron: '* * * 12 *'}}\n") == [
         ("S179", 4, "write principal: nhi:… of its own"),
         ("S177", 4, 'did you mean "writer"?'),
     ]
 
 
 def test_a_program_can_be_called_as_long_as_it_is_enabled(tmp_path: Path) -> None:
-    path = tmp_path / "sidecar.yaml"
-    agents = "version: 1\nagents: {echo: {executable: cat}, idle: {executable: cat, enabled: false}}\nschedules:\n"
-    path.write_text(agents + "  a: {agent: echo, cron: '@daily'}\n")
+    agents = "agents: {echo: {executable: cat}, idle: {executable: cat, enabled: false}}\nschedules:\n"
+    found = faults_in(tmp_path, f"{agents}  echo: {{agent: idle, cron: '@daily'}}\n")
+    assert [code for code, *_ in found] == ["S179", "S177"]
+    (path := tmp_path / "sidecar.yaml").write_text(f"version: 1\n{agents}  a: {{agent: echo, cron: '@daily'}}\n")
     assert load_settings(path, {}, check_files=False).schedules["a"].agent == "echo"
-    path.write_text(agents + "  echo: {agent: idle, cron: '@daily'}\n")
-    with pytest.raises(SettingsError) as raised:
-        load_settings(path, {}, check_files=False)
-    assert [one.code for one in raised.value.faults] == ["S179", "S177"]
 
 
 def test_the_zones_of_the_machine_are_looked_for_once_and_again_for_one_that_is_unknown(

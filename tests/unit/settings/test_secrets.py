@@ -73,20 +73,12 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path, whose: Whose, 
         assert error.value.faults[0].hint == f"chmod 600 {path}"
 
 
-@pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
-def test_a_strong_secret_is_read_without_its_line_end(tmp_path: Path, ending: str) -> None:
+def test_a_secret_is_read_without_its_line_end_and_that_of_another_party_may_be_short(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    path.write_bytes((STRONG + ending).encode())
-    assert read_secret(path, "ours") == STRONG
-
-
-def test_another_party_may_have_given_us_a_short_one(tmp_path: Path) -> None:
-    path = tmp_path / "key"
-    path.write_text("Basic dTpw\n")
-    assert read_secret(path, "theirs") == "Basic dTpw"
-
-
-def test_a_secret_that_is_not_there_names_its_file(tmp_path: Path) -> None:
+    for ending in ("", "\n", "\r\n"):
+        for secret, whose in ((STRONG, "ours"), ("Basic dTpw", "theirs")):
+            path.write_bytes((secret + ending).encode())
+            assert read_secret(path, whose) == secret
     with pytest.raises(SettingsError, match="none cannot be read: no such file"):
         read_secret(tmp_path / "none", "ours")
 

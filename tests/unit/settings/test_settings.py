@@ -63,10 +63,8 @@ def test_relative_paths_start_at_the_folder_of_the_file(tmp_path: Path) -> None:
 
 
 def test_quantities_are_read_with_their_units(tmp_path: Path) -> None:
-    settings = load(
-        tmp_path, "server: {shutdown_grace_s: 2m, body_timeout_s: 500ms, header_timeout_s: 3, max_body_bytes: 64KiB}\n"
-    )
-    server = settings.server
+    text = "server: {shutdown_grace_s: 2m, body_timeout_s: 500ms, header_timeout_s: 3, max_body_bytes: 64KiB}\n"
+    server = load(tmp_path, text).server
     assert (server.shutdown_grace_s, server.body_timeout_s, server.header_timeout_s) == (120.0, 0.5, 3.0)
     assert server.max_body_bytes == 65536
 
@@ -121,32 +119,21 @@ PRESET_KEYS = TABLES["PRESET_KEYS"]
 def test_a_preset_knows_where_the_keys_are_and_what_is_written_wins(
     tmp_path: Path, preset: str, issuer: str, keys: str
 ) -> None:
-    filled, written, from_file = load(
-        tmp_path,
-        issuers(
-            f"issuer: '{issuer}', preset: {preset}, roles_from: {{namespace: corp}}",
-            f"issuer: b, preset: {preset}, namespace: b, "
-            "jwks_url: 'https://x/k', roles_from: {claim: c, namespace: d}",
-            f"issuer: c, preset: {preset}, namespace: c, jwks_path: k.json",
-        ),
-    ).identity.issuers
-    assert filled.jwks_url == keys
-    assert filled.roles_from is not None and filled.roles_from.claim in {"realm_access.roles", "roles", "groups"}
-    assert written.jwks_url == "https://x/k"
-    assert written.roles_from is not None and written.roles_from.claim == "c"
+    own = f"issuer: b, preset: {preset}, namespace: b, jwks_url: 'https://x/k', roles_from: {{claim: c, namespace: d}}"
+    of_file = f"issuer: c, preset: {preset}, namespace: c, jwks_path: k.json"
+    text = issuers(f"issuer: '{issuer}', preset: {preset}, roles_from: {{namespace: corp}}", own, of_file)
+    filled, written, from_file = load(tmp_path, text).identity.issuers
+    assert filled.jwks_url == keys and filled.roles_from.claim in {"realm_access.roles", "roles", "groups"}
+    assert (written.jwks_url, written.roles_from.claim) == ("https://x/k", "c")
     assert (from_file.jwks_url, from_file.jwks_path) == (None, tmp_path / "k.json")
 
 
-def test_a_preset_over_plain_http_fetches_no_keys(tmp_path: Path) -> None:
-    code, _ = fault_in(tmp_path, issuers("issuer: 'http://idp.acme.example', preset: keycloak"))
-    assert code == "Y104"
-
-
 def test_typ_is_one_word_or_several_and_none_means_absent(tmp_path: Path) -> None:
-    one, several = load(
-        tmp_path, issuers(f"{ACME}, {KEYS}, typ: JWT", f"issuer: b, {KEYS}, namespace: b, typ: [at+jwt, none]")
-    ).identity.issuers
+    entries = f"{ACME}, {KEYS}, typ: JWT", f"issuer: b, {KEYS}, namespace: b, typ: [at+jwt, none]"
+    one, several = load(tmp_path, issuers(*entries)).identity.issuers
     assert (one.typ, several.typ) == (("JWT",), ("at+jwt", ""))
+    code, _ = fault_in(tmp_path, issuers("issuer: 'http://idp.acme.example', preset: keycloak"))
+    assert code == "Y104", "a preset over plain HTTP fetches no keys"
 
 
 # Files
