@@ -97,9 +97,9 @@ class Store:
                 if not path.name.endswith("-shm"):
                     shutil.copy(path, aside)
             with sqlite3.connect(Path(aside) / self._place.name) as file:
-                rows = file.execute(
-                    "SELECT id, state, done, created_at, body FROM records WHERE kind = 'agent-runs'"
-                ).fetchall()
+                has_table = file.execute("SELECT 1 FROM sqlite_master WHERE name = 'records'").fetchone()
+                sql = "SELECT id, state, done, created_at, body FROM records WHERE kind = 'agent-runs'"
+                rows = file.execute(sql).fetchall() if has_table else []  # a kill may come before the first run
             file.close()
         return {name: Kept(standing, bool(over), at, body) for name, standing, over, at, body in rows}
 
