@@ -96,12 +96,11 @@ def test_progress_is_a_message_with_its_figures_beside_it() -> None:
 
 
 def test_one_that_failed_says_why() -> None:
-    task, _ = told(Started(7), AttemptEnd(None, Usage(), Failure(Category.AGENT, "exit code 3: no such file")))
-    assert task["status"]["state"] == "TASK_STATE_FAILED"
-    assert task["status"]["message"]["parts"] == [{"text": "exit code 3: no such file"}]
-    assert run_events.is_over(task) and "metadata" not in task["status"]["message"]
-    late, _ = told(Started(7), AttemptEnd(None, Usage(), Failure(Category.AGENT, "no answer"), timed_out=True))
-    assert late["status"]["message"]["metadata"] == {"error_code": "Timeout"}
+    for late, about in ((False, None), (True, {"error_code": "Timeout"})):
+        task, _ = told(Started(7), AttemptEnd(None, Usage(), Failure(Category.AGENT, "no answer"), timed_out=late))
+        message = task["status"]["message"]
+        assert (task["status"]["state"], message["parts"]) == ("TASK_STATE_FAILED", [{"text": "no answer"}])
+        assert message.get("metadata") == about and run_events.is_over(task)
 
 
 def test_one_that_asked_goes_on_with_the_answer_and_its_next_output_is_another() -> None:
@@ -120,13 +119,6 @@ def test_one_more_try_begins_its_output_anew_and_leaves_what_it_made_before_alon
     assert task["artifacts"] == [TABLE.update["artifact"]]
     _, heard = run_events.after(task, OutputChunk("whole"), NOW_S)
     assert "append" not in heard[0]["artifactUpdate"]
-
-
-def test_what_is_ours_to_say_is_said_in_a_sentence() -> None:
-    task, heard = run_events.stood(TASK, "TASK_STATE_SUBMITTED", "waits for its turn, 3 before it", NOW_S)
-    assert task["status"]["message"]["parts"] == [{"text": "waits for its turn, 3 before it"}]
-    assert heard == ({"statusUpdate": {"taskId": "run-1", "contextId": "context-1", "status": task["status"]}},)
-    assert "message" not in run_events.stood(TASK, "TASK_STATE_CANCELED", "", NOW_S)[0]["status"]
 
 
 def test_an_answer_that_is_no_task_names_none() -> None:
