@@ -2,6 +2,7 @@
 
 import asyncio
 import encodings.aliases
+import itertools
 import re
 import time
 from collections.abc import Iterable
@@ -231,17 +232,14 @@ def test_a_verb_is_on_the_table_of_its_address_or_not_allowed(path: str, allowed
         assert (caught.value.reason, caught.value.allow) == (Reason.VERB_NOT_ALLOWED, allowed)
 
 
-HOSTILE = ("/a", "/a-", "/-", "/.well-known/a", "/~", "a-", "/mcp/a", "-a", ".", "/..", "%2f")
-
-
-@pytest.mark.parametrize("part", HOSTILE)
 @pytest.mark.parametrize("prefix", ["", "/mcp/", "/.well-known/", "/.well-known/oauth-protected-resource/mcp/"])
-@pytest.mark.parametrize("suffix", ["", "!", "/", "-", "\n"])
-def test_a_long_hostile_path_is_judged_at_once(prefix: str, part: str, suffix: str) -> None:
-    path = prefix + part * (20_000 // len(part)) + suffix
-    started = time.process_time()
-    reason_of(route_of, path, "POST")
-    assert time.process_time() - started < 1
+def test_a_long_hostile_path_is_judged_at_once(prefix: str) -> None:
+    parts = ("/a", "/a-", "/-", "/.well-known/a", "/~", "a-", "/mcp/a", "-a", ".", "/..", "%2f")
+    for part, suffix in itertools.product(parts, ("", "!", "/", "-", "\n")):
+        path = prefix + part * (20_000 // len(part)) + suffix
+        started = time.process_time()
+        reason_of(route_of, path, "POST")
+        assert time.process_time() - started < 1, (part, suffix)
 
 
 # --- entrances ------------------------------------------------------------------------------------------------------
@@ -549,9 +547,17 @@ async def test_a_body_too_large_is_not_waited_for_nor_read_to_the_end_and_a_canc
         await reading
 
 
-@pytest.mark.parametrize("chunks", [[], [b'{"a":'], [b"x"] * 50])
-async def test_a_body_that_never_ends_is_malformed_in_time(chunks: list[bytes]) -> None:
-    assert await body_of(stream(*chunks, ends=False)) is Reason.MALFORMED_CALL
+async def test_a_body_that_never_ends_is_malformed_in_time_and_one_that_breaks_off_is_no_bug() -> None:
+    for chunks in ([], [b'{"a":'], [b"x"] * 50):
+        assert await body_of(stream(*chunks, ends=False)) is Reason.MALFORMED_CALL
+    for failure, reason in (
+        (web.RequestPayloadError("400, message: bad chunk"), Reason.MALFORMED_CALL),
+        (ConnectionResetError("Connection lost"), Reason.CALLER_GONE),
+        (BrokenPipeError(), Reason.CALLER_GONE),
+    ):
+        content = stream(b'{"a":', ends=False)
+        content.set_exception(failure)
+        assert await body_of(content) is reason
 
 
 async def test_a_body_that_trickles_has_one_deadline_for_all_of_it() -> None:
@@ -561,18 +567,3 @@ async def test_a_body_that_trickles_has_one_deadline_for_all_of_it() -> None:
         content.feed_data(b"x")
         await asyncio.sleep(0.01)
     assert await reading is Reason.MALFORMED_CALL
-
-
-@pytest.mark.parametrize(
-    ("failure", "reason"),
-    [
-        (web.RequestPayloadError("400, message: bad chunk"), Reason.MALFORMED_CALL),
-        (ConnectionResetError("Connection lost"), Reason.CALLER_GONE),
-        (BrokenPipeError(), Reason.CALLER_GONE),
-    ],
-    ids=["badly framed", "connection reset", "broken pipe"],
-)
-async def test_a_body_that_breaks_off_is_unidentified_bug(failure: Exception, reason: Reason) -> None:
-    content = stream(b'{"a":', ends=False)
-    content.set_exception(failure)
-    assert await body_of(content) is reason
