@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from sidecar.audit import Audit, AuditKey
-from sidecar.errors import Reason, Refusal
+from sidecar.audit import AuditKey
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy_tools.policy_location import configured
-from sidecar.vocabulary import Call, Caller, Chain, Credential, Principal, Question
+from sidecar.vocabulary import Chain, Credential, Principal, Question
 from tests.at_once import at_once
 from tests.unit.audit.scenes import open_audit
+from tests.unit.policy_tools.traffic import write_down
 
 KEY = AuditKey.from_secret(bytes(range(32)))
 ISSUER = "https://idp.acme.example/realms/acme"
@@ -74,7 +74,9 @@ def write_traffic(folder: Path, out: Path, *, key: AuditKey = KEY) -> None:
     try:
         for one in asked:
             clock.now_s = one.at_s
-            _record(audit, engine, one)
+            decision = engine.decide(one.chain, one.question, one.at_s)
+            protocol, credentials = "mcp" if one.question.server else "a2a", _credentials(one.chain)
+            write_down(audit, decision, one.chain, one.question, credentials=credentials, protocol=protocol)
     finally:
         at_once(audit.close())
 
@@ -113,22 +115,6 @@ def _question(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> Questio
         return Question(entry["calls"], entry["action"], "")
     server, _, name = rest.partition("/")
     return Question(entry["calls"], _USING[word], server, name, arguments)
-
-
-def _record(audit: Audit, engine: Engine, asked: Asked) -> None:
-    """Decision and outcome of a call that policy allows, the refusal of one that it does not."""
-    decision = engine.decide(asked.chain, asked.question, asked.at_s)
-    question = asked.question
-    recording = audit.recording(protocol="mcp" if question.server else "a2a", peer="127.0.0.1:50000")
-    recording.caller = Caller(asked.chain, _credentials(asked.chain))
-    version, upstream = ("2026-07-28", question.server) if question.server else ("1.0", asked.question.object[4:])
-    recording.call = Call(recording.protocol, version, upstream, question.action, (question,))
-    recording.decision = decision
-    if decision.allowed:
-        at_once(recording.decided())
-        at_once(recording.outcome(http_status=200, bytes_out=256))
-    else:
-        at_once(recording.refused(Refusal(decision.reason or Reason.NO_MATCHING_RULE), http_status=403))
 
 
 def _credentials(chain: Chain) -> tuple[Credential, ...]:

@@ -37,6 +37,13 @@ def write(folder: Path, rows: str, more: Mapping[str, str] | None = None) -> Non
         path.write_text(text)
 
 
+def compared(new: str, *more: str) -> Result:
+    """OLD held against these rows."""
+    for name, rows in (("old", OLD), ("new", new)):
+        write(Path(name), rows)
+    return run("old", "new", *more)
+
+
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["policy", "diff", *arguments])
 
@@ -46,34 +53,27 @@ def run(*arguments: str) -> Result:
     [(OLD, 0, 0, 0), (WIDER, 6, 6, 6), (NARROWER, 6, 0, 6), (MORE_CALLS, 0, 6, 6), (RENAMED, 0, 0, 6)],
 )
 def test_it_ends_as_asked(new: str, plain: int, wider: int, anything: int) -> None:
-    write(Path("old"), OLD)
-    write(Path("new"), new)
-    endings = [run("old", "new", *more).exit_code for more in ((), ("--fail-on", "wider"), ("--fail-on", "any"))]
+    endings = [compared(new, *more).exit_code for more in ((), ("--fail-on", "wider"), ("--fail-on", "any"))]
     assert endings == [plain, wider, anything]
 
 
 def test_a_policy_with_faults_is_told_with_its_place() -> None:
-    write(Path("old"), OLD)
-    write(Path("new"), OLD.replace("use", "tool/call"))
-    result = run("old", "new")
+    result = compared(OLD.replace("use", "tool/call"))
     assert result.exit_code == 3
     assert 'new/policies/agent_to_tool.csv:2:21: error[P104]: action "tool/call" is unknown' in result.stderr
     assert run("old", "new", "--json", "--markdown").exit_code == 2, "two forms at once are wrong usage"
 
 
 def test_markup_in_a_policy_stays_text() -> None:
-    write(Path("old"), OLD)
-    write(Path("new"), OLD + "p, nhi:`<b>`, tool:s/u, use, -, -, args.x == '```|<script>', allow\n")
-    told = run("old", "new", "--markdown").stdout
+    more = "p, nhi:`<b>`, tool:s/u, use, -, -, args.x == '```|<script>', allow\n"
+    told = compared(OLD + more, "--markdown").stdout
     assert "`` nhi:`<b>` × tool:s/u × use ``" in told
     assert "```` when args.x == '```\\|<script>' ````" in told
 
 
 def test_what_was_not_worked_out_is_told_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regions, "MAX_DRAFTS", 0)
-    write(Path("old"), OLD)
-    write(Path("new"), WIDER)
-    assert run("old", "new").stdout.splitlines()[2].startswith("NOT WORKED OUT: agent_to_tool: so much is different")
+    assert compared(WIDER).stdout.splitlines()[2].startswith("NOT WORKED OUT: agent_to_tool: so much is different")
     assert "> ⚠️ **Not worked out.**" in run("old", "new", "--markdown").stdout
     found = json.loads(run("old", "new", "--json").stdout)
     assert [(region["decided"], region["witness"]) for region in found["regions"]] == [(False, None)]

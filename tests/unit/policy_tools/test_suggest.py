@@ -19,16 +19,17 @@ from sidecar.audit import Audit
 from sidecar.cli import main
 from sidecar.cli.policy.diff import diff as policy_diff
 from sidecar.cli.policy.test import test as policy_test
-from sidecar.errors import Refusal, SettingsError
+from sidecar.errors import SettingsError
 from sidecar.policy_tools.catalogue import Known, read_catalogue
 from sidecar.policy_tools.suggest import evidence as reading
 from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
 from sidecar.policy_tools.suggest.rule_shape import RuleDraft, pattern_of
 from sidecar.policy_tools.suggest.suggestion import role_name, rule_id, set_name
-from sidecar.vocabulary import Call, Caller, Chain, Credential, PermissionKind, Principal, Question
+from sidecar.vocabulary import Chain, PermissionKind, Principal, Question
 from tests.at_once import at_once
 from tests.unit.audit.scenes import FakeClock, open_audit
 from tests.unit.policy.world import REPOSITORY, chain, engine, write
+from tests.unit.policy_tools.traffic import write_down
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "suggest"
 TOOL = PermissionKind.AGENT_TO_TOOL
@@ -68,21 +69,11 @@ class World:
         session = action == "initialize"
         question = Question(obj, action, server, name, args or {})
         decision = (self.engine.enter if session else self.engine.decide)(by or chain(*names), question, self.clock.now)
-        record = self.audit.recording(protocol="mcp", peer="local")
-        record.caller = Caller(by or chain(*names), (Credential("local"),))
-        record.call = Call("mcp", "2026-07-28", server, action, (question,), session=session)
-        record.decision = decision
         self.clock.now += 60
-        try:
-            decision.or_refuse()
-        except Refusal as refusal:
-            at_once(record.refused(refusal, http_status=403))
-            return False
-        at_once(record.decided())
-        at_once(record.outcome(http_status=200, bytes_out=1))
-        if not session:
+        write_down(self.audit, decision, by or chain(*names), question, session=session)
+        if decision.allowed and not session:
             self.asked.append((tuple(names), obj, action))
-        return True
+        return decision.allowed
 
     def suggest(self, *more: str) -> Result:
         config = ["-c", str(self.folder / "sidecar.yaml")]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sidecar.audit import AuditKey
+from sidecar.audit import Audit, AuditKey
 from sidecar.errors import Reason, Refusal
 from sidecar.policy import Engine
 from sidecar.policy_tools.audit_records import is_session, question_of
 from sidecar.policy_tools.policy_location import in_folder
-from sidecar.vocabulary import Call, Caller, Credential, Decision, Principal
+from sidecar.vocabulary import Call, Caller, Chain, Credential, Decision, Principal, Question
 from tests.at_once import at_once
 from tests.unit.audit.scenes import open_audit
 
@@ -78,6 +78,29 @@ def engine_of(folder: Path) -> Engine:
     return Engine(in_folder(folder).load())
 
 
+def write_down(
+    audit: Audit,
+    decision: Decision,
+    chain: Chain,
+    question: Question,
+    *,
+    credentials: tuple[Credential, ...] = (Credential("jwt", "idp", "key"),),
+    protocol: str = "mcp",
+    session: bool = False,
+) -> None:
+    """What the pipeline records of one call: decision and outcome, or a refusal."""
+    recording = audit.recording(protocol=protocol, peer="local")
+    recording.caller = Caller(chain, credentials)
+    version, upstream = ("2026-07-28", question.server) if protocol == "mcp" else ("1.0", question.object[4:])
+    recording.call = Call(protocol, version, upstream, question.action, (question,), session=session)
+    recording.decision = decision
+    if decision.allowed:
+        at_once(recording.decided())
+        at_once(recording.outcome(http_status=200, bytes_out=2))
+    else:
+        at_once(recording.refused(Refusal(decision.reason or Reason.INTERNAL), http_status=403))
+
+
 def record(
     path: Path,
     engine: Engine,
@@ -96,15 +119,7 @@ def record(
         chain = sent.principals()
         ask = engine.enter if is_session(question) else engine.decide
         decision = ask(chain, question, clock.time())
-        recording = audit.recording(protocol="mcp", peer="local")
-        recording.caller = Caller(chain, (Credential("jwt", "idp", "key"),))
-        recording.call = Call("mcp", "2026-07-28", question.server, sent.action, (question,))
-        recording.decision = decision
-        if decision.allowed:
-            at_once(recording.decided())
-            at_once(recording.outcome(http_status=200, bytes_out=2))
-        else:
-            at_once(recording.refused(Refusal(decision.reason or Reason.INTERNAL), http_status=403))
+        write_down(audit, decision, chain, question)
         decisions.append(decision)
     recording = audit.recording(protocol="mcp", peer="local")
     at_once(recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401))

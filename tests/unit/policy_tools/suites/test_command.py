@@ -99,11 +99,14 @@ def test_json_says_the_same_to_programs(tmp_path: Path) -> None:
     assert "reads" not in missing
 
 
-def test_coverage_names_each_rule_that_nothing_rests_on(tmp_path: Path) -> None:
+def test_coverage_names_each_rule_that_nothing_rests_on_and_too_little_fails_if_that_was_asked(tmp_path: Path) -> None:
     result = invoke(write(tmp_path, {"tests/s.yaml": GOOD}), "--coverage")
     assert result.exit_code == 0
     assert "coverage: 1 of 7 rules, 14.3 %, no test exercises:" in result.output
     assert f"  {tmp_path}/policies/agent_to_tool.csv:5: ours (agent_to_tool)" in result.output.splitlines()
+    for percent, code in (("14", 0), ("15", 4)):
+        result = invoke(tmp_path, "--fail-under", percent)
+        assert (result.exit_code, "below 15 %" in result.stderr) == (code, code == 4)
 
 
 def test_a_long_list_of_rules_is_cut_for_people_and_not_for_programs(tmp_path: Path) -> None:
@@ -113,25 +116,19 @@ def test_a_long_list_of_rules_is_cut_for_people_and_not_for_programs(tmp_path: P
     assert len(json.loads(invoke(tmp_path, "--coverage", "--json").stdout)["coverage"]["missing"]) == 256
 
 
-@pytest.mark.parametrize(("percent", "code"), [("14", 0), ("15", 4)])
-def test_too_little_coverage_fails_if_that_was_asked(tmp_path: Path, percent: str, code: int) -> None:
-    result = invoke(write(tmp_path, {"tests/s.yaml": GOOD}), "--fail-under", percent)
-    assert result.exit_code == code
-    assert ("below 15 %" in result.stderr) == (code == 4)
+FILTERS = {
+    "good": ["good"],
+    "S: G*": ["good"],
+    "/^s: (good|worse)$/": ["good", "worse"],
+    "*": ["good", "bad <&> one", "later", "worse"],
+}
 
 
-FILTERS = [
-    ("good", ["good"]),
-    ("S: G*", ["good"]),
-    ("/^s: (good|worse)$/", ["good", "worse"]),
-    ("*", ["good", "bad <&> one", "later", "worse"]),
-]
-
-
-@pytest.mark.parametrize(("pattern", "names"), FILTERS)
-def test_a_filter_chooses_by_suite_and_name(tmp_path: Path, pattern: str, names: list[str]) -> None:
-    result = invoke(write(tmp_path, {"tests/s.yaml": MIXED}), "--filter", pattern, "--json")
-    assert [test["name"] for test in json.loads(result.stdout)["tests"]] == names
+def test_a_filter_chooses_by_suite_and_name(tmp_path: Path) -> None:
+    write(tmp_path, {"tests/s.yaml": MIXED})
+    for pattern, names in FILTERS.items():
+        chosen = json.loads(invoke(tmp_path, "--filter", pattern, "--json").stdout)["tests"]
+        assert [test["name"] for test in chosen] == names
 
 
 def test_a_filter_that_is_no_expression_or_a_report_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
