@@ -165,10 +165,5 @@ def test_only_what_is_ours_is_taken_from_what_an_agent_says() -> None:
     for foreign in (carols.own("Daily"), "Daily", f"{'0' * 32}~Daily", "~", "", own[:33]):
         assert bobs.shown({"contextId": foreign}) == {"contextId": foreign}
     said = {"task": {"contextId": own, "metadata": {"contextId": own}, "history": [{"contextId": own, "parts": own}]}}
-    assert bobs.shown(said) == {
-        "task": {
-            "contextId": "Daily",
-            "metadata": {"contextId": own},
-            "history": [{"contextId": "Daily", "parts": own}],
-        }
-    }
+    history = [{"contextId": "Daily", "parts": own}]
+    assert bobs.shown(said) == {"task": {"contextId": "Daily", "metadata": {"contextId": own}, "history": history}}

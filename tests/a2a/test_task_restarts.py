@@ -18,7 +18,7 @@ from sidecar.tasks.api.task_record import TASKS, Task, TaskState, TaskStep
 from tests.a2a.test_task_api import CALLED_BACK, ORDER, Receiver
 from tests.a2a.world import ALICE, ScriptedAgent, task, write
 from tests.flow.process import Served
-from tests.flow.world import PATIENCE_S, listening
+from tests.flow.world import PATIENCE_S, listening, until
 
 
 @dataclass
@@ -101,30 +101,23 @@ async def restarted(agent: ScriptedAgent) -> AsyncIterator[Restarted]:
 
 async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice() -> None:
     never, killed = asyncio.Event(), [False]
-    kinds = {
-        "submitted": "TASK_STATE_SUBMITTED",
-        "working": "TASK_STATE_WORKING",
-        "asking": "TASK_STATE_INPUT_REQUIRED",
-    }
+    states_ = {"submitted": "SUBMITTED", "working": "WORKING", "asking": "INPUT_REQUIRED"}
+    kinds = {kind: f"TASK_STATE_{state}" for kind, state in states_.items()}
 
-    async def sent(params: dict[str, Any]) -> Any:
+    async def sent(_: str, params: dict[str, Any]) -> Any:
         kind = params["metadata"]["task_type"]
         if kind in ("sending", "unsent") and not killed[0]:
             await never.wait()
         return {"task": task(kind, f"c-{kind}", kinds.get(kind, "TASK_STATE_COMPLETED"))}
 
-    def got(params: dict[str, Any]) -> Any:
+    def got(_: str, params: dict[str, Any]) -> Any:
         return task(params["id"], f"c-{params['id']}", "TASK_STATE_COMPLETED" if killed[0] else kinds[params["id"]])
 
-    agent = ScriptedAgent(
-        script={"SendMessage": lambda _, params: sent(params), "GetTask": lambda _, params: got(params)}
-    )
+    agent = ScriptedAgent(script={"SendMessage": sent, "GetTask": got})
     receiver = Receiver()
     async with listening(receiver.handle) as hook, restarted(agent) as world:
         names = {kind: await world.create(kind) for kind in ("unsent", "sending", *kinds)}
-        async with asyncio.timeout(PATIENCE_S):
-            while len(world.asked_about()) < len(kinds) or agent.methods().count("SendMessage") < len(names):
-                await asyncio.sleep(0.01)
+        await until(lambda: len(world.asked_about()) == 3 and agent.methods().count("SendMessage") == len(names))
         await world.served.kill()
         steps = {kind: await world.step_of(task_id) for kind, task_id in names.items()}
         assert steps == {**dict.fromkeys(names, TaskStep.SENT), "sending": TaskStep.SENDING, "unsent": TaskStep.SENDING}
@@ -133,22 +126,15 @@ async def test_killed_wherever_its_tasks_are_it_loses_none_and_sends_none_twice(
         killed[0] = True
         await world.served.start()
         found = {kind: await world.ended(task_id) for kind, task_id in names.items()}
-        assert {kind: one["state"] for kind, one in found.items()} == {
-            **dict.fromkeys(names, "completed"),
-            "sending": "failed",
-        }
-        assert (found["sending"]["error_code"], found["sending"]["error_message"]) == (
-            "ExecutionFailed",
-            UNKNOWN_WHETHER_SENT,
-        )
-        assert found["sending"]["started_at"]
-        sends = [
-            message["params"]["metadata"]["task_type"] for _, message in agent.seen if "message" in message["params"]
-        ]
+        states = {kind: one["state"] for kind, one in found.items()}
+        assert states == {**dict.fromkeys(names, "completed"), "sending": "failed"}
+        sending = found["sending"]
+        assert (sending["error_code"], sending["error_message"]) == ("ExecutionFailed", UNKNOWN_WHETHER_SENT)
+        assert sending["started_at"]
+        sent_ = [message["params"] for _, message in agent.seen if "message" in message["params"]]
+        sends = [params["metadata"]["task_type"] for params in sent_]
         assert sorted(sends) == sorted([*names, "unsent"]), "the one that was rewound, and no other"
-        async with asyncio.timeout(PATIENCE_S):
-            while not receiver.heard:
-                await asyncio.sleep(0.02)
+        await until(lambda: bool(receiver.heard))
         assert [body["id"] for _, body in receiver.heard] == [told]
         await world.served.kill()
         assert world.served.verify()[0] == 0

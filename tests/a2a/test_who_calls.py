@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -58,13 +57,9 @@ async def test_a_stream_wants_a_credential_as_every_call_does(action: str, tmp_p
     async with agent_world(tmp_path) as world:
         at = f"{world.app.live.current.base_url}/agents/researcher"
         expired = IDP.token("user:alice", at, age_s=7200, ttl_s=60)
-        refused: list[tuple[str, dict[str, str]]] = [
-            ("unauthenticated", {}),
-            ("bad-credential", bearer("nonsense")),
-            ("bad-credential", bearer(expired)),
-        ]
         for version, binding in SPOKEN:
-            for reason, who in refused:
+            for who in ({}, bearer("nonsense"), bearer(expired)):
+                reason = "bad-credential" if who else "unauthenticated"
                 before = len(world.ends())
                 answered = await ask(world, version, binding, action, params, who)
                 assert (answered.status, answered.reason) == (401, reason), (version, binding, answered)
@@ -87,9 +82,8 @@ async def test_a_certificate_counts_from_a_named_proxy_in_every_binding(tmp_path
 async def test_a_new_certificate_is_shown_to_callers_over_grpc_too(tmp_path: Path) -> None:
     before, after = authority("before"), authority("after")
     before.issue(address="127.0.0.1").write(tmp_path, "server")
-    server = (
-        'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0", tls: {cert_path: server.pem, key_path: server.key}}\n'
-    )
+    tls = "tls: {cert_path: server.pem, key_path: server.key}"
+    server = f'server: {{listen: "127.0.0.1:0", grpc: "127.0.0.1:0", {tls}}}\n'
     async with agent_world(tmp_path, settings=server) as world:
         assert await answers(world, before) and not await answers(world, after)
         after.issue(address="127.0.0.1").write(tmp_path, "server")
@@ -103,6 +97,6 @@ async def answers(world: AgentWorld, trusts: Authority) -> bool:
     async with grpc.aio.secure_channel(f"127.0.0.1:{world.app.grpc_ports['']}", credentials) as channel:
         state = channel.get_state(try_to_connect=True)
         while state not in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
-            await asyncio.wait_for(channel.wait_for_state_change(state), 5)
+            await channel.wait_for_state_change(state)
             state = channel.get_state()
         return state is grpc.ChannelConnectivity.READY

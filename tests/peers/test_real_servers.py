@@ -42,7 +42,6 @@ class Server:
     arguments: Callable[[Path], dict[str, Any]]
     bad: Mapping[str, Any]
     denied: str
-    others: frozenset[str] = frozenset()
 
 
 def _memory(folder: Path) -> dict[str, Any]:
@@ -174,7 +173,7 @@ async def _said(call: Awaitable[Any]) -> str:
 
 async def _again(peer: Client, server: Server, root: Path) -> Any:
     """The next call that is not told to wait: a program that ended by itself is started again after a pause."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(CALL_WITHIN_S):
         while True:
             try:
                 answer = await peer.call_tool(server.tool, server.arguments(root))
@@ -272,9 +271,7 @@ class Site:
             return web.Response(text="User-agent: *\nDisallow: /private\n")
         if request.path == "/slow":
             await asyncio.sleep(60)
-        return web.Response(
-            text="<html><body><h1>Hello</h1><p>from loopback</p></body></html>", content_type="text/html"
-        )
+        return web.Response(text="<html><body><p>from loopback</p></body></html>", content_type="text/html")
 
 
 def fetch() -> dict[str, Any]:
@@ -310,9 +307,7 @@ async def test_a_fetch_that_waits_for_its_page_ends_with_its_program(tmp_path: P
         client(on.at("fetch"), "auto") as peer,
     ):
         call = asyncio.create_task(peer.call_tool("fetch", {"url": f"{base}/slow"}))
-        async with asyncio.timeout(10):
-            while "/slow" not in site.asked:
-                await asyncio.sleep(0.02)
+        await until(lambda: "/slow" in site.asked)
         _signal(pids(program), signal.SIGKILL)
         assert "The upstream failed" in await _said(call)
 
@@ -433,9 +428,8 @@ async def _content(peer: Client) -> None:
 
 
 async def _tells_while_it_runs(peer: Client, ears: Ears) -> None:
-    await peer.call_tool(
-        "trigger-long-running-operation", {"duration": 0.2, "steps": 2}, progress_callback=ears.on_progress
-    )
+    lasts = {"duration": 0.2, "steps": 2}
+    await peer.call_tool("trigger-long-running-operation", lasts, progress_callback=ears.on_progress)
     assert [progress for progress, _ in ears.progress] == [1, 2]
     if peer.protocol_version == "2025-11-25":
         await peer.call_tool("toggle-simulated-logging", {})

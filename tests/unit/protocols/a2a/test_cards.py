@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests" / "golden" / "cards.json"
 HOST = "planner.internal"
 OURS = "https://gw.acme.example"
+STRANGERS = ("planner.internal", "planner-rpc", '"10.0.0.3', "at=10.0.0.3", "fd00", "odd.int", ":9000", "50051", "c2ln")
 INTERFACES = (
     cards.Interface(f"{OURS}/agents/planner/", "jsonrpc", "0.3"),
     cards.Interface(f"{OURS}/agents/planner/", "jsonrpc", "1.0"),
@@ -81,6 +82,7 @@ OLD: dict[str, Any] = {
     "supportsAuthenticatedExtendedCard": True,
     "signatures": [{"protected": "e30", "signature": "c2ln"}],
 }
+AT = "odd.internal, 10.0.0.3, 110.0.0.3 and [fd00::3]:9000/x"
 NEW: dict[str, Any] = {
     "name": "Planer für Reisen 旅",
     "description": "Plans",
@@ -100,12 +102,7 @@ NEW: dict[str, Any] = {
     "defaultInputModes": ["text/plain"],
     "defaultOutputModes": ["text/plain"],
     "skills": [
-        {
-            "id": "plan",
-            "name": "Plan",
-            "description": "At odd.internal, 10.0.0.3, 110.0.0.3 and [fd00::3]:9000/x",
-            "tags": ["a"],
-        },
+        {"id": "plan", "name": "Plan", "description": f"At {AT}", "tags": ["a"]},
         {"id": "book", "name": "Book", "description": "", "tags": ["b"], "securityRequirements": [{}]},
     ],
     "signatures": [{"protected": "e30", "signature": "c2ln"}],
@@ -121,14 +118,8 @@ WRITERS = {
 
 
 def ours(given: Any, **changed: Any) -> dict[str, Any]:
-    chosen = {
-        "interfaces": INTERFACES,
-        "may_use": lambda skill: True,
-        "agent_url": f"http://{HOST}:9000",
-        "has_extended": True,
-        **changed,
-    }
-    return cards.ours(cards.read(given), **chosen)  # fmt: skip
+    chosen = {"interfaces": INTERFACES, "may_use": lambda skill: True, "agent_url": f"http://{HOST}:9000"}
+    return cards.ours(cards.read(given), **{**chosen, "has_extended": True, **changed})
 
 
 # --- what is written --------------------------------------------------------------------------------------------------
@@ -150,18 +141,7 @@ def test_a_card_of_ours_is_the_golden_one(name: str) -> None:
 def test_no_address_in_it_is_the_agents(name: str, writer: str) -> None:
     """BL-088: no internal name leaks."""
     text = json.dumps(WRITERS[writer](ours(GIVEN[name])), ensure_ascii=False).lower()
-    for stranger in (
-        "planner.internal",
-        "planner-rpc",
-        '"10.0.0.3',
-        "at=10.0.0.3",
-        "fd00",
-        "odd.int",
-        ":9000",
-        "50051",
-        "c2ln",
-    ):
-        assert stranger not in text
+    assert [stranger for stranger in STRANGERS if stranger in text] == []
     if name == "of 1.0" and writer != "the seed":
         assert "110.0.0.3" in text  # another host, whose name ends alike
 
@@ -188,10 +168,9 @@ def read_by_03(documents: dict[str, Any]) -> Any:
     python = ROOT / ".venv-a2a03" / "bin" / "python"
     if not python.exists():
         pytest.skip("the 0.3 line of the official SDK is not installed")
-    done = subprocess.run(
-        [python, "-c", program], input=json.dumps(documents), capture_output=True, text=True, check=True, timeout=60
-    )
-    return json.loads(done.stdout)  # fmt: skip
+    command, said = [python, "-c", program], json.dumps(documents)
+    done = subprocess.run(command, input=said, capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout)
 
 
 @settings(max_examples=8)
@@ -204,16 +183,12 @@ def test_of_every_card_that_is_read_all_forms_can_be_written(data: st.DataObject
     assert WIRES["0.3"].encode("AgentCard", cards03.to_proto(card))
 
 
-def test_skills_are_those_of_the_caller() -> None:
+def test_skills_are_those_of_the_caller_who_is_told_what_we_want_and_not_what_the_agent_wants() -> None:
     card = ours(OLD, may_use=lambda skill: skill == "book")
     for document in (card, cards.document(card), cards.seed_card(card), cards03.to_json(card), cards03.to_proto(card)):
         assert [skill["id"] for skill in document["skills"]] == ["book"]
-
-
-def test_callers_are_told_what_we_want_of_them_and_not_what_the_agent_wants() -> None:
     document = cards.document(ours(OLD))
-    assert list(document["securitySchemes"]) == ["bearer"]
-    assert document["security"] == [{"bearer": []}]
+    assert list(document["securitySchemes"]) == ["bearer"] and document["security"] == [{"bearer": []}]
     assert "security" not in document["skills"][1]
     assert cards.seed_card(ours(OLD))["authentication"] == {"schemes": ["bearer"]}
 
@@ -257,9 +232,8 @@ def test_the_older_line_verifies_its_own_members() -> None:
     recording = cards.CardSigner("ES256", "k", lambda data: covered.append(data) or b"")
     documents = {name: cards.document(ours(card), recording) for name, card in given.items()}
     seen = read_by_03(documents)
-    assert [unpadded(data.decode().split(".")[1]).decode() for data in covered[1::2]] == [
-        seen[name]["signed"] for name in given
-    ]
+    signed = [unpadded(data.decode().split(".")[1]).decode() for data in covered[1::2]]
+    assert signed == [seen[name]["signed"] for name in given]
 
 
 def unpadded(text: str) -> bytes:
@@ -341,18 +315,11 @@ def test_on_a_host_that_is_ours_too_the_port_is_the_agents(text: str, names: boo
 
 
 def test_a_text_that_is_made_to_take_long_does_not() -> None:
-    texts = [
-        "a" * 300_000,
-        "a.-+" * 70_000,
-        "a://" * 70_000,
-        "a%3a%2f%2f" * 30_000,
-        "x://" + "a:" * 100_000,
-        f"http://{HOST}/" + "a" * 200_000,
-    ]
+    texts = ["a" * 300_000, "a.-+" * 70_000, "a://" * 70_000, "a%3a%2f%2f" * 30_000, "x://" + "a:" * 100_000]
+    texts.append(f"http://{HOST}/" + "a" * 200_000)
     many = [{"url": f"http://{'a' * one}.example:{one}"} for one in range(1, 19)]
     began = time.process_time()
-    given_ = {**LEAST, "description": " ".join(texts), "documentationUrl": texts[2], "additionalInterfaces": many}
-    ours(given_)
+    ours({**LEAST, "description": " ".join(texts), "documentationUrl": texts[2], "additionalInterfaces": many})
     assert time.process_time() - began < 5  # what grows with the square takes minutes
 
 
