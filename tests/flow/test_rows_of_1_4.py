@@ -19,7 +19,7 @@ from aiohttp import web
 
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS
 from tests.flow.idp import SETTINGS, Idp, bearer
-from tests.flow.talk import ERAS, Answer, Era, Talk, reason_of
+from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import SESSION, Upstream, World, request, world
 
 URI = "file:///docs/a.md"
@@ -173,11 +173,8 @@ async def test_a_notification_is_closed_by_a_deny(method: str, tmp_path: Path) -
         async with world(tmp_path / str(status), rules=rules) as running:
             talk = Talk(running, "session")
             await talk.open()
-            message = {
-                "jsonrpc": "2.0",
-                "method": method,
-                "params": {"requestId": 1, "progressToken": 1, "progress": 1},
-            }
+            params = {"requestId": 1, "progressToken": 1, "progress": 1}
+            message = {"jsonrpc": "2.0", "method": method, "params": params}
             answer = await running.post(message, headers=talk.in_session)
             assert answer[0] == status, answer
             assert len(running.upstream.calls(method)) == (status == 202)
@@ -218,14 +215,11 @@ async def test_a_result_that_asks_the_client_needs_a_row(method: str, tmp_path: 
         result = {"resultType": "input_required", "inputRequests": {"a": {"method": method, "params": {}}}}
         return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
 
+    others = "".join(allow("nhi:github", other) for other in ASKED_OF_CLIENT if other != method)
     for name, more, reason in (
         ("with", allow("nhi:github", method), ""),
         ("without", "", "no-matching-rule"),
-        (
-            "another",
-            "".join(allow("nhi:github", other) for other in ASKED_OF_CLIENT if other != method),
-            "no-matching-rule",
-        ),
+        ("another", others, "no-matching-rule"),
         ("use", allow("nhi:github", "use"), "no-matching-rule"),
     ):
         upstream = Upstream(script={"tools/call": asks})
@@ -275,14 +269,8 @@ CALLERS = ("nhi:planner", "nhi:researcher", "user:alice", "user:bob", "nhi:cron"
 IDP = Idp()
 KEYS = {name: IDP.api_key(name) for name in CALLERS}
 DENIALS = {"denied-by-rule", "expired", "condition-false", "no-matching-rule"}
-CONDITIONS = (
-    "-",
-    "-",
-    "args.repo == 'acme/a'",
-    "has(args.limit) && args.limit < 10",
-    "principal.kind == 'nhi'",
-    "args.x.y > 1",
-)
+CONDITIONS = ("-", "-", "args.repo == 'acme/a'", "has(args.limit) && args.limit < 10", "principal.kind == 'nhi'")
+CONDITIONS += ("args.x.y > 1",)
 
 
 def named(kind: str) -> list[dict[str, Any]]:
@@ -317,15 +305,12 @@ def policy(pick: random.Random) -> str:
 
 
 def arguments(pick: random.Random) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in {
-            "repo": pick.choice(("acme/a", "evil/b", "", 3, None)),
-            "limit": pick.choice((1, 9, 10, 2**53, -1, 1.5, "9")),
-            "x": pick.choice(({"y": 2}, {"y": "2"}, {}, [], None)),
-        }.items()
-        if pick.random() < 0.6
+    drawn = {
+        "repo": pick.choice(("acme/a", "evil/b", "", 3, None)),
+        "limit": pick.choice((1, 9, 10, 2**53, -1, 1.5, "9")),
+        "x": pick.choice(({"y": 2}, {"y": "2"}, {}, [], None)),
     }
+    return {name: value for name, value in drawn.items() if pick.random() < 0.6}
 
 
 def using(kind: str, name: str, pick: random.Random) -> tuple[str, dict[str, Any]]:
@@ -382,15 +367,10 @@ async def test_both_eras_list_the_same(tmp_path: Path) -> None:
             (tmp_path / "policies" / "agent_to_tool.csv").write_text(policy(random.Random(seed)))
             await running.app.reload("test")
             for caller in CALLERS:
-                lists: list[list[Answer]] = [
-                    [await Talk(running, era, bearer(KEYS[caller])).ask(KINDS[kind][0]) for kind in KINDS]
-                    for era in ERAS
-                ]
-                shown = [
-                    [answer[1]["result"][KINDS[kind][1]] for kind, answer in zip(KINDS, answers, strict=True)]
-                    for answers in lists
-                ]
-                assert shown[0] == shown[1]
+                for method, member, _ in KINDS.values():
+                    talks = [Talk(running, era, bearer(KEYS[caller])) for era in ERAS]
+                    shown = [(await talk.ask(method))[1]["result"][member] for talk in talks]
+                    assert shown[0] == shown[1]
 
 
 # --- how often ------------------------------------------------------------------------------------------------------
