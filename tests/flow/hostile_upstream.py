@@ -31,16 +31,8 @@ POLITE = {"repo": "acme/polite"}
 JSON_WORDS = {**WORDS, **PASSES}
 # What may reach a caller of an upstream's head is nothing: these are ours, and aiohttp's framing.
 OUR_HEADERS = {
-    "Server",
-    "Content-Type",
-    "Content-Length",
-    "Date",
-    "Cache-Control",
-    "X-Accel-Buffering",
-    "Transfer-Encoding",
-    "Retry-After",
-    "Connection",
-    "Mcp-Session-Id",
+    *("Server", "Date", "Content-Type", "Content-Length", "Transfer-Encoding", "Connection", "Cache-Control"),
+    *("X-Accel-Buffering", "Retry-After", "Mcp-Session-Id"),
 }
 
 

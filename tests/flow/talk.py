@@ -21,14 +21,8 @@ from tests.flow.world import SESSION, STATELESS, World, request, stateless
 Era = Literal["stateless", "session", "plain"]
 Answer = tuple[int, Any, Mapping[str, str]]
 ERAS: tuple[Era, ...] = ("stateless", "session")
-_NAMED_BY = {
-    "tools/call": "name",
-    "prompts/get": "name",
-    "resources/read": "uri",
-    "tasks/get": "taskId",
-    "tasks/update": "taskId",
-    "tasks/cancel": "taskId",
-}
+NAMED_BY = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+NAMED_BY |= dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")
 DECLARED = {"io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}}}
 
 
@@ -93,8 +87,8 @@ class Talk:
                 await self.open()
             return request(method, params, id=id), self.in_session
         routing = {"Mcp-Method": method, "MCP-Protocol-Version": STATELESS}
-        if method in _NAMED_BY and _NAMED_BY[method] in params:
-            routing["Mcp-Name"] = encoded_header(str(params[_NAMED_BY[method]]))
+        if method in NAMED_BY and NAMED_BY[method] in params:
+            routing["Mcp-Name"] = encoded_header(str(params[NAMED_BY[method]]))
         message = stateless(method, params, id=id)
         if self.tasks or method.startswith("tasks/"):
             message["params"]["_meta"].update(DECLARED)

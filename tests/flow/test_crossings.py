@@ -21,7 +21,7 @@ from sidecar.upstreams.mcp.bridge.method_table import CROSSINGS, BridgeDirection
 from tests.flow.apart import META, OF_SESSION, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
-from tests.flow.talk import DECLARED, Talk, reason_of, talking
+from tests.flow.talk import DECLARED, NAMED_BY, Talk, reason_of, talking
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, World, request, stateless, until, world
 
 RULES = """\
@@ -51,8 +51,6 @@ PARAMS: dict[str, dict[str, Any]] = {
     "notifications/resources/updated": {"uri": "note://a"},
 }
 ON_SUBSCRIPTIONS = [row.name for row in CROSSINGS if row.of_server and row.name.endswith(("list_changed", "updated"))]
-ROUTED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
-ROUTED |= dict.fromkeys(("tasks/get", "tasks/update", "tasks/cancel"), "taskId")
 NOBODY: dict[str, str] = {}
 ASKED = {"action": "accept", "content": {}}
 
@@ -97,7 +95,7 @@ def stated(method: str, params: dict[str, Any], *, id: int | str = 1, **meta: An
 
 def routing(message: dict[str, Any]) -> dict[str, str]:
     method = message["method"]
-    named = {"Mcp-Name": message["params"][ROUTED[method]]} if method in ROUTED else {}
+    named = {"Mcp-Name": message["params"][NAMED_BY[method]]} if method in NAMED_BY else {}
     return {"MCP-Protocol-Version": STATELESS, "Mcp-Method": method, **named}
 
 

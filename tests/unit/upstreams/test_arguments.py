@@ -184,11 +184,6 @@ def test_what_real_servers_write_is_used(schema: Json) -> None:
     assert compile_schema(schema).violation({}) is None
 
 
-def test_a_property_named_like_an_absolute_reference_is_only_a_property() -> None:
-    schema = compile_schema(of({"$ref": {"type": "string"}}))
-    assert schema.violation({"$ref": 1}) == Violation("/$ref", "type")
-
-
 DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
 LIST_OF_T = {
     "$id": "list",
@@ -277,15 +272,15 @@ def test_references_mean_what_their_dialect_says(schema: Json, fits: Json, does_
     assert (judge(schema).is_valid(fits), judge(schema).is_valid(does_not)) == (True, False)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("mark", ["", "#"])
-def test_a_dialect_is_named_with_and_without_an_empty_fragment(dialect: str, mark: str) -> None:
-    schema = of_a({"type": "string"}, **{"$schema": dialect + mark})
-    assert compile_schema(schema).violation({"a": 1}) == Violation("/a", "type")
+def test_a_dialect_is_named_with_and_without_an_empty_fragment() -> None:
+    for named in (*DIALECTS, *(f"{dialect}#" for dialect in DIALECTS)):
+        schema = of_a({"type": "string"}, **{"$schema": named})
+        assert compile_schema(schema).violation({"a": 1}) == Violation("/a", "type")
 
 
 VIOLATIONS: list[tuple[Json, Json, Violation | None]] = [
     (of({}, required=["a"]), {}, Violation("", "required")),
+    (of({"$ref": {"type": "string"}}), {"$ref": 1}, Violation("/$ref", "type")),  # only a property
     (of_a({"type": "string"}), {"a": 1}, Violation("/a", "type")),
     (of_a({"type": "integer"}), {"a": True}, Violation("/a", "type")),
     (of_a({"type": "integer"}), {"a": 1.0}, None),
@@ -573,16 +568,16 @@ def test_whatever_an_upstream_calls_a_schema_is_used_or_refused(schema: Json) ->
         pass
 
 
-@pytest.mark.parametrize(
-    ("keyword", "value", "ours", "judges"),
-    [
-        ({"pattern": "^a$"}, "a\n", False, True),  # Python's $ also matches before a line end
-        ({"pattern": r"^\d$"}, "٣", False, True),  # ECMA 262 digits are ASCII; Python's are Unicode's
-        ({"pattern": r"^\w$"}, "ä", False, True),
-        ({"multipleOf": 0.01}, 0.07, True, False),  # the judge divides binary fractions
-        ({"multipleOf": 1e-8}, 12391239123, True, True),
-    ],
-)
+DIFFERENT: list[tuple[Json, Json, bool, bool]] = [
+    ({"pattern": "^a$"}, "a\n", False, True),  # Python's $ also matches before a line end
+    ({"pattern": r"^\d$"}, "٣", False, True),  # ECMA 262 digits are ASCII; Python's are Unicode's
+    ({"pattern": r"^\w$"}, "ä", False, True),
+    ({"multipleOf": 0.01}, 0.07, True, False),  # the judge divides binary fractions
+    ({"multipleOf": 1e-8}, 12391239123, True, True),
+]
+
+
+@pytest.mark.parametrize(("keyword", "value", "ours", "judges"), DIFFERENT)
 def test_where_the_engines_differ_we_know_it(keyword: Json, value: Json, ours: bool, judges: bool) -> None:
     schema = of_a(keyword)
     assert (compile_schema(schema).violation({"a": value}) is None) == ours

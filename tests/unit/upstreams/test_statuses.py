@@ -19,24 +19,14 @@ class Head:
     headers: Mapping[str, str]
 
 
-@pytest.mark.parametrize(
-    ("said", "wait_s"),
-    [
-        ("17", 17.0),
-        (" 0 ", 0.0),
-        ("999999999999", MAX_RETRY_AFTER_S),
-        ("", None),
-        ("soon", None),
-        ("-1", None),
-        ("1.5", None),
-        ("٣", None),
-        ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0),
-        ("Fri, 31 Dec 2100 23:59:59 GMT", MAX_RETRY_AFTER_S),
-        ("Thu, 99 Jan 99999 00:00:00 GMT", None),
-    ],
-)
-def test_a_time_to_come_again_is_bounded(said: str, wait_s: float | None) -> None:
-    assert retry_after_s(Head(429, {"retry-after": said})) == wait_s
+WAITS = {"17": 17.0, " 0 ": 0.0, "999999999999": MAX_RETRY_AFTER_S, "Thu, 01 Jan 1970 00:00:00 GMT": 0.0}
+WAITS["Fri, 31 Dec 2100 23:59:59 GMT"] = MAX_RETRY_AFTER_S
+NO_WAITS = ["", "soon", "-1", "1.5", "٣", "Thu, 99 Jan 99999 00:00:00 GMT"]
+
+
+def test_a_time_to_come_again_is_bounded() -> None:
+    for said, wait_s in {**WAITS, **dict.fromkeys(NO_WAITS)}.items():
+        assert retry_after_s(Head(429, {"retry-after": said})) == wait_s, said
 
 
 def test_a_date_is_the_seconds_until_then() -> None:
