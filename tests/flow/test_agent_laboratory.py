@@ -9,9 +9,7 @@ import pytest
 from bench import agent_kills, agents_many
 
 
-async def test_a_kill_under_load_leaves_nothing_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_kill_under_load_leaves_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m bench.agent_kills` kills two hundred times, and is less patient."""
     numbers = {"FIRST_S": 1.0, "GONE_WITHIN_S": 20.0, "WORKS_WITHIN_S": 60.0, "OVER_WITHIN_S": {1: 60.0}}
     for name, number in numbers.items():

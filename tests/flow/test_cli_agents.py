@@ -274,9 +274,7 @@ async def test_what_the_task_api_gives_up_for_somebody_says_why(tmp_path: Path) 
         assert ends == ["its caller may not have it any more: principal-disabled"]
 
 
-async def test_a_reload_leaves_what_runs_alone_and_what_is_off_is_no_upstream(
-    world: AgentWorld, tmp_path: Path
-) -> None:
+async def test_a_reload_leaves_what_runs_and_what_is_off_is_no_upstream(world: AgentWorld, tmp_path: Path) -> None:
     task, pid = await begun(world)
     before = world.app.live.current.agents
     write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("printf begun", "printf other")))

@@ -80,9 +80,7 @@ async def test_a_turn_is_bounded_and_the_silence_after_it_is_not(processes: Proc
 
 
 @pytest.mark.parametrize(("source", "more"), [(LINES, {}), (RPC, JSON_RPC)])
-async def test_the_next_message_reaches_the_same_process(
-    processes: Processes, source: str, more: dict[str, Any]
-) -> None:
+async def test_the_next_message_meets_the_same_process(processes: Processes, source: str, more: dict[str, Any]) -> None:
     async with talking(processes, source, **more) as (chat, launcher):
         first, second = [await tried(chat, order(said)) for said in ("one", "two")]
         assert (text(first), text(second)) == ("1 one", "2 two")
@@ -169,8 +167,10 @@ TALKS: list[tuple[str, dict[str, Any], list[tuple[str, str]], str]] = [
 
 @pytest.mark.parametrize(("source", "more", "turns", "why"), TALKS)
 async def test_a_program_is_understood_and_what_ends_or_talks_between_two_turns_is_not_asked_again(
-    processes: Processes, source: str, more: dict[str, Any], turns: list[tuple[str, str]], why: str
+    processes: Processes, source: str, more: Any, turns: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if source is STRAYS:
+        monkeypatch.setattr("sidecar.tasks.programs.conversation.QUIET_S", 2.0)
     async with talking(processes, source, **more) as (chat, _):
         for prompt, answer in turns:
             if not prompt:
@@ -178,8 +178,6 @@ async def test_a_program_is_understood_and_what_ends_or_talks_between_two_turns_
                 continue
             heard = await said(chat, prompt)
             assert heard == (answer, BEGAN.format(why) if why and prompt == "two" else "")
-            if source is STRAYS:
-                await asyncio.sleep(0.05)
 
 
 # --- how it ends ------------------------------------------------------------------------------------------------------
@@ -269,9 +267,7 @@ async def test_who_may_not_speak_any_more_meets_nobody_and_their_process_ends(pr
         assert (await said(chat, "three"))[1] == BEGAN.format(why)
 
 
-async def test_where_there_is_no_room_the_one_that_was_silent_longest_goes_and_nobody_elses(
-    processes: Processes,
-) -> None:
+async def test_without_room_the_one_that_was_silent_longest_goes_and_nobody_elses(processes: Processes) -> None:
     clock = Clock()
     more = {"max_sessions": 2, "max_concurrent_executions": 2}
     async with talking(processes, LINES, clock_mono=clock, **more) as (chat, launcher):
@@ -373,7 +369,7 @@ async def test_one_that_does_not_agree_is_ended_with_its_conversation(
         assert (await said(chat, "two"))[1] == BEGAN.format("a turn took too long")
 
 
-async def test_who_takes_nothing_of_what_it_says_does_not_keep_it_alive(
+async def test_who_takes_nothing_of_it_does_not_keep_it_alive(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sidecar.tasks.programs.conversation.CANCEL_GRACE_S", 0.02)

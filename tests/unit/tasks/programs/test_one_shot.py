@@ -96,7 +96,7 @@ async def test_however_it_is_told_it_is_told_the_same(processes: Processes, sour
     assert folders() == before
 
 
-async def test_its_files_stand_where_the_operator_wants_them_and_a_conversation_without_a_process_is_runs(
+async def test_its_files_stand_where_they_should_and_a_conversation_without_process_is_runs(
     processes: Processes,
 ) -> None:
     files = {"input_file_template": "task.md", "output_file_template": "answer-{execution_id}.md"}
@@ -219,9 +219,7 @@ FAILS: list[tuple[str, Category, str]] = [
 
 
 @pytest.mark.parametrize(("mood", "category", "message"), FAILS)
-async def test_its_end_says_whose_fault_it_is(
-    processes: Processes, mood: str, category: Category, message: str
-) -> None:
+async def test_its_end_says_who_is_at_fault(processes: Processes, mood: str, category: Category, message: str) -> None:
     definition = told("stdin", "stdout", "--mood", mood, retries={"exit_codes": [75]})
     _, ended = await ran(processes, definition)
     assert (ended.failure, ended.state) == (Failure(category, message), "TASK_STATE_FAILED")
@@ -253,7 +251,7 @@ async def test_where_a_file_holds_its_answer_what_it_prints_is_why_it_failed(pro
     assert (said, ended.failure) == ("", Failure(Category.AGENT, "exit code 4: no ink"))
 
 
-async def test_a_program_that_is_not_there_is_said_at_once_and_one_that_goes_is_permanent(
+async def test_what_is_not_there_is_said_at_once_and_what_goes_is_permanent(
     processes: Processes, tmp_path: Path
 ) -> None:
     with pytest.raises(SettingsError, match="there is no program"):

@@ -85,9 +85,7 @@ def test_a_call_chooses_what_the_operator_lets_it_choose() -> None:
         ({}, ["-v", "--", "-rm"]),
     ],
 )
-def test_an_empty_value_does_not_make_its_option_take_the_next_argument(
-    parameters: dict[str, str], arguments: list[str]
-) -> None:
+def test_an_empty_value_does_not_let_its_option_take_the_next(parameters: dict[str, str], arguments: list[str]) -> None:
     definition = agent(executable="/bin/true", args=["--", "{prompt}"], input_pattern="args", cli_args={"-v": ""})
     prompt = prompt_from({"parts": [{"text": "-rm"}, {"data": {"parameters": parameters}}]}, definition)
     assert list(command_from("a", definition, {}).program(prompt).argv[1:]) == arguments

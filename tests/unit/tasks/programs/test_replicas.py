@@ -77,9 +77,7 @@ LEFT = [("starting", "while it began"), ("running", "while it ran"), ("failed", 
 
 
 @pytest.mark.parametrize(("state", "when"), LEFT)
-async def test_what_a_dead_sidecar_left_has_failed_and_does_not_run_again(
-    state: str, when: str, tmp_path: Path
-) -> None:
+async def test_what_a_dead_sidecar_left_has_failed_and_runs_no_more(state: str, when: str, tmp_path: Path) -> None:
     work = Working(starts=state != "starting", cleanup_s=0.05)
     script, retries = failing(9) if state == "failed" else work, {"max": 1, "backoff_s": 60}
     stage = staged(script, store=filed(tmp_path), holder="file", max_concurrent_executions=1, retries=retries)

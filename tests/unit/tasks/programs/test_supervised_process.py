@@ -90,9 +90,7 @@ async def test_an_answer_that_nobody_takes_stops_its_program(processes: Processe
     await attended.end()
 
 
-async def test_it_lives_as_long_as_its_term_says_and_a_term_that_bounds_it_no_more_does_not_end_it(
-    processes: Processes,
-) -> None:
+async def test_it_lives_as_long_as_its_term_says_and_a_term_that_was_left_ends_nothing(processes: Processes) -> None:
     past, far = WaitLimit(0.0, 0.0), WaitLimit(2**40, 2**40)
     term, other = TimeLimit(far), TimeLimit(far)
     attended = await started(processes, "exec cat", term=term)

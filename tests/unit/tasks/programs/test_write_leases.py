@@ -53,9 +53,7 @@ async def is_next(lease: WriteLease) -> bool:
     return await lease._comes()
 
 
-async def test_one_at_a_time_in_the_order_in_which_they_came_and_other_agents_have_turns_of_their_own(
-    shared: Run,
-) -> None:
+async def test_one_at_a_time_in_the_order_in_which_they_came_and_each_agent_has_its_own_turns(shared: Run) -> None:
     leases = [lease_of(shared, me, LONG_S) for me in ("one", "two", "three")]
     await leases[0].come()
     await lease_of(shared, "two", LONG_S, "painter").come()

@@ -184,9 +184,7 @@ def out(path: Path) -> Iterator[None]:
             file.execute("ALTER TABLE away RENAME TO deliveries")
 
 
-async def test_a_store_that_is_out_for_a_while_loses_nothing_and_sends_nothing_twice(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_store_that_is_out_loses_and_repeats_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("LOOK_AGAIN_S", "STORE_REST_S"):
         monkeypatch.setattr(f"sidecar.tasks.webhooks.outbox.{name}", 0.05)
     store, outage = DeliveryStore(SqliteFile(tmp_path / "c")), ExitStack()

@@ -113,9 +113,7 @@ async def refused(awaitable: Any) -> Reason:
     return told.value.reason
 
 
-async def test_what_it_pushes_arrives_with_the_callers_token_and_credentials_in_the_callers_version(
-    world: World,
-) -> None:
+async def test_what_it_pushes_arrives_with_its_callers_credentials_in_its_callers_version(world: World) -> None:
     handle, secret = await world.registered()
     request = await world.push(handle, secret, {"task": TASK})
     assert json.loads(verified(request, world.receiver.url)) == {"task": TASK}
