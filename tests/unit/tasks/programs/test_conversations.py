@@ -170,12 +170,14 @@ async def test_a_program_is_understood_and_what_ends_or_talks_between_two_turns_
     processes: Processes, source: str, more: Any, turns: Any, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if source is STRAYS:
-        monkeypatch.setattr("sidecar.tasks.programs.conversation.QUIET_S", 2.0)
+        monkeypatch.setattr("sidecar.tasks.programs.conversation.QUIET_S", 0.4)
     async with talking(processes, source, **more) as (chat, _):
         for prompt, answer in turns:
             if not prompt:
                 await until(lambda: chat.count == 0)
                 continue
+            if source is STRAYS and prompt == "two":
+                await asyncio.sleep(0.5)
             heard = await said(chat, prompt)
             assert heard == (answer, BEGAN.format(why) if why and prompt == "two" else "")
 
