@@ -277,4 +277,3 @@ async def test_forty_programs_of_every_kind_leave_nothing() -> None:
     """`python -m bench.children` does ten thousand."""
     left = await children.run(40)
     assert left.nothing, left
-    assert left.slowest_s < 2.0
