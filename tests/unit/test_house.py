@@ -115,6 +115,12 @@ def test_every_target_of_the_makefile_is_one_line() -> None:
         assert re.search(rf"^{target}: .*;.*[^\\]$", text, re.MULTILINE), target
 
 
+def test_what_is_run_on_every_python_is_there() -> None:
+    (line,) = re.findall(r"^SMOKE := (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    named = line.replace("$(addprefix tests/flow/test_,", "").replace(")", "").split()
+    assert all((ROOT / name).exists() or (ROOT / "tests/flow" / f"test_{name}").exists() for name in named), named
+
+
 # Debian's Python 3.11.2 compiles patterns with these and then finds nothing.
 _NOT_IN_3_11_2 = {"POSSESSIVE_REPEAT", "ATOMIC_GROUP"}
 
