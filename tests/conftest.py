@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from sidecar.cli.serve import settle_interpreter
 from tests.valkey import Valkey, running_valkey
 
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("patient", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 os.umask(0o027)  # who keeps secrets in files closes them to others, and the sidecar sees to it that they did
 
