@@ -191,6 +191,20 @@ def test_problems_without_end_are_counted_but_not_kept(path: Path) -> None:
     assert (report.problem_count, len(report.problems)) == (1000, MAX_PROBLEMS)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_records_of_every_version_verify(path: Path, version: int) -> None:
+    """CONTRACT 13: `verify` reads every older audit version."""
+    lines: Lines = []
+    end = "0" * 64
+    for record in map(orjson.loads, path.read_bytes().splitlines()):
+        line, end = seal({**{k: v for k, v in record.items() if k != "hash"}, "v": version, "prev_hash": end})
+        lines.append(line)
+    path.write_bytes(b"".join(lines))
+    head_of(path).write_bytes(head_line(KEY, ChainEnd(len(lines), end)))
+    report = verify([path], key=KEY)
+    assert report.ok and report.records == len(lines)
+
+
 def test_an_empty_log_with_its_anchor_holds(tmp_path: Path) -> None:
     path = tmp_path / "empty"
     at_once(open_audit(path).close())
