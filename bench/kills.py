@@ -46,6 +46,8 @@ SLOTS = 32  # `mixed.BUDGETS`
 FIRST_S, LAST_S = 0.05, 0.8  # when a kill comes, after the load began
 LOOKED_AT = 5  # tasks of before of each sort, after each start
 SETTLED_S = 2.5  # the agent's tasks are over by then
+# Else the refusals of a caller beyond 100 a minute are counted, in one record.
+EACH_RECORDED = "refusals: {recorded_per_principal_per_minute: 1000000}\n"
 MUST_BE_NOTHING = (
     "answered_without_record",
     "answered_with_two_records",
@@ -168,6 +170,7 @@ async def measured(folder: Path, kills: int, chance: random.Random) -> dict[str,
         write_folder(folder / "s", store=store, **ports)
         with (folder / "s" / "sidecar.yaml").open("a") as settings:
             settings.write(agency.SETTINGS.format(**ports))
+            settings.write(EACH_RECORDED)
         (folder / "s" / "policies" / "nhi_to_nhi.csv").write_text(agency.RULES)
         behind = (sys.executable, "-m", "bench.mixed", str(ports["upstream"]))
         agent = (sys.executable, "-m", "bench.agency", str(ports["agent"]))
