@@ -11,7 +11,7 @@ them is closed exactly once.
     admission   load, refusals       429 503            http/server/load_shedding.py, http/server/refusal_throttle.py
     switch      disabled principals  403                kill_switch/
     policy      permission           403                policy/
-    ownership   owners of tasks      404                ownership.py, storage/task_owners/
+    ownership   owners of tasks      404                ownership.py, storage/task_owners.py
     arguments   pinned definition    403                upstreams/mcp/pins.py
                 input schema         a tool's error     upstreams/mcp/arguments.py
     limits      rates and budgets    429 503            limits/

@@ -106,6 +106,7 @@ async def test_who_connects_and_does_nothing_is_hung_up_on(begins: bytes, tmp_pa
         async with asyncio.timeout(PATIENCE_S):
             while await reader.read(4096):
                 pass
+        assert reader.at_eof()
         writer.close()
 
 
