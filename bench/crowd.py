@@ -2,7 +2,7 @@
 
 Several `sidecar serve`, each with its own folder and address, one real Valkey, one server behind them that counts what
 reaches it, and callers who come over HTTP to all of them at once. One hour's limit refuses; a day and a budget of money
-must then have moved exactly as often (with the fast lane, which money does not have, only the day).
+must then have moved exactly as often.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sidecar.limits.topology import PREFIX
 from sidecar.settings.shipped_files import shipped
 
 CALLERS = 16  # of each sidecar
-SETTLED_S = 1.5  # idle blocks of the lane are given back, and what could not be confirmed is undone
+SETTLED_S = 1.5  # what could not be confirmed is undone
 SPENDER = "nhi:spender"
 COST = 2_000  # millionths of a dollar
 SETTINGS = """\
@@ -38,7 +38,7 @@ data: data
 server: {{listen: "127.0.0.1:0", max_lag_s: 60}}
 admin: {{listen: "127.0.0.1:{admin}"}}
 local: [{{listen: "127.0.0.1:{port}", principal: "{spender}"}}]
-store: {{url: "{store}"{lane}}}
+store: {{url: "{store}"}}
 refusals: {{per_principal_per_minute: 1000000}}
 upstreams: {{{server}: {{mcp: {{url: "{upstream}"}}, probe: {{enabled: false}}}}}}
 """
@@ -110,7 +110,7 @@ def _answer(head: bytes, body: bytes) -> str:
     return f"{head[9:12].decode()} {reason}".strip()
 
 
-def met(attempts: int, processes: int, limit: int, lane: int) -> Met:
+def met(attempts: int, processes: int, limit: int) -> Met:
     """What becomes of so many calls. Raises BenchFailed where a process did not serve."""
     with tempfile.TemporaryDirectory(prefix="crowd") as name, ExitStack() as ends:
         folder, upstream, ports = Path(name), free_port(), [free_port() for _ in range(processes)]
@@ -119,7 +119,7 @@ def met(attempts: int, processes: int, limit: int, lane: int) -> Met:
         wait_for_port(upstream, ends.enter_context(running(behind, folder / "upstream.log")))
         starting = []
         for port in ports:
-            config, ready = _write(folder / str(port), port, upstream, store, limit, lane)
+            config, ready = _write(folder / str(port), port, upstream, store, limit)
             command = (sys.executable, "-m", "sidecar", "serve", "-c", str(config))
             starting.append((ready, ends.enter_context(running(command, folder / f"{port}.log"))))
         for ready, process in starting:
@@ -127,7 +127,7 @@ def met(attempts: int, processes: int, limit: int, lane: int) -> Met:
         began_s = time.monotonic()
         answers = asyncio.run(_call(ports, attempts))
         took_s = time.monotonic() - began_s
-        if lane or answers.keys() - {"admitted", "429 rate-limited"}:
+        if answers.keys() - {"admitted", "429 rate-limited"}:
             time.sleep(SETTLED_S)
         return Met(answers, _reached(upstream), _counted(store), took_s)
 
@@ -151,7 +151,7 @@ def _bytes(post: Post) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def _write(folder: Path, port: int, upstream: int, store: str, limit: int, lane: int) -> tuple[Path, str]:
+def _write(folder: Path, port: int, upstream: int, store: str, limit: int) -> tuple[Path, str]:
     """A folder; its configuration, and where it says that it is ready."""
     (folder / "policies").mkdir(parents=True)
     shutil.copytree(shipped("models"), folder / "models")
@@ -162,14 +162,13 @@ def _write(folder: Path, port: int, upstream: int, store: str, limit: int, lane:
             admin=admin,
             spender=SPENDER,
             store=store,
-            lane=f", fast_lane: {{max_calls: {lane}}}" if lane else "",
             server=SERVER,
             upstream=f"http://127.0.0.1:{upstream}/mcp",
         )
     )
     (folder / "policies" / "agent_to_tool.csv").write_text(f"p, {SPENDER}, tool:{SERVER}/*, use, -, -, -, allow\n")
     budgets = BUDGETS.format(spender=SPENDER, limit=limit)
-    money = "" if lane else MONEY.format(spender=SPENDER, server=SERVER)
+    money = MONEY.format(spender=SPENDER, server=SERVER)
     (folder / "policies" / "budgets.yaml").write_text(budgets + money)
     return folder / "sidecar.yaml", f"http://127.0.0.1:{admin}/readyz"
 

@@ -1,11 +1,11 @@
 """Do several processes together admit exactly what one limit says, however many attempts they make?
 
-    python -m bench.exactness [--attempts 1000000] [--processes 4] [--limit 100000] [--lane 64] [--over-http]
+    python -m bench.exactness [--attempts 1000000] [--processes 4] [--limit 100000] [--over-http]
 
 Every attempt asks an hour that is the limit, a day, and a budget of money, of one real Valkey on loopback. The hour
-refuses; day and budget must then have moved exactly as often. Then the same, without money, where each process charges
-up to `--lane` calls at once. The processes are the limits alone (`spender`), or with `--over-http` whole sidecars that
-are called (`crowd`), which takes some ten minutes a million. Both tables are in `bench/exactness.json`.
+refuses; day and budget must then have moved exactly as often. The processes are the limits alone (`spender`), or with
+`--over-http` whole sidecars that are called (`crowd`), which takes some ten minutes a million. Both tables are in
+`bench/exactness.json`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Told:
     attempts: int
     processes: int
     limit: int
-    lane: int
     admitted: int
     reached: int | None
     refused_429: int
@@ -53,16 +52,15 @@ class Told:
     attempts_per_s: int
 
 
-def run_over_http(attempts: int, processes: int, limit: int, lane: int) -> Told:
-    met = crowd.met(attempts, processes, limit, lane)
+def run_over_http(attempts: int, processes: int, limit: int) -> Told:
+    met = crowd.met(attempts, processes, limit)
     admitted, refused = met.answers["admitted"], met.answers["429 rate-limited"]
-    should = {"hour": admitted, "day": admitted} | ({} if lane else {"month": admitted * crowd.COST})
+    should = {"hour": admitted, "day": admitted, "month": admitted * crowd.COST}
     return Told(
         over=HTTP,
         attempts=met.answers.total(),
         processes=processes,
         limit=limit,
-        lane=lane,
         admitted=admitted,
         reached=met.reached,
         refused_429=refused,
@@ -73,9 +71,9 @@ def run_over_http(attempts: int, processes: int, limit: int, lane: int) -> Told:
     )
 
 
-async def run(attempts: int, processes: int, limit: int, lane: int) -> Told:
+async def run(attempts: int, processes: int, limit: int) -> Told:
     with tempfile.TemporaryDirectory(prefix="exactness") as folder, valkeys.one(Path(folder)) as node:
-        about = (f"redis://{node.address}", str(attempts // processes), str(limit), str(lane))
+        about = (f"redis://{node.address}", str(attempts // processes), str(limit))
         children = [
             await asyncio.create_subprocess_exec(*COMMAND, *about, stdin=PIPE, stdout=PIPE, cwd=REPOSITORY)
             for _ in range(processes)
@@ -99,13 +97,12 @@ async def run(attempts: int, processes: int, limit: int, lane: int) -> Told:
                 await child.wait()
         counted = {key: _counted(node, key) for key in (HOUR_KEY, DAY_KEY, MONTH_KEY)}
     made, admitted = heard.total(), heard["admitted"]
-    should = {HOUR_KEY: admitted, DAY_KEY: admitted, MONTH_KEY: 0 if lane else admitted * COST}
+    should = {HOUR_KEY: admitted, DAY_KEY: admitted, MONTH_KEY: admitted * COST}
     return Told(
         over=LIMITS,
         attempts=made,
         processes=processes,
         limit=limit,
-        lane=lane,
         admitted=admitted,
         reached=None,
         refused_429=heard["rate-limited"],
@@ -129,23 +126,18 @@ def _counted(node: valkeys.Node, key: str) -> int:
 @click.option("--attempts", type=click.IntRange(1, 100_000_000), default=1_000_000, show_default=True)
 @click.option("--processes", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option("--limit", type=click.IntRange(1, 10_000_000), default=100_000, show_default=True)
-@click.option("--lane", type=click.IntRange(2, 10_000), default=64, show_default=True)
 @click.option("--over-http", is_flag=True, help="Call sidecars, instead of asking limits.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
-def main(attempts: int, processes: int, limit: int, lane: int, over_http: bool, out: Path) -> None:
+def main(attempts: int, processes: int, limit: int, over_http: bool, out: Path) -> None:
     """Try to spend more than there is."""
-    if over_http:
-        told = [asdict(run_over_http(attempts, processes, limit, size)) for size in (0, lane)]
-    else:
-        told = [asdict(asyncio.run(run(attempts, processes, limit, size))) for size in (0, lane)]
+    ran = run_over_http(attempts, processes, limit) if over_http else asyncio.run(run(attempts, processes, limit))
+    told = asdict(ran)
     others = json.loads(out.read_text()) if out.exists() else []
-    kept = [one for one in others if one["over"] != told[0]["over"]]
-    out.write_text(json.dumps(sorted([*kept, *told], key=lambda one: one["over"], reverse=True), indent=1) + "\n")
-    for name, *values in zip(told[0], *(one.values() for one in told), strict=True):
-        click.echo(
-            f"{name.replace('_', ' '):<16}" + "".join(f"{value if value is not None else '':>14}" for value in values)
-        )
-    if any(map(_is_wrong, told)):
+    kept = [one for one in others if one["over"] != told["over"]]
+    out.write_text(json.dumps(sorted([*kept, told], key=lambda one: one["over"], reverse=True), indent=1) + "\n")
+    for name, value in told.items():
+        click.echo(f"{name.replace('_', ' '):<16}{value if value is not None else '':>14}")
+    if _is_wrong(told):
         raise click.ClickException("not exact")
 
 

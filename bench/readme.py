@@ -123,22 +123,19 @@ def laboratory_block_from(
     reloads: Mapping[str, Any],
 ) -> str:
     """What the failure laboratory found, a line for each way to fail."""
-    pairs = zip(exactness[::2], exactness[1::2], strict=True)  # without the fast lane, and with it
-    lines = (*(_exact(*pair) for pair in pairs), _killed(kills), _reloaded(reloads), _tampered(tamper))
+    lines = (*map(_exact, exactness), _killed(kills), _reloaded(reloads), _tampered(tamper))
     return "\n".join(lines)
 
 
-def _exact(plain: Mapping[str, Any], fast: Mapping[str, Any]) -> str:
-    over_http = plain["over"] == "http"
-    who = f"through {plain['processes']} whole sidecars" if over_http else f"of {plain['processes']} processes"
-    reached = f" ({plain['reached']:,} and {fast['reached']:,} reached the server)" if over_http else ""
-    moved = plain["partial"] + fast["partial"]
-    other = plain["other"] + fast["other"]
-    busy = f"; {other:,} found the store busy for longer than 80 ms: 503" if other else ""
+def _exact(told: Mapping[str, Any]) -> str:
+    over_http = told["over"] == "http"
+    who = f"through {told['processes']} whole sidecars" if over_http else f"of {told['processes']} processes"
+    reached = f" ({told['reached']:,} reached the server)" if over_http else ""
+    busy = f"; {told['other']:,} found the store busy for longer than 80 ms: 503" if told["other"] else ""
     return (
-        f"- **{plain['attempts']:,} attempts** {who} on a limit of {plain['limit']:,}: {plain['admitted']:,} admitted, "
-        f"with the [fast lane](docs/limits.md#the-fast-lane) {fast['admitted']:,}{reached}, and {moved or 'no'} other "
-        f"counters moved for a refused call{busy} (`python -m bench.exactness{' --over-http' if over_http else ''}`)."
+        f"- **{told['attempts']:,} attempts** {who} on a limit of {told['limit']:,}: {told['admitted']:,} admitted"
+        f"{reached}, and {told['partial'] or 'no'} other counters moved for a refused call{busy} "
+        f"(`python -m bench.exactness{' --over-http' if over_http else ''}`)."
     )
 
 

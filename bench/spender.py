@@ -1,8 +1,8 @@
-"""One process of several that try to spend a limit: `python -m bench.spender URL ATTEMPTS LIMIT LANE`.
+"""One process of several that try to spend a limit: `python -m bench.spender URL ATTEMPTS LIMIT`.
 
 Says `ready`, waits for a line, makes its attempts 64 at a time, and prints how many were admitted, refused by the
-limit, and anything else. A LANE of more than 0 charges up to so many calls at once. It waits as long as it takes: what
-an outage may cost is asked by `observability/outage_log.py`.
+limit, and anything else. It waits as long as it takes: what an outage may cost is asked by
+`observability/outage_log.py`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections import Counter
 from uuid import uuid4
 
 import uvloop
 
 from sidecar.errors import Refusal
-from sidecar.limits import CounterStore, Limiter, LimitPlan
-from sidecar.limits.fast_lane import FastLane
+from sidecar.limits import Limiter, LimitPlan
 from sidecar.limits.plan import LimitCharge
 from sidecar.limits.redis_store import RedisCounters
 
@@ -28,28 +26,21 @@ COST = 2_000  # millionths of a dollar
 DAY_KEY, HOUR_KEY, MONTH_KEY = "day:exactness", "hour:exactness", "month:exactness"
 
 
-def plan(limit: int, lane: int) -> LimitPlan:
-    """The hour is the limit; what stands before and after it must not move when it refuses. Money has no lane."""
+def plan(limit: int) -> LimitPlan:
+    """The hour is the limit; what stands before and after it must not move when it refuses."""
     day = LimitCharge("exactness:day", "day", DAY_KEY, 10 * limit)
     hour = LimitCharge("exactness:hour", "hour", HOUR_KEY, limit)
     money = LimitCharge("exactness:month", "month", MONTH_KEY, 10**15, amount=COST, unit="usd")
-    return LimitPlan((day, hour) if lane else (day, hour, money))
+    return LimitPlan((day, hour, money))
 
 
-def store_at(url: str, lane: int) -> CounterStore:
-    shared = RedisCounters.at(url, deadline_s=PATIENT_S)
-    if not lane:
-        return shared
-    return FastLane(shared, most=lane, idle_s=0.5, clock=time.monotonic, new_id=lambda: uuid4().hex)
-
-
-async def main(url: str, attempts: int, limit: int, lane: int) -> None:
-    limiter = Limiter(store_at(url, lane))
+async def main(url: str, attempts: int, limit: int) -> None:
+    limiter = Limiter(RedisCounters.at(url, deadline_s=PATIENT_S))
     await limiter.store.ping()
     print("ready", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     heard: Counter[str] = Counter()
-    limits, left = plan(limit, lane), iter(range(attempts))
+    limits, left = plan(limit), iter(range(attempts))
 
     async def caller() -> None:
         for _ in left:
@@ -66,4 +57,4 @@ async def main(url: str, attempts: int, limit: int, lane: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

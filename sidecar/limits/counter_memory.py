@@ -94,18 +94,10 @@ class CounterMemory:
             self._use_less(unspent)
 
     def given_back(self, charges: Charges, decision_id: str) -> None:
-        """Record that a call, or some calls of a block (`fast_lane.py`), were not made. Until the store confirms the
-        return, a lost charge is restored in full."""
+        """Record that a call was not made."""
         self._held.pop(decision_id, None)
-        if charged := self._charged.get(decision_id):
+        if self._charged.pop(decision_id, None):
             self._use_less(charges)
-            if not any(one.amount for one in _without(charged.charges, charges)):
-                del self._charged[decision_id]
-
-    def heard_back(self, charges: Charges, decision_id: str) -> None:
-        """Record that the store confirmed the return."""
-        if charged := self._charged.get(decision_id):
-            charged.charges = _without(charged.charges, charges)
 
     def reset(self, keys: Collection[str]) -> None:
         """Forget what was charged to these counters before they were reset."""

@@ -9,21 +9,25 @@ When the number is used up the caller gets 503 for the outage, not a limit refus
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from sidecar.limits.counters import CounterState
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.plan import LimitCharge, lasting
-from sidecar.limits.store import Charges, CounterUnreadable, SharedCounters, StoreUnavailable, Verdict, WrappedCounters
+from sidecar.limits.store import Charges, CounterUnreadable, SharedCounters, StoreUnavailable, Verdict
 
 OWED_S = 3600.0
 """After this time, charges that could not be sent to the store have left the one-hour window."""
 
 
-class DegradedStore(WrappedCounters):
+class DegradedStore:
     """A shared store that admits, while it is down, `most` calls per limit and window locally."""
 
     def __init__(self, shared: SharedCounters, here: MemoryCounters, most: int) -> None:
-        super().__init__(shared)
+        self.inner = shared
+        self.kind = shared.kind
         self._here = here
         self._most = most
         self._lent: dict[str, Charges] = {}  # running calls that were admitted locally
@@ -75,8 +79,32 @@ class DegradedStore(WrappedCounters):
             self.inner.extend(charges, decision_id)
 
     async def reset(self, charges: Charges) -> None:
-        await super().reset(charges)
+        await self.inner.reset(charges)
         await self._here.reset(charges)
+
+    @property
+    def up(self) -> bool:
+        return self.inner.up
+
+    @property
+    def trouble(self) -> str:
+        return self.inner.trouble
+
+    @property
+    def warning(self) -> str:
+        return self.inner.warning
+
+    async def look(self, charges: Charges) -> tuple[CounterState, ...]:
+        return await self.inner.look(charges)
+
+    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
+        return await self.inner.run(script, key, arguments)
+
+    async def ping(self) -> None:
+        await self.inner.ping()
+
+    async def close(self) -> None:
+        await self.inner.close()
 
 
 def _here(decision_id: str) -> str:

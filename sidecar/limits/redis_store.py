@@ -385,8 +385,6 @@ class RedisCounters:
         then released."""
         if settlement.verb == "release":
             self._recall.released(settlement.charges, settlement.decision_id)
-        elif settlement.verb == "give_back":
-            self._recall.heard_back(settlement.charges, settlement.decision_id)
 
     def _settle_debts(self) -> None:
         """Settle all debts in batches: all at once would delay current calls and be late themselves. A store that

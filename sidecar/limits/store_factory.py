@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable
 
 from sidecar.limits.degraded import DegradedStore
-from sidecar.limits.fast_lane import FastLane
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.store import LEASE_S, UNSEEN, CounterStore, SharedCounters, StoreObserver
 from sidecar.settings.store import StoreSettings
@@ -31,10 +28,6 @@ def open_store(
     shared: SharedCounters = RedisCounters(
         finder_of(chosen), lease_s=lease_s, deadline_s=chosen.timeout, observer=observer, kind=kind
     )
-    if (lane := chosen.fast_lane) is not None:
-        shared = FastLane(
-            shared, most=lane.max_calls, idle_s=lane.idle_s, clock=time.monotonic, new_id=lambda: secrets.token_hex(8)
-        )
     if chosen.degraded_calls is None:
         return shared
     return DegradedStore(shared, MemoryCounters(clock, lease_s=lease_s), chosen.degraded_calls)

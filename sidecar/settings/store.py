@@ -165,15 +165,6 @@ class SentinelLogin(Section):
     """The file with its password."""
 
 
-class FastLaneSettings(Section):
-    """Calls that come quickly are charged a block at a time."""
-
-    max_calls: Annotated[int, Field(ge=2, le=1_000)] = 32
-    """The largest block: as many calls as a killed instance may take with it."""
-    idle_s: Annotated[Seconds, Field(ge=0.05, le=10.0)] = 0.25
-    """What is left of a block that was unused for so long is given back."""
-
-
 class StoreSettings(Section):
     """The store of limits."""
 
@@ -196,9 +187,6 @@ class StoreSettings(Section):
     money are refused in both."""
     degraded_calls: Count | None = None
     """How many calls each instance admits by itself while the store is out, per limit and window of it."""
-    fast_lane: FastLaneSettings | None = None
-    """Limits of an hour, a day or a month that many calls ask about are charged in blocks, so that the store is not
-    asked about each call. Never more than the limit; off by default."""
 
     @property
     def place(self) -> StorePlace:
@@ -215,8 +203,6 @@ class StoreSettings(Section):
             yield Finding('the key "degraded_calls" is missing', "S136", hint, ("on_failure",))
         if self.degraded_calls is not None and self.on_failure != "degraded":
             yield Finding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))
-        if self.fast_lane is not None and self.is_memory:
-            yield Finding("fast_lane is for a store that replicas share", "S136", "remove it", ("fast_lane",))
         if self.on_failure == "degraded" and self.is_memory:
             yield Finding("the in-process store is never out", "S136", "remove it", ("on_failure",))
         if self.tls is not None and not place.tls:

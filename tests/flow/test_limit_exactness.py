@@ -26,8 +26,8 @@ async def test_four_processes_of_64_tasks_admit_exactly_1000(valkey: Valkey) -> 
 
 
 def test_two_sidecars_let_through_what_one_limit_says_and_no_call_that_it_refuses_moves_another() -> None:
-    """`python -m bench.exactness --over-http` asks four of them a million times, and with the fast lane."""
-    met = crowd.met(attempts=300, processes=2, limit=100, lane=0)
+    """`python -m bench.exactness --over-http` asks four of them a million times."""
+    met = crowd.met(attempts=300, processes=2, limit=100)
     assert met.answers == {"admitted": 100, "429 rate-limited": 200}
     assert met.reached == 100
     assert met.counted == {"hour": 100, "day": 100, "month": 100 * crowd.COST}

@@ -225,25 +225,6 @@ async def test_an_end_that_was_not_heard_either_is_said_again_after_its_charge(f
         assert not ours.store._recall.held and not ours.store._owed
 
 
-@pytest.mark.parametrize("heard", [True, False])
-async def test_of_a_block_what_was_used_is_charged_again(fresh_valkey: Valkey, heard: bool) -> None:
-    """The fast lane charges many calls under one id, and gives back those that nobody made."""
-    block, left = replace(HOUR, amount=8), replace(HOUR, amount=3)
-    async with instances(fresh_valkey) as (client, ours):
-        await ours.charge(DAY)
-        before = state_of(fresh_valkey)
-        await ours.store.reserve((block,), "block")
-        if heard:
-            ours.store.give_back((left,), "block")
-            await ours.store.ping()
-        rolled_back(client, before)
-        if not heard:
-            ours.store.give_back((left,), "block")
-        await ours.noticed()
-        await ours.store.ping()
-        assert counted(client, HOUR) == 5
-
-
 async def test_charges_of_before_are_charged_again_even_where_the_limit_is_spent(fresh_valkey: Valkey) -> None:
     """Who lost more than there is room for owes it: the bound of what a failover admits too much is what it lost."""
     async with instances(fresh_valkey, count=2) as (client, ours, theirs):
