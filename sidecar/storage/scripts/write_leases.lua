@@ -6,8 +6,7 @@
 --         <key>:heads:<agent>  who waits, by when they came
 --         <key>:seen:<agent>   when each of them asked last
 -- ARGV  the verb, and: how many milliseconds a lease lasts, the agent, who asks
--- Reply come: 1 or 0 whether the turn is theirs, and how many wait before them; keep: 1 while it is, 0 if it is not;
---       leave, greet: 1
+-- Reply come, keep: 1 or 0, whether the turn is theirs; leave, greet: 1
 
 local key, verb, lease, agent, me = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local time = redis.call('TIME')
@@ -43,7 +42,7 @@ end
 
 if holds == me then
   redis.call('PEXPIRE', holder, lease)
-  return {1, 0}
+  return 1
 end
 for _, who in ipairs(redis.call('ZRANGE', heads, 0, -1)) do
   local asked = tonumber(redis.call('HGET', seen, who))
@@ -53,12 +52,11 @@ if not redis.call('ZSCORE', heads, me) then
   redis.call('ZADD', heads, string.format('%.0f', time[1] * 1000000 + time[2]), me)
 end
 redis.call('HSET', seen, me, string.format('%.0f', now))
-local before = redis.call('ZRANK', heads, me)
-if before == 0 and not holds and since + lease <= now then
+if redis.call('ZRANK', heads, me) == 0 and not holds and since + lease <= now then
   redis.call('SET', holder, me, 'PX', lease)
   gone(me)
-  return {1, 0}
+  return 1
 end
 redis.call('PEXPIRE', heads, lease)
 redis.call('PEXPIRE', seen, lease)
-return {0, before}
+return 0

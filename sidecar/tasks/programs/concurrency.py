@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import count
 
 from sidecar.errors import Reason, Refusal
 
@@ -75,14 +73,6 @@ class RunSlots:
     def resized(self, places: int, most: int) -> None:
         self._places, self._most = places, most
         self._go_on()
-
-    def order(self) -> Iterator[RunSlot]:
-        """Yields the waiting runs in the order of their turns if no further run is added."""
-        for turn in count():
-            row = [queue[turn] for queue in self._waiting.values() if turn < len(queue)]
-            if not row:
-                return
-            yield from row
 
     def _go_on(self) -> None:
         while self._waiting and len(self._taken) < self._places:

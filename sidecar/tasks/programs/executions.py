@@ -357,15 +357,6 @@ class Executions:
         self.worker.begin(record.id, course, course.run)
         return course.record
 
-    def _tell_places(self) -> None:
-        ahead = {
-            place: index
-            for turns in {course.offer.turns for course in self._courses.values()}
-            for index, place in enumerate(turns.order())
-        }
-        for course in self._courses.values():
-            course.tell_place(ahead.get(course.place))
-
     async def _kept(self, run_id: str) -> Execution:
         record = await self.get(run_id)
         if record is None:
@@ -402,7 +393,6 @@ class Executions:
 
     async def _look(self) -> None:
         self.review()
-        self._tell_places()
         self.measure()
         now_s = time.monotonic()
         if now_s - self._looked_s >= (LOOK_EVERY_S if self.held.is_shared else LOOK_ALONE_EVERY_S):

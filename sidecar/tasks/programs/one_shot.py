@@ -123,7 +123,7 @@ class OneShot:
         """Returns its end, once nothing of it is left. A program that closed its output may run on until its
         deadline."""
         definition = self._command.definition
-        await attended.wait()
+        await attended.exits()
         timed_out = attended.timed_out
         how = await attended.end()
         if timed_out:

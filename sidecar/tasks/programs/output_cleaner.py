@@ -21,103 +21,37 @@ from urllib.parse import quote
 REPLACEMENT: Final = "[redacted]"
 MIN_SECRET_CHARS: Final = 4  # a shorter value, such as `1` or `on`, is no secret, and occurs everywhere
 
-_SPECIAL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all control characters except tab and line feed
-_CSI_END: Final = re.compile(r"[^\x20-\x3f]")
-_STRING_END: Final = re.compile(r"[\x07\x18\x1a\x1b\x9c]")
-_OPENS_STRING: Final = frozenset("]PX^_")  # OSC, DCS, SOS, PM, APC, in 7 bits
-_STRINGS: Final = frozenset("\x90\x98\x9d\x9e\x9f")  # the same in 8 bits
+# An empty group marks a sequence that the end of the text cuts off.
+_CONTROL: Final = re.compile(
+    r"(?:\x1b\[|\x9b)[\x20-\x3f]*(?:[\x40-\x7e]|(\Z)|)"  # CSI
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x18\x1a\x1b\x9c]*(?:[\x07\x18\x1a\x9c]|\x1b\\|(\Z)|)"  # OSC, DCS …
+    r"|\x1b[\x20-\x2f]*(?:[\x30-\x7e]|(\Z)|)"
+    r"|\r(?:(\Z)|(?!\n))"
+    r"|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]"
+)
 
 
 class ControlStripper:
     """Removes ECMA-48 control sequences and strings, and control characters except tab and line ends. A lone carriage
-    return becomes a line end, so that no line is overwritten.
-
-    An unterminated control string (a title, a clipboard) is dropped to its end, as terminals do.
-    """
+    return becomes a line end, so that no line is overwritten. An unterminated control string (a title, a clipboard) is
+    dropped to its end, as terminals do."""
 
     def __init__(self) -> None:
-        self._state = self._text
+        self._held = ""  # how a sequence began that has not ended: never its content
 
     def feed(self, text: str) -> str:
-        kept: list[str] = []
-        at = 0
-        while at < len(text):
-            at = self._state(text, at, kept)
-        return "".join(kept)
+        text, self._held = self._held + text, ""
+        return _CONTROL.sub(self._replacement, text)
 
     def end(self) -> str:
-        rest = "\n" if self._state == self._after_return else ""
-        self._state = self._text
-        return rest
+        held, self._held = self._held, ""
+        return "\n" if held == "\r" else ""
 
-    # Each state takes the text from `at` on, and returns where the next one continues.
-
-    def _text(self, text: str, at: int, kept: list[str]) -> int:
-        special = _SPECIAL.search(text, at)
-        if special is None:
-            kept.append(text[at:])
-            return len(text)
-        kept.append(text[at : special.start()])
-        character = special[0]
-        if character == "\x1b":
-            self._state = self._escape
-        elif character == "\x9b":
-            self._state = self._csi
-        elif character in _STRINGS:
-            self._state = self._string
-        elif character == "\r":
-            self._state = self._after_return
-        return special.end()
-
-    def _after_return(self, text: str, at: int, kept: list[str]) -> int:
-        self._state = self._text
-        if text[at] == "\n":
-            kept.append("\r\n")
-            return at + 1
-        kept.append("\n")
-        return at
-
-    def _escape(self, text: str, at: int, kept: list[str]) -> int:
-        character = text[at]
-        if character == "[":
-            self._state = self._csi
-        elif character in _OPENS_STRING:
-            self._state = self._string
-        elif "\x20" <= character <= "\x2f":
-            self._state = self._intermediate
-        elif "\x30" <= character <= "\x7e":
-            self._state = self._text
-        else:
-            self._state = self._text
-            return at
-        return at + 1
-
-    def _intermediate(self, text: str, at: int, kept: list[str]) -> int:
-        if "\x20" <= text[at] <= "\x2f":
-            return at + 1
-        self._state = self._text
-        return at + 1 if "\x30" <= text[at] <= "\x7e" else at
-
-    def _csi(self, text: str, at: int, kept: list[str]) -> int:
-        end = _CSI_END.search(text, at)
-        if end is None:
-            return len(text)
-        self._state = self._text
-        return end.end() if "\x40" <= end[0] <= "\x7e" else end.start()
-
-    def _string(self, text: str, at: int, kept: list[str]) -> int:
-        end = _STRING_END.search(text, at)
-        if end is None:
-            return len(text)
-        self._state = self._string_escape if end[0] == "\x1b" else self._text
-        return end.end()
-
-    def _string_escape(self, text: str, at: int, kept: list[str]) -> int:
-        if text[at] == "\\":
-            self._state = self._text
-            return at + 1
-        self._state = self._escape  # another sequence cut the string off
-        return at
+    def _replacement(self, found: re.Match[str]) -> str:
+        if found.lastindex is None:
+            return "\n" if found[0] == "\r" else ""
+        self._held = ("\x1b[", "\x1b]", found[0][:2], "\r")[found.lastindex - 1]
+        return ""
 
 
 class SecretRedactor:
@@ -212,10 +146,6 @@ class CleaningRules:
         return OutputCleaner(self._strip_control or plain, self._secrets)
 
     def text(self, said: str, *, plain: bool = False) -> str:
-        """Cleans a complete text. Most texts need no cleaning, which a fast check detects."""
-        strips = self._strip_control or plain
-        if not (strips and _SPECIAL.search(said)) and not any(secret in said for secret in self._secrets):
-            return said
         cleaner = self.cleaner(plain=plain)
         return cleaner.feed(said) + cleaner.end()
 

@@ -104,7 +104,6 @@ class RunLifecycle:
     _body: asyncio.Task[None] | None = None
     _lease: WriteLease | None = None
     _last: tuple[StreamResponse, ...] = ()
-    _heard_of_turn: str = ""
     _said: KeptEnd = field(default_factory=partial(KeptEnd, MAX_OUTPUT_CHARS))
 
     def __post_init__(self) -> None:
@@ -172,21 +171,6 @@ class RunLifecycle:
     @property
     def is_elsewhere(self) -> bool:
         return self.saving.is_lost and not self.record.is_done
-
-    def tell_place(self, ahead: int | None) -> None:
-        """Puts the number of runs ahead of it into its task, and sends it to subscribers when it changes. `ahead`
-        counts the runs in this process; None means that it has its turn here, and may still wait for one across
-        replicas."""
-        if ahead is None and self._lease is not None:
-            ahead = self._lease.ahead
-        if ahead is None or self.record.state is not RunState.IDLE or self.is_ending:
-            return
-        said = f"waits for its turn: {ahead} before it"
-        if said != self._heard_of_turn:
-            self._heard_of_turn = said
-            task, events = stood(self.record.task, "TASK_STATE_SUBMITTED", said, self._now())
-            self.record = self.record._replace(task=task)  # not stored: it changes again a moment later
-            self.hearers.tell(events)
 
     # --- attempts -----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""Feeds, reads, measures and ends one running program.
+"""Feeds, reads, measures and ends one running program, for one-shot runs and conversations.
 
-Used by one-shot runs and conversations. Both output streams are read as long as the answer is, so that the program
-never blocks on the other; the answer is read no faster than it is consumed, so that nothing piles up.
+Both output streams are read as long as the answer is, so that the program never blocks on the other; the answer is read
+no faster than it is consumed, so that nothing piles up.
 
     process = await SupervisedProcess.start(processes, program, cleaning)     raises StartFailed
     process.tell(b"prompt"); process.tell_no_more()
@@ -13,23 +13,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+import psutil
+
 from sidecar.tasks.programs.attempt import TimeLimit
 from sidecar.tasks.programs.output_cleaner import CleaningRules, OutputCleaner
-from sidecar.tasks.programs.resource_usage import UsageMeter
 from sidecar.tasks.programs.run_record import Usage
-from sidecar.upstreams.processes import Exit, Process, Processes, Program, StartFailed
+from sidecar.upstreams.processes import Exit, Process, Processes, ProcessUsage, Program, StartFailed
 
 READ_BYTES: Final = 64 * 1024
 GATHER_S: Final = 0.05  # collects more of an answer that has just begun, instead of one event per line
 SILENCE_S: Final = 0.2  # after the program's end, while its descendants may hold its pipes open
 GRACE_S: Final = 2.0  # between asking it to end and killing it
+MEASURED_EVERY_S: Final = 0.5
 _KEPT_CHARS: Final = 8 * 1024
-_TOLD_LINES: Final = 5
+_UNUSED: Final = ProcessUsage(0.0, 0, 0, 0)
 
 
 class StderrTail:
@@ -44,30 +46,22 @@ class StderrTail:
     def over(self) -> None:
         self._text = (self._text + self._cleaner.end())[-_KEPT_CHARS:]
 
-    def lines(self, count: int = _TOLD_LINES) -> list[str]:
-        """Returns the newest lines that are not blank, oldest first."""
-        return [line.strip() for line in self._text.splitlines() if line.strip()][-count:]
-
     @property
     def last(self) -> str:
-        return "".join(self.lines(1))
+        """Returns the last line that is not blank, or ""."""
+        return self._text.rstrip().rpartition("\n")[2].strip()
 
 
 class SupervisedProcess:
     """A program from its start until nothing of it is left. One caller reads at a time."""
 
-    def __init__(
-        self, process: Process, cleaning: CleaningRules, clock_mono: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, process: Process, cleaning: CleaningRules) -> None:
         self.last_words = StderrTail(cleaning.cleaner(plain=True))
         self.timed_out = False
-        self._process, self._meter = process, UsageMeter(process, clock_mono)
-        self.pid, self.answer, self.aside, self.measure_anew = (
-            process.pid,
-            process.answer,
-            process.aside,
-            self._meter.begin,
-        )
+        self._process = process
+        self.pid, self.answer, self.aside = process.pid, process.answer, process.aside
+        self._used = self._used_before = _UNUSED
+        self._began_s, self._peak_bytes = time.monotonic(), 0
         self._gathered = b""
         self._reading: asyncio.Task[bytes] | None = None
         self._ended_early: asyncio.Task[None] | None = None
@@ -75,7 +69,7 @@ class SupervisedProcess:
         self._term: TimeLimit | None = None
         self._exited = asyncio.create_task(process.wait(), name=f"awaits the end of process {process.pid}")
         self._errors = asyncio.create_task(self._keep_errors(), name=f"reads the errors of process {process.pid}")
-        self._measuring = asyncio.create_task(self._meter.run(), name=f"measures process {process.pid}")
+        self._measuring = asyncio.create_task(self._measure(), name=f"measures process {process.pid}")
 
     @classmethod
     async def start(
@@ -98,21 +92,15 @@ class SupervisedProcess:
         """How the program ended, or None while it runs."""
         return self._process.exit
 
-    async def exits(self, within_s: float) -> Exit | None:
-        """Waits up to `within_s` for the program's end; returns it or None."""
+    async def exits(self, within_s: float | None = None) -> Exit | None:
+        """Waits for the program itself to end, which may take long if its output is not read; None if it did not end in
+        time."""
         await asyncio.wait({self._exited}, timeout=within_s)
         return self.exit
 
     @property
     def listens(self) -> bool:
         return self.exit is None and not self._process.stdin.is_closing()
-
-    @property
-    def usage(self) -> Usage:
-        """What it used in all, or since `measure_anew`; exact once it has ended."""
-        if self.exit is None:
-            self._meter.look()
-        return self._meter.usage()
 
     def end_in(self, deadline_s: float | None) -> None:
         """Ends it after this many seconds, whether its output is read or not; None cancels that."""
@@ -131,16 +119,12 @@ class SupervisedProcess:
             term.bind(self._process.may_live)
 
     def tell(self, data: bytes) -> None:
-        """Writes to its standard input without waiting; `unread_bytes` counts what it has not read."""
+        """Writes to its standard input without waiting."""
         if not self._process.stdin.is_closing():
             self._process.stdin.write(data)
 
     def tell_no_more(self) -> None:
         self._process.stdin.close()
-
-    @property
-    def unread_bytes(self) -> int:
-        return self._process.stdin.transport.get_write_buffer_size()
 
     async def read(self, *, gather_s: float = GATHER_S) -> bytes:
         """Reads more of its standard output: what arrives at once or within `gather_s` after that, up to about 64 KiB;
@@ -155,11 +139,6 @@ class SupervisedProcess:
             self._gathered += more
         said, self._gathered = self._gathered, b""
         return said
-
-    async def wait(self) -> Exit:
-        """Waits for the program itself to end, which may take long if its output is not read."""
-        await asyncio.wait({self._exited})
-        return self._process.exit or Exit()
 
     async def end(self, *, patience_s: float = 0.0, grace_s: float = GRACE_S) -> Exit:
         """Asks it to end, then kills it and all its descendants; `patience_s` is the time to end by itself once its
@@ -210,6 +189,48 @@ class SupervisedProcess:
         self._ended_early = asyncio.create_task(
             self._process.end(patience_s=0.0, grace_s=GRACE_S), name=f"ends process {self.pid}"
         )
+
+    # --- usage --------------------------------------------------------------------------------------------------------
+
+    def measure_anew(self) -> None:
+        """Begins the usage of a further turn."""
+        self._look()
+        self._used_before, self._began_s, self._peak_bytes = self._used, time.monotonic(), 0
+
+    @property
+    def usage(self) -> Usage:
+        """What it used in all, or since `measure_anew`: with all its descendants and exact once nothing of it is left,
+        and until then of itself and its ended children."""
+        self._look()
+        used, before = self._process.used or self._used, self._used_before
+        cpu_s = max(used.cpu_s - before.cpu_s, 0.0)
+        is_whole = before is _UNUSED  # otherwise its largest process may have peaked in an earlier turn
+        return Usage(
+            cpu_s,
+            100 * cpu_s / max(time.monotonic() - self._began_s, 0.001),
+            self._used.peak_memory_bytes,
+            max(self._peak_bytes, used.peak_memory_bytes if is_whole else 0),
+            max(used.disk_read_bytes - before.disk_read_bytes, 0),
+            max(used.disk_write_bytes - before.disk_write_bytes, 0),
+        )
+
+    async def _measure(self) -> None:
+        while self.exit is None:
+            self._look()
+            await asyncio.wait({self._exited}, timeout=MEASURED_EVERY_S)
+
+    def _look(self) -> None:
+        """Samples the program and its ended children; the peak is its present memory here."""
+        if self.exit is not None:
+            return
+        with suppress(psutil.Error):  # it ended meanwhile
+            process = psutil.Process(self.pid)
+            with process.oneshot():
+                times, memory = process.cpu_times(), process.memory_info().rss
+                disk = process.io_counters() if hasattr(process, "io_counters") else None
+            read, written = (disk.read_bytes, disk.write_bytes) if disk else (0, 0)
+            self._used = ProcessUsage(sum(times[:4]), memory, read, written)
+            self._peak_bytes = max(self._peak_bytes, memory)
 
 
 async def _undo(starting: asyncio.Future[Process]) -> None:

@@ -58,13 +58,12 @@ class WriteLeases:
 
 @dataclass(slots=True)
 class WriteLease:
-    """One run's exclusive right to write. `ahead` is how many wait before it, as far as known; `term` is how long its
-    program may live if this process cannot renew it, and `why` is why the lease is over, once it is."""
+    """One run's exclusive right to write. `term` is how long its program may live if this process cannot renew it, and
+    `why` is why the lease is over, once it is."""
 
     leases: WriteLeases
     agent: str
     who: str
-    ahead: int = 0
     term: TimeLimit = field(default_factory=TimeLimit)
     why: str = STOOD_STILL
     _good_until_mono_s: float = 0.0
@@ -116,10 +115,9 @@ class WriteLease:
         if answer is None:  # the store is not shared
             self._good_until_mono_s = float("inf")
             return True
-        came, self.ahead = answer
-        if came:
+        if answer:
             self._had(asked_s)
-        return bool(came)
+        return bool(answer)
 
     def _had(self, asked_s: float) -> None:
         """Counts from the request, and only half of the lease: the other half is for ending the program."""

@@ -315,29 +315,6 @@ async def test_a_full_queue_is_a_refusal_and_nothing_is_kept_of_it() -> None:
             await stage.begin(name="painter")
 
 
-async def test_of_a_run_that_waits_it_is_heard_and_seen_how_many_are_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.executions.LOOK_EVERY_S", 0.01)
-    work = Working()
-    async with running(staged(work, max_concurrent_executions=1)) as stage:
-        first = await stage.begin()
-        second = await stage.begin()
-        third = await stage.begin(caller=BOB)
-        async with aclosing(stage.executions.follow(third)) as told:
-            said = []
-            async for event in told:
-                stands = (event or {}).get("statusUpdate") or (event or {}).get("task") or {}
-                message = stands.get("status", {}).get("message", {})
-                said += [part["text"] for part in message.get("parts", ())]
-                if len(said) == 1:
-                    await stage.executions.cancel(second, "why")
-                if len(said) == 2:
-                    break
-        assert said == ["waits for its turn: 1 before it", "waits for its turn: 0 before it"]
-        seen = await stage.get(third)
-        assert seen.task["status"]["message"] == message, "also by who looks now and then"
-        assert first in work.there
-
-
 async def test_what_one_agent_waits_for_keeps_no_other_waiting() -> None:
     stage = staged(Working(), max_concurrent_executions=1)
     stage.executions.offer({"writer": agent(max_concurrent_executions=1), "painter": agent()})
