@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sidecar.cli.command import INVALID, catalogue_option, config_option, json_option, print_json
+from sidecar.cli.command import INVALID, catalogue_option, config_and_json, print_json
 from sidecar.errors import ConfigError, Fault, visible
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@config_option
-@json_option
+@config_and_json
 @click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; require owners.")
 @click.option("--soon", "soon_days", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
 @catalogue_option

@@ -15,14 +15,13 @@ from sidecar.cli.client_files.formats import (
     snippet,
     written,
 )
-from sidecar.cli.command import CommandFailed, config_option, json_option, print_json, settings_in
+from sidecar.cli.command import CommandFailed, config_and_json, print_json, settings_in
 
 
 @click.command("client-config")
 @click.option("--for", "client", type=click.Choice(sorted(CLIENTS)), required=True, help="The client.")
 @click.option("--server", metavar="NAME", help="Only this upstream.")
-@config_option
-@json_option
+@config_and_json
 def client_config(client: str, server: str | None, config: Path, as_json: bool) -> None:
     """Print what an MCP client writes in its configuration to reach the upstreams of a sidecar."""
     settings, kind = settings_in(config), CLIENTS[client]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +26,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 catalogue_option = click.option(
     "--catalogue", type=EXISTING_FILE, help="The tools that exist, YAML or JSON: server → tools."
 )
+
+
+def config_and_json(command: Callable[..., None]) -> Callable[..., None]:
+    return config_option(json_option(command))
 
 
 class CommandFailed(click.ClickException):

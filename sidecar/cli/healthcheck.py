@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 import orjson
 
-from sidecar.cli.command import NO, config_option, json_option, settings_in
+from sidecar.cli.command import NO, config_and_json, settings_in
 from sidecar.cli.operator_socket import ask_control
 
 
 @click.command()
-@config_option
-@json_option
+@config_and_json
 def healthcheck(config: Path, as_json: bool) -> None:
     """Ask a running sidecar whether it is ready, over its control socket. For images without a shell."""
     try:

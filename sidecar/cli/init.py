@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,9 +20,7 @@ from sidecar.errors import visible
 from sidecar.settings.shipped_files import shipped
 
 if TYPE_CHECKING:
-    from sidecar.cli.client_files.configuration import ClientFile
     from sidecar.cli.client_files.folder import Import
-    from sidecar.settings.yaml_nodes import Loc
 
 _SETTINGS = """\
 # yaml-language-server: $schema=./sidecar.schema.json
@@ -119,43 +116,6 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)
     click.echo(f"wrote {len(files) + len(secrets)} files to {folder}\nnext: sidecar check -c {folder / 'sidecar.yaml'}")
-
-
-def join(
-    file: ClientFile, folder: Path, environ: Mapping[str, str], taken: frozenset[str]
-) -> tuple[dict[Loc, str], list[str]]:
-    """Add a client's servers to a folder, which is created if needed; return their upstream names and messages to
-    print. Existing files are extended or kept; a server that is already there is not added again. `taken` are names
-    that lead elsewhere. Raises ConfigError, OSError.
-    """
-    from sidecar.cli.client_files.configuration import slugs
-    from sidecar.cli.client_files.folder import imported
-    from sidecar.cli.client_files.yaml_insertion import upstreams_in, with_upstreams
-    from sidecar.settings.writing import write_whole
-
-    config = folder / "sidecar.yaml"
-    there = upstreams_in(config) if config.exists() else {}
-    wanted = slugs(file.servers)
-    meant = imported(file, folder, environ, wanted, home=Path.home()).upstreams
-    names = {loc: name for loc, name in wanted.items() if name in there and meant.get(name) == there[name]}
-    notes = [f"{name} is in {config} already; its rules and secrets stay" for name in names.values()]
-    rest = tuple(server for server in file.servers if server.loc not in names)
-    names |= slugs(rest, taken | frozenset(there))
-    if all(server.disabled for server in rest):
-        return names, notes
-    found = imported(replace(file, servers=rest), folder, environ, names, home=Path.home())
-    joined = with_upstreams(config.read_text("utf-8"), config, found.upstreams) if config.exists() else None
-    files = found.rules if joined else _starting_with(found)
-    write_files(folder, {name: text for name, text in files.items() if not (folder / name).exists()})
-    for name, secret in found.secrets.items():
-        path = folder / name
-        if path.exists():
-            write_whole(path, path.read_bytes() + secret.encode(), mode=0o600)
-        else:
-            write_files(folder, {name: secret}, secret=True)
-    if joined:  # last: an upstream takes effect together with its rules and secrets
-        write_whole(config, joined.encode())
-    return names, [*notes, *found.notes, *_needs(found, folder)]
 
 
 def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:

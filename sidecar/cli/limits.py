@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 import click
 
-from sidecar.cli.command import config_option, json_option
+from sidecar.cli.command import config_and_json
 from sidecar.cli.lazy_group import Group
 from sidecar.cli.operator_socket import ask
 from sidecar.cli.terminal import print_table
@@ -36,8 +36,7 @@ def limits() -> None:
     "--tool", default="", help="Limits that a call of it may charge: <server>/<tool>, nhi:<agent>, resource:…"
 )
 @click.option("--limit", default="", help="Limits of this name; * matches any run of characters.")
-@config_option
-@json_option
+@config_and_json
 def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> None:
     """How much of each limit is used, the fullest first. This charges nothing.
 
@@ -62,8 +61,7 @@ def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> 
 @click.option("--principal", required=True, help="Whose limits (user:<id> or nhi:<id>).")
 @click.option("--limit", default="", help="Only limits of this name; * matches any run of characters. Default: all.")
 @click.option("--force", is_flag=True, help="Also for a name that nothing here knows.")
-@config_option
-@json_option
+@config_and_json
 def reset(principal: str, limit: str, force: bool, config: Path, as_json: bool) -> None:
     """Reset what counts --principal alone, at every replica that shares the store. The audit log records it.
 

@@ -1,13 +1,9 @@
-"""Connects commands to the running sidecar, through the Unix socket in its data folder, which only its owner can
-open.
-"""
+"""Connects commands to the running sidecar, through the Unix socket in its data folder that only its owner can open."""
 
 from __future__ import annotations
 
 import http.client
-import queue
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,7 +20,6 @@ from sidecar.protocols.sse import SseParser
 LOOK_S = 3.0  # for an answer
 ORDER_S = 30.0  # for an order, which is written to disk, to the audit log and to a store that may be slow
 SILENT_S = 60.0  # for a stream, which sends a keep-alive every few seconds
-TICK_S = 0.5
 MAX_ANSWER_BYTES = 32 * 2**20  # all principals that can be disabled, with their reasons
 NOT_RUNNING = "is it running?"
 
@@ -38,7 +33,7 @@ def ask_control(
     control: Path, target: str, *, verb: str = "GET", order: object = None, deadline_s: float = LOOK_S
 ) -> tuple[int, bytes]:
     """Return the status and body of the response; `order` is sent as JSON. Raises OSError if there is no response."""
-    with _asked(control, target, verb, order, deadline_s) as (response, _):
+    with _asked(control, target, verb, order, deadline_s) as response:
         return response.status, response.read(MAX_ANSWER_BYTES)
 
 
@@ -118,64 +113,34 @@ class SidecarUnreachable(Exception):
     """The sidecar does not respond, or the connection broke."""
 
 
-_Read = queue.SimpleQueue[SocketEvent | SidecarUnreachable | None]
-
-
-def events(control: Path, target: str) -> Iterator[SocketEvent | None]:
-    """Yield the events of a stream as they arrive, and None twice a second in between. Ends with the stream. Raises
-    SidecarUnreachable if the sidecar does not respond or the connection breaks; ends the command if the sidecar
-    refuses.
-
-    A thread reads, so that the caller can be interrupted and has a clock. A run's output is bounded by its definition,
-    so the queue is bounded too.
+def events(control: Path, target: str) -> Iterator[SocketEvent]:
+    """Yield the events of a stream as they arrive; ends with the stream. Raises SidecarUnreachable if the sidecar does
+    not respond or the connection breaks; ends the command if the sidecar refuses.
     """
-    read: _Read = queue.SimpleQueue()
     try:
-        with _asked(control, target, "GET", None, SILENT_S) as (response, line):
+        with _asked(control, target, "GET", None, SILENT_S) as response:
             if response.status != 200:
                 refused(response.status, answer_in(response.status, response.read(MAX_ANSWER_BYTES)))
-            reader = threading.Thread(target=_read, args=(response, read), name="reads events", daemon=True)
-            reader.start()
-            try:
-                yield from _taken(read)
-            finally:
-                with suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)
-                reader.join(TICK_S)
+            yield from _read(response)
     except OSError as error:
         raise SidecarUnreachable(error.strerror or str(error)) from None
 
 
-def _taken(read: _Read) -> Iterator[SocketEvent | None]:
-    while True:
-        try:
-            event = read.get(timeout=TICK_S)
-        except queue.Empty:
-            yield None
-            continue
-        if event is None:
-            return
-        if isinstance(event, SidecarUnreachable):
-            raise event
-        yield event
-
-
-def _read(response: http.client.HTTPResponse, into: _Read) -> None:
+def _read(response: http.client.HTTPResponse) -> Iterator[SocketEvent]:
     parser = SseParser()
     try:
         while chunk := response.read1(64 * 1024):
             for event in parser.feed(chunk):
                 if event.data is not None:
-                    into.put(SocketEvent(event.event, orjson.loads(event.data)))
-        into.put(None)
+                    yield SocketEvent(event.event, orjson.loads(event.data))
     except (OSError, ValueError, http.client.HTTPException, Refusal):
-        into.put(SidecarUnreachable("the stream broke off"))
+        raise SidecarUnreachable("the stream broke off") from None
 
 
 @contextmanager
 def _asked(
     control: Path, target: str, verb: str, order: object, deadline_s: float
-) -> Iterator[tuple[http.client.HTTPResponse, socket.socket]]:
+) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("localhost", timeout=deadline_s)
     line = connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -183,7 +148,7 @@ def _asked(
         line.connect(str(control))
         with suppress(BrokenPipeError, ConnectionResetError):  # a server that stops reading still sends its reason
             connection.request(verb, target, None if order is None else orjson.dumps(order))
-        yield connection.getresponse(), line
+        yield connection.getresponse()
     except http.client.HTTPException as error:  # the response was truncated, or did not come from a sidecar
         raise OSError(f"no whole answer: {type(error).__name__}") from None
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from sidecar.cli.command import config_option, json_option
+from sidecar.cli.command import config_and_json
 from sidecar.cli.lazy_group import Group
 from sidecar.cli.operator_socket import ask, path_of
 
@@ -29,8 +29,7 @@ def principal() -> None:
 @click.option("--reason", default="", help="Why, for the list and the audit log.")
 @click.option("--until", default=None, help="When it ends by itself, such as 2027-03-31T00:00:00Z.")
 @click.option("--force", is_flag=True, help="Also a name that nothing here knows.")
-@config_option
-@json_option
+@config_and_json
 def disable(name: str, reason: str, until: str | None, force: bool, config: Path, as_json: bool) -> None:
     """Refuse all calls that NAME (user:<id> or nhi:<id>) makes, takes part in or is the target of."""
     order = {"reason": reason, "until": until, "if_known": not force}
@@ -42,8 +41,7 @@ def disable(name: str, reason: str, until: str | None, force: bool, config: Path
 
 @principal.command()
 @click.argument("name")
-@config_option
-@json_option
+@config_and_json
 def enable(name: str, config: Path, as_json: bool) -> None:
     """Undo `disable`. A principal that policies/disabled.yaml disables is enabled there."""
     answer = ask(config, path_of("principals", name, "enable"), as_json, {}, hint=HINT)
@@ -52,8 +50,7 @@ def enable(name: str, config: Path, as_json: bool) -> None:
 
 
 @principal.command(name="list")
-@config_option
-@json_option
+@config_and_json
 def list_(config: Path, as_json: bool) -> None:
     """The disabled principals, by `disable` and by policies/disabled.yaml."""
     answer = ask(config, path_of("principals"), as_json, hint=HINT)

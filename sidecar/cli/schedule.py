@@ -23,7 +23,7 @@ import click
 import orjson
 
 from sidecar.cli.agent.formatting import row_for
-from sidecar.cli.command import check_known, config_option, json_option, print_json, settings_in
+from sidecar.cli.command import check_known, config_and_json, print_json, settings_in
 from sidecar.cli.lazy_group import Group
 from sidecar.cli.operator_socket import ask, path_of
 from sidecar.cli.terminal import print_table
@@ -40,8 +40,7 @@ def schedule() -> None:
 
 
 @schedule.command(name="list")
-@config_option
-@json_option
+@config_and_json
 def list_(config: Path, as_json: bool) -> None:
     """Every schedule: when it is due next, when it was due last, and whether it is paused."""
     found = ask(config, path_of("schedules"), as_json)["schedules"]
@@ -54,8 +53,7 @@ def list_(config: Path, as_json: bool) -> None:
 @schedule.command(name="next")
 @click.argument("name", default="")
 @click.option("--count", type=click.IntRange(1, 1_000), default=5, show_default=True, help="How many times.")
-@config_option
-@json_option
+@config_and_json
 def next_(name: str, count: int, config: Path, as_json: bool) -> None:
     """When the schedule NAME of sidecar.yaml, or each of them, is due next. Needs no running sidecar, and does not know
     whether it is paused. `sidecar schedule list` has those that were added."""
@@ -91,8 +89,7 @@ def next_(name: str, count: int, config: Path, as_json: bool) -> None:
     "--overlap", type=click.Choice(["skip", "allow"]), help="Whether a run may begin beside the previous one."
 )
 @click.option("--disabled", is_flag=True, help="Keep it, and do not run it.")
-@config_option
-@json_option
+@config_and_json
 def add(
     name: str,
     config: Path,
@@ -116,8 +113,7 @@ def add(
 
 @schedule.command()
 @click.argument("name")
-@config_option
-@json_option
+@config_and_json
 def remove(name: str, config: Path, as_json: bool) -> None:
     """Remove the schedule NAME that was added, and cancel its runs."""
     answer = ask(config, path_of("schedules", name), as_json, verb="DELETE")
@@ -127,8 +123,7 @@ def remove(name: str, config: Path, as_json: bool) -> None:
 
 @schedule.command()
 @click.argument("name")
-@config_option
-@json_option
+@config_and_json
 def run(name: str, config: Path, as_json: bool) -> None:
     """Run the schedule NAME now, as it runs when it is due; its next time stays as it is."""
     one = settings_in(config).schedules.get(name)
@@ -141,8 +136,7 @@ def run(name: str, config: Path, as_json: bool) -> None:
 
 @schedule.command()
 @click.argument("name")
-@config_option
-@json_option
+@config_and_json
 def pause(name: str, config: Path, as_json: bool) -> None:
     """Pause the schedule NAME at every replica, until it is resumed. Runs in progress go on."""
     answer = ask(config, path_of("schedules", name, "pause"), as_json, {})
@@ -152,8 +146,7 @@ def pause(name: str, config: Path, as_json: bool) -> None:
 
 @schedule.command()
 @click.argument("name")
-@config_option
-@json_option
+@config_and_json
 def resume(name: str, config: Path, as_json: bool) -> None:
     """Resume the schedule NAME. Runs that were due meanwhile are not made up for."""
     answer = ask(config, path_of("schedules", name, "resume"), as_json, {})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,15 +20,14 @@ from sidecar.cli.client_files.formats import (
 )
 from sidecar.cli.client_files.jsonc import read_jsonc
 from sidecar.cli.client_files.wrap import (
-    backups_of,
+    backup_of,
     keep_backup,
     leads_here,
     names_of,
-    unwrap_all,
     wrap_at,
-    wrapped_before,
 )
-from sidecar.cli.command import FOLDER, CommandFailed, json_option, print_json, settings_in
+from sidecar.cli.client_files.wrap import unwrap as unwrapped
+from sidecar.cli.command import CommandFailed, json_option, print_json, settings_in
 from sidecar.errors import visible
 from sidecar.settings import Settings
 from sidecar.settings.writing import write_whole
@@ -46,9 +43,8 @@ _file = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @_file
 @click.option("-c", "--config", type=click.Path(path_type=Path), help="The configuration of the sidecar.")
 @click.option("--url", metavar="URL", help=f"Or the sidecar's base address.  [default: {LOCAL}]")
-@click.option("--into", type=FOLDER, help="Add the servers of FILE to this folder.")
 @json_option
-def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as_json: bool) -> None:
+def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> None:
     """Lead an MCP client's configuration through a sidecar. `unwrap` undoes it.
 
     Each server in FILE gets the address that the sidecar has for it. The original stays beside it as
@@ -56,26 +52,22 @@ def wrap(path: Path, config: Path | None, url: str | None, into: Path | None, as
     """
     with _writing(path):
         file, raw = open_client_file(path)
-        config = into / "sidecar.yaml" if into and config is None else config
         settings = settings_in(config) if config and config.exists() else None
-        if config and settings is None and not into:
+        if config and settings is None:
             raise CommandFailed(f"{config} is not there: `sidecar init --from {path}` writes one")
         entrance = _entrance(url, settings)
-        known = frozenset(settings.upstreams) if settings else frozenset[str]()
-        if astray := wrapped_before(file, entrance.base):
-            names = ", ".join(astray)
-            raise CommandFailed(f"{names}: wrapped already, to another address; run `sidecar unwrap {path}` first")
         wanted, notes = names_of(file, entrance.base), list[str]()
-        if into and wanted:
-            wanted, notes = _joined(file, into, entrance.base)
-        if file.elsewhere and not into:
+        if file.elsewhere:
             notes.append(f'{file.elsewhere} servers under "projects" stay as they are: they do not lead here')
-        if settings is not None and config is not None and not into:
+        known = frozenset(settings.upstreams) if settings else frozenset[str]()
+        if settings is not None and config is not None:
             _refuse_unknown(file, wanted, known, config)
         for server in file.servers:
             if server.disabled and server.loc in wanted and wanted[server.loc] not in known:
                 del wanted[server.loc]
                 notes.append(f"{server.name} is switched off and stays as it is: wrap it when it is switched on")
+        if wanted and backup_of(path).exists():
+            raise CommandFailed(f"{path} was wrapped before: run `sidecar unwrap {path}` first")
         client = file.client
         headers = headers_for(entrance, client)
         wrapped = wrap_at(file, entrance.base, wanted, headers)
@@ -112,12 +104,12 @@ def unwrap(path: Path, as_json: bool) -> None:
     """
     with _writing(path):
         _, raw = read_jsonc(path)
-        backups = backups_of(path)
-        if not backups:
-            raise CommandFailed(f"{path} has no backup {path.name}.before-sidecar: nothing to restore")
-        done = unwrap_all(raw, [backup.read_bytes() for backup in backups], path)
+        backup = backup_of(path)
+        if not backup.exists():
+            raise CommandFailed(f"{path} has no backup {backup.name}: nothing to restore")
+        done = unwrapped(raw, backup.read_bytes(), path)
         _put_if_unchanged(path, raw, done.raw)
-        for backup in backups if not done.left else ():
+        if not done.left:
             backup.unlink()
     if as_json:
         print_json({"file": str(path), "exactly": done.exactly, "restored": done.restored, "left": done.left})
@@ -126,7 +118,7 @@ def unwrap(path: Path, as_json: bool) -> None:
         click.echo(f"{path} is restored, byte for byte")
     else:
         restored = visible(", ".join(done.restored)) or "nothing"
-        kept = f"; {backups[0].name} was kept" if done.left else ""
+        kept = f"; {backup.name} was kept" if done.left else ""
         click.echo(f"{path} was edited since: restored {restored}, all else stays{kept}")
     for name in map(visible, done.left):
         click.echo(f"note: {name} leads to a sidecar, and no backup has its old address: left as it is", err=True)
@@ -156,20 +148,12 @@ def _entrance(url: str | None, settings: Settings | None) -> ClientAddress:
     return found
 
 
-def _joined(file: ClientFile, into: Path, base: str) -> tuple[dict[Loc, str], list[str]]:
-    from sidecar.cli.init import join
-
-    ours = frozenset(server.address.rpartition("/")[2] for server in file.servers if leads_here(server, base))
-    left = tuple(server for server in file.servers if not leads_here(server, base))
-    return join(replace(file, servers=left), into, os.environ, ours)
-
-
 def _refuse_unknown(file: ClientFile, names: Mapping[Loc, str], known: frozenset[str], config: Path) -> None:
     """Refuse servers that no upstream is configured for. Those that are switched off are left out later."""
     missing = [server for server in file.servers if server.loc in names and names[server.loc] not in known]
     if any(not server.disabled for server in missing):
         listed = ", ".join(f"{server.name} ({names[server.loc]})" for server in missing)
-        raise CommandFailed(f"{config} has no upstream for {listed}: --into {config.parent} adds them")
+        raise CommandFailed(f"{config} has no upstream for {listed}: add them there")
 
 
 def _written(path: Path, raw: bytes, text: str) -> Path:

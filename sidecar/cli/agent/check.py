@@ -24,7 +24,7 @@ import click
 import orjson
 
 from sidecar.cli.agent.formatting import OPERATOR, facts, figures
-from sidecar.cli.command import NO, check_known, config_option, json_option, print_result, settings_in
+from sidecar.cli.command import NO, check_known, config_and_json, print_result, settings_in
 from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import Settings
 from sidecar.settings.agents import CliAgent
@@ -46,8 +46,7 @@ UNTRIED: Final = "it is read-write, and may change something: --prompt runs it"
 @click.option("--prompt", help="Its prompt; by default empty.")
 @click.option("--no-run", is_flag=True, help="Only inspect: start nothing.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), help="Seconds that it may take.")
-@config_option
-@json_option
+@config_and_json
 def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, config: Path, as_json: bool) -> None:
     """Check whether the agent NAME, or each that is enabled, can run, and run it once. Exits with 1 if one fails.
 

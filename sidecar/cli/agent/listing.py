@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 import click
 
 from sidecar.cli.agent.formatting import amount, ending, facts, figures
-from sidecar.cli.command import config_option, json_option
+from sidecar.cli.command import config_and_json
 from sidecar.cli.operator_socket import ask, path_of
 from sidecar.cli.terminal import print_table
 from sidecar.protocols.hidden_characters import shown
@@ -26,8 +26,7 @@ STATES, STATUSES = [one.value for one in RunState], [one.value for one in RunSta
 
 
 @click.command(name="list")
-@config_option
-@json_option
+@config_and_json
 def list_(config: Path, as_json: bool) -> None:
     """Every agent that is a CLI program: how many of its runs are in progress or wait, and the last of them."""
     found = ask(config, path_of("agents"), as_json)["agents"]
@@ -46,8 +45,7 @@ def list_(config: Path, as_json: bool) -> None:
 @click.option("--owner", default="", help="Only runs for this principal (user:<id> or nhi:<id>).")
 @click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="The largest number of runs.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="How many to skip; the end of a list names it.")
-@config_option
-@json_option
+@config_and_json
 def runs(config: Path, as_json: bool, **asked: Any) -> None:
     """Runs, newest first."""
     asked["active"] = "true" if asked["active"] else ""
@@ -65,8 +63,7 @@ def runs(config: Path, as_json: bool, **asked: Any) -> None:
 
 @click.command()
 @click.argument("run")
-@config_option
-@json_option
+@config_and_json
 def show(run: str, config: Path, as_json: bool) -> None:
     """One run: its state, each change of state, its attempts, what it used, and the end of its output."""
     answer = ask(config, path_of("runs", run), as_json)

@@ -18,7 +18,7 @@ import click
 
 from sidecar.cli.agent.formatting import OPERATOR, asks, ending, row_for
 from sidecar.cli.agent.run_output import RunOutput, written
-from sidecar.cli.command import NO, USAGE, CommandFailed, config_option, json_option, print_json, settings_in
+from sidecar.cli.command import NO, USAGE, CommandFailed, config_and_json, print_json, settings_in
 from sidecar.cli.operator_socket import (
     SidecarUnreachable,
     answer_in,
@@ -62,8 +62,7 @@ def _choices(command: Callable[..., None]) -> Callable[..., None]:
 @_choices
 @click.option("--skill", "task_type", default="", help="The skill; rules read it as call.tool.")
 @click.option("--context", default="", help="The conversation to continue.")
-@config_option
-@json_option
+@config_and_json
 def run(name: str, detach: bool, config: Path, as_json: bool, **order: Any) -> None:
     """Run the agent NAME with PROMPT, or with standard input for `-`. ^C cancels the run.
 
@@ -78,8 +77,7 @@ def run(name: str, detach: bool, config: Path, as_json: bool, **order: Any) -> N
 @click.argument("run")
 @click.argument("prompt", default="")
 @_choices
-@config_option
-@json_option
+@config_and_json
 def answer(run: str, detach: bool, config: Path, as_json: bool, **order: Any) -> None:
     """Answer the run RUN, which waits for input, with PROMPT, or with standard input for `-`. ^C cancels the run.
 
@@ -92,8 +90,7 @@ def answer(run: str, detach: bool, config: Path, as_json: bool, **order: Any) ->
 @click.command()
 @click.argument("run")
 @click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
-@config_option
-@json_option
+@config_and_json
 def logs(run: str, follow: bool, config: Path, as_json: bool) -> None:
     """The output of the run RUN, as far as it is stored. As JSON it is one object; with -f one on each line."""
     control = settings_in(config).control_path
@@ -116,8 +113,7 @@ def logs(run: str, follow: bool, config: Path, as_json: bool) -> None:
 @click.command()
 @click.argument("run")
 @click.option("--reason", default="", help="Why, for the audit log.")
-@config_option
-@json_option
+@config_and_json
 def cancel(run: str, reason: str, config: Path, as_json: bool) -> None:
     """Cancel the run RUN, in whatever state it is: all of its processes end."""
     answer = ask(config, path_of("runs", run, "cancel"), as_json, {"reason": reason} if reason else {})
@@ -162,11 +158,9 @@ def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: 
     screen, target = RunOutput(quiet=quiet), f"{path_of('runs', run, 'output')}?follow=true"
     try:
         for event in events(control, target):
-            if event is not None and as_lines:
+            if as_lines:
                 print_json({"event": event.name, "data": event.data}, as_line=True)
-            if event is None:
-                screen.tick()
-            elif event.name == "status":
+            if event.name == "status":
                 screen.status(event.data)
             elif event.name == "output":
                 screen.output(event.data)

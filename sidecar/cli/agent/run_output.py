@@ -1,7 +1,7 @@
 """Prints a run's output on a terminal as it arrives.
 
-The output goes to standard output. The run's state is one line on a terminal, which is erased before other output; if
-standard error is not a terminal, the state is not shown.
+The output goes to standard output. The run's state is one line, erased before other output, if standard error is a
+terminal.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sidecar.protocols.hidden_characters import shown
 
 if TYPE_CHECKING:
     from rich.live import Live
+    from rich.text import Text
 
 _WORDS: Final = {"SUBMITTED": "waiting", "WORKING": "running", "INPUT_REQUIRED": "it asks", "AUTH_REQUIRED": "it asks"}
 
@@ -32,20 +33,23 @@ class RunOutput:
     _line: Live | None = None
     _at_start: bool = True
 
-    def tick(self) -> None:
-        """Update the status line; called every half second. It is not drawn after an incomplete line of output, where
-        it would look like part of it."""
-        if self.quiet or not sys.stderr.isatty() or not self._at_start:
+    def _draw(self) -> None:
+        """Show the status line, except after an incomplete line of output, where it would look like part of it."""
+        if self.quiet or not sys.stderr.isatty() or not self._at_start or self._line is not None:
             return
         from rich.console import Console
         from rich.live import Live
+
+        self._line = Live(
+            console=Console(stderr=True), transient=True, refresh_per_second=2, get_renderable=self._status_line
+        )
+        self._line.start()
+
+    def _status_line(self) -> Text:
         from rich.text import Text
 
-        if self._line is None:
-            self._line = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
-            self._line.start()
         text = f"{time.monotonic() - self.began_mono_s:5.0f} s  {self._stands}"
-        self._line.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+        return Text(text, no_wrap=True, overflow="ellipsis")
 
     def status(self, data: Mapping[str, Any]) -> None:
         state = str(data.get("state") or "").removeprefix("TASK_STATE_")
@@ -56,7 +60,7 @@ class RunOutput:
         elif done is not None:
             words.append(f"{done:g}")
         self._stands = " ".join(words + ([shown(data["message"])] if data.get("message") else []))
-        self.tick()
+        self._draw()
 
     def output(self, data: Mapping[str, Any]) -> None:
         """Write more of the run's output."""
@@ -68,6 +72,7 @@ class RunOutput:
         text = data["text"]
         written(text)
         self._at_start = text.endswith("\n") if text else self._at_start
+        self._draw()
 
     def clear(self) -> None:
         if self._line is not None:

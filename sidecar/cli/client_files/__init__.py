@@ -8,5 +8,4 @@ secret_detection  which values are secrets and must not be written to sidecar.ya
 folder            these servers as upstreams, files of secrets and first rules of a working folder
 wrap              edits the client's own file to lead through the sidecar, and restores it
 bridge            a stdio server that forwards to an address, for a client that only starts programs
-yaml_insertion    inserts upstreams into an existing sidecar.yaml
 """

@@ -1,11 +1,11 @@
 """Rewrites a client's configuration to lead through the sidecar, and restores it.
 
-The text is edited in place: comments, order and other keys of an entry stay. The original is kept in a backup beside
-the file, which is never overwritten; a later wrap of new servers makes another backup.
+The text is edited in place: comments, order and other keys of an entry stay. The original is kept in one backup beside
+the file, which is never overwritten: servers that came later are wrapped after `unwrap`.
 
-No other state is kept. Wrapping a backup again, with the addresses that the file has now, gives the current file unless
-it was edited since. If so, unwrapping restores the backup byte for byte; otherwise only the sidecar's entries are
-reverted.
+No other state is kept. Wrapping the backup again, with the addresses that the file has now, gives the current file
+unless it was edited since. If so, unwrapping restores the backup byte for byte; otherwise only the sidecar's entries
+are reverted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,6 @@ from sidecar.cli.client_files.jsonc import JsonMember, JsonText, parse_jsonc
 from sidecar.settings.yaml_nodes import Loc
 
 BACKUP = ".before-sidecar"
-MAX_BACKUPS = 100
 _OURS = re.compile(r"https?://[^/\s]+(?:/[^\s?#]*)?/mcp/[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
@@ -66,24 +65,10 @@ def wrapped_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[
     return Wrapped(_edited(file.text.text, edits), changed)
 
 
-def names_of(file: ClientFile, base: str, taken: frozenset[str] = frozenset()) -> dict[Loc, str]:
+def names_of(file: ClientFile, base: str) -> dict[Loc, str]:
     """Return upstream names for the servers that do not lead to `base` yet."""
     ours = frozenset(server.address.rpartition("/")[2] for server in file.servers if leads_here(server, base))
-    return slugs(tuple(server for server in file.servers if not leads_here(server, base)), taken | ours)
-
-
-def wrapped_before(file: ClientFile, base: str) -> tuple[str, ...]:
-    """Return the servers that were wrapped to another base, according to the backups. Raises SettingsError, OSError."""
-    found = []
-    for backup in backups_of(file.path):
-        original = read_client_file(parse_jsonc(backup.read_bytes(), backup))
-        old = {server.loc: server for server in original.servers}
-        found += [
-            server.name
-            for server in file.servers
-            if not leads_here(server, base) and _is_ours(server, old.get(server.loc))
-        ]
-    return tuple(dict.fromkeys(found))
+    return slugs(tuple(server for server in file.servers if not leads_here(server, base)), ours)
 
 
 # Editing
@@ -162,40 +147,20 @@ class Unwrapped:
     exactly: bool = False
 
 
-def unwrap_all(now: bytes, backups: Sequence[bytes], path: Path) -> Unwrapped:
-    """Return what `now` was before it was wrapped; the oldest backup comes first. Raises SettingsError if a file is not
-    understood.
-    """
-    restored: list[str] = []
-    exactly = True
-    for before in reversed(backups):
-        done = _unwrap(now, before, path)
-        now, exactly = done.raw, exactly and done.exactly
-        restored += done.restored
-    addressed = read_client_file(parse_jsonc(now, path)).servers
-    originals = {server.loc: server for server in read_client_file(parse_jsonc(backups[0], path)).servers}
-    left = tuple(
-        server.name
-        for server in addressed
-        if server.loc not in originals and server.name not in restored and _OURS.fullmatch(server.address)
-    )
-    return Unwrapped(now, tuple(dict.fromkeys(restored)), () if exactly else left, exactly)
-
-
-def _unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
-    current = read_client_file(parse_jsonc(now, path))
-    original = read_client_file(parse_jsonc(before, path))
+def unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
+    """Return what `now` was before it was wrapped, by its backup. Raises SettingsError if a file is not understood."""
+    current, original = (read_client_file(parse_jsonc(raw, path)) for raw in (now, before))
     old = {server.loc: server for server in original.servers}
-    ours = [server for server in current.servers if _is_ours(server, old.get(server.loc))]
+    leading = [server for server in current.servers if _OURS.fullmatch(server.address)]
+    ours = [server for server in leading if server.loc in old and server.address != old[server.loc].address]
     addresses = {server.loc: server.address for server in ours}
     names = tuple(server.name for server in ours)
     if wrapped_at(original, addresses, _headers_of(ours[0]) if ours else {}).text.encode() == now:
         return Unwrapped(before, names, exactly=True)
-    edits = []
-    for server in ours:
-        member = current.text.members[server.loc]
-        edits.append((member.value, member.end, original.text.piece(server.loc)))
-    return Unwrapped(_edited(current.text.text, edits).encode(), names)
+    members = current.text.members
+    edits = [(members[loc].value, members[loc].end, original.text.piece(loc)) for loc in addresses]
+    left = tuple(server.name for server in leading if server.loc not in old)
+    return Unwrapped(_edited(current.text.text, edits).encode(), names, left)
 
 
 def _headers_of(server: ClientServer) -> Mapping[str, str]:
@@ -203,36 +168,17 @@ def _headers_of(server: ClientServer) -> Mapping[str, str]:
     return {"X-API-Key": ""} if "--api-key-path" in server.args else server.headers
 
 
-def _is_ours(server: ClientServer, old: ClientServer | None) -> bool:
-    return old is not None and _OURS.fullmatch(server.address) is not None and server.address != old.address
-
-
-# Files
-
-
-def backups_of(path: Path) -> list[Path]:
-    """Return the backups of earlier wraps, oldest first."""
-    found = [_backup(path, number) for number in range(1, MAX_BACKUPS + 1)]
-    return [backup for backup in found if backup.exists()]
+def backup_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}{BACKUP}")
 
 
 def keep_backup(path: Path, raw: bytes) -> Path:
     """Copy the file to a backup beside it, with its mode. Overwrites nothing. Raises OSError."""
-    mode = path.stat().st_mode & 0o777
-    for number in range(1, MAX_BACKUPS + 1):
-        backup = _backup(path, number)
-        try:
-            descriptor = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-        except FileExistsError:
-            continue
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, mode)
-            file.write(raw)
-            file.flush()
-            os.fsync(descriptor)
-        return backup
-    raise FileExistsError(17, f"there are {MAX_BACKUPS} backups already")
-
-
-def _backup(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}{BACKUP}{'' if number == 1 else f'-{number}'}")
+    mode, backup = path.stat().st_mode & 0o777, backup_of(path)
+    descriptor = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, mode)
+        file.write(raw)
+        file.flush()
+        os.fsync(descriptor)
+    return backup

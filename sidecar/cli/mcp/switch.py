@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from sidecar.cli.command import config_option, json_option
+from sidecar.cli.command import config_and_json
 from sidecar.cli.operator_socket import ask, path_of
 
 
@@ -22,8 +22,7 @@ from sidecar.cli.operator_socket import ask, path_of
 @click.argument("tool", default="")
 @click.option("--reason", default="", help="Why, for the audit log.")
 @click.option("--until", default=None, help="When it ends by itself, such as 2027-03-31T00:00:00Z.")
-@config_option
-@json_option
+@config_and_json
 def disable(server: str, tool: str, reason: str, until: str | None, config: Path, as_json: bool) -> None:
     """Stop listing and calling TOOL of SERVER; without TOOL, all of SERVER."""
     order = {"tool": tool, "reason": reason, "until": until}
@@ -39,8 +38,7 @@ def disable(server: str, tool: str, reason: str, until: str | None, config: Path
 @click.command()
 @click.argument("server")
 @click.argument("tool", default="")
-@config_option
-@json_option
+@config_and_json
 def enable(server: str, tool: str, config: Path, as_json: bool) -> None:
     """Undo `disable`, with the same arguments."""
     answer = ask(config, path_of("upstreams", server, "enable"), as_json, {"tool": tool})
@@ -50,8 +48,7 @@ def enable(server: str, tool: str, config: Path, as_json: bool) -> None:
 
 
 @click.command(name="list")
-@config_option
-@json_option
+@config_and_json
 def list_(config: Path, as_json: bool) -> None:
     """The state of each server, and what of it is switched off."""
     answer = ask(config, path_of("upstreams"), as_json)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from sidecar.cli.command import NO, check_known, config_option, json_option, print_json, settings_in
+from sidecar.cli.command import NO, check_known, config_and_json, print_json, settings_in
 from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import Settings
 from sidecar.upstreams import McpTransport, signer_from, upstream_from
@@ -21,8 +21,7 @@ from sidecar.upstreams.processes import Processes
 
 @click.command()
 @click.argument("server")
-@config_option
-@json_option
+@config_and_json
 def test(server: str, config: Path, as_json: bool) -> None:
     """Start a conversation with SERVER, list its tools, and report. Exits with 1 if it is unhealthy."""
     settings = settings_in(config, check_files=True)

@@ -24,16 +24,7 @@ from typing import Any, Final
 
 import click
 
-from sidecar.cli.command import (
-    DIFFERENT,
-    USAGE,
-    CommandFailed,
-    check_known,
-    config_option,
-    json_option,
-    print_json,
-    settings_in,
-)
+from sidecar.cli.command import DIFFERENT, USAGE, CommandFailed, check_known, config_and_json, print_json, settings_in
 from sidecar.cli.mcp.test import reached
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
@@ -103,8 +94,7 @@ class PinsBook:
 @click.argument("names", nargs=-1, metavar="[TOOL]...")
 @click.option("--pin", is_flag=True, help="Approve them as they are now: shows the difference, and asks.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@config_option
-@json_option
+@config_and_json
 def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, config: Path, as_json: bool) -> None:
     """The tools of SERVER, all or those named, compared with their pins.
 

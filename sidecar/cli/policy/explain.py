@@ -21,8 +21,7 @@ from sidecar.cli.command import (
     NO,
     UNVERIFIED,
     CommandFailed,
-    config_option,
-    json_option,
+    config_and_json,
     print_json,
     print_result,
     settings_in,
@@ -68,8 +67,7 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 )
 @click.option("--policy", "folder", type=EXISTING_FOLDER, help="Another policy, such as the revision of a record.")
 @click.option("--key", "key_path", type=EXISTING_FILE, help="The audit key.")
-@config_option
-@json_option
+@config_and_json
 def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: bool, **given: Any) -> None:
     """Show each link of a call with its answer and the rules, roles, conditions and limits behind it; on a denial, the
     nearest rules.

@@ -52,34 +52,6 @@ def test_it_leads_here_and_back(path: Path) -> None:
     assert [found.name for found in path.parent.iterdir()] == [".mcp.json"]
 
 
-def test_its_servers_join_a_folder_once(path: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "here"
-    assert run("wrap", path, "--into", folder).exit_code == 0
-    assert run("check", "-c", folder / "sidecar.yaml").exit_code == 0
-    before = (folder / "sidecar.yaml").read_text()
-    path.write_text(path.read_text().replace('"web":', '"my files": {"command": "python3"}, "web":'))
-    result = run("wrap", path, "--into", folder)
-    assert result.exit_code == 0, result.output
-    after = (folder / "sidecar.yaml").read_text()
-    assert run("check", "-c", folder / "sidecar.yaml").exit_code == 0
-    lines = after.splitlines()
-    assert [line for line in before.splitlines() if line not in lines] == []
-    assert "  my-files-2:" in lines
-    assert f"{BASE}/my-files-2" in path.read_text()
-    assert run("unwrap", path).exit_code == 0
-    assert path.read_text() == FILE.replace('"web":', '"my files": {"command": "python3"}, "web":')
-
-
-def test_a_server_that_is_there_already_is_there_once(path: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "here"
-    assert run("wrap", path, "--into", folder).exit_code == 0
-    before, wrapped = (folder / "sidecar.yaml").read_text(), path.read_text()
-    assert run("unwrap", path).exit_code == 0
-    result = run("wrap", path, "--into", folder)
-    assert result.exit_code == 0, result.output
-    assert ((folder / "sidecar.yaml").read_text(), path.read_text()) == (before, wrapped)
-
-
 def test_nobody_is_led_to_where_nothing_is(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     assert run("init", folder).exit_code == 0
@@ -88,17 +60,21 @@ def test_nobody_is_led_to_where_nothing_is(path: Path, tmp_path: Path) -> None:
     assert "no upstream for My Files (my-files), web (web)" in result.stderr
 
 
-def test_what_is_wrapped_is_not_wrapped_again_elsewhere(path: Path) -> None:
-    assert run("wrap", path).exit_code == 0
-    result = run("wrap", path, "--url", "http://127.0.0.1:9999")
-    assert (result.exit_code, "unwrap" in result.stderr) == (1, True)
-
-
-def test_the_backup_is_never_overwritten(path: Path) -> None:
+def test_a_backup_is_never_overwritten_and_what_came_since_is_wrapped_after_unwrap(path: Path) -> None:
     backup = path.with_name(".mcp.json.before-sidecar")
     backup.write_text("mine")
     result = run("wrap", path)
-    assert (result.exit_code, path.read_text(), backup.read_text()) == (3, FILE, "mine")
+    assert (result.exit_code, path.read_text(), backup.read_text()) == (1, FILE, "mine")
+    backup.unlink()
+    assert run("wrap", path).exit_code == 0
+    newer = '"new": {"command": "python3"}, "web":'
+    path.write_text(path.read_text().replace('"web":', newer))
+    for url in (BASE, "http://127.0.0.1:9999"):
+        result = run("wrap", path, "--url", url)
+        assert (result.exit_code, "unwrap" in result.stderr) == (1, True)
+    assert run("unwrap", path).exit_code == 0
+    assert path.read_text() == FILE.replace('"web":', newer)
+    assert run("wrap", path).exit_code == 0
 
 
 def test_what_is_not_understood_is_not_touched_and_without_a_backup_nothing_goes_back(path: Path) -> None:

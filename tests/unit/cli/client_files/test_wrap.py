@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sidecar.cli.client_files.configuration import HOW_TO_REACH, ClientFile, read_client_file
 from sidecar.cli.client_files.jsonc import parse_jsonc
-from sidecar.cli.client_files.wrap import names_of, unwrap_all, wrap_at
+from sidecar.cli.client_files.wrap import names_of, unwrap, wrap_at
 from tests.unit.cli.client_files.texts import texts, values, written
 
 PATH = Path("/nowhere/.mcp.json")
@@ -83,7 +83,7 @@ def test_all_servers_lead_here_and_all_else_stays(given: tuple[Any, str], header
 def test_to_unwrap_what_was_wrapped_is_to_have_done_nothing(given: tuple[Any, str], headers: dict[str, str]) -> None:
     text = given[1]
     done = wrapped(text, headers)
-    back = unwrap_all(done.encode(), [text.encode()], PATH)
+    back = unwrap(done.encode(), text.encode(), PATH)
     assert (back.raw, back.exactly) == (text.encode(), True)
 
 
@@ -99,18 +99,10 @@ def test_to_wrap_twice_is_to_wrap_once(given: tuple[Any, str]) -> None:
 def test_of_an_edited_file_our_entries_alone_go_back(given: tuple[Any, str]) -> None:
     value, text = given
     edited = "// mine\n" + wrapped(text)
-    back = unwrap_all(edited.encode(), [text.encode()], PATH)
+    back = unwrap(edited.encode(), text.encode(), PATH)
     assert not back.exactly
     assert back.raw.startswith(b"// mine\n")
     assert parse_jsonc(back.raw, PATH).document.data == value
-
-
-def test_what_came_between_two_wraps_goes_back_too() -> None:
-    first = '{"mcpServers": {"a": {"command": "x"}}}'
-    second = wrapped(first).replace("}}}", '}, "b": {"command": "y"}}}')
-    third = wrapped(second)
-    back = unwrap_all(third.encode(), [first.encode(), second.encode()], PATH)
-    assert json.loads(back.raw) == {"mcpServers": {"a": {"command": "x"}, "b": {"command": "y"}}}
 
 
 def test_lines_and_comments_stay_as_they_are() -> None:
