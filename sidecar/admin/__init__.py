@@ -1,17 +1,7 @@
-"""The operators' HTTP API: credentials, roles, and its routes.
+"""The operators' HTTP API, on a listener of its own (threats O9).
 
-    routes.py        the table of routes, and their handlers
-    models.py        request and response models
-    schemas.py       JSON Schemas of the models, and checks against them
-    requests.py      reads requests and writes responses
-    operator_api.py  CLI-program agents, their runs and schedules
-    run_stream.py    streams the news of a run
-    views.py         converts stored records to response models
-    openapi.py       the OpenAPI document
-
-It has its own listener, never the data listener (threats O9). Requests without a credential get health and metrics
-only; with one, which is sent in a header and never in a cookie, status, reload and the kill switch. Health checks do no
-I/O and use only state in memory (O10).
+Requests without a credential get health and metrics only; a credential is sent in a header and never in a cookie.
+Health checks do no I/O and use only state in memory (O10).
 """
 
 from __future__ import annotations
@@ -47,8 +37,9 @@ PROBES: Final = ("/livez", "/readyz")
 
 @dataclass(frozen=True, slots=True)
 class AdminApp:
-    """The handler of the admin listener. `secrets` maps each secret to the role of its bearer. With `trusted`, all
-    callers are operators: this is the control socket, which only its owner can open."""
+    """The handler of the admin listener. `secrets` maps each secret to its bearer's role. `trusted` is the control
+    socket, which only its owner can open, so that all its callers are operators.
+    """
 
     app: OperatorAction
     metrics: Metrics

@@ -1,8 +1,4 @@
-"""Request and response models of the admin API.
-
-The texts and bounds of members appear in the OpenAPI document, and requests are checked against them. Times are
-RFC 3339, in UTC.
-"""
+"""Request and response models of the admin API, as the OpenAPI document shows them. Times are RFC 3339, in UTC."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Builds the OpenAPI document: tool calls over plain HTTP, the task API, and what operators do with agents.
+"""Builds the OpenAPI 3.1 document of tool calls over plain HTTP, the task API, and what operators do with agents.
 
-One OpenAPI 3.1 document. Operators' operations are read from the table of routes, schemas from the models of requests
-and responses, and statuses with their reasons from the table of refusals, so that the document cannot differ from the
-code.
+It is made from the table of routes, the models and the table of refusals, and so cannot differ from the code.
 """
 
 from __future__ import annotations

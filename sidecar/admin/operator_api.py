@@ -1,8 +1,7 @@
 """The operator API of CLI-program agents, their runs and schedules.
 
-An operator acts as a caller: as `nhi:operator`, or over the control socket as any principal. Policy, limits and audit
-apply as to every caller, and other callers cannot reach what an operator owns. Texts of runs that others ordered are
-shown as they are stored: without secrets, and within bounds.
+An operator acts as `nhi:operator`, or over the control socket as any principal, under policy, limits and audit. Other
+callers cannot reach what an operator owns. Texts of runs that others ordered are shown without secrets.
 """
 
 from __future__ import annotations

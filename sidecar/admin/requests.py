@@ -1,8 +1,7 @@
 """Reads requests to the admin listener and writes their responses.
 
-Queries and bodies with unknown members are refused, so that a misspelt choice is never ignored, and no program,
-argument or variable is set by an unexpected name (BL-029). Errors are problem documents (RFC 9457), whose `error` is a
-sentence for people.
+Unknown members of queries and bodies are refused, so that no program, argument or variable is set by an unexpected
+name (BL-029). Errors are problem documents (RFC 9457).
 """
 
 from __future__ import annotations

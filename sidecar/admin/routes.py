@@ -1,7 +1,4 @@
-"""The routes of the admin API: one table, by which requests are routed and from which the OpenAPI document is made.
-
-A handler returns the value of the response's body, or a whole response. Its docstring is the summary of the operation.
-"""
+"""The table of admin routes. A handler's docstring is its summary; it returns the body or a whole response."""
 
 from __future__ import annotations
 

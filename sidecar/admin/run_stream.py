@@ -1,9 +1,7 @@
-"""Streams the news of a run to operators.
+"""Streams the news of a run to operators: A2A's events as new output, the state, and other artifacts.
 
-Converts A2A's canonical events, in their order, to what a terminal shows: new output, the state, and other artifacts.
-When a whole task replaces missed events, only the new part is sent. Texts of runs that others ordered are sent without
-what looks like a secret (`tasks/programs/stored_text.py`); those of runs that operators ordered are unchanged: a pipe
-behind `sidecar agent run` gets what the program wrote.
+Of a whole task only the new part is sent. Texts of runs that others ordered are sent without what looks like a secret;
+those of runs that operators ordered are unchanged.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""`sidecar demo`: shows the sidecar at work in one minute, without setup.
-
-Starts a real MCP server and a real A2A agent (of the official SDKs) in their own processes, the sidecar before them,
-and the official clients as the calling agent. One call is allowed, one is denied, one is malformed, one exceeds a
-limit; and one agent calls another. Each is shown with its audit record.
-"""
+"""`sidecar demo`: official SDKs' server, agent and clients, a sidecar between them, and the audit log of it all."""
 
 from __future__ import annotations
 
@@ -165,9 +160,7 @@ async def _play(app: Application, url: str) -> bool:
 
 
 async def _converse(app: Application, url: str) -> bool:
-    """Call the agent with the official A2A client, which finds the address in the agent card that the sidecar
-    serves.
-    """
+    """Call the agent with the official A2A client, which finds the address in the card that the sidecar serves."""
     import httpx
     from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 

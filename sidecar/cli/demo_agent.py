@@ -1,7 +1,4 @@
-"""The agent behind the sidecar in the demo, a small one on the official A2A SDK.
-
-`python -m sidecar.cli.demo_agent PORT`. It is an ordinary A2A agent without knowledge of the sidecar.
-"""
+"""The demo's agent, on the official A2A SDK: `python -m sidecar.cli.demo_agent PORT`."""
 
 from __future__ import annotations
 

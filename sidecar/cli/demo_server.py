@@ -1,7 +1,4 @@
-"""The server behind the sidecar in the demo, a small one on the official MCP SDK.
-
-`python -m sidecar.cli.demo_server PORT`. It is an ordinary MCP server without knowledge of the sidecar.
-"""
+"""The demo's server, on the official MCP SDK: `python -m sidecar.cli.demo_server PORT`."""
 
 from __future__ import annotations
 

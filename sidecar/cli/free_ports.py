@@ -1,8 +1,4 @@
-"""Finds free ports for processes that are started next.
-
-The ports are below the ephemeral range. The system assigns ephemeral ports to outgoing connections, and many are opened
-between the check and the moment at which the process listens; a port below the range is only taken by its number.
-"""
+"""Finds free ports below the ephemeral range, from which outgoing connections take theirs at any moment."""
 
 from __future__ import annotations
 
@@ -17,9 +13,7 @@ _last = LOWEST + os.getpid() * 7919 % (HIGHEST - LOWEST)  # concurrent processes
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` ports of 127.0.0.1 that are free now and unlikely to be taken soon. Raises OSError if there are
-    too few.
-    """
+    """Return ports of 127.0.0.1 that are free and unlikely to be taken soon. Raises OSError if there are too few."""
     global _last
     found: list[int] = []
     for _ in range(HIGHEST - LOWEST):

@@ -1,8 +1,4 @@
-"""`sidecar init`: writes a working folder.
-
-The folder has one upstream, one NHI, one rule and one limit as realistic examples, or one upstream for each server that
-an MCP client's file names. Nothing in it allows everything, and it holds no secret.
-"""
+"""`sidecar init`: writes a working folder. Nothing in it allows everything, and its files hold no secret in clear."""
 
 from __future__ import annotations
 
@@ -169,9 +165,7 @@ def starting_files() -> Mapping[str, str]:
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, secret: bool = False) -> None:
-    """Write files that must not exist yet; `secret` ones are readable by their owner only. Raises OSError, including
-    FileExistsError.
-    """
+    """Write files that must not exist yet; `secret` ones are readable by their owner only. Raises OSError."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,4 @@
-"""`sidecar limits`: shows used and remaining limits, and resets them.
-
-sidecar limits show
-sidecar limits show --principal nhi:researcher
-sidecar limits show --tool llm/complete
-sidecar limits show --limit 'budgets:*' --json
-sidecar limits reset --principal nhi:researcher
-"""
+"""`sidecar limits`: shows used and remaining limits, and resets them."""
 
 from __future__ import annotations
 

@@ -47,9 +47,7 @@ def ask(
     hint: str = NOT_RUNNING,
     hints: Mapping[str, str] = {},
 ) -> Any:
-    """Return the running sidecar's response; with `as_json`, print it. Ends the command if the sidecar refuses; `hints`
-    are suggestions by refusal reason.
-    """
+    """Return the running sidecar's response, and print it with `as_json`. `hints` are suggestions by refusal reason."""
     status, answer = exchange(settings_in(config).control_path, target, order, verb=verb, hint=hint)
     if as_json:
         print_json(answer)
@@ -70,9 +68,7 @@ def exchange(
 
 
 def answer_in(status: int, body: bytes) -> Any:
-    """Parse a response body. A body that is not from the sidecar's API, such as an HTTP error, becomes a message.
-    Raises OSError for one that cannot be parsed.
-    """
+    """Parse a response body; an error that is not the API's becomes a message. Raises OSError for what is not JSON."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -114,9 +110,7 @@ class SidecarUnreachable(Exception):
 
 
 def events(control: Path, target: str) -> Iterator[SocketEvent]:
-    """Yield the events of a stream as they arrive; ends with the stream. Raises SidecarUnreachable if the sidecar does
-    not respond or the connection breaks; ends the command if the sidecar refuses.
-    """
+    """Yield a stream's events as they arrive. Raises SidecarUnreachable; ends the command if the sidecar refuses."""
     try:
         with _asked(control, target, "GET", None, SILENT_S) as response:
             if response.status != 200:

@@ -1,9 +1,4 @@
-"""`sidecar principal`: disables, enables and lists principals.
-
-sidecar principal disable nhi:planner --reason "Incident 12" --until 2027-03-31T00:00:00Z
-sidecar principal list
-sidecar principal enable nhi:planner
-"""
+"""`sidecar principal`: disables, enables and lists principals."""
 
 from __future__ import annotations
 

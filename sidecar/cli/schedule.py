@@ -1,13 +1,4 @@
-"""`sidecar schedule`: lists, adds, removes, runs, pauses and resumes schedules.
-
-sidecar schedule list
-sidecar schedule next nightly --count 10
-sidecar schedule add hourly --agent researcher --cron '@hourly' --prompt 'what is new?'
-sidecar schedule remove hourly
-sidecar schedule run nightly
-sidecar schedule pause nightly
-sidecar schedule resume nightly
-"""
+"""`sidecar schedule`: lists, adds, removes, runs, pauses and resumes schedules."""
 
 from __future__ import annotations
 

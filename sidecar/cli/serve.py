@@ -112,9 +112,7 @@ def settle_interpreter() -> None:
 
 
 def _stop_or_die(stop: asyncio.Event) -> None:
-    """Request a stop on the first signal; end the process at once on the second, without waiting for calls in
-    flight.
-    """
+    """Request a stop on the first signal; on the second, end the process without waiting for calls in flight."""
     if stop.is_set():
         os._exit(NO)
     stop.set()

@@ -1,8 +1,6 @@
 """`sidecar token`: creates, lists and revokes keys, tokens and secrets.
 
-`sidecar token keygen | mint | api-key | list | revoke | callback-secret`. API keys and the secrets of callback
-receivers are for production; signing keys and tokens made here are for development: the holder of the private key can
-act as any user.
+Signing keys and tokens made here are for development: the holder of the private key can act as any user.
 """
 
 from __future__ import annotations

@@ -167,9 +167,7 @@ def _written(path: Path, raw: bytes, text: str) -> Path:
 
 
 def _put_if_unchanged(path: Path, raw: bytes, wanted: bytes) -> None:
-    """Replace the file only if it is unchanged: a running client may write its file too, and its changes must not
-    be lost.
-    """
+    """Replace the file only if it is unchanged: a running client may write to it too."""
     if path.read_bytes() != raw:
         raise CommandFailed(f"{path} was changed meanwhile: nothing was written, try again")
     write_whole(path, wanted)

@@ -1,11 +1,4 @@
-"""`sidecar agent check`: checks whether a program can run as an agent, without a running sidecar.
-
-sidecar agent check
-sidecar agent check summariser --prompt "Three sentences about RFC 9457"
-sidecar agent check summariser --no-run
-
-The program is started as a run would start it: by the same warden, with the same arguments, environment and bounds.
-"""
+"""`sidecar agent check`: starts a program as a run would start it, without a running sidecar."""
 
 from __future__ import annotations
 
@@ -67,9 +60,7 @@ def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, 
 async def _inspected(
     settings: Settings, names: list[str], prompt: str | None, timeout_s: float | None, no_run: bool
 ) -> list[dict[str, Any]]:
-    """How the program of each agent would be started, and the result. Raises SettingsError for one that cannot be
-    started.
-    """
+    """How each agent's program would be started, and the result. Raises SettingsError if one cannot be started."""
     processes, found = Processes(os.environ), []
     try:
         for name in names:
@@ -93,9 +84,7 @@ def _is_well(tried: Mapping[str, Any]) -> bool:
 
 
 async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> dict[str, Any]:
-    """Run the program once, from its start until all its processes have ended. `why` is what a running sidecar would
-    log about it, for operators only.
-    """
+    """Run the program once, until all its processes have ended. `why` is what a sidecar would log about it."""
     runner = runner_from(name, definition, processes, os.environ)
     run_id, began_s, said = f"check-{secrets.token_hex(8)}", time.monotonic(), ""
     message = {"messageId": run_id, "role": "ROLE_USER", "parts": [{"text": text}]}
@@ -139,9 +128,7 @@ class _Whys(logging.Handler):
 
 @contextmanager
 def _logged() -> Iterator[Sequence[str]]:
-    """Collect the reasons that agents log. Events do not contain them, because callers must not learn where a
-    program is.
-    """
+    """Collect the reasons that agents log: events lack them, as callers must not learn where a program is."""
     handler, logger = _Whys(), logging.getLogger("sidecar.tasks.programs")
     logger.addHandler(handler)
     try:

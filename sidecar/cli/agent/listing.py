@@ -1,9 +1,4 @@
-"""`sidecar agent list`, `runs` and `show`.
-
-sidecar agent list
-sidecar agent runs --agent summariser --status failure
-sidecar agent show 0199a2b4-…
-"""
+"""`sidecar agent list`, `runs` and `show`."""
 
 from __future__ import annotations
 

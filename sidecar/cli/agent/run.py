@@ -1,11 +1,4 @@
-"""`sidecar agent run`, `answer`, `logs` and `cancel`.
-
-sidecar agent run summariser "Three sentences about RFC 9457"
-git diff | sidecar agent run reviewer - --param language=en
-sidecar agent answer 0199a2b4-… "in English"
-sidecar agent logs -f 0199a2b4-…
-sidecar agent cancel 0199a2b4-…
-"""
+"""`sidecar agent run`, `answer`, `logs` and `cancel`."""
 
 from __future__ import annotations
 
@@ -152,9 +145,7 @@ def _prompt(given: str) -> str:
 
 
 def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: bool = False) -> Mapping[str, Any]:
-    """Return the run when it has ended, and print its output meanwhile; with `as_lines`, print every event as a line of
-    JSON.
-    """
+    """Return the run when it has ended; print its output meanwhile, or with `as_lines` every event as JSON."""
     screen, target = RunOutput(quiet=quiet), f"{path_of('runs', run, 'output')}?follow=true"
     try:
         for event in events(control, target):

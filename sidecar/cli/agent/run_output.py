@@ -1,8 +1,4 @@
-"""Prints a run's output on a terminal as it arrives.
-
-The output goes to standard output. The run's state is one line, erased before other output, if standard error is a
-terminal.
-"""
+"""Prints a run's output as it arrives; on a terminal, a line of its state stands below and is erased before more."""
 
 from __future__ import annotations
 

@@ -140,9 +140,7 @@ def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]
 def _checked(
     chain: Chain, check: Callable[[Sequence[Path]], VerificationReport]
 ) -> tuple[tuple[Path, ...], VerificationReport]:
-    """Return the report on a chain. If it does not hold and a file was set aside or deleted meanwhile, the files read
-    are not those listed, so the chain is read again.
-    """
+    """Return the report on a chain, read again if files were set aside or deleted while it was read."""
     attempt = 0
     while True:
         attempt += 1

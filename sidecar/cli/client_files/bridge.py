@@ -1,11 +1,10 @@
 """A stdio MCP server that forwards to a Streamable HTTP server, for clients that only start programs.
 
-Each line of JSON-RPC on standard input becomes one POST; messages of the responses and of the session's GET stream are
-written as lines. Both protocol eras are supported: the session era with its session id, and 2026-07-28, whose requests
-are self-contained (`MCP-Protocol-Version`, `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`).
+Each line of JSON-RPC on standard input becomes one POST, in either protocol era; messages of the responses and of the
+session's GET stream are written as lines.
 
-If the server no longer knows a session, it is reopened with the client's own `initialize`, invisibly to the client, and
-the call that got the 404 is repeated once: a 404 means that it was not executed. Nothing else is repeated.
+A session that the server no longer knows is reopened with the client's own `initialize`, and the call that got the 404
+is repeated once: a 404 means that it was not executed. Nothing else is repeated.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ class SessionLostError(Exception):
 
 @dataclass
 class StdioBridge:
-    """Connects one client to one server. `headers` is called for every request, so that a credential file may change.
-    `write` writes one line to the client.
-    """
+    """Connects one client to one server. `headers` is called for every request; `write` writes a line to the client."""
 
     client: HttpClient
     origin: TargetOrigin
@@ -164,9 +161,7 @@ class StdioBridge:
             self._fail(request.id, NOT_REACHED, "the answer's stream broke off; the call may have been executed")
 
     async def _streamed(self, response: ClientResponse, request: Request | None) -> tuple[str, bool]:
-        """Forward the messages of a stream; return the id of its last event, and whether it contained the response to
-        the request.
-        """
+        """Forward a stream's messages; return its last event's id, and whether it contained the request's response."""
         parser, last_id, found = SseParser(), "", False
         with suppress(EgressError):
             async with aclosing(response.chunks(idle_s=None)) as chunks:
@@ -180,9 +175,7 @@ class StdioBridge:
         return last_id, found
 
     def _take_answer(self, request: Request, status: int, body: bytes) -> None:
-        """Forward a response body. A body that is not JSON-RPC, as of a failed authentication, becomes a JSON-RPC
-        error.
-        """
+        """Forward a response body; one that is not JSON-RPC, as of a failed authentication, becomes an error."""
         try:
             envelope = parse_answer(body)
         except Refusal:
@@ -211,9 +204,7 @@ class StdioBridge:
         return answers
 
     def _learn(self, request: Request, result: object) -> None:
-        """Record what later requests must contain: the negotiated revision, and which arguments of a tool go into
-        headers.
-        """
+        """Record what later requests must contain: the revision, and which arguments of a tool go into headers."""
         if not isinstance(result, dict):
             return
         if request.method == "initialize":

@@ -135,9 +135,7 @@ class ClientServer:
 
 @dataclass(frozen=True)
 class ClientFile:
-    """The contents of one file. `inputs` are the ids of the values for which VS Code prompts; `elsewhere` is the number
-    of servers that only one project of a client sees, which are left unchanged.
-    """
+    """One file. `inputs` are ids of values for which VS Code prompts; `elsewhere` counts servers of single projects."""
 
     text: JsonText
     servers: tuple[ClientServer, ...]

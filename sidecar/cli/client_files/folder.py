@@ -1,9 +1,7 @@
-"""Turns a client's MCP servers into upstreams of a working folder.
+"""Turns a client's MCP servers into upstreams of a working folder, with secrets in `keys/` (mode 0600) and first rules.
 
-Each server gets an upstream name, a definition, a file of its secrets if it has any, and one first rule. No secret is
-written to sidecar.yaml: it goes to `keys/`, mode 0600, or remains a `${VAR}`. A rule never allows everything: if the
-client's file does not name tools, the rule allows one that does not exist, so that the server can be listed but not
-used until an operator has reviewed its tools.
+A rule never allows everything: if the client's file does not name tools, the rule allows one that does not exist, so
+that the server can be listed but not used until an operator has reviewed its tools.
 """
 
 from __future__ import annotations
@@ -66,9 +64,7 @@ class Import:
 def imported(
     file: ClientFile, folder: Path, environ: Mapping[str, str], names: Mapping[Loc, str], *, home: Path
 ) -> Import:
-    """Convert the servers that have an upstream name and are enabled. Raises SettingsError with every fault, at its
-    place in the client's file.
-    """
+    """Convert the enabled servers that have an upstream name. Raises SettingsError with every fault at its place."""
     faults: list[Fault] = []
     result = Import(names=dict(names))
     places = ReferencePlaces(file.workspace, home, file.inputs, bare=file.client is CLIENTS["gemini"])

@@ -95,9 +95,7 @@ def client_of(path: Path, url_keys: Iterable[str], root: object) -> ClientFormat
 
 
 def unread_client(path: Path, root: object) -> str | None:
-    """The client, if its file is not read here; "" for an unknown one that keeps no JSON, None for all others. VS
-    Code's settings have `mcp` too, as opencode has, with the servers one level deeper.
-    """
+    """The client whose file is not read here: "" for an unknown one that keeps no JSON, None for all others."""
     form = _SUFFIXES.get(path.suffix, "json")
     for name, one in CLIENTS.items():
         if one.is_read or one.form != form:
@@ -117,9 +115,7 @@ class ClientAddress:
 
 
 def entrance_of(settings: Settings) -> ClientAddress | None:
-    """The address for callers on this machine: the first local address, else the data listener. None if neither has an
-    address that a client could use.
-    """
+    """The first local address, else the data listener's; None if neither is one that a client could use."""
     for local in settings.local:
         if isinstance(local.listen, ListenAddress) and local.listen.port:
             return ClientAddress(f"http://{local.listen}", False)

@@ -1,11 +1,7 @@
-"""Parses JSON with comments and keeps the position of each part.
+"""Parses JSON with comments and trailing commas, strict in all else, with the extent of each part for edits in place.
 
-Accepts `//` and `/* */` comments and trailing commas, as in clients' configuration files; all else is strict. What
-readers could interpret differently (a duplicate key, a number that overflows, half a surrogate) is a fault with its
-place. The extents serve to edit the text in place: it is never serialized again.
-
-    J001  not valid JSON     J002  a number beyond what others can read     J003  a character that must not be there
-    J007  nested too deep    J010  a key that stands twice
+J001  not valid JSON     J002  a number beyond what others can read     J003  a character that must not be there
+J007  nested too deep    J010  a key that stands twice
 """
 
 from __future__ import annotations
@@ -38,9 +34,7 @@ _DIGITS_OF_64_BITS = 20
 
 @dataclass(frozen=True, slots=True)
 class JsonMember:
-    """One entry of an object or a list, as offsets into the text: `start` is that of its key, `comma` that of the comma
-    after it, or -1.
-    """
+    """An entry's offsets into the text: of its key, of its value, and of the comma after it, or -1."""
 
     start: int
     value: int

@@ -46,9 +46,7 @@ class ReferencePlaces:
 
 @dataclass(slots=True)
 class TranslatedText:
-    """A text with translated references, the references that were not understood, and the variables for a client's
-    inputs.
-    """
+    """A text with translated references, what was not understood, and the variables for a client's inputs."""
 
     text: str
     problems: list[str] = field(default_factory=list)

@@ -1,8 +1,4 @@
-"""Finds secrets in a client's configuration, so that they are not copied in clear.
-
-This is a heuristic that prefers false positives: a value that is not plainly harmless counts as a secret. A harmless
-value in a file of secrets costs little; a token in a committed file is compromised.
-"""
+"""Guesses which values are secrets. What is not plainly harmless counts as one: hiding a harmless value is cheap."""
 
 from __future__ import annotations
 

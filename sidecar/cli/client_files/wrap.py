@@ -1,11 +1,7 @@
-"""Rewrites a client's configuration to lead through the sidecar, and restores it.
+"""Rewrites a client's configuration to lead through the sidecar, and restores it from the one backup beside it.
 
-The text is edited in place: comments, order and other keys of an entry stay. The original is kept in one backup beside
-the file, which is never overwritten: servers that came later are wrapped after `unwrap`.
-
-No other state is kept. Wrapping the backup again, with the addresses that the file has now, gives the current file
-unless it was edited since. If so, unwrapping restores the backup byte for byte; otherwise only the sidecar's entries
-are reverted.
+The text is edited in place. If wrapping the backup again, with the addresses that the file has now, gives the current
+file, unwrapping restores the backup byte for byte; otherwise only the sidecar's entries are reverted.
 """
 
 from __future__ import annotations
@@ -137,9 +133,7 @@ def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
 
 @dataclass(frozen=True)
 class Unwrapped:
-    """The restored file; the entries that were restored; the entries that still lead to a sidecar; and whether the
-    whole file is byte for byte the original.
-    """
+    """The restored file and entries, those that still lead to a sidecar, and whether it is the backup byte for byte."""
 
     raw: bytes
     restored: tuple[str, ...]

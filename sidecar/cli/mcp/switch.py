@@ -1,9 +1,4 @@
-"""`sidecar mcp list`, `disable` and `enable`: takes a server or tool out of service.
-
-sidecar mcp disable github delete_repo --reason "Incident 12"
-sidecar mcp list
-sidecar mcp enable github delete_repo
-"""
+"""`sidecar mcp list`, `disable` and `enable`: takes a server or tool out of service."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
-"""`sidecar mcp tools`: lists tools, compares them with their pins, and pins them.
+"""`sidecar mcp tools`: asks a server for its tools, compares them with their pins, and pins them.
 
-    sidecar mcp tools github                 each tool, whether it matches its pin, and every difference
-    sidecar mcp tools github --pin           approve all of them as they are now
-    sidecar mcp tools github --pin search    approve this one; the others stay as they were
-
-The server itself is queried, using only the configuration. Its text is shown with every hidden character and escape
-sequence made visible, so that the operator who approves sees what a model would read.
+Hidden characters and escape sequences are made visible: the operator who approves sees what a model would read.
 """
 
 from __future__ import annotations
@@ -228,9 +223,7 @@ def _spelled(definition: Mapping[str, Any], member: str) -> list[str]:
 
 
 def _lines(value: object) -> list[str]:
-    """Return a value as lines of JSON. The lines of a text are quoted one by one, so that no text can imitate other
-    output.
-    """
+    """Return a value as lines of JSON; the lines of a text are quoted each, so that none can imitate other output."""
     if isinstance(value, str):
         return [readable(line) for line in value.split("\n")]
     return readable(value).split("\n")

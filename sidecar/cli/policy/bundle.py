@@ -1,7 +1,4 @@
-"""`sidecar policy bundle`: builds, signs and verifies policy bundles.
-
-`sidecar policy bundle build | sign | verify`. Builds are reproducible: the same files give the same bytes.
-"""
+"""`sidecar policy bundle build | sign | verify`: signed bundles, reproducible byte for byte."""
 
 from __future__ import annotations
 

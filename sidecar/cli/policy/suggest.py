@@ -103,9 +103,7 @@ def suggest(
 
 
 def _present(config: Path | None) -> tuple[PolicyLocation, PolicySource | None]:
-    """Return the present policy. Without a named one or one in this folder there is none, and the built-in models
-    are used.
-    """
+    """Return the present policy: the named one, or that of this folder; else none, with the built-in models."""
     if config is None and not Path("sidecar.yaml").exists() and not Path(POLICIES).is_dir():
         return PolicyLocation(shipped(MODELS), Path(POLICIES)), None
     place = configured(config or Path("sidecar.yaml"), os.environ)

@@ -155,9 +155,7 @@ def _full_name(test: PolicyTest) -> str:
 
 
 def run_again(once: Callable[[], int], changes: Iterable[object], code: int) -> int:
-    """Run once more for each change, until the changes end or Ctrl-C. Return the last exit code; `code` is that of the
-    first run.
-    """
+    """Run once more for each change, until they end or Ctrl-C; return the last exit code, at first `code`."""
     try:
         for _ in changes:
             click.echo(f"--- {time.strftime('%H:%M:%S')}", err=True)
