@@ -294,7 +294,6 @@ class Application:
         return await self.switch.switch_on(object_of(server, tool), by=by)
 
     async def reload(self, by: str) -> str:
-        """Reload models, rules, budgets, keys, issuers and upstreams from their files, and the policy from its source.
-        Raises ConfigError and changes nothing."""
+        """Reload all files, and the policy from its source. Raises ConfigError and changes nothing."""
         await self.follower.look(self.live.current.settings, self.reloader.adopt, by)
         return await self.reloader.reload(by)

@@ -114,8 +114,7 @@ class ControlRecords:
             return []
 
     async def _told_to_store(self) -> Sequence[Checkpoint]:
-        """Read the store only with a checkpoint key that belongs to this log alone: with a configured key, other logs
-        may have published under it."""
+        """Read the store, unless the checkpoint key is configured: other logs may publish under it too."""
         chosen = self.settings.audit
         if self._store is None or "store" not in chosen.checkpoints.to or chosen.checkpoint_key_path is not None:
             return ()

@@ -105,8 +105,7 @@ def _check_data(settings: Settings, together: Together) -> None:
 
 
 def records_from(settings: Settings, shared: CounterStore) -> RecordStores:
-    """Opens the stores of all records. `shared` is the store of limits. Creates no file. Raises SettingsError for an
-    unusable file."""
+    """Open the stores of all records, creating no file. Raises SettingsError for an unusable file."""
     return RecordStores.open(settings.tasks.store, settings.records_path, shared.run)
 
 
@@ -255,8 +254,7 @@ def _read_snapshot(
 
 
 def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str, ...]]:
-    """The new settings without changes that need a restart, which are never half applied (CONTRACT 2.4), and the names
-    of the sections that have such changes."""
+    """The new settings without what needs a restart (CONTRACT 2.4), and the names of the sections left out."""
     waiting = [name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name)]
     settings = written.model_copy(update={name: getattr(running, name) for name in waiting})
     ports = {name: offer.grpc_port for name, _, offer in running.offers()}

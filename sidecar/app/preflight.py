@@ -21,8 +21,7 @@ NOT_WRITABLE = "S129"
 
 
 def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
-    """The obstacles to writing. Files of another owner are a warning: the check may run as another user than the
-    server."""
+    """The obstacles to writing; warnings for files of another owner, because the server may run as another user."""
     for loc, folder in _folders(loaded.settings):
         ground = _nearest(folder)
         if not ground.is_dir():

@@ -33,8 +33,7 @@ log = logging.getLogger("sidecar.app.reload")
 
 
 class BuildSnapshot(Protocol):
-    """Builds the next snapshot, or returns the given one if nothing changed. `taken` is a policy from the source that
-    is not in force yet. Raises ConfigError."""
+    """Builds the next snapshot, with `taken` from the source; returns `old` if nothing changed. Raises ConfigError."""
 
     def __call__(self, old: Snapshot, *, only_if_changed: bool, taken: StoredPolicy | None) -> Awaitable[Snapshot]: ...
 
@@ -58,8 +57,7 @@ class Reloader:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def reload(self, by: str, *, only_if_changed: bool = False) -> str:
-        """Reload models, rules, budgets, keys, issuers and upstreams from their files. Returns the revision then in
-        force. Raises ConfigError and changes nothing."""
+        """Reload all files. Returns the revision then in force. Raises ConfigError and changes nothing."""
         async with self._one_at_a_time:
             old = self.live.current
             try:

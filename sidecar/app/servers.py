@@ -185,8 +185,7 @@ def _patience(settings: Settings) -> ListenerDeadlines:
 
 
 async def _broken_at_admin(peer: str, status: int) -> web.Response:
-    """Refuse bytes on the admin listener that are not a valid HTTP request. They are not recorded: the audit covers
-    callers."""
+    """Refuse bytes that are no HTTP request, without a record: the audit covers callers."""
     return web.Response(status=status, headers={"Server": "sidecar"})
 
 
@@ -194,8 +193,7 @@ async def _broken_at_admin(peer: str, status: int) -> web.Response:
 
 
 def take(address: ListenAddress | UnixAddress, undo: AsyncExitStack, config: Path) -> Listener:
-    """Bind an address; `undo` releases it if the start fails. Raises SettingsError, naming `config`, if it cannot be
-    bound."""
+    """Bind an address; `undo` releases it if the start fails. Raises SettingsError, naming `config`."""
     try:
         listener = open_listener(address)
     except OSError as error:

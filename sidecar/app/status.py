@@ -77,8 +77,7 @@ class StatusReport:
         return SHADOW if self.pipeline.live.current.shadows(self.pipeline.clock()) else ENFORCE
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
-        """Ready unless draining; `degraded` while the newest files are not in force or the store is out. Only codes and
-        counts, because the response is public."""
+        """Ready unless draining; codes and counts of what is `degraded` only, because the response is public."""
         if self.pipeline.draining:
             return False, {"status": "draining"}
         reasons = Counter[str]()

@@ -34,8 +34,7 @@ log = logging.getLogger("sidecar.app.tool_drift")
 
 @dataclass(slots=True)
 class _Watched:
-    """What is known of one server. `first` holds the definitions of its first list, `told` those reported for each
-    tool."""
+    """What is known of one server: `first` of its first list, `told` of what was reported, by tool."""
 
     catalogue: ToolCatalogue
     lists: int = -1

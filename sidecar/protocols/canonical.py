@@ -28,8 +28,7 @@ def canonical_json(value: object) -> bytes:
     """RFC 8785 with whole 64-bit integers. Raises NotCanonicalError for what I-JSON forbids.
 
     orjson's sorted form is byte for byte that of RFC 8785 as long as there is no float (two ways to write them) and
-    no key at or above U+D800 (sorted by code point here, by UTF-16 unit there); all else is written by hand.
-    """
+    no key at or above U+D800 (sorted by code point here, by UTF-16 unit there); all else is written by hand."""
     try:
         if _is_plain(value):
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)

@@ -74,9 +74,7 @@ def without_hidden(value: Any) -> Any:
 
 
 def revealed(json_text: str) -> str:
-    """A JSON text with its hidden characters, and every joiner, written as JSON escapes: an equal value. The escapes
-    are the same with every version of Python.
-    """
+    """An equal JSON text with hidden characters and every joiner as escapes, the same with every Python."""
     return _UNSEEN.sub(lambda found: _escape(found[0]), json_text)
 
 

@@ -160,8 +160,7 @@ def _same_again(raw: bytes) -> Any:
 
     Then every reader reads it alike: no key is there twice, no number is rounded, nothing has two spellings. Most
     clients write exactly these bytes, and are parsed at a fifth of the cost. Texts with escapes, and with a blank after
-    each colon, as Python writes it, take the slow path.
-    """
+    each colon, as Python writes it, take the slow path."""
     if b"\\u" in raw or b'": ' in raw:
         return None
     try:
@@ -172,9 +171,7 @@ def _same_again(raw: bytes) -> Any:
 
 
 def parse_answer(raw: bytes) -> Any:
-    """An upstream's JSON. It goes only to the client that requested it, so its spelling is not checked, but its size
-    is. Raises Refusal(MALFORMED_CALL).
-    """
+    """An upstream's JSON: its size is checked, its spelling is not. Raises Refusal(MALFORMED_CALL)."""
     _refuse_excess(raw, MAX_ANSWER_DEPTH, MAX_ANSWER_KEYS, MAX_ANSWER_VALUES)
     try:
         return orjson.loads(raw)
@@ -334,8 +331,7 @@ _CHECKING = json.JSONDecoder(
 
 def _is_plain(raw: bytes) -> bool:
     """Whether no number can be out of bounds: none has 19 digits in a row, and none an exponent that another parser,
-    which refuses values that are not finite, rejects. Checking each number would take half a microsecond for each.
-    """
+    which refuses values that are not finite, rejects. Checking each number would take half a microsecond for each."""
     digits = raw.translate(_DIGITS)
     return b"0" * 19 not in digits and (b"0e" not in digits or _orjson_reads(raw))
 

@@ -19,9 +19,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class SseEvent:
-    """One event. `data` is None if there was no data line; `comment` marks a keep-alive line, which has no other
-    fields.
-    """
+    """One event. `data` is None without a data line; `comment` marks a keep-alive, which has nothing else."""
 
     data: str | None = None
     id: str | None = None
@@ -32,8 +30,7 @@ class SseEvent:
     @property
     def message(self) -> str:
         """The data of an event that bears a message: its type is `message`, or it has none. "" for any other event,
-        such as a `ping` or `heartbeat` with data, which is skipped.
-        """
+        such as a `ping` or `heartbeat` with data, which is skipped."""
         return self.data or "" if self.event in ("", "message") else ""
 
 
@@ -146,9 +143,7 @@ def encode_event(data: bytes, *, id: str | None = None) -> bytes:
 
 
 def encode_endpoint(address: str) -> bytes:
-    """The first event of an HTTP+SSE stream (MCP 2024-11-05): the address for the client's POSTs. `address` is one
-    line.
-    """
+    """The first event of an HTTP+SSE stream (MCP 2024-11-05): the client's address for POSTs, on one line."""
     return f"event: endpoint\ndata: {address}\n\n".encode()
 
 

@@ -21,9 +21,7 @@ Dropped = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Parses the messages of one stream. `expected` are the ids of requests that may be answered on it, `own` is that
-    of the request that the stream answers, None if there is none.
-    """
+    """Reads one stream. `expected` are the ids that may be answered on it, `own` that of the request it answers."""
 
     expected: Container[Id]
     own: Id | None

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import watchfiles
 from click.testing import CliRunner
 
 import sidecar.app.file_watcher
@@ -25,6 +24,11 @@ WIDER = RULES + "#: id=deletes\np, nhi:planner, tool:github/delete_repo, use, -,
 WRONG = RULES + "p, nhi:planner, tool:github/delete_repo, tool/call, -, -, -, allow\n"
 QUIET_S = 0.5  # longer than a change takes to be noticed, settled and read
 FILE = "agent_to_tool.csv"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar.app.file_watcher, "LOOK_S", 0.05)
 
 
 def controls(running: World, what: str = "reload") -> list[dict[str, Any]]:
@@ -213,7 +217,7 @@ async def test_a_policy_that_is_gone_for_a_while_serves_on(tmp_path: Path) -> No
 
 
 async def test_what_could_not_be_recorded_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.app.file_watcher, "RETRY_S", 0.2)
     async with world(tmp_path) as running:
         before = running.app.live.current
         with full_disk(running):
@@ -233,26 +237,6 @@ async def test_whoever_is_stopped_while_looking_stops(tmp_path: Path) -> None:
 # --- what else is watched -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit_reached", [False, True])
-async def test_what_no_event_tells_a_look_finds_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit_reached: bool
-) -> None:
-    """A file system that tells nothing of what others write (NFS), or a system that watches no more folders."""
-
-    def watch(*paths: str, **options: Any) -> tuple[()]:
-        if limit_reached:
-            raise OSError(28, "inotify watch limit reached")
-        return ()
-
-    monkeypatch.setattr(watchfiles, "watch", watch)
-    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
-    async with world(tmp_path) as running:
-        plain(tmp_path / "policies", WIDER)
-        await taken(running)
-        assert await deletes(running) == 200
-    assert ("files are looked at every" in caplog.text) is limit_reached
-
-
 async def test_a_new_key_and_a_new_setting_are_taken_too(tmp_path: Path) -> None:
     idp = Idp()
     known = idp.api_key("nhi:planner")
@@ -268,29 +252,6 @@ async def test_a_new_key_and_a_new_setting_are_taken_too(tmp_path: Path) -> None
         await taken(running, 2)
         refused = (await running.call("delete_repo", {}, headers=bearer(later)))[1]
         assert "reason" not in refused["error"]["data"]
-
-
-async def test_a_log_beside_the_configuration_is_unidentified_change(tmp_path: Path) -> None:
-    async with world(tmp_path) as running:
-        looks = 0
-        look_at = sidecar.app.file_watcher.look_at
-
-        def counted(*given: Any) -> Any:
-            nonlocal looks
-            looks += 1
-            return look_at(*given)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sidecar.app.file_watcher, "look_at", counted)
-            await asyncio.sleep(sidecar.app.file_watcher.SOON_S + 0.3)  # the first looks, at the start
-            before = looks
-            for number in range(20):
-                with (tmp_path / "sidecar.log").open("a") as log:
-                    log.write(f"{number}\n")
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)
-        assert looks == before
-        assert controls(running) == []
 
 
 # --- tests of its own -----------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import watchfiles
 
 import sidecar.app.file_watcher
 import sidecar.app.loader
@@ -118,7 +117,7 @@ async def test_what_nobody_foresaw_is_told_and_tried_again(
     def failing(*given: object) -> None:
         raise error
 
-    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.app.file_watcher, "RETRY_S", 0.2)
     async with world(tmp_path) as running:
         with monkeypatch.context() as patch:
             patch.setattr(sidecar.app.loader, "read_policy", failing)
@@ -133,7 +132,7 @@ async def test_what_nobody_foresaw_is_told_and_tried_again(
 
 async def test_a_file_system_in_trouble_makes_no_watcher_deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_dir = Path.is_dir
-    monkeypatch.setattr(sidecar.app.file_watcher, "POLL_S", 0.2)
+    monkeypatch.setattr(sidecar.app.file_watcher, "RETRY_S", 0.2)
 
     def failing(path: Path) -> bool:
         if "policies" in path.parts:
@@ -147,16 +146,6 @@ async def test_a_file_system_in_trouble_makes_no_watcher_deaf(tmp_path: Path, mo
             await until(lambda: any("Stale" in line for line in running.app.reloader.trouble))
         await taken(running)
         assert await deletes(running) == 200
-
-
-async def test_what_is_written_before_the_system_listens_is_seen_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watchfiles, "watch", lambda *paths, **options: ())  # it never will
-    async with world(tmp_path) as running:
-        await asyncio.sleep(0.3)  # after the look of the start
-        plain(tmp_path / "policies", WIDER)
-        await taken(running)
 
 
 async def test_an_old_policy_is_let_go_while_a_stream_of_its_time_goes_on(

@@ -53,8 +53,7 @@ class BundleEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of a bundle. `version` rises with each bundle of the policy `name`; `created_at` is in seconds since
-    the epoch."""
+    """A bundle's contents. `version` rises with each bundle of the policy `name`; `created_at` is a Unix time."""
 
     name: str
     version: int
@@ -68,8 +67,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A verified bundle. `key_id` names the signing key, `digest` is the SHA-256 of the whole file, and
-    `manifest_digest` that of the signed manifest."""
+    """A verified bundle, its signing key's id, and the SHA-256 of the whole file and of the signed manifest."""
 
     manifest: Manifest
     key_id: str

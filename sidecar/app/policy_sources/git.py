@@ -55,8 +55,7 @@ _SETTINGS: Final = (
 
 @dataclass(slots=True)
 class GitOrigin:
-    """A git ref. `_refused` maps commits that were refused, under the settings that they were judged by, to the
-    reasons."""
+    """A git ref. `_refused` maps refused commits, with the settings that they were judged by, to the reasons."""
 
     clock: Callable[[], float]
     processes: Processes
@@ -164,8 +163,7 @@ class _GitRunner:
         return await self.line("rev-parse", "--verify", "--quiet", f"{CANDIDATE}^{{commit}}")
 
     async def _whole_ref(self) -> str:
-        """Resolve a short name to a full ref. Git prefers a tag to a branch of the same name, but the permission to
-        push one need not imply the other."""
+        """The full ref of a short name. A branch and a tag of it are refused: permissions to push them differ."""
         short = self.chosen.ref
         if short == "HEAD" or short.startswith("refs/") or COMMIT.fullmatch(short):
             return short

@@ -37,8 +37,7 @@ log = logging.getLogger("sidecar.app.policy_sources")
 
 class PolicyOrigin(Protocol):
     async def look(self, settings: Settings) -> StoredPolicy | None:
-        """Fetch, check, unpack and store what the source has now; None if it was already taken. Raises SourceError,
-        SettingsError."""
+        """The source's policy, checked and stored; None if already taken. Raises SourceError, SettingsError."""
 
     def refuse(self, why: str) -> None:
         """Do not return the last result of `look` again."""
@@ -82,8 +81,7 @@ class SourcePoller:
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def begin(self, settings: Settings, prove: Callable[[Settings], object]) -> None:
-        """Take the source's policy before anything serves, unless `prove` raises ConfigError; then use the last stored
-        one. Raises ConfigError if there is none."""
+        """Take the source's policy, or the last stored one if `prove` raises ConfigError; without one, raise it."""
 
         async def adopt(taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
             await asyncio.to_thread(prove, placed(settings, taken))

@@ -31,8 +31,7 @@ _REGULAR, _FOLDER, _COMMENT = (b"0", b"\0"), b"5", b"g"
 
 
 class SourceError(Exception):
-    """No policy was taken. The text says why, for operators, and holds no secret. With `refused`, the source had a
-    policy that is not taken until it changes."""
+    """Why no policy was taken, for operators. `refused`: the source's policy is not taken until it changes."""
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
         super().__init__(message)
@@ -139,8 +138,7 @@ def write_member(root: Path, member: TarMember) -> None:
 
 
 def archive_of(files: Mapping[str, bytes]) -> bytes:
-    """A tar.gz of these files. Its bytes depend on names and contents only. Raises BadArchive for a name that
-    is too long."""
+    """A tar.gz that depends on names and contents only. Raises BadArchive for a name that is too long."""
     out = io.BytesIO()
     with (
         GzipFile(fileobj=out, mode="wb", mtime=0, filename="") as packer,

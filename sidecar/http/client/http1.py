@@ -60,8 +60,7 @@ class RequestForm:
     """The common parts of similar requests, checked and encoded once: verb, target, and the headers `first` and `last`;
     the varying headers come between them.
 
-    Framing, `Host` and `Accept-Encoding` are set here; a caller that names them has a bug, and is refused.
-    """
+    Framing, `Host` and `Accept-Encoding` are set here; a caller that names them has a bug, and is refused."""
 
     __slots__ = ("_first", "_last")
 
@@ -108,8 +107,7 @@ class ResponseReader:
     """Reads one response. Feed it bytes; read `head`, take pieces of the body, until `complete`.
 
     `reusable` is decided on completion: whether the connection is certainly between two responses. `buffered` is the
-    size of the data not yet taken, in bytes, with the overhead of holding it.
-    """
+    size of the data not yet taken, in bytes, with the overhead of holding it."""
 
     __slots__ = (
         "_chunk_count", "_head_bytes", "_interim", "_overhead", "_parser", "_pieces", "_remaining", "_tail",

@@ -34,8 +34,7 @@ class HttpClient:
 
     At `max_connections`, streams included, up to `max_waiting` further requests wait for a connection, each within its
     own deadline. `tls` replaces the system's trust (tests, own CA). With `address`, connections are made there and no
-    name is resolved; TLS and `Host` still name the origin.
-    """
+    name is resolved; TLS and `Host` still name the origin."""
 
     def __init__(
         self,
@@ -72,8 +71,7 @@ class HttpClient:
 
         `deadline_s` from now bounds waiting, connecting, the head, and `ClientResponse.read()`;
         `ClientResponse.chunks()` has its own. Raises EgressError; InvalidRequest, QueueFull and ConnectFailed mean that
-        nothing was sent.
-        """
+        nothing was sent."""
         form = RequestForm(verb, path, self.origin.host_header, headers)
         return await self.send(form.message((), body), deadline_s=deadline_s)
 

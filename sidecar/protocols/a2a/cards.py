@@ -49,9 +49,7 @@ class Interface(NamedTuple):
 
 
 class SecurityScheme(NamedTuple):
-    """A way for callers to authenticate to the sidecar: a bearer token of some `form` ("" if callers cannot read it),
-    or a key in the `header` of this name.
-    """
+    """A way for callers to authenticate: a bearer token of some `form` ("" if opaque), or a key in the `header`."""
 
     name: str
     form: str = ""
@@ -142,8 +140,7 @@ def ours(
 ) -> Json:
     """The canonical card as the sidecar presents it to one caller: at its `interfaces`, at least one, with the skills
     that the caller `may_use`. `agent_url` is the agent's address; `has_extended` says whether an authenticated caller
-    gets a larger card.
-    """
+    gets a larger card."""
     strangers = _Strangers.of(card, interfaces, agent_url)
     kept = {name: card[name] for name in ("name", "description", "version") if name in card}
     kept |= {name: card[name] for name in ("defaultInputModes", "defaultOutputModes") if name in card}
@@ -190,9 +187,7 @@ class _CardPlace(NamedTuple):
 
 
 class _Strangers:
-    """The hosts that are the agent's and not the sidecar's, to be found in texts. On a host that is the sidecar's too,
-    its port.
-    """
+    """The hosts that are the agent's alone, and its ports on hosts that are the sidecar's too, to be found in texts."""
 
     def __init__(self, hosts: set[str], places: set[_CardPlace], instead: str) -> None:
         self._hosts = hosts
@@ -237,8 +232,7 @@ def hiding(agent_url: str, instead: str) -> Callable[[Any], Any]:
 def _naming(hosts: set[str], places: set[_CardPlace]) -> re.Pattern[str]:
     """A pattern for addresses that name one of these hosts. A name with a dot in it also matches alone; a plain word,
     as in a cluster, matches only with a scheme or a port, because the word may mean something else. Every repetition is
-    bounded, since the text is untrusted.
-    """
+    bounded, since the text is untrusted."""
     colon = r"(?::|%3a)"  # it may stand in the query of another address
     scheme = rf"[a-z][a-z0-9+.-]{{0,15}}{colon}(?://|%2f%2f)(?:[^\s/@]{{0,100}}@)?"
     path = r"(?:(?:[/?#]|%2f)[^\s<>\"')\]]{0,2000}(?<![.,;:!?]))?"  # punctuation that ends a sentence is excluded
@@ -278,8 +272,7 @@ def _place(url: str) -> _CardPlace:
 
 def document(card: Read, signer: CardSigner | None = None) -> Json:
     """The JSON of a rewritten card: that of 1.0, and in the same document that of 0.3 if the sidecar speaks it. Clients
-    of each version verify its own members, so there is a signature for each.
-    """
+    of each version verify its own members, so there is a signature for each."""
     written, payloads = dict(card), [_with_doubles(card)]
     if any(version_meant(one["protocolVersion"]) == "0.3" for one in card["supportedInterfaces"]):
         old = cards03.to_json(card)

@@ -66,8 +66,7 @@ OF_03: Final = frozenset(kind.reason for kind in KINDS[:7]) | {kind.reason for k
 
 class AgentError(NamedTuple):
     """An agent's error as the agent sent it. `code` is JSON-RPC's, also if it came by another binding; `data` are
-    details as a list of objects with `@type` (1.0), in whatever form they came.
-    """
+    details as a list of objects with `@type` (1.0), in whatever form they came."""
 
     code: int
     message: str

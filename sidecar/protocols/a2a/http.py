@@ -27,9 +27,7 @@ _QUERY = re.compile(r"(?:[A-Za-z0-9._~!$'()*,;:@/?\-]|%[0-9A-Fa-f]{2}|\+|&|=)*\Z
 
 
 class RestAddress(NamedTuple):
-    """What a path addresses. `allowed` are the HTTP methods of this path; without an `operation` the method used is
-    none of them.
-    """
+    """What a path addresses. `allowed` are the path's HTTP methods, if the one used is none of them."""
 
     operation: Operation | None
     route: OperationRoute | None
@@ -138,8 +136,7 @@ def typed(schema: Schema, message: str, query: Mapping[str, str]) -> dict[str, A
 
 def path_to(route: OperationRoute, ids: Mapping[str, str], tenant: str = "") -> str:
     """The path of an operation, each id encoded as one segment. Raises UnreadableMessage for an id that could still
-    lead elsewhere: servers take `..` as the parent, and many decode a slash too early.
-    """
+    lead elsewhere: servers take `..` as the parent, and many decode a slash too early."""
     path = route.path
     for place, name in _PLACES.items():
         if place in path:

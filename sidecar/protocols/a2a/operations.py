@@ -17,8 +17,7 @@ BINDINGS: Final[tuple[Binding, ...]] = ("jsonrpc", "http_json", "grpc")
 
 class OperationRoute(NamedTuple):
     """An address of HTTP+JSON. `{task}` and `{config}` stand for ids; a verb after a colon ends the last segment. With
-    `has_body` the parameters are the body, else the query; those in the path are in neither.
-    """
+    `has_body` the parameters are the body, else the query; those in the path are in neither."""
 
     verb: str
     path: str
@@ -27,8 +26,7 @@ class OperationRoute(NamedTuple):
 
 class Operation(NamedTuple):
     """One operation. `action` is the canonical name, `request` and `response` the messages of 1.0; if it `streams`,
-    each event is a `StreamResponse`. "" means that a version does not have it.
-    """
+    each event is a `StreamResponse`. "" means that a version does not have it."""
 
     action: str
     request: str
@@ -40,134 +38,67 @@ class Operation(NamedTuple):
     http03: tuple[OperationRoute, ...]
     streams: bool = False
 
-    @property
-    def grpc10(self) -> str:
-        """The method name of 1.0, in JSON-RPC and gRPC alike."""
-        return self.rpc10
-
     def rpc(self, version: Version) -> str:
         """The method in JSON-RPC."""
         return self.rpc10 if version == "1.0" else self.rpc03
 
     def grpc(self, version: Version) -> str:
         """The method in gRPC."""
-        return self.grpc10 if version == "1.0" else self.grpc03
+        return self.rpc10 if version == "1.0" else self.grpc03
 
     def http(self, version: Version) -> tuple[OperationRoute, ...]:
         """Its addresses in HTTP+JSON; the first is the one that the sidecar calls."""
         return self.http10 if version == "1.0" else self.http03
 
 
-def _operation(
-    action: str,
-    request: str,
-    response: str,
-    rpc10: str,
-    *routes: OperationRoute,
-    rpc03: str = "",
-    grpc03: str | None = None,
-    http03: tuple[OperationRoute, ...] = (),
-    streams: bool = False,
-) -> Operation:
-    """An operation whose names in 0.3 are those of 1.0, but for what is given; its addresses there begin with /v1."""
-    old = http03 or tuple(route._replace(path="/v1" + route.path) for route in routes)
-    grpc = rpc10 if grpc03 is None else grpc03
-    return Operation(action, request, response, rpc10, rpc03 or action, grpc, routes, old, streams)
+# Action, request, response, name in 1.0 (JSON-RPC and gRPC), name in 0.3 (JSON-RPC, gRPC), and the routes of 1.0; `=`
+# stands for the action, or for the name in 1.0, `-` for none, and a `*` after a path for a body.
+_TABLE: Final = """
+message/send SendMessageRequest SendMessageResponse SendMessage = = POST /message:send*
+message/stream SendMessageRequest StreamResponse SendStreamingMessage = = POST /message:stream*
+tasks/get GetTaskRequest Task GetTask = = GET /tasks/{task}
+tasks/list ListTasksRequest ListTasksResponse ListTasks = - GET /tasks
+tasks/cancel CancelTaskRequest Task CancelTask = = POST /tasks/{task}:cancel*
+tasks/resubscribe SubscribeToTaskRequest StreamResponse SubscribeToTask = TaskSubscription
+    GET /tasks/{task}:subscribe POST /tasks/{task}:subscribe*
+push/set TaskPushNotificationConfig TaskPushNotificationConfig CreateTaskPushNotificationConfig
+    tasks/pushNotificationConfig/set = POST /tasks/{task}/pushNotificationConfigs*
+push/get GetTaskPushNotificationConfigRequest TaskPushNotificationConfig GetTaskPushNotificationConfig
+    tasks/pushNotificationConfig/get = GET /tasks/{task}/pushNotificationConfigs/{config}
+push/list ListTaskPushNotificationConfigsRequest ListTaskPushNotificationConfigsResponse ListTaskPushNotificationConfigs
+    tasks/pushNotificationConfig/list ListTaskPushNotificationConfig GET /tasks/{task}/pushNotificationConfigs
+push/delete DeleteTaskPushNotificationConfigRequest - DeleteTaskPushNotificationConfig
+    tasks/pushNotificationConfig/delete = DELETE /tasks/{task}/pushNotificationConfigs/{config}
+card/extended GetExtendedAgentCardRequest AgentCard GetExtendedAgentCard agent/getAuthenticatedExtendedCard GetAgentCard
+    GET /extendedAgentCard
+"""
 
 
-_CONFIGS: Final = "/tasks/{task}/pushNotificationConfigs"
-_ONE_CONFIG: Final = _CONFIGS + "/{config}"
+def _operation(row: str) -> Operation:
+    action, request, response, rpc10, rpc03, grpc03, *http = row.split()
+    routes = tuple(
+        OperationRoute(verb, path.rstrip("*"), path.endswith("*"))
+        for verb, path in zip(http[::2], http[1::2], strict=True)
+    )
+    # In 0.3 the addresses begin with /v1.
+    old = tuple(route._replace(path="/v1" + _PATHS_03.get(route.path, route.path)) for route in routes)
+    return Operation(
+        action,
+        request,
+        response.replace("-", ""),
+        rpc10,
+        action if rpc03 == "=" else rpc03,
+        {"=": rpc10, "-": ""}.get(grpc03, grpc03),
+        routes,
+        old,
+        streams=response == "StreamResponse",
+    )
 
-SEND: Final = _operation(
-    "message/send",
-    "SendMessageRequest",
-    "SendMessageResponse",
-    "SendMessage",
-    OperationRoute("POST", "/message:send", True),
-)
-STREAM: Final = _operation(
-    "message/stream",
-    "SendMessageRequest",
-    "StreamResponse",
-    "SendStreamingMessage",
-    OperationRoute("POST", "/message:stream", True),
-    streams=True,
-)
-GET: Final = _operation("tasks/get", "GetTaskRequest", "Task", "GetTask", OperationRoute("GET", "/tasks/{task}"))
-LIST: Final = _operation(
-    "tasks/list", "ListTasksRequest", "ListTasksResponse", "ListTasks", OperationRoute("GET", "/tasks"), grpc03=""
-)
-CANCEL: Final = _operation(
-    "tasks/cancel", "CancelTaskRequest", "Task", "CancelTask", OperationRoute("POST", "/tasks/{task}:cancel", True)
-)
-# The specification's text says POST, its Protocol Buffers GET; the official SDK takes both.
-RESUBSCRIBE: Final = _operation(
-    "tasks/resubscribe",
-    "SubscribeToTaskRequest",
-    "StreamResponse",
-    "SubscribeToTask",
-    OperationRoute("GET", "/tasks/{task}:subscribe"),
-    OperationRoute("POST", "/tasks/{task}:subscribe", True),
-    grpc03="TaskSubscription",
-    streams=True,
-)
-PUSH_SET: Final = _operation(
-    "push/set",
-    "TaskPushNotificationConfig",
-    "TaskPushNotificationConfig",
-    "CreateTaskPushNotificationConfig",
-    OperationRoute("POST", _CONFIGS, True),
-    rpc03="tasks/pushNotificationConfig/set",
-)
-PUSH_GET: Final = _operation(
-    "push/get",
-    "GetTaskPushNotificationConfigRequest",
-    "TaskPushNotificationConfig",
-    "GetTaskPushNotificationConfig",
-    OperationRoute("GET", _ONE_CONFIG),
-    rpc03="tasks/pushNotificationConfig/get",
-)
-PUSH_LIST: Final = _operation(
-    "push/list",
-    "ListTaskPushNotificationConfigsRequest",
-    "ListTaskPushNotificationConfigsResponse",
-    "ListTaskPushNotificationConfigs",
-    OperationRoute("GET", _CONFIGS),
-    rpc03="tasks/pushNotificationConfig/list",
-    grpc03="ListTaskPushNotificationConfig",
-)
-PUSH_DELETE: Final = _operation(
-    "push/delete",
-    "DeleteTaskPushNotificationConfigRequest",
-    "",
-    "DeleteTaskPushNotificationConfig",
-    OperationRoute("DELETE", _ONE_CONFIG),
-    rpc03="tasks/pushNotificationConfig/delete",
-)
-CARD: Final = _operation(
-    "card/extended",
-    "GetExtendedAgentCardRequest",
-    "AgentCard",
-    "GetExtendedAgentCard",
-    OperationRoute("GET", "/extendedAgentCard"),
-    rpc03="agent/getAuthenticatedExtendedCard",
-    grpc03="GetAgentCard",
-    http03=(OperationRoute("GET", "/v1/card"),),
-)
 
-OPERATIONS: Final[tuple[Operation, ...]] = (
-    SEND,
-    STREAM,
-    GET,
-    LIST,
-    CANCEL,
-    RESUBSCRIBE,
-    PUSH_SET,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_DELETE,
-    CARD,
-)
+_PATHS_03: Final = {"/extendedAgentCard": "/card"}
+OPERATIONS: Final = tuple(map(_operation, _TABLE.strip().replace("\n    ", " ").split("\n")))
+# To resubscribe, the specification's text says POST, its Protocol Buffers GET; the official SDK takes both.
+SEND, STREAM, GET, LIST, CANCEL, RESUBSCRIBE, PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE, CARD = OPERATIONS
 BY_ACTION: Final[Mapping[str, Operation]] = {one.action: one for one in OPERATIONS}
 BY_RPC: Final[Mapping[Version, Mapping[str, Operation]]] = {
     version: {one.rpc(version): one for one in OPERATIONS} for version in VERSIONS
@@ -178,8 +109,6 @@ BY_GRPC: Final[Mapping[Version, Mapping[str, Operation]]] = {
 
 
 def version_meant(said: str) -> Version | None:
-    """The version of an `A2A-Version` header: 0.3 if it is absent; a patch number is ignored. None for one that is not
-    supported.
-    """
+    """The version of an `A2A-Version` header: 0.3 if absent, without a patch number; None for an unsupported one."""
     known: dict[str, Version] = {"": "0.3", "0.3": "0.3", "1.0": "1.0"}
     return known.get(".".join(said.split(".")[:2]))

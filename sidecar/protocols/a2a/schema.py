@@ -69,9 +69,7 @@ class MessageSpec:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All messages and enumerations of one version. `package` is their Protocol Buffers package, "" if they have none;
-    then enumerations have no numbers.
-    """
+    """All messages and enumerations of one version. Without a `package` ("") enumerations have no numbers."""
 
     package: str
     messages: Mapping[str, MessageSpec]
@@ -79,8 +77,7 @@ class Schema:
 
     def read(self, name: str, given: object, at: str = "", *, defaults: bool = False) -> dict[str, Any]:
         """The canonical form of the message at the place `at`. With `defaults`, fields that are set but empty are kept.
-        Raises UnreadableMessage.
-        """
+        Raises UnreadableMessage."""
         return _SchemaReader(self, defaults).message(self.messages[name], given, at)
 
 
@@ -218,9 +215,7 @@ def _int32(given: object, at: str) -> int:
 
 
 def _bytes(given: object, at: str) -> str:
-    """Padded base64 of the standard alphabet; read in either alphabet, with and without padding, as ProtoJSON
-    specifies.
-    """
+    """Padded base64 of the standard alphabet; read in either alphabet, with or without padding (ProtoJSON)."""
     try:
         text = _string(given, at).rstrip("=").replace("-", "+").replace("_", "/")
         return base64.b64encode(base64.b64decode(text + "=" * (-len(text) % 4), validate=True)).decode()

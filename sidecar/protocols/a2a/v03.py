@@ -58,8 +58,7 @@ class V03Object(NamedTuple):
 
 def packed(value: Any, metadata: Json | None) -> tuple[Json, Json | None]:
     """A value as the object that 0.3 requires, and the metadata that mark it. An object that bears the mark already is
-    packed as well: otherwise its reader would unpack it and get another value than the one that was decided on.
-    """
+    packed as well: otherwise its reader would unpack it and get another value than the one that was decided on."""
     if isinstance(value, dict) and not (metadata or {}).get(_PACKED):
         return value, metadata
     return {"value": value}, {**(metadata or {}), _PACKED: True}
@@ -419,8 +418,7 @@ class JsonForm(_Form03):
         raise UnreadableMessage("/kind", "is no kind of result that belongs here")
 
     def _without_kind(self, given: Mapping[str, object]) -> V03Object | None:
-        """The type of an object without `kind`. The members that are required differ from type to type, but a message
-        has a role as well."""
+        """The type of an object without `kind`, by its required members; a message has a role as well."""
         for one in self.objects:
             message = self.schema.messages[one.name]
             members = {message.spelled[key].json for key in given if key in message.spelled}

@@ -7,7 +7,7 @@ read by the schema like any other JSON, so an unknown enumeration value or an in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from google.protobuf import struct_pb2, timestamp_pb2
@@ -21,7 +21,6 @@ from google.protobuf.message_factory import GetMessageClass
 from sidecar.protocols.a2a.messages import PROTO03, V10
 from sidecar.protocols.a2a.operations import Version
 from sidecar.protocols.a2a.schema import GOOGLES, FieldSpec, MessageSpec, Schema, UnreadableMessage
-from sidecar.protocols.a2a.status import pieces
 from sidecar.protocols.jsonrpc import MAX_VALUES
 
 _GOOGLE: Final = (struct_pb2.DESCRIPTOR, timestamp_pb2.DESCRIPTOR)
@@ -41,18 +40,11 @@ class ProtobufWire:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        pool = DescriptorPool()
-        for file in _GOOGLE:
-            pool.AddSerializedFile(file.serialized_pb)
-        pool.AddSerializedFile(_file(schema).SerializeToString())
-        self._classes = {
-            name: GetMessageClass(pool.FindMessageTypeByName(f"{schema.package}.{name}")) for name in schema.messages
-        }
+        self._classes = message_classes(schema)
 
     def encode(self, name: str, canonical: Mapping[str, Any]) -> bytes:
         """The bytes of a message in its canonical form. Raises UnreadableMessage for what they cannot express: half a
-        surrogate, and nesting beyond the limit of readers. A number within a value becomes a double.
-        """
+        surrogate, and nesting beyond the limit of readers. A number within a value becomes a double."""
         if not name:
             return b""
         message = self._classes[name]()
@@ -60,13 +52,12 @@ class ProtobufWire:
             ParseDict(dict(canonical), message, max_recursion_depth=_MAX_WRITTEN)
         except (NotJsonError, ValueError, OverflowError):
             raise UnreadableMessage("", "cannot be said in Protocol Buffers") from None
-        return message.SerializeToString()
+        return bytes(message.SerializeToString())
 
     def decode(self, name: str, data: bytes, max_depth: int, max_values: int = MAX_VALUES) -> dict[str, Any]:
         """The canonical form of a message. Raises UnreadableMessage for invalid bytes, and for a message that holds
         more than `max_values` values, or whose JSON is nested deeper than `max_depth`. The caller bounds the length:
-        two bytes are enough for a value, whose JSON takes a hundred.
-        """
+        two bytes are enough for a value, whose JSON takes a hundred."""
         if not name:
             return {}
         message = self._classes[name]()
@@ -84,15 +75,50 @@ class ProtobufWire:
 
     def text_in(self, name: str, data: bytes, field: str) -> str:
         """One text of a message, "" if it is absent or the bytes are invalid. It is used before the caller is
-        authenticated, so the rest is not decoded, and with too many fields nothing is examined.
-        """
+        authenticated, so the rest is not decoded, and with too many fields nothing is examined."""
         number, found = self._schema.messages[name].spelled[field].number, b""
         try:
-            for each, held in pieces(data, _MAX_FIELDS):
+            for each, held in _pieces(data):
                 found = held if each == number else found
             return found.decode()
         except (ValueError, IndexError):
             return ""
+
+
+def _pieces(raw: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields that hold bytes. Raises ValueError or IndexError for no message, and for one of too many fields."""
+    at = 0
+    for _ in range(_MAX_FIELDS):
+        if at >= len(raw):
+            return
+        key, at = _varint(raw, at)
+        match key & 7:
+            case 0:
+                _, at = _varint(raw, at)
+            case 1:
+                at += 8
+            case 2:
+                size, at = _varint(raw, at)
+                if at + size > len(raw):
+                    raise ValueError("cut off")
+                yield key >> 3, raw[at : at + size]
+                at += size
+            case 5:
+                at += 4
+            case _:
+                raise ValueError("no wire type")
+    if at < len(raw):
+        raise ValueError("too many fields")
+
+
+def _varint(raw: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        number |= (raw[at] & 127) << shift
+        at += 1
+        if raw[at - 1] < 128:
+            return number, at
+    raise ValueError("a number that does not end")
 
 
 def _holds_more(message: Any, most: int) -> bool:
@@ -128,6 +154,15 @@ def _is_deeper(message: dict[str, Any], depth: int) -> bool:
 
 
 # --- descriptors ------------------------------------------------------------------------------------------------------
+
+
+def message_classes(schema: Schema) -> Mapping[str, Any]:
+    """A class of Protocol Buffers for each message, in a pool of their own."""
+    pool = DescriptorPool()
+    for file in _GOOGLE:
+        pool.AddSerializedFile(file.serialized_pb)
+    pool.AddSerializedFile(_file(schema).SerializeToString())
+    return {name: GetMessageClass(pool.FindMessageTypeByName(f"{schema.package}.{name}")) for name in schema.messages}
 
 
 def _file(schema: Schema) -> FileDescriptorProto:

@@ -53,10 +53,7 @@ class Era(StrEnum):
 
 
 class EraHeaders(NamedTuple):
-    """The routing headers of one request, every line of each, values as they came.
-
-    `params` maps the lower-case rest of `Mcp-Param-<rest>` to its lines.
-    """
+    """The routing headers of a request, each with all its lines; `params` maps the `<rest>` of `mcp-param-<rest>`."""
 
     protocol_version: tuple[str, ...] = ()
     method: tuple[str, ...] = ()
@@ -69,8 +66,7 @@ class EraHeaders(NamedTuple):
 def version_of(head: EraHeaders, message: Request | Notification) -> tuple[Era, str]:
     """The era and revision of one message. Raises Refusal if header and body disagree, or the revision is unknown.
 
-    `("session", "")` means that the session itself must say which revision was agreed on.
-    """
+    `("session", "")` means that the session itself must say which revision was agreed on."""
     header = _only(head.protocol_version, "MCP-Protocol-Version")
     meta = message.params.get("_meta", {})
     body = meta.get(META_VERSION)
@@ -130,8 +126,7 @@ def check_parameter_headers(
 ) -> None:
     """Check `Mcp-Param-*` against the arguments that they mirror.
 
-    `declared` maps the header's rest, as the tool's schema writes it, to the property path of the argument.
-    """
+    `declared` maps the header's rest, as the tool's schema writes it, to the property path of the argument."""
     for name, path in declared.items():
         lines = head.params.get(name.lower(), ())
         if len(lines) > 1:
@@ -211,6 +206,5 @@ def _mismatch(detail: str) -> Refusal:
 
 def unsupported(requested: str, supported: Sequence[str] = ALL_VERSIONS) -> Refusal:
     """The refusal of a revision. A stateless request is answered with the revisions that `server/discover` names, as
-    the official suite requires; any other request with all revisions of the address.
-    """
+    the official suite requires; any other request with all revisions of the address."""
     return Refusal(Reason.VERSION_UNSUPPORTED, data={"supported": [*supported], "requested": requested})

@@ -40,9 +40,7 @@ MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session hold
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
-    """The call that the message makes, with its questions (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, or
-    METHOD_UNKNOWN for other methods.
-    """
+    """The call of a message, with its questions (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, METHOD_UNKNOWN."""
     if era is Era.STATELESS:
         _check_stateless_meta(message.params)
     table = METHODS if isinstance(message, Request) else NOTIFICATIONS
@@ -73,8 +71,7 @@ def server_question(server: str, action: str) -> Question:
 def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:
     """The forwarded parameters. Without `tasks` for this caller, the upstream gets no mention of tasks and must answer
     as if there were none. It is not told that its client could keep tasks either: a caller here cannot be sent requests
-    later.
-    """
+    later."""
     params = message.params
     if "task" in params and not (tasks and _wants_task(message, version)):
         params = {key: value for key, value in params.items() if key != "task"}
@@ -92,9 +89,7 @@ def located_uri(message: Request | Notification) -> str:
 
 
 def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request:
-    """A request that `call_from` has checked, with its URIs in the normal form that was decided on, or in the
-    upstream's own spelling of it (`spelled`).
-    """
+    """A checked request with its URIs in the normal form, or in the upstream's spelling of it (`spelled`)."""
     method, params = message.method, message.params
     if method in LOCATED:
         params = {**params, "uri": spelled(normal_uri(params["uri"]))}
@@ -107,9 +102,7 @@ def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request
 
 
 def _wants_task(message: Request | Notification, version: str) -> bool:
-    """Whether this is a call of MCP 2025-11-25 that requests a task as its answer. Other methods and revisions have
-    none; a server that does not know tasks ignores the request, and so does the sidecar.
-    """
+    """Whether this is a call of MCP 2025-11-25 that requests a task; with other methods and revisions it is ignored."""
     if "task" not in message.params or message.method != "tools/call" or version not in task_messages.VERSIONS:
         return False
     task_messages.check_task_wish(message.params)
@@ -156,9 +149,7 @@ def _has_variant(keys: Iterable[str], known: Spellings) -> bool:
 
 
 class LeftOut(NamedTuple):
-    """An entry of a list that is not shown, because no call can name it or it cannot be used: its kind, its name as far
-    as that may be shown, and the reason.
-    """
+    """An entry of a list that is not shown: its kind, its name as far as that may be shown, and the reason."""
 
     kind: str
     name: str
@@ -226,9 +217,7 @@ def entry_question(member: str, server: str, entry: Any) -> Question | None:
 
 
 def left_out_question(left_out: LeftOut, server: str) -> Question:
-    """The question that using such an entry would put to policy if it could be named: it is reported to callers who
-    could use it.
-    """
+    """The question that using such an entry would put to policy: callers who could use it hear of it."""
     if left_out.kind in ("tool", "prompt"):
         return _name_question(f"{left_out.kind}s", server, left_out.name)
     return _resource(server, left_out.name)
@@ -254,8 +243,7 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
 
 def narrow_to_sessions(result: dict[str, Any]) -> None:
     """Remove what no revision with sessions has: structured content that is no object (the text has the same content),
-    and the output schema of a tool that returns such.
-    """
+    and the output schema of a tool that returns such."""
     if not isinstance(result.get("structuredContent", {}), dict):
         del result["structuredContent"]
     for tool in result.get("tools", ()):
@@ -279,9 +267,7 @@ Ask = Callable[[str, str, Mapping[str, Any]], tuple[Question, ...]]
 
 @dataclass(frozen=True, slots=True)
 class McpMethod:
-    """One row: the questions that the method puts to policy, whether a grant on the server is enough, and where it
-    exists.
-    """
+    """A method's questions to policy, whether a grant on the server is enough (`session`), and its eras."""
 
     questions: Ask
     session: bool = False
@@ -335,9 +321,7 @@ def _ask_completion(server: str, method: str, params: Mapping[str, Any]) -> tupl
 
 
 def _ask_task(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
-    """Whether the caller may use the server at all. The task's owner, and the call that created it, are checked
-    separately (`Call.tasks`); the id is for the audit record.
-    """
+    """Whether the caller may use the server. The task's owner is checked by `Call.tasks`; the id is for the audit."""
     asked = {"taskId": params.get("taskId")}
     return (Question(f"nhi:{server}", method, server, "", asked, _meta(params)),)
 

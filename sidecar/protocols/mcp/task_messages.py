@@ -30,9 +30,7 @@ _SPELLINGS = spellings(("taskId",))
 
 
 class SeenTasks(NamedTuple):
-    """A task's state as the upstream reports it. `ttl_s` is its lifetime from its creation on, infinite for no end,
-    None if it is not given.
-    """
+    """A task's state as the upstream reports it. `ttl_s` counts from its creation: infinite for no end, or None."""
 
     id: str
     state: str
@@ -76,9 +74,7 @@ def check_task_wish(params: Mapping[str, Any]) -> None:
 
 
 def check_declared(params: Mapping[str, Any]) -> None:
-    """Refuse the extension's methods to a caller that did not declare it, with MCP's own error, whatever the
-    parameters.
-    """
+    """Refuse the extension's methods to a caller that did not declare it, with MCP's own error."""
     if not declares(params.get("_meta", {}).get(META_CAPABILITIES)):
         raise Refusal(
             Reason.MALFORMED_CALL,
@@ -136,9 +132,7 @@ def states_in(message: Message) -> list[SeenTasks]:
 
 
 def result_in(message: Message, *, whole: bool) -> dict[str, Any] | None:
-    """The result of the call that created a message's task: the whole answer (`whole`, `tasks/result`), or the one
-    inside the task (the extension).
-    """
+    """The result of the call that created a task: the `whole` answer (`tasks/result`), or the one inside the task."""
     match message:
         case Response(result=dict() as result):
             inside = result if whole else result.get("result")
