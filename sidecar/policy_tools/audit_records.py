@@ -17,7 +17,7 @@ import orjson
 from sidecar.audit.chain import MAX_LINE_BYTES, unseal
 from sidecar.audit.clear import ABSENT
 from sidecar.audit.digest import HASHED_NAME
-from sidecar.audit.record import INPUTS, skill_in
+from sidecar.audit.record import skill_in
 from sidecar.errors import Reason
 from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
 from sidecar.protocols.json_pointers import parse_pointer
@@ -42,9 +42,8 @@ class UnreadableAuditLine(Exception):
 
 
 class RecordedFact(NamedTuple):
-    """The outcome of a condition. `inputs` are keyed digests by path, None for values that cannot be compared.
-    `subject` is "" where the record does not name the subject; `lends` is true for lent authority, which has no
-    arguments.
+    """The outcome of a condition. `inputs` are keyed digests by path, None for values that cannot be compared. `lends`
+    is true for lent authority, which has no arguments.
     """
 
     condition: str
@@ -52,11 +51,6 @@ class RecordedFact(NamedTuple):
     subject: str
     lends: bool
     inputs: Mapping[str, str | None]
-
-    @property
-    def whole(self) -> bool:
-        """Whether every input that existed is among these."""
-        return len(self.inputs) < INPUTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +75,7 @@ class RecordedQuestion:
     revision: str
     rules: tuple[str, ...]
     facts: tuple[RecordedFact, ...]
-    key_id: str
     without_arguments: bool
-    grants_known: bool
     gaps: tuple[str, ...] = ()
     clear: Mapping[tuple[str, ...], Mapping[str, Any]] = field(default_factory=dict)
 
@@ -121,7 +113,7 @@ def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
 
 def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
     names, links, reason = fields["chain"], fields["links"], fields["reason"] or ""
-    granted, known = _granted(fields, len(names))
+    granted = fields.get("granted") or [{"roles": (), "scopes": ()}] * len(names)
     named = _word(fields["object"])
     question = question_of(named if HASHED_NAME in named else named_object(named), _word(fields["action"]))
     if fields.get("protocol") == "mcp" and question.action in MCP_TASK_ACTIONS:  # of an MCP server, not of an agent
@@ -134,8 +126,8 @@ def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
         timestamp=_word(fields["timestamp"]),
         at_s=datetime.fromisoformat(fields["timestamp"]).astimezone(UTC).timestamp(),
         chain=tuple(
-            Principal(_word(name), "", frozenset(map(_word, roles)), frozenset(map(_word, scopes)))
-            for name, (roles, scopes) in zip(names, granted, strict=True)
+            Principal(_word(name), "", frozenset(map(_word, each["roles"])), frozenset(map(_word, each["scopes"])))
+            for name, each in zip(names, granted, strict=True)
         ),
         question=question,
         session=is_session(question),
@@ -145,10 +137,8 @@ def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
         enforced=fields["enforcement"] != "shadow",
         revision=str(fields["policy_revision"] or ""),
         rules=tuple(dict.fromkeys(_word(rule) for link in links for rule in link["rules"])),
-        facts=tuple(_fact(fact, names, links) for fact in fields["facts"]),
-        key_id=str(fields.get("key_id") or ""),
+        facts=tuple(map(_fact, fields["facts"])),
         without_arguments=fields["redaction_applied"] is False,
-        grants_known=known,
         gaps=tuple(_gaps(fields, question)),
         clear={parse_pointer(text): _entry(entry) for text, entry in (fields.get("clear_arguments") or {}).items()},
     )
@@ -162,24 +152,15 @@ def _gaps(fields: Mapping[str, Any], question: Question) -> Iterator[str]:
         yield SEVERAL_QUESTIONS
     if question.object.startswith("resource:") and fields["redaction_applied"]:
         yield QUERY_CUT  # a resource has no arguments: nothing else can be missing
+    granting = any(credential["kind"] not in ("local", "anonymous") for credential in fields["credential"])
+    if granting and fields.get("granted") is None:
+        yield GRANTS_UNKNOWN
 
 
-def _granted(fields: Mapping[str, Any], size: int) -> tuple[list[tuple[list[str], list[str]]], bool]:
-    """Return roles and scopes by position in the chain, and whether they are known: only tokens and API keys grant."""
-    granted = fields.get("granted")
-    if granted:
-        return [(entry["roles"], entry["scopes"]) for entry in granted], True
-    bare = all(credential["kind"] in ("local", "anonymous") for credential in fields["credential"])
-    return [([], [])] * size, bare or granted is not None
-
-
-def _fact(fact: Mapping[str, Any], names: list[str], links: list[Any]) -> RecordedFact:
-    subject, action = fact.get("subject"), fact.get("action")
-    if subject is None and len(links) == 1:  # a record from before facts named their subject
-        subject, action = names[-1], links[0]["action"]
+def _fact(fact: Mapping[str, Any]) -> RecordedFact:
     inputs = {_word(path): None if value is None else _word(value) for path, value in fact["inputs"].items()}
-    lends = action == DELEGATE
-    return RecordedFact(_word(fact["condition"]), _word(fact["outcome"]), subject or "", lends, inputs)
+    lends = fact.get("action") == DELEGATE
+    return RecordedFact(_word(fact["condition"]), _word(fact["outcome"]), fact.get("subject") or "", lends, inputs)
 
 
 def _entry(entry: object) -> Mapping[str, Any]:

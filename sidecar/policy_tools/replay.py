@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sidecar.audit.digest import AuditKey
 from sidecar.audit.segments import given
-from sidecar.errors import Reason
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy_tools.audit_records import GRANTS_UNKNOWN, RecordedQuestion, asked_in, lines_of
+from sidecar.policy_tools.audit_records import RecordedQuestion, asked_in, lines_of
 from sidecar.policy_tools.recorded_conditions import ARGUMENTS, Outcome, RecordedCase, RecordedKey, with_stand_ins
-from sidecar.vocabulary import Chain, Decision
+from sidecar.vocabulary import Decision
 
 MAX_TRIES = 64  # outcomes for unknown conditions: six of them, each true or false
 MAX_GROUPS = 10_000  # kept; all records are counted
@@ -40,48 +38,21 @@ class ReplayAnswer(NamedTuple):
 
 
 class Candidate:
-    def __init__(self, source: PolicySource, key: AuditKey | None = None) -> None:
+    def __init__(self, source: PolicySource) -> None:
         self.source = source
-        self.case = RecordedCase(key)
+        self.case = RecordedCase()
         self.engine = Engine(with_stand_ins(source, self.case))
-        self._all_roles: frozenset[str] | None = None
 
     def decide(self, asked: RecordedQuestion) -> ReplayAnswer:
-        self.case.asked = asked
-        if asked.gaps:
-            return ReplayAnswer(None, self._ask(asked, asked.chain, {}, "error"), asked.gaps[0])
-        answer = self._settle(asked, asked.chain)
-        if asked.grants_known or answer.allowed is None:
-            return answer
-        return self._with_any_roles(asked, answer)
-
-    def _with_any_roles(self, asked: RecordedQuestion, without: ReplayAnswer) -> ReplayAnswer:
-        """Return the answer if it is the same for any roles that the token may have granted. It is decided with none
-        and with all of them: more roles only add rows, so if the two answers agree, all answers in between are the
-        same, unless a deny row that the full set adds hides what fewer roles would be allowed.
-        """
-        if self.case.unknown and not without.allowed:
-            return without._replace(allowed=None, why=GRANTS_UNKNOWN)
-        if self._all_roles is None:
-            parents = self.source.roles.parents
-            names = {*parents, *(role for roles in parents.values() for role in roles)}
-            names |= {rule.subject for rule in self.source.rules}
-            self._all_roles = frozenset(name for name in names if name.startswith("role:"))
-        everything = self._settle(asked, tuple(replace(one, roles=self._all_roles) for one in asked.chain))
-        same = everything.allowed is without.allowed
-        denied = [one.decision.reason is Reason.DENIED_BY_RULE for one in (everything, without)]
-        hidden = denied == [True, False]
-        if same and (without.allowed or not (hidden or self.case.unknown)):
-            return without
-        return without._replace(allowed=None, why=GRANTS_UNKNOWN)
-
-    def _settle(self, asked: RecordedQuestion, chain: Chain) -> ReplayAnswer:
         """Return the answer if it is the same for every outcome of the unknown conditions.
 
         An error is no match on a row that allows and a match on one that denies: errors everywhere allow the least. The
         combination of true and false that allows the most has to be searched for.
         """
-        least = self._ask(asked, chain, {}, "error")
+        self.case.asked = asked
+        least = self._ask(asked, {}, "error")
+        if asked.gaps:
+            return ReplayAnswer(None, least, asked.gaps[0])
         if least.allowed or not self.case.unknown:
             return ReplayAnswer(least.allowed, least)
         why = next(iter(self.case.unknown.values()))
@@ -90,7 +61,7 @@ class Candidate:
             if not todo:
                 return ReplayAnswer(False, least)
             tried = todo.pop()
-            most = self._ask(asked, chain, tried, "true")
+            most = self._ask(asked, tried, "true")
             if most.allowed:
                 return ReplayAnswer(None, most, why)
             left = [key for key in self.case.unknown if key not in tried]
@@ -98,13 +69,11 @@ class Candidate:
                 todo.append({**tried, **dict.fromkeys(left[:at], _TRUE), key: "false"})
         return ReplayAnswer(None, least, TOO_MANY)
 
-    def _ask(
-        self, asked: RecordedQuestion, chain: Chain, assumed: dict[RecordedKey, Outcome], otherwise: Outcome
-    ) -> Decision:
+    def _ask(self, asked: RecordedQuestion, assumed: dict[RecordedKey, Outcome], otherwise: Outcome) -> Decision:
         case = self.case
         case.assumed, case.otherwise, case.unknown, case.by_record = assumed, otherwise, {}, set()
         ask = self.engine.enter if asked.session else self.engine.decide
-        return ask(chain, asked.question._replace(arguments=ARGUMENTS), asked.at_s)
+        return ask(asked.chain, asked.question._replace(arguments=ARGUMENTS), asked.at_s)
 
 
 class ChangeKind(NamedTuple):

@@ -13,10 +13,8 @@ from typing import Any, NoReturn
 import click
 import orjson
 
-from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.segments import files_of, given
 from sidecar.cli.command import (
-    EXISTING_FILE,
     EXISTING_FOLDER,
     NO,
     UNVERIFIED,
@@ -66,9 +64,8 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
     "--record", type=_LOG, help="An audit line from elsewhere; with --decision, a file of them. - is standard input."
 )
 @click.option("--policy", "folder", type=EXISTING_FOLDER, help="Another policy, such as the revision of a record.")
-@click.option("--key", "key_path", type=EXISTING_FILE, help="The audit key.")
 @config_and_json
-def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: bool, **given: Any) -> None:
+def explain(config: Path, folder: Path | None, as_json: bool, **given: Any) -> None:
     """Show each link of a call with its answer and the rules, roles, conditions and limits behind it; on a denial, the
     nearest rules.
 
@@ -88,8 +85,7 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
             )
             found = explained(source, budgets, chain, question, at_s)
         else:
-            key = _key(config, key_path, of_record=given["record"] is not None)
-            found = explain_record(Candidate(source, key), budgets, asked)
+            found = explain_record(Candidate(source), budgets, asked)
     except UnreadableAuditLine as error:
         raise CommandFailed(str(error), UNVERIFIED)
     print_result(as_data(found, asked), "\n".join(lines(found, asked)), as_json)
@@ -182,14 +178,3 @@ def _tell_unasked(record: Mapping[str, Any], as_json: bool) -> NoReturn:
     else:
         click.echo(said)
     sys.exit(NO)
-
-
-def _key(config: Path, path: Path | None, *, of_record: bool) -> AuditKey | None:
-    if path is not None:
-        return load_key(path)
-    if of_record:
-        return None
-    try:
-        return load_key(settings_in(config).audit_key_path)
-    except OSError:
-        return None

@@ -225,7 +225,9 @@ def test_what_a_record_cannot_answer_is_undecidable(running: Path, tmp_path: Pat
     other = write_policy(tmp_path / "other", {"agent_to_tool": rows})
     result = run("--record", "-", "--policy", other, stdin=records(running)[1])
     assert result.exit_code == 1
-    assert result.output.startswith("UNDECIDABLE  a condition has no recorded fact, and what it reads was not recorded")
+    assert result.output.startswith(
+        "UNDECIDABLE  a condition has no recorded fact, and what it reads was not recorded in"
+    )
     told = orjson.loads(run("--record", "-", "--policy", other, "--json", stdin=records(running)[1]).stdout)
     assert (told["allowed"], told["links"][0]["conditions"][0]["outcome"]) == (None, "unknown")
 
