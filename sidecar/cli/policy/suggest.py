@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
@@ -38,9 +37,7 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 @click.option(
     "--widen", type=click.IntRange(0, 1000), default=0, help="How many unused objects each pattern may match."
 )
-@click.option("--patterns/--no-patterns", default=True, help="Whether a pattern may stand for several objects.")
 @click.option("--include", type=click.Choice(["denied"]), help="Also calls that no rule allowed.")
-@click.option("--drop-terms", is_flag=True, help="Without conditions, limits, expiries and denying rows.")
 @click.option("--since", type=Moment(), default=None, help="A time, or a span back from now (15m, 2h, 7d).")
 @click.option("--until", type=Moment(), default=None, help="Likewise, exclusive.")
 @click.option("--format", "form", type=click.Choice(["csv", "yaml"]), default="csv", show_default=True)
@@ -51,9 +48,7 @@ def suggest(
     config: Path | None,
     catalogue: Path | None,
     widen: int,
-    patterns: bool,
     include: str | None,
-    drop_terms: bool,
     since: str | None,
     until: str | None,
     form: str,
@@ -64,8 +59,7 @@ def suggest(
 
     AUDIT are audit logs, or their folders (`-` is standard input). Known are the names in them, in the present policy
     and in --catalogue. Only allowed calls count. Conditions, limits and expiries of the rows that allowed a call are
-    kept, and denying rows are copied: no rule allows more than the present policy. With --drop-terms, all of these are
-    left out, and each rule names the rows that its records rested on.
+    kept, and denying rows are copied: no rule allows more than the present policy.
 
     Exits with 1 if nothing was recorded, or something recorded cannot be written as a rule.
     """
@@ -75,9 +69,7 @@ def suggest(
     evidence = _read(audit, SuggestQuery(since or "", until or "", include == "denied"))
     known = _known(evidence, source, read_catalogue(catalogue) if catalogue else KnownCatalogue())
     present = Present.of(source) if source else Present()
-    if drop_terms:
-        present = replace(present, source=None)
-    suggestion = find(evidence, known, present, patterns=patterns, widen=widen) if evidence.traces else None
+    suggestion = find(evidence, known, present, widen=widen) if evidence.traces else None
     if suggestion is None or not evidence.traces:  # finding may discard all of them
         _end_empty(evidence, present)
     bare = suggestion.bare()
@@ -144,16 +136,16 @@ def _known(evidence: UsageEvidence, source: PolicySource | None, catalogue: Know
 
 def _end_empty(evidence: UsageEvidence, present: Present) -> NoReturn:
     """Report that nothing was recorded: an empty policy is refused (P004)."""
-    for note in notes(Suggestion((), {}, {}, frozenset(), 0), evidence, present):
+    for note in notes(Suggestion((), {}, {}, frozenset()), evidence, present):
         click.echo(f"note: {note}", err=True)
     raise CommandFailed("nothing was recorded that a rule could allow")
 
 
 def _tell(suggestion: Suggestion, evidence: UsageEvidence, present: Present, cells: int, output: Path | None) -> None:
     count, triples = len(suggestion.rules), len(evidence.traces)
-    bound = "the fewest there can be" if suggestion.at_least == count else f"at least {suggestion.at_least} are needed"
+    bound = "; the fewest there can be" if suggestion.fewest else ""
     where = f", in {output}" if output else ""
-    click.echo(f"{count} rules for {triples} recorded triples{where}; {bound}", err=True)
+    click.echo(f"{count} rules for {triples} recorded triples{where}{bound}", err=True)
     click.echo(f"checked against all {cells:,} known (subject, object, action)", err=True)
     for note in notes(suggestion, evidence, present):
         click.echo(f"note: {note}", err=True)

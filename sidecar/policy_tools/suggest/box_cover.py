@@ -4,8 +4,7 @@ The problem is NP-hard (minimum biclique cover, with a third side). The algorith
 there are few (`pool`); repeatedly takes the one that covers the most of what is left (`greedy`); drops redundant boxes;
 merges two boxes where one can cover what only they cover; and removes some boxes and covers their cells again, keeping
 improvements. If all boxes are known and few, an exact search follows: it branches on the cell with the fewest boxes
-left, and prunes a branch as soon as cells that no two boxes share show that it cannot win. A set of cells of which no
-two fit into one box is a lower bound (`at_least`).
+left, and prunes a branch as soon as cells that no two boxes share show that it cannot win.
 
 All bounds are on counted work, not on time: the same log gives the same rules.
 """
@@ -15,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import islice, product
+from itertools import product
 from random import Random
 
 from sidecar.policy_tools.suggest.grid import Box, BoxPool, Grid, bits, pool
@@ -23,35 +22,31 @@ from sidecar.policy_tools.suggest.grid import Box, BoxPool, Grid, bits, pool
 MAX_MERGE_PAIRS = 3_000_000
 MAX_REBUILDS = 60
 REBUILD_WORK = 800_000  # box rows visited while rebuilding
-MAX_PROOF_STEPS = 1_000_000
 MAX_BOXES, MAX_CELLS, MAX_STEPS = 1500, 400, 4_000  # of the exact search; an unfinished one proves nothing
-_TRIES = 6  # cells of one box that are tried for the lower bound
 
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """Boxes, and a lower bound of their number."""
+    """Boxes, and whether it is proved that there is no cover with fewer."""
 
     boxes: tuple[Box, ...]
-    at_least: int
+    fewest: bool
 
 
 def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
     """Return the fewest boxes found. `wide` are boxes that may be used although they hold unused cells: they are used
-    where they reduce the number of boxes, and then there is no lower bound.
+    where they reduce the number of boxes, and then nothing is proved.
     """
     known = pool(grid)
     state = _State(grid)
     best = _found(state, known, ())
-    at_least = _independent(grid, best)
-    few = len(known.boxes) <= MAX_BOXES and grid.cell_count <= MAX_CELLS
-    if known.complete and few and at_least < len(best):
+    proved = len(best) == 1
+    if not proved and known.complete and len(known.boxes) <= MAX_BOXES and grid.cell_count <= MAX_CELLS:
         best, proved = _fewest(grid, known.boxes, best)
-        at_least = len(best) if proved else at_least
-    if wide:
-        at_least, wider = 1, _found(state, known, wide)
-        best = wider if len(wider) < len(best) else best
-    return Cover(tuple(best), at_least)
+    if wide and len(best) > 1:
+        wider = _found(state, known, wide)
+        best, proved = (wider if len(wider) < len(best) else best), False
+    return Cover(tuple(best), proved)
 
 
 def _found(state: _State, known: BoxPool, wide: Sequence[Box]) -> list[Box]:
@@ -201,42 +196,12 @@ def _joined(
     return None
 
 
-def _independent(grid: Grid, boxes: Sequence[Box]) -> int:
-    """Return the number of cells found of which no two fit into one box: a lower bound of the number of boxes."""
-    state = _State(grid)
-    _, twice = _layers(state, boxes)
-    found: list[tuple[int, int, int]] = []
-    steps = 0
-    for box in sorted(boxes, key=lambda box: state.gain([~mask for mask in twice], box)):
-        for cell in islice(_own_cells(state, box, twice), _TRIES):
-            steps += len(found)
-            if all(not _fit(grid, cell, other) for other in found):
-                found.append(cell)
-                break
-        if steps > MAX_PROOF_STEPS:
-            break
-    return len(found)
-
-
-def _own_cells(state: _State, box: Box, twice: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    for place in state.places(box):
-        a, s = divmod(place, state.width)
-        yield from ((s, o, a) for o in bits(box.objects & ~twice[place]))
-
-
-def _fit(grid: Grid, one: tuple[int, int, int], other: tuple[int, int, int]) -> bool:
-    """Whether some box holds both cells: all eight corners were used."""
-    mask = 1 << one[1] | 1 << other[1]
-    rows = grid.rows
-    return not any(mask & ~rows[a][s] for a in {one[2], other[2]} for s in {one[0], other[0]})
-
-
 def _cells(box: Box) -> Iterator[tuple[int, int, int]]:
     return product(bits(box.subjects), bits(box.objects), bits(box.actions))
 
 
 def _fewest(grid: Grid, boxes: Sequence[Box], known: Sequence[Box]) -> tuple[list[Box], bool]:
-    """Return a cover with the fewest boxes, at most as many as `known`, and whether it is proved minimal."""
+    """Return a cover with at most as many boxes as `known`, and whether it is proved minimal."""
     numbers = {cell: at for at, cell in enumerate(grid.cells())}
     masks = [sum(1 << numbers[cell] for cell in _cells(box)) for box in boxes]
     search = _Search.of(masks, len(numbers), len(known))

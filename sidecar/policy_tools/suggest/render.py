@@ -118,27 +118,23 @@ def _reason(rule: Suggested) -> str:
 
 
 def _comments(rule: Suggested, present: Present) -> Iterator[str]:
-    """Yield further comments above a rule. Without the source of the present policy, terms are dropped."""
+    """Yield further comments above a rule."""
     if "*" in rule.object:
         yield f"fits {_some([name for name in rule.objects if name not in rule.widened])}"
     if rule.widened:
         yield f"WIDENED: also fits {_some(rule.widened)}, which not all of its subjects used so"
-    rested = [known for known in rule.rests_on if known in present.terms]
     if rule.terms != PLAIN:
-        yield f"as {_some(rested)} asks" if rested else "as the present policy asks"
-    for known in () if present.source else rested:
-        yield f"rested on {_plain(known)}, whose terms are not carried over: {_plain(present.terms[known])}"
+        yield f"as {_some([known for known in rule.rests_on if known in present.asking]) or 'the present policy'} asks"
 
 
 def as_data(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> dict[str, Any]:
     return {
-        "rules": [_rule_data(rule, present) for rule in suggestion.rules],
+        "rules": [_rule_data(rule) for rule in suggestion.rules],
         "roles": {name: list(members) for name, members in suggestion.roles.items()},
         "sets": {name: list(members) for name, members in suggestion.sets.items()},
         "reused": sorted(suggestion.reused),
         "carried": list(dict.fromkeys(rule.id for rule in suggestion.carried.denies)),
-        "at_least": suggestion.at_least,
-        "fewest": suggestion.at_least == len(suggestion.rules),
+        "fewest": suggestion.fewest,
         "triples": len(evidence.traces),
         "counts": dict(sorted(evidence.counts.items())),
         "left_out": [
@@ -149,19 +145,20 @@ def as_data(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -
     }
 
 
-def _rule_data(rule: Suggested, present: Present) -> dict[str, Any]:
+def _rule_data(rule: Suggested) -> dict[str, Any]:
     ends = rule.terms.expires_at
-    same = ("id", "subject", "object", "actions", "subjects", "objects", "widened", "triples", "uses", "part")
+    same = (
+        "id", "subject", "object", "actions", "subjects", "objects", "widened", "triples", "uses", "part", "decisions",
+        "rests_on",
+    )  # fmt: skip
     return {name: list(said) if isinstance(said := getattr(rule, name), tuple) else said for name in same} | {
         "kind": rule.kind.value,
         "first_seen": rule.first,
         "last_seen": rule.last,
-        "decisions": list(rule.decisions),
         "when": rule.terms.when,
         "max_calls_per_hour": rule.terms.limit,
         "per": rule.terms.per,
         "expires_at": None if ends is None else moment(ends),
-        "rests_on": [{"id": known, "terms": present.terms.get(known, "")} for known in rule.rests_on],
     }
 
 
@@ -182,8 +179,7 @@ def notes(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> 
     found += dict.fromkeys(widened)
     tell(counts["denied-by-rule"], "call", "{} that a deny rule forbids: not taken, whatever became of them")
     tell(counts["no-rule"], "call", "{} refused for want of a rule; `--include denied` takes them too")
-    gone = "{} that the present policy no longer allows: not taken; `--drop-terms` takes them too"
-    tell(counts[GONE], "call", gone)
+    tell(counts[GONE], "call", "{} that the present policy no longer allows: not taken")
     beyond = sum(trace.uses for trace in traces if trace.without_rule)
     tell(beyond, "call", "rules for {} may allow more than the policy that denied some of them")
     if not present.taken and any(trace.rules for trace in traces):

@@ -55,14 +55,13 @@ class RuleShaper:
     known: Known
     roles: frozenset[Names]
     sets: frozenset[Names]
-    patterns: bool = True
     widen: int = 0
     more_roles: set[Names] = field(default_factory=set)
     more_sets: set[Names] = field(default_factory=set)
 
-    def rules(self, kind: PermissionKind, grid: Grid, backed: Backed) -> tuple[list[RuleDraft], int]:
-        """Return the fewest rules for a grid of uses with the same terms, and a lower bound of their number."""
-        wide = self._wide_boxes(grid, backed) if self.widen and self.patterns else {}
+    def rules(self, kind: PermissionKind, grid: Grid, backed: Backed) -> tuple[list[RuleDraft], bool]:
+        """Return few rules for a grid of uses with the same terms, and whether they are proved to be the fewest."""
+        wide = self._wide_boxes(grid, backed) if self.widen else {}
         found = cover(grid, list(wide))
         boxes = list(found.boxes)
         rows = _RuleRows(grid, boxes)
@@ -76,7 +75,7 @@ class RuleShaper:
             draft, box = self._rule(kind, grid, must, boxes[at], pattern, backed)
             rows.replace(at, box)
             drafts.append(draft)
-        return drafts, found.at_least
+        return drafts, found.fewest or len(drafts) == 1
 
     def _rule(
         self, kind: PermissionKind, grid: Grid, must: Box, box: Box, pattern: str, backed: Backed
@@ -108,7 +107,7 @@ class RuleShaper:
         there = _between(must, may, self.sets)
         if there:
             return "", there
-        for names in (must, may) if self.patterns else ():
+        for names in (must, may):
             pattern = pattern_of(names, kind, self.known.listed)
             fitting = frozenset(self.known.fitting(pattern)) if pattern else frozenset()
             enough = must <= fitting and len(fitting & may) >= MIN_FOR_PATTERN

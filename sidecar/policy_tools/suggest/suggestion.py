@@ -57,16 +57,14 @@ class Suggested:
 @dataclass(frozen=True, slots=True)
 class Suggestion:
     """Rules, and the members of the roles and sets that they name; `reused` are those of the present policy, and
-    `carried` what is carried over from it unchanged.
-
-    No cover with fewer than `at_least` rules exists: if there are as many, they are proved to be the fewest.
+    `carried` what is carried over from it unchanged. `fewest`: it is proved that fewer rules are not enough.
     """
 
     rules: tuple[Suggested, ...]
     roles: Mapping[str, tuple[str, ...]]
     sets: Mapping[str, tuple[str, ...]]
     reused: frozenset[str]
-    at_least: int
+    fewest: bool = False
     carried: Carried = NOTHING_CARRIED
 
     def bare(self) -> Suggestion:
@@ -75,29 +73,23 @@ class Suggestion:
         return replace(self, rules=rules, carried=NOTHING_CARRIED)
 
 
-def suggest(
-    evidence: UsageEvidence, known: Known, present: Present, *, patterns: bool = True, widen: int = 0
-) -> Suggestion:
-    """Return the suggestion for the recorded use. With `widen`, a pattern may match that many unused known objects.
-
-    Without the source of the present policy, the suggestion is the use without terms, which may be more than that
-    policy allows.
-    """
+def suggest(evidence: UsageEvidence, known: Known, present: Present, *, widen: int = 0) -> Suggestion:
+    """Return the suggestion for the recorded use. With `widen`, a pattern may match that many unused known objects."""
     source = present.source
     groups = grouped(evidence, source)
-    shaper = RuleShaper(known, frozenset(present.roles), frozenset(present.sets), patterns, widen)
+    shaper = RuleShaper(known, frozenset(present.roles), frozenset(present.sets), widen)
     drafts: list[RuleDraft] = []
-    at_least = 0
+    fewest = True
     for kind in KINDS:
         for said, backed in sorted(groups.get(kind, {}).items(), key=lambda item: repr(item[0])):
             found: list[RuleDraft] = []
             for part in _parts(backed.triples, widen):
-                rules, fewest = shaper.rules(kind, Grid.of(part), backed)
+                rules, proved = shaper.rules(kind, Grid.of(part), backed)
                 found += rules
-                at_least += fewest
+                fewest = fewest and proved
             drafts += _under(said, found)
     whole = carried(source, {draft.terms.when for draft in drafts}) if source else NOTHING_CARRIED
-    return _named(drafts, evidence, present, at_least, whole)
+    return _named(drafts, evidence, present, fewest, whole)
 
 
 def _under(terms: Terms, drafts: list[RuleDraft]) -> list[RuleDraft]:
@@ -126,7 +118,7 @@ def _parts(triples: list[Triple], widen: int) -> list[list[Triple]]:
 
 
 def _named(
-    drafts: list[RuleDraft], evidence: UsageEvidence, present: Present, at_least: int, whole: Carried
+    drafts: list[RuleDraft], evidence: UsageEvidence, present: Present, fewest: bool, whole: Carried
 ) -> Suggestion:
     taken = set(present.taken)
     ordered = sorted(drafts, key=_order)
@@ -158,7 +150,7 @@ def _named(
         roles={name: tuple(sorted(group)) for group, name in sorted(roles.items(), key=lambda item: item[1])},
         sets={name: tuple(sorted(group)) for group, name in sorted(sets.items(), key=lambda item: item[1])},
         reused=frozenset({*roles.values(), *sets.values()} & present.taken),
-        at_least=at_least,
+        fewest=fewest,
         carried=whole,
     )
 

@@ -19,7 +19,6 @@ from sidecar.policy.patterns import WILDCARD, covers, glob
 from sidecar.policy.roles import RoleLinks
 from sidecar.policy_tools.diff.condition_parts import roles_asked
 from sidecar.policy_tools.diff.terms import actions_of, place_of
-from sidecar.policy_tools.rule_text import moment
 from sidecar.policy_tools.suggest.evidence import KINDS, Trace, Triple, UsageEvidence
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
 
@@ -40,14 +39,6 @@ class Terms(NamedTuple):
         """Whether a row with the other terms, which has no limit, allows all that one with these does."""
         lasts = other.expires_at is None or (self.expires_at is not None and self.expires_at <= other.expires_at)
         return self.limit is None and other.limit is None and lasts and other.when in ("", self.when)
-
-    def __str__(self) -> str:
-        said = [f"when {self.when}"] if self.when else []
-        if self.limit is not None:
-            said.append(f"{self.limit} an hour per {self.per}")
-        if self.expires_at is not None:
-            said.append(f"until {moment(self.expires_at)}")
-        return "; ".join(said)
 
 
 PLAIN = Terms()
@@ -209,15 +200,14 @@ def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """`roles` and `sets` by members; `taken` are all names of roles, sets and rules; `terms` is what a rule requires
-    beside subject, object and action, in words, by its id; `source` is the policy itself, whose terms a suggestion
-    keeps, and None if they are dropped.
+    """`roles` and `sets` by members; `taken` are all names of roles, sets and rules; `asking` are the ids of rules with
+    terms, and `source` is the policy itself, whose terms a suggestion keeps.
     """
 
     roles: Mapping[frozenset[str], str] = field(default_factory=dict)
     sets: Mapping[frozenset[str], str] = field(default_factory=dict)
     taken: frozenset[str] = frozenset()
-    terms: Mapping[str, str] = field(default_factory=dict)
+    asking: frozenset[str] = frozenset()
     columns: Mapping[PermissionKind, tuple[str, ...]] = field(default_factory=lambda: dict.fromkeys(KINDS, COLUMNS))
     source: PolicySource | None = None
 
@@ -225,17 +215,16 @@ class Present:
     def of(cls, source: PolicySource) -> Present:
         """Read a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
-        terms: dict[str, str] = {}
+        asking: set[str] = set()
         for rule in source.rules:
             taken |= {rule.id, rule.subject, rule.object}
-            said = str(Terms(rule.when, rule.expires_at, rule.max_calls_per_hour, rule.per))
-            if said:
-                terms.setdefault(rule.id, said)
+            if rule.when or rule.expires_at is not None or rule.max_calls_per_hour is not None:
+                asking.add(rule.id)
         return cls(
             roles=_by_contents(source.roles, lambda name: "/" not in name),
             sets=_by_contents(source.sets, lambda _: True),
             taken=frozenset(taken),
-            terms=terms,
+            asking=frozenset(asking),
             columns={kind: tuple(model.columns) for kind, model in source.models.items()},
             source=source,
         )
