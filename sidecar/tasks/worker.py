@@ -38,8 +38,7 @@ log = logging.getLogger("sidecar.tasks")
 @dataclass(slots=True, eq=False)
 class Worker(Generic[J]):
     """Looks for work of one kind, and runs its jobs. `name` is the plural for logs. `look` takes up what is due, and
-    `sweep` deletes what has expired; both may raise RecordStoreOut. `pause_s` is the time to the next look, which
-    `wake` cuts short. `jobs` are those under way, by id, and `ended` is called after each."""
+    `sweep` deletes what has expired; both may raise RecordStoreOut. `wake` cuts the pause between looks short."""
 
     name: str
     look: Callable[[], Awaitable[object]]
@@ -79,22 +78,18 @@ class Worker(Generic[J]):
         return True
 
     def wake(self) -> None:
-        """Makes the next look begin at once."""
         self._awake.set()
 
     def begin(self, job_id: str, job: J, doing: Callable[[], Awaitable[None]]) -> None:
-        """Runs a job beside the others."""
         self.jobs[job_id] = job
         task = self.tasks[job_id] = asyncio.create_task(self._see_to(job_id, doing), name=f"{self.name}: {job_id}")
         task.add_done_callback(lambda _: self._over(job_id, task))
 
     async def wait(self, limit_s: float | None = None, *, only: Collection[str] | None = None) -> None:
-        """Waits for jobs under way, up to `limit_s`."""
         if tasks := [task for job_id, task in self.tasks.items() if only is None or job_id in only]:
             await asyncio.wait(tasks, timeout=limit_s)
 
     async def cancel(self) -> None:
-        """Cancels every job and waits for its end."""
         for task in list(self.tasks.values()):
             task.cancel()
         await self.wait()
@@ -115,9 +110,8 @@ class Worker(Generic[J]):
 
 @dataclass(slots=True, eq=False)
 class HeldRecords(Generic[R]):
-    """The records of one kind that this process holds as `holder`, within `share`. `clock` gives seconds since the
-    epoch. Unless the store `is_shared`, no other process can take them. `refused` has the ids of records that may be
-    stored although their callers were told that they are not."""
+    """The records of one kind that this process holds as `holder`. Unless the store `is_shared`, no other process can
+    take them. `refused` are those that may be stored although their callers were told that they are not."""
 
     store: RecordStore[R]
     holder: str
@@ -131,7 +125,6 @@ class HeldRecords(Generic[R]):
 
     @property
     def until_s(self) -> float:
-        """Returns when a hold that is extended now lapses."""
         return self.clock() + HELD_S
 
     @property
@@ -140,15 +133,12 @@ class HeldRecords(Generic[R]):
         return not self.is_shared or time.monotonic() - self._held_s < HELD_S
 
     async def add(self, record: R, bounds: RecordBounds) -> AddedRecord:
-        """Stores a new record, held by this process. Raises RecordStoreOut."""
         return await self.store.add(record, self.holder, self.until_s, bounds)
 
     async def take(self, known: Mapping[str, int] = NOTHING, *, own_first: bool = False) -> list[R]:
-        """Extends this process's holds, takes what no process holds, and returns both except for the revisions in
-        `known`. `lapsed` says then whether others may have taken its records meanwhile. Raises RecordStoreOut.
-
-        After an outage of the store every hold has lapsed, not only those of processes that are gone. With `own_first`
-        each process then extends its own for `HELD_S` before it takes others'; released records are free at once."""
+        """Extends this process's holds, takes what no process holds, and returns both except for revisions in `known`.
+        `lapsed` says then whether others may have taken its records. After an outage every hold has lapsed: with
+        `own_first` each process extends its own for `HELD_S` before it takes others'. Raises RecordStoreOut."""
         now_s, mono_s = self.clock(), time.monotonic()
         if mono_s - self._held_s > HELD_S / 3:
             self._regular_since_s = mono_s
@@ -158,7 +148,6 @@ class HeldRecords(Generic[R]):
         return taken
 
     async def sweep(self) -> None:
-        """Deletes records that have expired. Raises RecordStoreOut."""
         await self.store.sweep(self.clock())
 
     def refuse(self, record_id: str) -> None:
@@ -168,7 +157,6 @@ class HeldRecords(Generic[R]):
             del self.refused[next(iter(self.refused))]
 
     async def close(self) -> None:
-        """Releases every record."""
         with suppress(RecordStoreOut):
             await self.store.let_go(self.holder)
 

@@ -100,7 +100,6 @@ class TaskFrontend:
         self.orders.closed = True
 
     async def check(self, request: RequestContext, caller: Caller, asked: TaskRequest) -> None:
-        """Checks that the request can be carried out, before anything is charged. Raises Refusal."""
         if asked.order is not None and asked.intent is not None:
             await self.orders.check(request.now, caller, asked.intent)
             if asked.order.callback_url:
@@ -165,8 +164,8 @@ class TaskFrontend:
         lease: Lease,
         timeout_s: float | None,
     ) -> web.StreamResponse:
-        """Ends a task that has not been sent at once. A task that is being sent must be sent first, because only then
-        does it have an id at the agent."""
+        """Ends an unsent task at once. One that is being sent must be sent first: only then does it have an id at its
+        agent."""
         limit_s, pause_s = min(request.now.agent(record.target).timeout_s, timeout_s or float("inf")), LOOK_AGAIN_S
         try:
             async with asyncio.timeout(limit_s):

@@ -36,8 +36,7 @@ _SPELLINGS: Final = spellings(_MEMBERS)
 
 
 class NewTask(NamedTuple):
-    """The definition of a new task. `context` is the conversation that it continues, `answers` the agent's task that
-    asked for it; "" means none."""
+    """A new task. `context` is the conversation that it continues, `answers` the agent's task that asked for it."""
 
     target: str
     task_type: str
@@ -63,9 +62,8 @@ class TaskQuery(NamedTuple):
 
 
 class TaskRequest(NamedTuple):
-    """A request as it was read: an `order` for a new task, a `query`, or one task's `record`, to show it if it is
-    answered `here` and to cancel it otherwise. `call` is what policy decides, and `intent` the operation on an
-    agent."""
+    """An `order` for a new task, a `query`, or one task's `record`, which is shown if it is answered `here` and else
+    cancelled. `call` is what policy decides, `intent` the operation on an agent."""
 
     call: Call
     intent: AgentOperation | None = None
@@ -77,8 +75,7 @@ class TaskRequest(NamedTuple):
 
 
 def name_of(now: Snapshot, given: str) -> str:
-    """Returns an agent's name for its name or its UUID. An unknown one is returned unchanged: the caller does not learn
-    which agents exist."""
+    """Returns an agent's name for its name or UUID. An unknown one is unchanged, so that it tells nothing."""
     if given in now.agents:
         return given
     try:
@@ -194,5 +191,4 @@ def _number(text: str | None, name: str, least: int, most: int, default: int) ->
 
 
 def unknown() -> Refusal:
-    """Returns the refusal for an unknown task and for another's."""
     return Refusal(Reason.TASK_UNKNOWN)

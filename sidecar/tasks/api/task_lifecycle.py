@@ -175,7 +175,6 @@ class TaskLifecycle:
     async def _say(
         self, agent: AgentUpstream, intent: AgentOperation, recording: Recording, lease: Lease, timeout_s: float | None
     ) -> None:
-        """Sends the message once and handles its answer. Raises Refusal."""
         owning = TaskOwnership(self.means.tasks, self.caller, intent)
         loop = asyncio.get_running_loop()
         decided_s = loop.time()
@@ -247,8 +246,8 @@ class TaskLifecycle:
             self.means.live.leave(now)
 
     async def _listen(self, agent: AgentUpstream) -> None:
-        """Listens to the task's stream, if the agent has one, to poll sooner after an event. The content is neither
-        trusted nor needed: without a stream, the task is polled all the same."""
+        """Listens to the task's stream, if the agent has one, only to poll sooner: its content is neither trusted nor
+        needed."""
         intent = hears(self.record)
         try:
             if not (await agent.cards.card()).get("capabilities", {}).get("streaming"):
@@ -413,8 +412,8 @@ class TaskLifecycle:
             raise TookTooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
 
     def _outgoing(self, intent: AgentOperation, limit_s: float) -> OutgoingOperation:
-        """Returns an operation on behalf of the task's caller. An accepted task continues under the present rules, even
-        if the credential it began with has expired: its results go only to its owner."""
+        """Returns an operation on behalf of the task's caller, also if its credential has expired: results go to it
+        alone."""
         return OutgoingOperation(intent.operation, intent.params, replace(self.caller, expires_at=None), limit_s)
 
     def _new_recording(self, intent: AgentOperation) -> Recording:
@@ -438,8 +437,8 @@ class TaskLifecycle:
     # --- the record ---------------------------------------------------------------------------------------------------
 
     async def _save(self, record: Task) -> None:
-        """Stores the record, as soon as the store answers: until then only this process knows what was sent and what
-        came of it. Raises TaskChanged, and UnreadableRecord."""
+        """Stores the record as soon as the store answers; only this process knows it until then. Raises TaskChanged,
+        UnreadableRecord."""
         record, in_doubt = record._replace(revision=record.revision + 1), False
         while True:
             try:
@@ -492,8 +491,7 @@ class TaskLifecycle:
 
 
 def check_standing(switch: KillSwitch, now: Snapshot, caller: Caller, call: Call, now_s: float) -> None:
-    """Raises Refusal if one of the chain is disabled, a credential is no longer trusted, or the chain lacks what the
-    agent's address requires."""
+    """Raises Refusal if one of the chain is disabled, no longer trusted, or lacks what the agent's address requires."""
     for disabled in (switch.disabled, now.disabled):
         disabled.refuse(caller.chain, call, now_s)
     if not now.identity.vouches_for(caller):

@@ -56,9 +56,8 @@ class TaskOrders:
         context: str = "",
         answers: str = "",
     ) -> Task:
-        """Creates a task with this id, or returns the one that exists: a caller that is unsure whether an order was
-        accepted repeats it. `peer` says where the order comes from, `context` which conversation it continues, and
-        `answers` which of the agent's tasks asked for it. Raises Refusal, as over HTTP."""
+        """Creates a task with this id, or returns the one that exists: a caller that is unsure repeats its order.
+        `peer` says where it comes from; see NewTask for the others. Raises Refusal, as over HTTP."""
         means = self.runner.means
         now = means.live.take()
         recording = means.audit.recording(protocol="a2a", peer=peer, request_id=task_id)
@@ -95,9 +94,8 @@ class TaskOrders:
     async def keep(
         self, record: Task, lease: Lease, put_down: Callable[[], Awaitable[object]], *, once_more: bool = False
     ) -> bool:
-        """Stores a new task, writes its audit record, and begins it. Returns False if a task with this id exists.
-        `once_more` means that the caller repeats an order whose answer is lost. Raises Refusal; if the audit record
-        cannot be written, the task is not accepted."""
+        """Stores a new task, writes its audit record, without which it is not accepted, and begins it. Returns False if
+        its id exists; `once_more` means that the caller repeats an order whose answer is lost. Raises Refusal."""
         if not await self.runner.add(record, once_more=once_more):
             return False
         lease.forwarded = True
@@ -131,7 +129,6 @@ class _Placing:
         return self.now.shadows(self.orders.runner.means.live.clock())
 
     async def carried_out(self, task_id: str) -> Task:
-        """Returns the task, new or existing. Raises Refusal."""
         order = self.order
         intent = sends(task_id, order.target, order.task_type, order.input, order.context, order.answers)
         self.recording.call = intent.call

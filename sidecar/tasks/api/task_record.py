@@ -67,13 +67,10 @@ STEPS: Final[Mapping[TaskStep, frozenset[TaskStep]]] = {
 
 
 class Task(NamedTuple):
-    """One task. Times are seconds since the epoch; "" and None mean not known yet.
-
-    `caller` is the chain on whose behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is kept
-    until it was sent. `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values; `answers` is the agent's
-    task that asked for this one. `refused` is why it did not reach its agent, or why its agent did not take it.
-    `sender` identifies one attempt to send it. `revision` grows with each change.
-    """
+    """One task. Times are seconds since the epoch; "" and None mean not known yet. `caller` is the chain on whose
+    behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is kept until it was sent.
+    `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values; `answers` is the agent's task that asked
+    for this one. `refused` is why its agent did not get or take it. `sender` identifies one attempt to send it."""
 
     id: str
     owner: str
@@ -143,7 +140,6 @@ TASKS: Final = RecordKind("a task", record_codec(Task), key="a2a-tasks")
 
 
 def moment(epoch_s: float | None) -> str | None:
-    """Formats a time in UTC for people."""
     if epoch_s is None:
         return None
     return datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -35,9 +35,8 @@ class TaskRunner:
         self.worker = Worker("tasks", self._take_up, self.held.sweep, lambda: LOOK_EVERY_S)
 
     async def add(self, record: Task, *, once_more: bool = False) -> bool:
-        """Stores a new task, held by this process. Returns False if a task with this id exists, which stays unchanged.
-        `once_more` means that the caller repeats an order whose answer is lost. Raises Refusal: TOO_MANY_CONCURRENT,
-        STORE_UNAVAILABLE."""
+        """Stores a new task, held by this process; False if its id exists (`once_more`: the caller repeats an order
+        whose answer is lost). Raises Refusal: TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         try:
             rules = self.means.rules
             added = await self.held.add(record, RecordBounds(rules.max_per_principal, rules.max))
@@ -50,8 +49,7 @@ class TaskRunner:
         return added is AddedRecord.KEPT
 
     def begin(self, record: Task, caller: Caller) -> None:
-        """Begins a task that this process holds; beyond the bounds in total or per owner, it waits for the next
-        look."""
+        """Begins a task that this process holds; beyond the bounds it waits for the next look."""
         jobs = self.worker.jobs
         if self._closing or record.id in jobs or len(jobs) >= SHARE.total:
             return
@@ -74,7 +72,7 @@ class TaskRunner:
         return ended
 
     async def stop(self, grace_s: float) -> None:
-        """Begins nothing more, and waits up to `grace_s` for messages being sent; other tasks continue after the next
+        """Begins nothing more, and waits up to `grace_s` for messages being sent; the rest continues after the next
         start."""
         self._closing = True
         sending = [task_id for task_id, course in self.worker.jobs.items() if course.is_sending]

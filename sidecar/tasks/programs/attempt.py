@@ -33,9 +33,8 @@ def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
 
 
 class Prompt(NamedTuple):
-    """What a message says to a program. `text` is only data; the caller chose `cli_args`, `envs` and
-    `working_directory` from what the operator allows. `message` is the whole message in A2A's canonical form, for a
-    program that speaks JSON-RPC."""
+    """What a message says to a program. `text` is only data; `cli_args`, `envs` and `working_directory` are a caller's
+    choices among what the operator allows. `message` is the message in canonical form, for JSON-RPC."""
 
     text: str
     cli_args: Mapping[str, str]
@@ -51,9 +50,8 @@ class Prompt(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TimeLimit:
-    """The time limit of one run, by the clock of its lease. The holder keeps renewing the lease (`write_leases.py`) and
-    passes the new limit to the program's warden, which ends the program in time, even if this process is stopped and
-    can send nothing (`upstreams/processes/warden.py`). Without `until` there is none."""
+    """The time limit of one run. The holder of the lease renews it (`write_leases.py`) for the program's warden, which
+    ends the program in time even if this process is stopped. Without `until` there is none."""
 
     until: WaitLimit | None = None
     _hearers: set[Hear] = field(default_factory=set)
@@ -64,7 +62,6 @@ class TimeLimit:
             hear(until)
 
     def bind(self, hear: Hear) -> None:
-        """Calls `hear` with the limit, now and whenever it changes."""
         self._hearers.add(hear)
         hear(self.until)
 
@@ -74,9 +71,8 @@ class TimeLimit:
 
 
 class ProgramOrder(NamedTuple):
-    """One attempt to make, at most `deadline_s` from now. `owner` is the binding of `caller`, on whose behalf it is
-    made; a process kept for that caller ends when it loses the permission. `term` bounds the program's life even if
-    this process cannot."""
+    """One attempt, at most `deadline_s` from now, on behalf of `caller`, whose binding `owner` is. `term` bounds the
+    program's life even if this process cannot."""
 
     execution_id: str
     task_id: str
@@ -106,8 +102,8 @@ class OutputChunk:
 
 @dataclass(frozen=True, slots=True)
 class OutputArtifact:
-    """A part of an artifact, in A2A's canonical form: a TaskArtifactUpdateEvent without ids. An artifact without an
-    `artifactId` is more of its answer, in addition to its `OutputChunk`s."""
+    """A part of an artifact: a canonical TaskArtifactUpdateEvent without ids. Without an `artifactId` it is more of the
+    answer."""
 
     update: Mapping[str, Any]
 
@@ -124,9 +120,8 @@ class ProgressNote:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """The end of the attempt. Without a `failure` it succeeded; `state` is the state of A2A's Task then, such as
-    TASK_STATE_COMPLETED, TASK_STATE_INPUT_REQUIRED or TASK_STATE_REJECTED. `message` is its last message, as canonical
-    parts; `alone` means that the answer is this message and no task; `timed_out` that its time was over."""
+    """The end of the attempt. Without a `failure` it succeeded, with A2A's task `state`. `message` is its last message,
+    as canonical parts; `alone` means that the answer is this message and no task."""
 
     exit: Exit | None
     usage: Usage
@@ -142,21 +137,18 @@ Event = Started | OutputChunk | OutputArtifact | ProgressNote | AttemptEnd
 
 class ProgramRunner(Protocol):
     def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
-        """Makes one attempt. `AttemptEnd` is always the last event, unless the generator is closed: once closing
-        returns, nothing of the process is left, except for a conversation's process whose program agreed to cancel the
-        turn. If cancelled during that, raises CancelledError when it is done (`to_its_end`). Never raises for what a
-        program does."""
+        """Makes one attempt; `AttemptEnd` is its last event. Once closing the generator returns, nothing of the process
+        is left, except a conversation's whose program agreed to cancel. Never raises for what a program does."""
 
     async def close(self, why: str = CHANGED) -> None:
-        """Ends every process kept for a conversation, and records why."""
+        pass
 
 
 SPREAD: Final = (0.8, 1.2)
 
 
 def rest_s(agent: CliAgent, ended: AttemptEnd, tries: int, random: Callable[[], float]) -> float | None:
-    """Returns the delay before the next attempt, after `tries` attempts, or None if there is none. `random` gives
-    numbers from 0 to 1."""
+    """Returns the delay before the next attempt, or None if there is none. `random` gives numbers from 0 to 1."""
     may_pass = ended.failure is not None and ended.failure.category is Category.TRANSIENT
     if ended.timed_out or not may_pass or tries >= agent.tries:
         return None
@@ -202,8 +194,8 @@ def failure_of_start(error: StartFailed) -> Failure:
 def failure_of_exit(
     how: Exit, last_words: str, resources: Resources, usage: Usage, exit_codes: Collection[int] = ()
 ) -> Failure | None:
-    """Returns why a program that ended by itself failed, or None if it succeeded. `exit_codes` are those that mean "try
-    again"; `last_words` is the last line of its standard error, safe to show."""
+    """Returns why a program that ended by itself failed, or None. `exit_codes` mean "try again"; `last_words` is its
+    last line of errors, safe to show."""
     if how.code == 0:
         return None
     limit = _limit_met(how, resources, usage)
@@ -216,7 +208,6 @@ def failure_of_exit(
 
 
 def _limit_met(how: Exit, resources: Resources, usage: Usage) -> str | None:
-    """Returns which of its limits ended it. A program that ignores SIGXCPU is killed a second later."""
     cpu_s = resources.cpu_s
     if how.signal == signal.SIGXCPU or (how.signal == signal.SIGKILL and cpu_s is not None and usage.cpu_s >= cpu_s):
         return "it took all of its CPU time" if cpu_s is None else f"it took all of its {cpu_s} s of CPU time"

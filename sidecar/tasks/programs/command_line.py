@@ -28,8 +28,6 @@ class PromptFiles:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """The command line of one agent's program. `cleaning` makes the program's output safe to show."""
-
     definition: CliAgent
     path: str
     env: Mapping[str, str]
@@ -88,8 +86,8 @@ class CommandLine:
 
 
 def command_from(name: str, definition: CliAgent, environ: Mapping[str, str]) -> CommandLine:
-    """Builds an agent's command line. `environ` is the sidecar's own environment. Raises SettingsError if the program
-    is not found, or its `env_path` cannot be read."""
+    """Builds an agent's command line. Raises SettingsError if the program is not found, or `env_path` cannot be
+    read."""
     secret = {} if definition.env_path is None else variables_in_file(definition.env_path)
     named = secret | definition.envs
     path = executable_of(definition.executable, named, environ)

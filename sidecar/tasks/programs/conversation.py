@@ -42,15 +42,14 @@ Told = OutputChunk | OutputArtifact | ProgressNote | TurnAnswer
 
 
 class ProcessLost(Exception):
-    """The process became unusable in the middle of a turn."""
+    pass
 
 
 class OutputFile:
-    """The file in which a process puts each answer, if its pipes report only that it is there. Its folder is removed
-    with it."""
+    """The file in which a process puts each answer. Its folder is removed with it. Raises StartFailed if it cannot be
+    made."""
 
     def __init__(self, order: ProgramOrder, definition: CliAgent) -> None:
-        """Raises StartFailed if the folder cannot be made."""
         try:
             self._folder = WorkingFolder()
         except OSError as error:
@@ -68,8 +67,7 @@ class OutputFile:
 
 
 class ConversationProcess:
-    """A running process and its dialogue, which has begun the first turn. `lost` is called when no further turn is
-    possible."""
+    """A running process whose first turn has begun. `lost` is called when no further turn is possible."""
 
     def __init__(
         self,
@@ -107,8 +105,7 @@ class ConversationProcess:
         return self._is_lost or not self._attended.listens
 
     async def is_quiet(self) -> bool:
-        """Waits until its pending output is parsed; whether no more follows. Takes no time if it only answered; a
-        process with further output may be in the middle of it."""
+        """Waits until its pending output is parsed; whether no more follows. Takes no time if it only answered."""
         quiet = 0
         while quiet < QUIET_PASSES and not self._is_lost:
             quiet = 0 if await self._says_more(0.0) else quiet + 1
@@ -134,8 +131,8 @@ class ConversationProcess:
         self._attended.lives(None)
 
     async def turn(self, deadline_s: float) -> AsyncGenerator[Told]:
-        """Yields the events of the turn that was sent; the last is its answer. Raises TimeoutError after `deadline_s`,
-        and ProcessLost. A caller that stops before the answer must call `give_up`."""
+        """Yields the turn's events; the last is its answer. Raises TimeoutError after `deadline_s`, and ProcessLost. A
+        caller that stops before the answer must call `give_up`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline_s
         self._attended.end_in(deadline_s + 2 * CANCEL_GRACE_S)  # also if its events are not consumed
@@ -188,7 +185,6 @@ class ConversationProcess:
         return False
 
     async def end(self, *, patience_s: float = 0.0) -> Exit:
-        """Ends it; nothing of it is left. A turn under way is lost."""
         self._lose("")
         self._attended.tell_no_more()
         exit_ = await self._attended.end(patience_s=patience_s)

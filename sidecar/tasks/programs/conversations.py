@@ -74,8 +74,7 @@ class ConversationKey(NamedTuple):
 
 
 class Endings:
-    """Why conversations' processes ended, until the next turn of each reports it. Outlives a definition. Beyond
-    `MAX_REMEMBERED`, the oldest are dropped."""
+    """Why the newest conversations' processes ended, until the next turn of each reports it. Outlives a definition."""
 
     def __init__(self) -> None:
         self._why: OrderedDict[ConversationKey, str] = OrderedDict()
@@ -92,10 +91,9 @@ class Endings:
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
-    """One conversation. `used` counts the turns that run or wait, `prompt` is that of its process's first turn, and
-    `since_s` is when its phase began. `fall` is why its last process was ended; `is_withdrawn` means that its owner
-    lost the permission for it. `changing` is the task that starts or ends a process; everything else waits for that
-    task."""
+    """One conversation. `used` counts turns that run or wait, `prompt` is that of its process's first turn, `since_s`
+    when its phase began. `fall` is why its last process ended; `is_withdrawn` that its owner lost the permission.
+    `changing` starts or ends a process; all else waits for that."""
 
     key: ConversationKey
     turns: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -126,8 +124,6 @@ class _Conversation:
 
 
 class Conversations:
-    """A ProgramRunner of an agent whose processes are kept."""
-
     def __init__(
         self,
         name: str,
@@ -227,8 +223,7 @@ class Conversations:
         await conversation.settled()
 
     async def _told(self, conversation: _Conversation, order: ProgramOrder, until_s: float) -> ConversationProcess:
-        """Sends the turn to its process, or to a new one, and returns it. Raises UnsayableError, StartFailed,
-        TimeoutError."""
+        """Sends the turn to its process, or a new one. Raises UnsayableError, StartFailed, TimeoutError."""
         partner = conversation.partner
         if partner is not None:
             partner.begin(order)
@@ -292,7 +287,6 @@ class Conversations:
         await conversation.settled()
 
     async def _fallen(self, conversation: _Conversation, partner: ConversationProcess) -> AttemptEnd:
-        """Returns the end of a turn whose process ended or was ended meanwhile."""
         if conversation.partner is partner:
             exit_, failure = await to_its_end(partner.failed())
             if conversation.partner is partner:
@@ -319,8 +313,8 @@ class Conversations:
         return ""
 
     def _chose_other(self, conversation: _Conversation, chosen: Prompt) -> bool:
-        """Whether a turn chooses what only a new process can have. What it does not choose stays as it is. A program
-        that speaks JSON-RPC gets its options with each turn."""
+        """Whether a turn chooses what only a new process can have; JSON-RPC programs get their options with each
+        turn."""
         began = conversation.prompt
         if began is None:
             return False
@@ -357,8 +351,8 @@ class Conversations:
             self._let_go(conversation)
 
     def _let_go(self, conversation: _Conversation, why: str = "", *, is_withdrawn: bool = False) -> None:
-        """Ends its process, if it has one; without `why`, the process ended by itself. A turn under way fails, or is
-        cancelled if its owner lost the permission."""
+        """Ends its process, if it has one; without `why`, it ended by itself. A turn under way fails, or is
+        cancelled."""
         partner = conversation.partner
         if partner is None:
             return
@@ -401,8 +395,7 @@ class Conversations:
         self._free.release()
 
     def _make_room(self) -> None:
-        """Ends as many processes as are too many: those of the owner with the most processes, and of these only idle
-        ones, the longest idle first. An owner that opens one conversation after another thus ends only its own."""
+        """Ends idle processes, the longest idle first, of the owner that has most: who opens many ends only its own."""
         lacking = self._wanted - (self._definition.max_sessions - self._taken) - self._leaving
         if lacking > 0:
             silent = [one for one in self._conversations.values() if one.phase is Phase.SILENT and not one.used]

@@ -74,8 +74,7 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunPool(NamedTuple):
-    """The runs of one agent in this process: those at work, those that wait for their turn, and how many may be at work
-    at once."""
+    """How many runs of one agent are at work here, wait for their turn, and may be at work at once."""
 
     running: int
     waiting: int
@@ -85,10 +84,9 @@ class RunPool(NamedTuple):
 @dataclass(slots=True)
 class Executions:
     """Every run of every CLI-program agent, held as `holder`. `run_shared` runs scripts in the store that replicas
-    share (None if there is none), and `lease_s` is the length of a write lease there. Without it, no run that writes
-    begins for `strays_s`, because a program of a sidecar that was killed may still be at work. `clock` gives seconds
-    since the epoch, `random` numbers from 0 to 1; `keep_s` is how long a finished run is kept; `objection` says which
-    callers may not run anything any more."""
+    share, if there is one. Without it, no run that writes begins for `strays_s`: a program of a killed sidecar may
+    still be at work. `random` gives numbers from 0 to 1; `objection` says which callers may not run anything any
+    more."""
 
     store: RecordStore[Execution]
     make_runner: MakeRunner
@@ -125,9 +123,8 @@ class Executions:
     # --- agents -------------------------------------------------------------------------------------------------------
 
     def offer(self, definitions: Mapping[str, CliAgent]) -> None:
-        """Puts these agents in force. An agent whose definition is unchanged keeps its conversations. A run keeps the
-        definition under which it was ordered, and a waiting run whose agent is gone fails. Raises SettingsError, and
-        then changes nothing."""
+        """Puts these agents in force. An unchanged agent keeps its conversations, a run the definition under which it
+        was ordered; a waiting run whose agent is gone fails. Raises SettingsError, and then changes nothing."""
         offers = {name: self._offered(name, one) for name, one in definitions.items() if one.enabled}
         self._retired |= set(self._offers.values()) - set(offers.values())
         self._offers = offers
@@ -151,8 +148,8 @@ class Executions:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str) -> Execution:
-        """Accepts a new run, which waits for its turn and is stored when this returns. Raises Refusal:
-        TOO_MANY_CONCURRENT if the queue is full, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
+        """Accepts and stores a new run. Raises Refusal: TOO_MANY_CONCURRENT if the queue is full, UPSTREAM_UNKNOWN,
+        STORE_UNAVAILABLE, DRAINING."""
         offer, now_s, run_id = self._offer_of(name), self.clock(), self.new_id()
         task = begun(run_id, context, prompt.message, now_s)
         record = Execution(
@@ -169,8 +166,8 @@ class Executions:
         return await self._enter(offer, record, prompt, keep)
 
     async def goes_on(self, run_id: str, prompt: Prompt, caller: Caller) -> Execution:
-        """Starts a further turn of a run whose task waits for its caller. Raises Refusal as `begin` does, and
-        TASK_UNKNOWN; MALFORMED_CALL if the task does not wait, TOO_LARGE if it has grown too large."""
+        """Starts a further turn of a run that waits for its caller. Raises Refusal as `begin` does, and TASK_UNKNOWN,
+        MALFORMED_CALL if it does not wait, TOO_LARGE."""
         record = await self._kept(run_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
@@ -200,9 +197,9 @@ class Executions:
         return await self._enter(offer, anew, prompt, keep)
 
     async def follow(self, run_id: str) -> AsyncGenerator[StreamResponse | None]:
-        """Yields the run's canonical StreamResponses: first the Task as it is, then its changes until its end; None is
-        a heartbeat. A subscriber that reads too slowly gets the whole Task in place of what it missed; of another
-        replica's run, subscribers only get whole Tasks. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
+        """Yields the run's canonical StreamResponses to its end: first the Task, then its changes; None is a heartbeat.
+        Slow subscribers, and those of another replica's run, get whole Tasks. Raises Refusal: TASK_UNKNOWN,
+        STORE_UNAVAILABLE."""
         course = self._courses.get(run_id)
         if course is not None:
             await course.shown()
@@ -236,16 +233,15 @@ class Executions:
     async def page(
         self, owner: str | None, targets: Collection[str], standing: str | None, limit: int, offset: int
     ) -> tuple[list[Execution], int]:
-        """Returns a page of an owner's runs (of all owners if None), newest first, and the total count. Raises
-        Refusal(STORE_UNAVAILABLE)."""
+        """Returns a page of an owner's runs (None: all owners'), newest first, and the total count."""
         kept, count = await self.store.page(owner, RecordPage(targets, standing, limit, offset))
         here = self._courses
         newest = [here[one.id].record if one.id in here and not here[one.id].is_ending else one for one in kept]
         return newest, count
 
     async def cancel(self, run_id: str, why: str) -> Execution:
-        """Cancels a run, at any replica, and waits up to `CANCEL_S` for its end. Raises Refusal: TASK_UNKNOWN,
-        NOT_CANCELABLE, STORE_UNAVAILABLE."""
+        """Cancels a run, at any replica, and waits up to `CANCEL_S`. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE,
+        STORE_UNAVAILABLE."""
         course = self._courses.get(run_id)
         if course is None or (course.record.is_done and await self._has_left(run_id)):
             return await self._cancel_kept(run_id, why)
@@ -270,8 +266,7 @@ class Executions:
     # --- background work ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Extends holds, reads what others ask of this process's runs, ends orphaned runs and deletes old ones, until
-        cancelled."""
+        """Runs the worker until cancelled."""
         if self._means.leases is not None:
             with suppress(ConnectionError):
                 await self._means.leases.greet()
@@ -286,8 +281,8 @@ class Executions:
             self.metrics.agent_stands(name, *self.standing(name), states[name])
 
     def drain(self) -> None:
-        """Begins nothing more. Waiting runs are left to another process if the store outlives this one, and fail
-        otherwise, as do runs that wait for their next attempt."""
+        """Begins nothing more. Waiting runs are left to another process if the store outlives this one, and else
+        fail."""
         self._means.closing.set()
         waiting = [course for course in self._courses.values() if course.waits]
         left = [course for course in waiting if self.store.is_durable and not has_begun(course.record)]
@@ -327,7 +322,6 @@ class Executions:
         return self._offers[name]
 
     def _let_go_of_retired(self) -> None:
-        """Closes the runners of agents that are no longer in force, once their last runs are over."""
         if self._means.closing.is_set():
             return
         used = {course.offer for course in self._courses.values()}
@@ -364,8 +358,7 @@ class Executions:
         return record
 
     async def _has_left(self, run_id: str) -> bool:
-        """Waits for a run that is over and may still be here, cleaning up: a caller may answer it, or cancel it, at
-        once. Its last revision is in the store then."""
+        """Waits for a finished run that is still cleaning up here: a caller may answer or cancel it at once."""
         await self.worker.wait(ENDING_S, only=(run_id,))
         return run_id not in self._courses
 
@@ -416,8 +409,7 @@ class Executions:
         await self.store.sweep(self.clock())
 
     async def _orphaned(self, record: Execution) -> None:
-        """Handles a run that no process holds. If it changed since it was read, the write fails on its revision. Raises
-        RecordStoreOut."""
+        """Handles a run that no process holds; a write fails if it changed since. Raises RecordStoreOut."""
         if record.id in self.held.refused:
             await self._left_behind(record, UNKEPT)
         elif record.cancel_requested or has_begun(record) or (offer := self._offers.get(record.target)) is None:
@@ -461,14 +453,12 @@ class Executions:
 
 
 def _lapsed(record: Execution, why: str, now_s: float) -> Execution:
-    """Returns a run that is given up because its task waited for its caller for too long."""
     task, _ = stood(record.task, CANCELED, why, now_s)
     open_ = record._replace(status=None, task=task, revision=record.revision + 1)
     return open_.moved(RunState.CANCELLED, now_s, why).moved(RunState.CLEANUP, now_s).moved(RunState.IDLE, now_s)
 
 
 def _waits(record: Execution, definition: CliAgent, prompt: Prompt, why: Transition) -> Execution:
-    """Returns a run that waits for its turn with this prompt."""
     return record._replace(
         input=kept_beginning(prompt.text, MAX_INPUT_CHARS),
         transitions=(*record.transitions, why),

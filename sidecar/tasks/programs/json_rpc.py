@@ -59,8 +59,8 @@ _UNSAID: Final = "it says that it failed, and not why"
 
 
 class RpcDialogue:
-    """JSON-RPC with one process. Its output in a turn is at most `max_said_bytes`, counted as JSON; as much is
-    discarded between turns."""
+    """JSON-RPC with one process. A turn has at most `max_said_bytes`, counted as JSON; as much is discarded between
+    turns."""
 
     def __init__(self, max_said_bytes: int, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_said_bytes = max_said_bytes
@@ -72,7 +72,6 @@ class RpcDialogue:
 
     @property
     def strays(self) -> bool:
-        """Returns False: answers bear the id of their turn, and notifications can."""
         return False
 
     def begin(self, order: ProgramOrder) -> bytes:
@@ -183,7 +182,6 @@ class RpcDialogue:
 
 
 def _params(order: ProgramOrder) -> dict[str, Any]:
-    """Returns the params for a program. Options have callers' names, without dashes."""
     parameters = {name.lstrip("-"): value for name, value in order.prompt.cli_args.items()}
     return {
         "message": dict(order.prompt.message),
@@ -291,8 +289,7 @@ def _failure(error: Mapping[str, Any]) -> Failure:
 
 
 def _members(given: object, at: str, **types: type | tuple[type, ...]) -> dict[str, Any]:
-    """Returns the members of an object, checked by type; null counts as absent. An unknown member is an error, because
-    it would be lost silently."""
+    """Returns the members of an object, checked by type; null counts as absent, and an unknown member is an error."""
     if not isinstance(given, dict):
         raise DialogueBroken(f"{at} must be an object")
     said = {name: value for name, value in given.items() if value is not None}

@@ -22,7 +22,7 @@ _LINE_END: Final = b"\n"
 
 class LineDialogue:
     """The dialogue with a process that reads lines. An answer has at most `max_said_bytes`; as much is discarded
-    between two turns. If the answer is in a file (`says` is false), only its end is read here."""
+    between turns. Unless `says`, the answer is in a file, and only its end is read here."""
 
     def __init__(
         self, turn_end: str, newlines: Newlines, *, greets: bool, max_said_bytes: int, says: bool = True
@@ -77,7 +77,6 @@ class LineDialogue:
             yield TurnAnswer()
 
     def over(self) -> Iterator[Heard]:
-        """Parses what is left: what looked like the beginning of `turn_end` was not."""
         if self._asked and not self._greeting and (text := self._decode(self._held, final=True)) and self._says:
             yield OutputChunk(text)
         self._held = b""

@@ -120,8 +120,7 @@ class OneShot:
         yield end
 
     async def _end(self, attended: SupervisedProcess, order: ProgramOrder, printed: str) -> AttemptEnd:
-        """Returns its end, once nothing of it is left. A program that closed its output may run on until its
-        deadline."""
+        """Returns its end, once nothing is left; a program that closed its output may run on until its deadline."""
         definition = self._command.definition
         await attended.exits()
         timed_out = attended.timed_out

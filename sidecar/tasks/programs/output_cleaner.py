@@ -33,8 +33,7 @@ _CONTROL: Final = re.compile(
 
 class ControlStripper:
     """Removes ECMA-48 control sequences and strings, and control characters except tab and line ends. A lone carriage
-    return becomes a line end, so that no line is overwritten. An unterminated control string (a title, a clipboard) is
-    dropped to its end, as terminals do."""
+    return becomes a line end. An unterminated string (a title, a clipboard) is dropped to its end."""
 
     def __init__(self) -> None:
         self._held = ""  # how a sequence began that has not ended: never its content
@@ -64,7 +63,6 @@ class SecretRedactor:
         self._in_secret = False  # whether the last output was a replacement
 
     def feed(self, text: str) -> str:
-        """Returns the text up to where a secret may begin."""
         if not self._secrets:
             return text
         whole = self._held + text
@@ -113,15 +111,12 @@ def _begun(text: str, secret: str) -> int:
 
 
 class OutputCleaner:
-    """Turns one output stream of a program into text that is safe to show."""
-
     def __init__(self, strip_control: bool, secrets: Collection[str]) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stripper = ControlStripper() if strip_control else None
         self._redactor = SecretRedactor(secrets)
 
     def feed(self, said: bytes | str) -> str:
-        """Takes more output. Returns "" while it cannot be decided."""
         text = said if isinstance(said, str) else self._decoder.decode(said)
         return self._redactor.feed(self._stripper.feed(text) if self._stripper else text)
 
@@ -134,8 +129,7 @@ class OutputCleaner:
 
 
 class CleaningRules:
-    """How one agent's output is made safe. `secrets` are values of the program's environment that must not be shown;
-    they are found in plain form, and as JSON and URLs encode them."""
+    """How one agent's output is made safe. `secrets` are also found as JSON and URLs encode them."""
 
     def __init__(self, *, strip_control: bool = True, secrets: Collection[str] = ()) -> None:
         self._strip_control = strip_control

@@ -96,7 +96,7 @@ class ProgramAgent:
         return isinstance(other, ProgramAgent) and self.shows == other.shows
 
     async def close(self) -> None:
-        """Does nothing: runs under way continue, and conversations are ended by the runner."""
+        pass
 
     def unable(self, operation: Operation) -> AgentError | None:
         if operation in _PUSHES:
@@ -149,8 +149,8 @@ class ProgramAgent:
             raise Unsent(no.reason, no.detail, retry_after_s=no.retry_after_s, code=no.code) from no
 
     async def _follow_on(self, run_id: str) -> AsyncGenerator[Told]:
-        """Follows a run as `Executions.follow` does, and continues where the task waits for its caller: a subscriber
-        receives events until the task is over (A2A 1.0, 3.1.6)."""
+        """Follows a run as `Executions.follow` does, also through waits for its caller until it is over (A2A 1.0,
+        3.1.6)."""
         while True:
             async with aclosing(self.executions.follow(run_id)) as told:
                 async for event in told:
@@ -164,8 +164,7 @@ class ProgramAgent:
                 return
 
     async def _told_of(self, run: Execution, outgoing: OutgoingOperation) -> None:
-        """Records the owner of a new run before anything of it is sent, so that a caller that disconnects can find
-        it."""
+        """Records a new run's owner before anything is sent, so that a caller that disconnects can find it."""
         is_new = outgoing.operation in (SEND, STREAM) and not outgoing.params["message"].get("taskId")
         if outgoing.begun is None or not is_new:
             return
@@ -177,8 +176,7 @@ class ProgramAgent:
             raise
 
     async def _ended(self, run: Execution, deadline_s: float) -> Execution:
-        """Waits until the run ends or waits for its caller, or until the deadline; returns it as it is then. A caller
-        that wants to wait longer asks for the task."""
+        """Waits until the run ends, waits for its caller, or the deadline; returns it as it is then."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline_s - ANSWER_S)):
                 async with aclosing(self.executions.follow(run.id)) as told:
@@ -259,7 +257,7 @@ class RunFollower(NamedTuple):
             yield _told(refusal)
 
     def close(self) -> None:
-        """Does nothing: the subscription ends with the generator."""
+        pass
 
     def _shown(self, event: Any) -> Result | None:
         if event is None or "task" not in event:
@@ -281,7 +279,7 @@ class ProgramProbe(NamedTuple):
         self.account.answered(given)
 
     async def explore(self) -> None:
-        """Does nothing: there is nothing else to learn."""
+        pass
 
 
 def cli_agent_from(

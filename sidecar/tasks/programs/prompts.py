@@ -135,8 +135,7 @@ def _is_of_call(data: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _says_how(data: Any) -> bool:
-    """Whether a data part sets options of the call and holds nothing else: it has no media type, and its `prompt` is
-    text."""
+    """Whether a data part only sets options of the call: it has no media type, and its `prompt` is text."""
     return _is_of_call(data) and data.keys() <= _CALL
 
 
@@ -174,7 +173,6 @@ def _chosen(allowed: Allowed, value: Any, at: str) -> str:
 
 
 def _scalar(value: Any, at: str) -> str:
-    """Formats a value as JSON; whole numbers may arrive as floats (google.protobuf.Value)."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))
     if not isinstance(value, bool | int | float):
@@ -201,7 +199,6 @@ def _string(value: Any, at: str) -> str:
 
 
 def _text_of(raw: str, at: str) -> str:
-    """Decodes a text file. `raw` is base64, which reading the message has checked."""
     try:
         return base64.b64decode(raw).decode("utf-8")
     except ValueError:
@@ -209,6 +206,5 @@ def _text_of(raw: str, at: str) -> str:
 
 
 def _shown(name: str) -> str:
-    """Returns a member's name, which the caller chose, as it appears in a pointer."""
     plain = "".join(character if character.isprintable() else "?" for character in name[:_SHOWN_CHARS])
     return plain.replace("~", "~0").replace("/", "~1")

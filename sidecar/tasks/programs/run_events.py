@@ -49,7 +49,6 @@ def begun(execution_id: str, context: str, message: Mapping[str, Any], now_s: fl
 
 
 def message_of(task: Task) -> Mapping[str, Any]:
-    """Returns the caller's last message, as it was sent to the program."""
     said = [message for message in task.get("history", ()) if message.get("role") == "ROLE_USER"]
     return said[-1] if said else {}
 
@@ -92,8 +91,7 @@ def after(task: Task, event: Event, now_s: float) -> Told:
 
 
 def stood(task: Task, state: str, text: str, now_s: float, *, timed_out: bool = False) -> Told:
-    """Moves the task to a state, with a sentence of the sidecar's if there is one: it waits, was cancelled, or timed
-    out (`timed_out` adds the seed's code for clients that don't read text)."""
+    """Moves the task to a state, with a sentence of the sidecar's if there is one; `timed_out` adds the seed's code."""
     message = _message(task, [{"text": text}], now_s) | (_TIMED_OUT if timed_out else {}) if text else None
     return _in_state(task, state, message, now_s)
 
@@ -156,8 +154,8 @@ def _with_artifact(task: Task, given: Mapping[str, Any], *, append: bool, **more
 
 
 def _appended(known: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Appends to an artifact. Texts are joined as soon as the last is as long as the one before: a program that prints
-    single letters costs a few copies per letter, not one for each letter that follows."""
+    """Appends to an artifact. A text is joined once it is as long as the one before: single letters cost a few copies
+    each."""
     parts = list(known.get("parts", ()))
     for part in given.get("parts", ()):
         parts.append(part)

@@ -58,8 +58,7 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 @dataclass(slots=True, eq=False)
 class RunOffer:
-    """An agent in force now, or when a run of it was ordered. `variables` names the environment of its program,
-    including variables from files."""
+    """An agent in force now, or when a run was ordered. `variables` is its program's environment, files included."""
 
     name: str
     definition: CliAgent
@@ -70,8 +69,8 @@ class RunOffer:
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What every run needs. `random` gives numbers from 0 to 1; `keep_s` is how long a finished run is kept. Once
-    `closing` is set, no attempt begins. Without leases, no run that writes begins before `writes_from_mono_s`."""
+    """What every run needs. Once `closing` is set, no attempt begins. Without leases, no run that writes begins before
+    `writes_from_mono_s`."""
 
     held: HeldRecords[Execution]
     bounds: Callable[[], RecordBounds]
@@ -142,7 +141,6 @@ class RunLifecycle:
         return self._newest()
 
     def give_up(self, because: GivenUp) -> None:
-        """Ends the run if it has not ended. The first reason holds."""
         if self.is_ending:
             return
         if because.failure is not None:
@@ -209,8 +207,8 @@ class RunLifecycle:
         self.give_up(GivenUp(RunState.FAILED, lease.why, Failure(Category.SYSTEM, lease.why)))
 
     async def _may_begin(self, attempt: int) -> bool:
-        """Whether an attempt may begin. The store must know of the first one before it does, so that no other process
-        takes over a run that had begun; a run that another process took over or ended does not begin here."""
+        """Whether an attempt may begin: the store must know of the first one before, so that no other process takes it
+        over."""
         if attempt > 1 and self.means.held.is_sure:
             return True
         try:
@@ -222,8 +220,7 @@ class RunLifecycle:
         return not self.saving.is_lost
 
     async def _try(self, attempt: int) -> float | None:
-        """Makes one attempt, until nothing of it is left. Returns the delay before the next, or None if there is
-        none."""
+        """Makes one attempt, until nothing of it is left. Returns the delay before the next, or None."""
         record, timeout_s = self.record, self.offer.definition.timeout
         self._move(
             RunState.STARTING,
@@ -305,7 +302,6 @@ class RunLifecycle:
         self._ends(state, failure.message, told)
 
     def _ends(self, state: RunState, why: str, told: Told) -> None:
-        """Records that the end is known; its events are sent when nothing of the run is left."""
         task, self._last = told
         self.record = self.record._replace(task=task)
         if self.record.state is not state:  # one that waited for its next attempt is failed already
@@ -357,7 +353,6 @@ class RunLifecycle:
                 await self.saving.settle()
 
     def end(self) -> None:
-        """Frees its slot and ends all subscriptions, also if the run could not be stored."""
         self.offer.turns.leave(self.place)
         self.hearers.end()
         self.over.set()

@@ -107,14 +107,10 @@ class Attempt(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """One run. Times are seconds since the epoch; "" and None mean not known yet.
-
-    `caller` is the chain on whose behalf it runs, `owner` its binding, `target` the agent's name, `schedule` the
-    schedule that ordered it. `input` is the prompt and `output` the end of the program's output, without secrets.
-    `task` is the run as A2A's canonical Task. `status` is the result, once known. `started_at` is when the process of
-    the last attempt was started, or its turn in a conversation's process began; None if neither happened.
-    `previous_tries` are the attempts before the last. `revision` grows with each change.
-    """
+    """One run. Times are seconds since the epoch; "" and None mean not known yet. `caller` is the chain on whose behalf
+    it runs, `owner` its binding, `target` the agent's name. `input` is the prompt and `output` the end of the
+    output, without secrets. `task` is the run as A2A's canonical Task. `started_at` is when the last attempt's
+    process, or its turn in a conversation's process, began; `previous_tries` are the attempts before."""
 
     id: str
     owner: str
@@ -146,7 +142,6 @@ class Execution(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, and nothing of it is left to clean up."""
         return self.state is RunState.IDLE and self.status is not None
 
     @property
@@ -163,8 +158,7 @@ class Execution(NamedTuple):
         return self.transitions[-2].state if len(self.transitions) > 1 else None
 
     def moved(self, state: RunState, now_s: float, why: str = "", **facts: Any) -> Execution:
-        """Returns the run in another state, with `facts` set. Raises ValueError for a transition that the table
-        lacks."""
+        """Returns the run in another state. Raises ValueError for a transition that the table lacks."""
         if state not in MOVES[self.state] or self.is_done:
             raise ValueError(f"a run that is {self.state} cannot be {state}")
         logged = (*self.transitions, Transition(state, now_s, why))

@@ -26,9 +26,8 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunSaver:
-    """The writes of one run. `newest` returns its newest revision; `asked` is called when its cancellation is
-    requested; `lost` is called with the record that replaced it (None if there is none). While it is `doubted`, others
-    may have taken it for orphaned."""
+    """The writes of one run. `asked` is called when its cancellation is requested, `lost` with the record that replaced
+    it, or None. While it is `doubted`, others may have taken it for orphaned."""
 
     def __init__(
         self,
@@ -86,7 +85,6 @@ class RunSaver:
         self._settled.set()
 
     def leave(self) -> None:
-        """Stops writing: the stored record is left for another process."""
         self.is_lost = True
         self._settled.set()
 
@@ -116,8 +114,7 @@ class RunSaver:
                 self._lost(theirs)
 
     def _takes(self, theirs: Execution) -> bool:
-        """Whether the stored record is this run's: an earlier revision whose reply was lost, or one with a request to
-        cancel."""
+        """Whether the stored record is this run's: an earlier write whose reply was lost, or a request to cancel."""
         if theirs.transitions[-1] not in self._newest().transitions:
             return False
         self.revision = theirs.revision

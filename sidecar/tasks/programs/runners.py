@@ -52,9 +52,8 @@ def runner_from(
     objection: Objection = no_objection,
     endings: Endings | None = None,
 ) -> ProgramRunner:
-    """Returns the runner of an agent; starts nothing yet. `environ` is the sidecar's own. `objection` says which
-    callers may not continue a conversation, and `endings` remembers why conversations ended, also for the runner of a
-    later definition. Raises SettingsError if the program is not found, or its `env_path` cannot be read."""
+    """Returns the runner of an agent; starts nothing yet. `endings` also serves the runner of a later definition.
+    Raises SettingsError."""
     command = command_from(name, definition, environ)
     if definition.keeps_processes:
         start = partial(launch, command, processes)
@@ -67,8 +66,8 @@ def runner_from(
 async def launch(
     command: CommandLine, processes: Processes, order: ProgramOrder, lost: Callable[[ConversationProcess], None]
 ) -> ConversationProcess:
-    """Starts a process for an order and sends it the turn; `lost` is called when the process is lost. Raises
-    StartFailed, and UnsayableError before anything is started."""
+    """Starts a process for an order and sends it the turn. Raises StartFailed, and UnsayableError before anything is
+    started."""
     definition, prompt = command.definition, order.prompt
     most, by_file = definition.a2a.capabilities.max_output_size, definition.patterns.output == "file"
     speaks_rpc = definition.patterns.input == "json-rpc"
@@ -91,8 +90,8 @@ async def launch(
 
 
 class OneShotRpc:
-    """Runs a program once over JSON-RPC: each order has a process of its own, which answers one request and is ended.
-    Its input stays open until it has answered, because a cancellation is sent there."""
+    """Runs a process for each order, which answers one request over JSON-RPC. Its input stays open for a
+    cancellation."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -133,7 +132,6 @@ class OneShotRpc:
 
 
 async def _gone(partner: ConversationProcess, is_over: bool) -> None:
-    """Ends the process; one that has not answered is asked to cancel first."""
     if not is_over and not partner.is_lost:
         await partner.give_up()
     await partner.end()

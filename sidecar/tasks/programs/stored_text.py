@@ -80,8 +80,7 @@ def kept_beginning(text: str, max_chars: int) -> str:
 
 
 class SanitizedLines:
-    """Removes secrets from a text as it streams, line by line, because a secret rarely spans lines. A private key is
-    held until it is complete, within `_MARGIN_CHARS`."""
+    """Removes secrets from a text as it streams, line by line; a private key is held until it is complete."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -114,7 +113,6 @@ class KeptEnd:
         self._kept = None
 
     def text(self) -> str:
-        """Returns the text so far. Only text added since the last call is processed."""
         if self._kept is None:
             self._kept = sanitized(self._said)[-self._max_chars :]
         return self._kept

@@ -48,7 +48,6 @@ class StderrTail:
 
     @property
     def last(self) -> str:
-        """Returns the last line that is not blank, or ""."""
         return self._text.rstrip().rpartition("\n")[2].strip()
 
 
@@ -75,8 +74,8 @@ class SupervisedProcess:
     async def start(
         cls, processes: Processes, program: Program, cleaning: CleaningRules, term: TimeLimit | None = None
     ) -> SupervisedProcess:
-        """Starts a program, bounded by `term`. Raises StartFailed. If cancelled, raises CancelledError once nothing of
-        the program is left."""
+        """Starts a program, bounded by `term`. Raises StartFailed; if cancelled, CancelledError once nothing of it is
+        left."""
         until = None if term is None else term.until
         starting = asyncio.ensure_future(processes.start(replace(program, until=until)))
         try:
@@ -89,12 +88,10 @@ class SupervisedProcess:
 
     @property
     def exit(self) -> Exit | None:
-        """How the program ended, or None while it runs."""
         return self._process.exit
 
     async def exits(self, within_s: float | None = None) -> Exit | None:
-        """Waits for the program itself to end, which may take long if its output is not read; None if it did not end in
-        time."""
+        """Waits for the program itself to end; None if it did not in time."""
         await asyncio.wait({self._exited}, timeout=within_s)
         return self.exit
 
@@ -111,7 +108,6 @@ class SupervisedProcess:
             self._deadline = asyncio.get_running_loop().call_later(max(deadline_s, 0), self._time_is_over)
 
     def lives(self, term: TimeLimit | None) -> None:
-        """Bounds its life by `term` from now on; None removes the bound."""
         if self._term is not None:
             self._term.release(self._process.may_live)
         self._term = term
@@ -127,8 +123,8 @@ class SupervisedProcess:
         self._process.stdin.close()
 
     async def read(self, *, gather_s: float = GATHER_S) -> bytes:
-        """Reads more of its standard output: what arrives at once or within `gather_s` after that, up to about 64 KiB;
-        b"" at the end. Cancelling a read loses no output."""
+        """Reads its output: what comes at once or within `gather_s` after, up to about 64 KiB; b"" at the end.
+        Cancelling loses nothing."""
         loop = asyncio.get_running_loop()
         self._gathered += await self._chunk()
         until = loop.time() + gather_s
@@ -141,8 +137,8 @@ class SupervisedProcess:
         return said
 
     async def end(self, *, patience_s: float = 0.0, grace_s: float = GRACE_S) -> Exit:
-        """Asks it to end, then kills it and all its descendants; `patience_s` is the time to end by itself once its
-        input is closed. Ending twice is allowed. If cancelled, raises CancelledError once nothing of it is left."""
+        """Asks it to end, then kills it and all descendants; `patience_s` is the time to end by itself. Twice is
+        allowed. If cancelled, raises CancelledError once nothing of it is left."""
         return await to_its_end(self._end(patience_s, grace_s))
 
     async def _end(self, patience_s: float, grace_s: float) -> Exit:
@@ -193,7 +189,6 @@ class SupervisedProcess:
     # --- usage --------------------------------------------------------------------------------------------------------
 
     def measure_anew(self) -> None:
-        """Begins the usage of a further turn."""
         self._look()
         self._used_before, self._began_s, self._peak_bytes = self._used, time.monotonic(), 0
 
@@ -242,8 +237,8 @@ T = TypeVar("T")
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the coroutine's result. If the caller is cancelled, raises CancelledError once the coroutine is done;
-    otherwise raises what it raised. The slot of a run whose program is being ended must not be given away before."""
+    """Returns the coroutine's result or raises its error. If cancelled, raises CancelledError once it is done: the slot
+    of a run whose program is being ended must not be given away before."""
     ending = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():

@@ -14,8 +14,7 @@ from sidecar.tasks.programs.run_record import Failure
 
 
 class DialogueBroken(Exception):
-    """A program sent what it must not, so its further output cannot be assigned to a turn. The message says what it
-    was, never a value."""
+    """A program sent what makes its further output ambiguous. The message says what, never a value."""
 
 
 class UnsayableError(Exception):
@@ -46,7 +45,7 @@ class Dialogue(Protocol):
         """Whether it has output since its answer that would be taken for the next answer."""
 
     def begin(self, order: ProgramOrder) -> bytes:
-        """Returns a turn as bytes. Raises UnsayableError."""
+        pass
 
     def cancel(self) -> bytes:
         """Returns what asks the program to cancel the turn; b"" if it cannot be asked."""

@@ -63,7 +63,6 @@ class WorkingFolder:
         return content
 
     def take(self, name: str, max_bytes: int) -> bytes:
-        """Reads a file as `read` does, and removes it."""
         try:
             return self.read(name, max_bytes)
         finally:
@@ -99,8 +98,8 @@ def sweep() -> int:
 
 
 def _held(path: str) -> int:
-    """Opens and locks a folder; the lock lasts as long as the descriptor is open. Returns -1 if another process has
-    locked it, or it is gone. Raises OSError."""
+    """Opens and locks a folder while the descriptor is open; -1 if another process has it, or it is gone. Raises
+    OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -58,8 +58,7 @@ class WriteLeases:
 
 @dataclass(slots=True)
 class WriteLease:
-    """One run's exclusive right to write. `term` is how long its program may live if this process cannot renew it, and
-    `why` is why the lease is over, once it is."""
+    """One run's exclusive right to write. `term` bounds its program; `why` is why the lease is over, once it is."""
 
     leases: WriteLeases
     agent: str
@@ -78,7 +77,6 @@ class WriteLease:
 
     @property
     def is_over(self) -> bool:
-        """Whether another replica may hold it by now."""
         return self.leases.clock_mono() >= self._good_until_mono_s
 
     async def keep(self) -> None:

@@ -48,8 +48,8 @@ def check_fits(
     engine: Engine,
     now_s: float,
 ) -> None:
-    """Checks a schedule that an operator adds as those in sidecar.yaml are checked, and that a rule allows its next
-    run. Raises Refusal."""
+    """Checks an operator's schedule as those in sidecar.yaml are checked, and that a rule allows its next run. Raises
+    Refusal."""
     agents = {name for name, _, _ in settings.offers()}
     faults = schedule_faults({**others, key: schedule}, agents, (*settings.upstreams, *settings.agents))
     if found := next((fault for fault in faults if fault.at[:2] == ("schedules", key)), None):
@@ -67,8 +67,7 @@ def check_fits(
 
 
 def told(finding: Finding) -> str:
-    """Formats a finding about a definition that is in no file as one sentence: where, what, how to mend it, and its
-    code."""
+    """Formats a finding as one sentence: where, what, how to mend it, and its code."""
     at = ".".join(str(part) for part in finding.at[2:] if part != "")
     hint = f"; {finding.hint}" if finding.hint else ""
     return f"{at + ': ' if at else ''}{finding.message}{hint} ({finding.code})"

@@ -72,14 +72,10 @@ class Added(NamedTuple):
 
 
 class ScheduleStanding(NamedTuple):
-    """The state of a schedule. Times are seconds since the epoch; "" and None mean absent or not known yet.
-
-    `calendar` is the cron schedule in the settings seen last. `settled_s` is the time up to which every due time is
-    settled: run, refused or missed, for good. `salt` makes the ids of its tasks unique to this deployment. `running`
-    are the tasks under way. `last_due_s` is the last due time that was settled, `last_task` the last task ordered,
-    `last_result` with `last_why` the latest result of either, and `last_success_s` when a run last succeeded. `added`
-    is the definition of a schedule that is not in the settings.
-    """
+    """The state of a schedule. Times are seconds since the epoch; "" and None mean not known yet. `calendar` is the
+    cron schedule seen last. Up to `settled_s` every due time is run, refused or missed, for good. `salt` makes the
+    ids of its tasks unique. `running` are the tasks under way, `last_due_s` is the last settled due time,
+    `last_result` the latest result with its reason. `added` defines a schedule that is not in the settings."""
 
     id: str
     created_at: float
@@ -153,7 +149,6 @@ class ScheduleStanding(NamedTuple):
         return self._moved(self._at_work)._replace(paused_by="", paused_s=None, settled_s=now_s)
 
     def corrected(self, now_s: float) -> ScheduleStanding:
-        """Settles up to now, because the clock that settled later times was wrong."""
         return self._replace(settled_s=now_s)
 
     def ordered(self, run: ScheduledRun) -> ScheduleStanding:
@@ -165,7 +160,6 @@ class ScheduleStanding(NamedTuple):
         return ordered._moved(ScheduleState.EXECUTING) if self.state is ScheduleState.ACTIVE else ordered
 
     def settled(self, due_s: float, result: DueResult, why: str = "") -> ScheduleStanding:
-        """Settles a due time for which no task is ordered."""
         if due_s <= self.settled_s:
             return self
         return self._replace(settled_s=due_s, last_due_s=due_s, last_result=result, last_why=why)
@@ -180,8 +174,8 @@ class ScheduleStanding(NamedTuple):
         return ended._moved(ScheduleState.ACTIVE) if self.state is ScheduleState.EXECUTING and not running else ended
 
     def defined(self, added: Added) -> ScheduleStanding:
-        """Adds a definition under a free name. The state of an earlier schedule of that name is dropped, except for the
-        salt, so that no due time is ordered twice."""
+        """Adds a definition under a free name. Of an earlier one only the salt stays, so that no due time is ordered
+        twice."""
         fresh = ScheduleStanding(self.id, self.created_at, self.salt, added.at_s, added=added, revision=self.revision)
         calendar = added.schedule.calendar_words
         return fresh.seen(calendar, enabled=added.schedule.enabled, now_s=added.at_s)
@@ -201,8 +195,7 @@ class ScheduleStanding(NamedTuple):
 
 
 class OwedTime(NamedTuple):
-    """The latest due time, whether a run for it may still begin, and how many earlier ones were missed, counted up to a
-    bound."""
+    """The latest due time, whether it may still begin, and how many earlier ones were missed, up to a bound."""
 
     due_s: float
     in_time: bool
@@ -210,7 +203,6 @@ class OwedTime(NamedTuple):
 
 
 def owed(calendar: CronSchedule, settled_s: float, now_s: float, late_s: float) -> OwedTime | None:
-    """Returns what is due since `settled_s`, the last settled time, or None."""
     due_s = calendar.last_within(settled_s, now_s)
     if due_s is None:
         return None

@@ -90,8 +90,8 @@ class _Changed(Exception):
 
 
 class ShownSchedule(NamedTuple):
-    """A schedule as operators see it. `next_s` is when it is due next, or None. If `is_read` is false, its state could
-    not be read. `added` says that it is not in the settings."""
+    """A schedule as operators see it. `next_s` is when it is due next. If `is_read` is false, its state was
+    unreadable."""
 
     key: str
     schedule: ScheduleSettings
@@ -110,15 +110,12 @@ class ShownSchedule(NamedTuple):
 
 
 class NamedSchedule(NamedTuple):
-    """A schedule of the settings, or one that was added."""
-
     key: str
     schedule: ScheduleSettings
     added: Added | None = None
 
     @property
     def id(self) -> str:
-        """Returns the id of its record."""
         return self.schedule.id or self.key
 
     @property
@@ -127,7 +124,6 @@ class NamedSchedule(NamedTuple):
 
     @property
     def caller(self) -> Caller:
-        """Returns the schedule's own NHI, on whose behalf it orders."""
         return Caller((Principal(self.acts_as, SCHEDULE),), (Credential(SCHEDULE, SCHEDULE, self.key),))
 
     @property
@@ -140,8 +136,7 @@ class NamedSchedule(NamedTuple):
 
     @property
     def defined(self) -> Mapping[str, object]:
-        """Returns what audit records hold of the definition, which leaves out the input: not every reader may see
-        it."""
+        """Returns what audit records hold of it: not its input, which not every reader may see."""
         about = self.schedule
         return {
             "agent": about.agent,
@@ -206,7 +201,6 @@ class Scheduler:
         await self.worker.wait()
 
     async def _take(self, named: Mapping[str, NamedSchedule]) -> None:
-        """Takes this process's schedules and those whose hold has lapsed, and reads the states of all."""
         now_s = self._now_s
         for one in named.values():
             if one.id not in self._known:
@@ -295,8 +289,8 @@ class Scheduler:
         return (next_s is not None and next_s <= self._now_s) or was_wrong(standing.settled_s, self._now_s)
 
     async def _settle_up(self, one: NamedSchedule) -> None:
-        """Settles what is due by the state in memory, after reading the stored state: another process may have settled
-        it, or an operator may have paused the schedule."""
+        """Settles what is due after reading the stored state: another process may have settled it, or an operator
+        paused it."""
         standing, _ = await self._change(one, self._seen(one))
         standing = await self._follow(one, standing)
         now_s, schedule = self._now_s, one.schedule
@@ -379,17 +373,14 @@ class Scheduler:
 
     @property
     def unreadable(self) -> Sequence[str]:
-        """Returns the keys of the schedules that don't run because their states cannot be read."""
         return sorted(one.key for one in self._named.values() if one.id in self._unread)
 
     async def recall(self) -> None:
-        """Reads the added schedules, before tasks that they ordered continue. If the store is out, a later look reads
-        them."""
+        """Reads the added schedules, before tasks that they ordered continue."""
         with suppress(RecordStoreOut):
             await self._read()
 
     async def list(self) -> Sequence[ShownSchedule]:
-        """Returns all schedules as stored now. Raises Refusal(STORE_UNAVAILABLE)."""
         shown = []
         await self._read()
         for one in self._named.values():
@@ -402,8 +393,8 @@ class Scheduler:
         return shown
 
     async def add(self, key: str, schedule: ScheduleSettings, by: str) -> ShownSchedule:
-        """Adds a schedule that the settings don't have, for all replicas. Raises Refusal for a definition that the
-        settings would not accept either, and Conflict if the name is taken or there are too many."""
+        """Adds a schedule for all replicas. Raises Refusal as the settings would, and Conflict if the name is taken or
+        there are too many."""
         async with self._adding:
             with _answered():
                 await self._read()
@@ -419,8 +410,7 @@ class Scheduler:
             return shown
 
     async def remove(self, key: str, by: str) -> ShownSchedule:
-        """Removes an added schedule and ends its tasks under way. Raises Refusal, and Conflict for a schedule of the
-        settings."""
+        """Removes an added schedule. Raises Refusal, and Conflict for a schedule of the settings."""
         if key in self.live.current.settings.schedules:
             raise Conflict(f"{key} is a schedule of sidecar.yaml: remove it there, or set enabled: false")
         with _answered():
@@ -432,8 +422,7 @@ class Scheduler:
             return ShownSchedule(key, one.schedule, standing, None, added=one.added)
 
     async def run_now(self, key: str, by: str) -> Task:
-        """Orders a run now, on behalf of the schedule; its due times don't change. Raises Refusal, as for any order;
-        TOO_MANY_CONCURRENT if the previous run is still under way."""
+        """Orders a run now; due times don't change. Raises Refusal: TOO_MANY_CONCURRENT if the previous run goes on."""
         with _answered():
             one = await self._of(key)
             if not one.schedule.enabled:
@@ -453,7 +442,6 @@ class Scheduler:
         return await self._ordered(key, "schedule-pause", by, lambda was: was.paused(by, self._now_s))
 
     async def resume(self, key: str, by: str) -> ShownSchedule:
-        """Resumes the schedule; due times missed meanwhile are not made up for. Raises Refusal."""
         return await self._ordered(key, "schedule-resume", by, lambda was: was.resumed(self._now_s))
 
     async def _ordered(self, key: str, what: str, by: str, verb: Verb) -> ShownSchedule:
@@ -474,7 +462,6 @@ class Scheduler:
             raise Conflict(f"{MOST_ADDED} schedules were added, and no more can be: remove one")
 
     async def _keep(self, one: NamedSchedule, added: Added) -> ScheduleStanding:
-        """Stores its record, new or in place of a removed one. Raises RecordStoreOut, Conflict."""
         for _ in range(MOST_CONFLICTS):
             was = await self.store.get(one.id)
             if was is None:
@@ -503,8 +490,7 @@ class Scheduler:
         )
 
     async def _change(self, one: NamedSchedule, verb: Verb) -> tuple[ScheduleStanding, bool]:
-        """Applies a change. Returns the schedule after it, and whether this process made the change, and no replica
-        before. Raises RecordStoreOut."""
+        """Applies a change. Returns the schedule after it, and whether this process made it. Raises RecordStoreOut."""
         for _ in range(MOST_CONFLICTS):
             was = await self.store.get(one.id)
             if one.added is not None and (was is None or was.added != one.added):
@@ -539,8 +525,7 @@ class Scheduler:
         return standing
 
     def _seen(self, one: NamedSchedule) -> Verb:
-        """Returns the change that applies the current settings. Only the holder makes it: replicas' settings may differ
-        for a while."""
+        """Returns the change that applies this process's settings; replicas' may differ for a while."""
         calendar, enabled = one.schedule.calendar_words, one.schedule.enabled
         return partial(ScheduleStanding.seen, calendar=calendar, enabled=enabled, now_s=self._now_s)
 
@@ -560,7 +545,6 @@ class Scheduler:
         return named[key]
 
     def _shown(self, one: NamedSchedule, standing: ScheduleStanding | None) -> ShownSchedule:
-        """Returns what operators see; without a standing, it could not be read."""
         if standing is None:
             nothing = ScheduleStanding(one.id, self._now_s, "", self._now_s)
             return ShownSchedule(one.key, one.schedule, nothing, None, is_read=False)
@@ -577,7 +561,6 @@ class Scheduler:
         return known[1]
 
     def _pause_s(self) -> float:
-        """Returns the time until something is due, or until the next look."""
         now_s = self._now_s
         waits = [
             next_s - now_s

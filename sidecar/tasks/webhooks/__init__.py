@@ -59,8 +59,7 @@ def callbacks_from(
     shows: Shows,
     stores: RecordStores,
 ) -> Webhooks:
-    """Builds the webhooks from the settings, whose limits may change later. The key is created on first use. Raises
-    SettingsError if an existing key is unusable."""
+    """Builds the webhooks; the key is created on first use. Raises SettingsError if an existing key is unusable."""
     settings = now()
     check_callbacks(settings)
     key = cache(partial(load_or_make_callback_key, settings.callback_key_path))

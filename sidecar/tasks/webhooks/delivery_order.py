@@ -56,7 +56,6 @@ class DeliveryOrder:
         return id_ in self._entries
 
     def add(self, waiting: PendingDelivery, receiver: str) -> None:
-        """Queues a delivery. A known one stays as it is."""
         if waiting.id not in self._entries:
             self._entries[waiting.id] = _QueuedDelivery(waiting, receiver)
             heappush(self._later, (waiting.due_at, next(self._order), waiting.id))
@@ -98,7 +97,6 @@ class DeliveryOrder:
         return entry.state
 
     def shift(self, by_s: float) -> None:
-        """Shifts all known times, after the clock was set."""
         for entry in self._entries.values():
             waiting = entry.waiting
             entry.waiting = waiting._replace(created_at=waiting.created_at + by_s, due_at=waiting.due_at + by_s)

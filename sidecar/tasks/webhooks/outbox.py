@@ -72,8 +72,7 @@ class _Held(Exception):
 
 @dataclass(slots=True)
 class Outbox:
-    """Sends deliveries. `key` may create the key on first use; `clock` gives seconds since the epoch, `chance` numbers
-    from 0 to 1, and `new_id` unique ids."""
+    """Sends deliveries. `key` may create the key on first use; `chance` gives numbers from 0 to 1."""
 
     store: DeliveryStore
     post: Post
@@ -101,8 +100,7 @@ class Outbox:
         self._listeners[kind] = told
 
     async def put(self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes) -> str:
-        """Queues a delivery; returns its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT if too many wait,
-        STORE_UNAVAILABLE."""
+        """Queues a delivery; returns its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         rules, now_s = self.rules(), self.clock()
         if len(body) > rules.max_body:
             raise Refusal(Reason.TOO_LARGE, "the callback is too large")
@@ -139,7 +137,6 @@ class Outbox:
             await self._worker.cancel()
 
     async def _look(self) -> None:
-        """Reads the store if it is time, and begins what may be sent now. Raises RecordStoreOut."""
         now_s = self.clock()
         try:
             if not self._look_at - LOOK_AGAIN_S <= now_s < self._look_at:
@@ -154,7 +151,6 @@ class Outbox:
         return min(self._order.wake_at() or self._look_at, self._look_at) - self.clock()
 
     async def _read(self) -> None:
-        """Learns of deliveries that another process left, and deletes ended ones."""
         if self._over:
             ended = [*self._over]
             await self.store.ended(ended)

@@ -38,7 +38,6 @@ class CallbackKey:
         return hmac.digest(self.key, _PURPOSE + place.encode(), "sha256")
 
     def told_to(self, receiver: TargetOrigin) -> str:
-        """Returns the secret in the form that the receiver's operator gets."""
         return PREFIX + b64encode(self.secret_of(receiver)).decode()
 
     def sign(self, receiver: TargetOrigin, id_: str, now_s: float, body: bytes) -> Headers:
