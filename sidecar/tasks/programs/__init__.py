@@ -9,7 +9,7 @@ run_events.py            what callers are sent of a run; broadcast.py sends it t
 attempt.py               one attempt: its order, its events, its end; runners.py chooses the runner
 one_shot.py              a program that is started for one prompt
 conversations.py         programs that are kept for a conversation: conversation.py
-turn_protocol.py         one turn with a program: line_protocol.py or json_rpc.py
+line_protocol.py, json_rpc.py    how a turn with a kept program is spoken
 supervised_process.py    a running program: its input, output, usage and end
 prompts.py, command_line.py, working_folders.py    what is started for a prompt, and where
 output_cleaner.py        removes control sequences and secrets from output

@@ -16,17 +16,21 @@ from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import (
     FAILED,
     AttemptEnd,
+    Dialogue,
+    DialogueBroken,
+    Heard,
     OutputArtifact,
     OutputChunk,
     ProgramOrder,
     ProgressNote,
+    TurnAnswer,
+    TurnReply,
     failure_of_exit,
 )
 from sidecar.tasks.programs.command_line import PromptFiles
 from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.run_record import Category, Failure, Usage
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
-from sidecar.tasks.programs.turn_protocol import Dialogue, DialogueBroken, Heard, TurnAnswer, TurnReply
 from sidecar.tasks.programs.working_folders import UnreadableFolder, WorkingFolder
 from sidecar.upstreams.processes import Exit, StartFailed
 

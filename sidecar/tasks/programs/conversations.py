@@ -33,6 +33,8 @@ from sidecar.tasks.programs.attempt import (
     ProgressNote,
     Prompt,
     Started,
+    TurnAnswer,
+    UnsayableError,
     failure_of_start,
     fell,
     no_objection,
@@ -42,7 +44,6 @@ from sidecar.tasks.programs.attempt import (
 from sidecar.tasks.programs.conversation import ConversationProcess, Launch, ProcessLost, ended
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.supervised_process import to_its_end
-from sidecar.tasks.programs.turn_protocol import TurnAnswer, UnsayableError
 from sidecar.upstreams.processes import StartFailed
 from sidecar.vocabulary import Caller
 

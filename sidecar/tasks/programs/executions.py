@@ -369,18 +369,15 @@ class Executions:
             if record.is_done and not (asked and record.status is RunStatus.CANCELLED):
                 if record.task["status"]["state"] not in WAITS:
                     raise Refusal(Reason.NOT_CANCELABLE)
-                await self._replace(_lapsed(record, why, self.clock()))
+                await self.store.replace(_lapsed(record, why, self.clock()))
                 asked = True
                 continue
             if record.is_done or time.monotonic() >= until_s:
                 return record
             if not record.cancel_requested:
-                await self._replace(record._replace(cancel_requested=True, revision=record.revision + 1))
+                await self.store.replace(record._replace(cancel_requested=True, revision=record.revision + 1))
             asked = True
             await asyncio.sleep(FOLLOW_EVERY_S / 4)
-
-    async def _replace(self, record: Execution) -> None:
-        await self.store.replace(record)
 
     # --- ownership of runs --------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ One JSON-RPC 2.0 message per line, UTF-8, both ways; `docs/agents-programs.md` d
 
     sidecar   {"id": 1, "method": "message/send", "params": {…}}     one at a time; the sidecar's ids, counted from 1
               {"method": "cancel", "params": {"id": 1}}
-    program   {"method": "progress" | "output" | "artifact" | "status", "params": {…}}       any number
+    program   {"method": "progress" | "output" | "artifact", "params": {…}}       any number
               {"id": 1, "result": …} or {"id": 1, "error": {…}}                              once, the end of the turn
 
 Parsing is strict: an invalid or ambiguous message breaks the conversation, because an author notices that at once, and
@@ -35,9 +35,18 @@ from sidecar.protocols.jsonrpc import (
     message_from,
     parse_json,
 )
-from sidecar.tasks.programs.attempt import OutputArtifact, OutputChunk, ProgramOrder, ProgressNote
+from sidecar.tasks.programs.attempt import (
+    DialogueBroken,
+    Heard,
+    OutputArtifact,
+    OutputChunk,
+    ProgramOrder,
+    ProgressNote,
+    TurnAnswer,
+    TurnReply,
+    UnsayableError,
+)
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, TurnReply, UnsayableError
 
 MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; longer output must be split
 EACH_BYTES: Final = 16  # a message counts for at least this: many empty ones are work too
@@ -213,13 +222,6 @@ def _output(params: Mapping[str, Any], at: str) -> OutputChunk:
     return OutputChunk(said["text"])
 
 
-def _status(params: Mapping[str, Any], at: str) -> ProgressNote:
-    said = _members(params, at, state=str, text=str)
-    if said.get("state", "working") != "working":
-        raise DialogueBroken(f"{at}/state of what is not over is working; what it came to stands in the result")
-    return ProgressNote(said.get("text", ""))
-
-
 def _artifact(params: Mapping[str, Any], at: str) -> OutputArtifact:
     said = _members(params, at, artifact=dict, append=bool, lastChunk=bool, metadata=dict)
     if "artifact" not in said:
@@ -232,7 +234,6 @@ _NOTIFICATIONS: Final[Mapping[str, Callable[[Mapping[str, Any], str], OutputChun
     "progress": _progress,
     "output": _output,
     "artifact": _artifact,
-    "status": _status,
 }
 
 # --- results ------------------------------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sidecar.settings.agents import CliAgent, Newlines
-from sidecar.tasks.programs.attempt import OutputChunk, ProgramOrder
-from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, UnsayableError
+from sidecar.tasks.programs.attempt import DialogueBroken, Heard, OutputChunk, ProgramOrder, TurnAnswer, UnsayableError
 
 _LINE_END: Final = b"\n"
 

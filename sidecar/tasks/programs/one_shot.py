@@ -44,11 +44,12 @@ class OneShot:
         async with AsyncExitStack() as stack:
             try:
                 if "file" in definition.patterns:
-                    folder = await self._folder(order)
+                    folder = WorkingFolder()
                     stack.push_async_callback(_removed, folder)
                     told, answers = definition.input_file_template, definition.output_file_template
-                    paths = (folder.at(_named(one, order)) for one in (told, answers))
-                    files = PromptFiles(folder.path, *paths)
+                    files = PromptFiles(folder.path, *(folder.at(_named(one, order)) for one in (told, answers)))
+                    if definition.patterns.input == "file":
+                        folder.write(_named(told, order), order.prompt.text.encode())
                 program = self._command.program(order.prompt, files)
                 attended = await SupervisedProcess.start(self._processes, program, self._command.cleaning, order.term)
             except StartFailed as failed:
@@ -74,15 +75,6 @@ class OneShot:
 
     async def close(self, why: str = CHANGED) -> None:
         """Does nothing: no process is kept."""
-
-    async def _folder(self, order: ProgramOrder) -> WorkingFolder:
-        """Makes a folder for an attempt, with the prompt in it if it is passed as a file. Raises OSError."""
-        making = asyncio.ensure_future(asyncio.to_thread(_made, self._command, order))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(_unmake)  # a thread cannot be cancelled
-            raise
 
     async def _heard(
         self, attended: SupervisedProcess, order: ProgramOrder, folder: WorkingFolder | None
@@ -130,22 +122,6 @@ class OneShot:
         complaint, codes = attended.last_words.last or printed, definition.retries.exit_codes
         failure = failure_of_exit(how, complaint, definition.resources, attended.usage, codes)
         return AttemptEnd(how, attended.usage) if failure is None else fell(failure, how, attended.usage)
-
-
-def _made(command: CommandLine, order: ProgramOrder) -> WorkingFolder:
-    folder = WorkingFolder()
-    try:
-        if command.definition.patterns.input == "file":
-            folder.write(_named(command.definition.input_file_template, order), order.prompt.text.encode())
-    except BaseException:
-        folder.remove()
-        raise
-    return folder
-
-
-def _unmake(making: asyncio.Future[WorkingFolder]) -> None:
-    if not making.cancelled() and making.exception() is None:
-        making.result().remove()
 
 
 async def _removed(folder: WorkingFolder) -> None:

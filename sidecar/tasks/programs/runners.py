@@ -14,11 +14,14 @@ from functools import partial
 from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import (
     CHANGED,
+    Dialogue,
     Event,
     Objection,
     ProgramOrder,
     ProgramRunner,
     Started,
+    TurnAnswer,
+    UnsayableError,
     failure_of_start,
     fell,
     no_objection,
@@ -39,7 +42,6 @@ from sidecar.tasks.programs.line_protocol import LineDialogue
 from sidecar.tasks.programs.one_shot import OneShot
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.supervised_process import SupervisedProcess, to_its_end
-from sidecar.tasks.programs.turn_protocol import Dialogue, TurnAnswer, UnsayableError
 from sidecar.upstreams.processes import Processes, StartFailed
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.snapshot import Live
+from sidecar.observability.metrics import Metrics
 from sidecar.settings.schedules import MOST, ScheduleSettings, acts_as
 from sidecar.settings.validation_errors import nothing_like
 from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordShare, RecordStore, RecordStoreOut
@@ -71,14 +72,6 @@ FORGOTTEN: Final = "forgotten"  # the task was deleted before its end was seen
 log = logging.getLogger("sidecar.tasks.schedules")
 
 Verb = Callable[[ScheduleStanding], ScheduleStanding]
-
-
-class ScheduleCounts(Protocol):
-    """Counts the results of due times; `sidecar.observability.metrics.Metrics` implements it."""
-
-    def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None: ...
-    def schedule_succeeded(self, schedule: str, at_s: float) -> None: ...
-    def schedules_added(self, schedules: Collection[str]) -> None: ...
 
 
 class Conflict(Exception):
@@ -164,7 +157,7 @@ class Scheduler:
     store: RecordStore[ScheduleStanding]
     orders: TaskOrders
     witness: Witness
-    metrics: ScheduleCounts
+    metrics: Metrics
     holder: str
     new_id: Callable[[], str]
     worker: Worker[NamedSchedule | None] = field(init=False)

@@ -20,11 +20,12 @@ from typing import Final
 
 from sidecar.gateway.frontends.a2a.push_notifications import IsAnothers, PushConfigs, Shows
 from sidecar.http.client import GuardedClient, SystemResolver
+from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
 from sidecar.storage import RecordStores
 from sidecar.storage.push_configs import PUSHES
 from sidecar.storage.sealing import AesSeal
-from sidecar.tasks.webhooks.outbox import DeliveryCounts, Objection, Outbox
+from sidecar.tasks.webhooks.outbox import Objection, Outbox
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 from sidecar.vocabulary import Witness
 
@@ -52,7 +53,7 @@ def check_callbacks(settings: Settings) -> None:
 def callbacks_from(
     now: Callable[[], Settings],
     base_url: Callable[[], str],
-    counts: DeliveryCounts,
+    counts: Metrics,
     objection: Objection,
     witness: Witness,
     is_anothers: IsAnothers,

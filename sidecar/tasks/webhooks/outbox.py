@@ -12,11 +12,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.http.client import Accepted, EgressError, InvalidRequest, NotAllowed
 from sidecar.http.client.origin import parse_strictly
+from sidecar.observability.metrics import Metrics
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.storage import RecordStoreOut
 from sidecar.storage.deliveries import (
@@ -58,14 +59,6 @@ Objection = Callable[[Kind, OnBehalfOf], Reason | None]
 log = logging.getLogger("sidecar.tasks.webhooks")
 
 
-class DeliveryCounts(Protocol):
-    """Metrics of deliveries; `Metrics` implements it."""
-
-    def callback_attempted(self, kind: str, result: str, duration_s: float) -> None: ...
-
-    def callbacks_wait(self, count: int) -> None: ...
-
-
 class _Held(Exception):
     """The delivery is withheld, which cannot be recorded now."""
 
@@ -80,7 +73,7 @@ class Outbox:
     witness: Witness
     rules: Callable[[], CallbackSettings]
     key: Callable[[], CallbackKey]
-    counts: DeliveryCounts
+    counts: Metrics
     clock: Callable[[], float]
     chance: Callable[[], float]
     new_id: Callable[[], str]

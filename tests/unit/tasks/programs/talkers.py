@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sidecar.settings.agents import CliAgent
-from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, ProgramRunner, Prompt
+from sidecar.tasks.programs.attempt import AttemptEnd, Dialogue, Event, OutputChunk, ProgramOrder, ProgramRunner, Prompt
 from sidecar.tasks.programs.conversation import ConversationProcess
 from sidecar.tasks.programs.json_rpc import RpcDialogue
 from sidecar.tasks.programs.line_protocol import LineDialogue
 from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
-from sidecar.tasks.programs.turn_protocol import Dialogue
 from sidecar.upstreams.processes import Processes, Program
 from sidecar.vocabulary import Caller, Principal
 

@@ -11,10 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.protocols.a2a.messages import V10
-from sidecar.tasks.programs.attempt import OutputArtifact, OutputChunk, ProgramOrder, ProgressNote, Prompt
+from sidecar.tasks.programs.attempt import (
+    DialogueBroken,
+    Heard,
+    OutputArtifact,
+    OutputChunk,
+    ProgramOrder,
+    ProgressNote,
+    Prompt,
+    TurnAnswer,
+    UnsayableError,
+)
 from sidecar.tasks.programs.json_rpc import MAX_ARTIFACTS, MAX_NOISE, STATES, RpcDialogue
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, UnsayableError
 
 MESSAGE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "say"}], "taskId": "t-1", "contextId": "c-1"}
 PARTS = [{"text": "a"}, {"data": {"b": 1}}]
@@ -81,8 +90,6 @@ NOTIFICATIONS: list[tuple[str, dict[str, Any], Heard]] = [
     ("progress", {"progress": 0.5, "message": None}, ProgressNote("", 0.5)),
     ("output", {"text": "a"}, OutputChunk("a")),
     ("output", {"text": "a", "id": 1}, OutputChunk("a")),
-    ("status", {"text": "thinking"}, ProgressNote("thinking")),
-    ("status", {"state": "working"}, ProgressNote("")),
     (
         "artifact",
         {"artifact": {"artifact_id": "r", "name": "rows", "parts": PARTS}, "append": True, "lastChunk": False},
@@ -169,7 +176,6 @@ BREAKS: list[tuple[bytes, str]] = [
     (line(method="output", params={"text": ["a"]}), "/params/text must be a string"),
     (line(method="progress", params={"progress": True}), "/params/progress must be a number"),
     (line(method="progress", params={"progres": 1}), "/params may have message, progress, total"),
-    (line(method="status", params={"state": "completed"}), "/params/state of what is not over is working"),
     (line(method="artifact", params={}), "/params/artifact is missing"),
     (line(method="artifact", params={"artifact": {"parts": [7]}}), "/params/artifact/parts/0 must be an object"),
     (line(method="artifact", params={"artifact": {"parts": [{}]}}), "/params/artifact/parts/0 must have one of"),
@@ -286,7 +292,7 @@ ANYTHING = st.recursive(
 )  # fmt: skip
 
 
-@given(method=st.sampled_from(["progress", "output", "artifact", "status", ""]), value=ANYTHING)
+@given(method=st.sampled_from(["progress", "output", "artifact", ""]), value=ANYTHING)
 @settings(max_examples=100)
 def test_whatever_it_says_is_understood_in_the_canonical_form_or_breaks_it(method: str, value: Any) -> None:
     said = line(method=method, params=value) if method else line(id=1, result=value)

@@ -10,9 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.settings.agents import Newlines
-from sidecar.tasks.programs.attempt import OutputChunk, ProgramOrder, Prompt
+from sidecar.tasks.programs.attempt import (
+    DialogueBroken,
+    Heard,
+    OutputChunk,
+    ProgramOrder,
+    Prompt,
+    TurnAnswer,
+    UnsayableError,
+)
 from sidecar.tasks.programs.line_protocol import LineDialogue
-from sidecar.tasks.programs.turn_protocol import DialogueBroken, Heard, TurnAnswer, UnsayableError
 
 # What ends a line for C, Python's text files, Java, JavaScript and others.
 LINE_ENDS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"]
