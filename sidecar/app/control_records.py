@@ -33,6 +33,7 @@ from sidecar.settings import Settings
 from sidecar.settings.audit import GOES_ON
 
 STDOUT = 1
+CHECKPOINT_RECORDS = 10_000  # after so many records there is a checkpoint in any case
 KNOWN_BYTES = 8 * 2**20  # read from the end of a file of published checkpoints: about 25,000 of them
 
 log = logging.getLogger("sidecar.app.control_records")
@@ -175,7 +176,7 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
             new_id=time_ordered_ids(time),
             metrics=metrics,
             evidence_path=settings.evidence_path,
-            attester=Attester(attesting_key, attesting.every_records, attesting.every_s),
+            attester=Attester(attesting_key, CHECKPOINT_RECORDS, attesting.every_s),
             clear_arguments=settings.audit.clear_arguments,
             rotation=Rotation(rotate.max_bytes, rotate.every_s, rotate.keep),
         )

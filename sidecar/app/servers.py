@@ -180,7 +180,6 @@ def _patience(settings: Settings) -> ListenerDeadlines:
         server.keepalive_timeout_s,
         connections,
         server.connections_per_peer,
-        server.max_unread_bytes,
     )
 
 

@@ -61,12 +61,11 @@ class OtlpCarrier:
         *,
         headers: Callable[[], Mapping[str, str]] = dict,
         ca_path: Path | None = None,
-        compress: bool = True,
         attempt_s: float = ATTEMPT_S,
         over: threading.Event | None = None,
     ) -> None:
         self._origin, self._resource, self._headers, self._ca_path = origin, resource, headers, ca_path
-        self._compress, self._attempt_s = compress, attempt_s
+        self._attempt_s = attempt_s
         self._over = over or threading.Event()
         self._socket: socket.socket | None = None
         self._form: RequestForm | None = None
@@ -74,9 +73,7 @@ class OtlpCarrier:
     def carry(self, append: AppendLines) -> None:
         from sidecar.audit.otlp_messages import export_request  # slow to import, so only when used
 
-        body = export_request(append.lines, self._resource)
-        if self._compress:
-            body = gzip.compress(body, compresslevel=1, mtime=0)
+        body = gzip.compress(export_request(append.lines, self._resource), compresslevel=1, mtime=0)
         unsure, waits_s, told = False, pauses(), ""
         while True:
             pause_s, why = next(waits_s), "no answer"
@@ -133,9 +130,8 @@ class OtlpCarrier:
             self._disconnect()  # the peer closed or sent data while idle: a request sent there may be lost
         if self._socket is None or self._form is None:
             self._socket, self._form = self._connected(until)
-        coding = [("Content-Encoding", "gzip")] if self._compress else []
         self._wait_until(until)
-        self._socket.sendall(self._form.message(coding, body))
+        self._socket.sendall(self._form.message([("Content-Encoding", "gzip")], body))
         reader, whole = ResponseReader(), b""
         while not reader.complete:
             self._wait_until(until)

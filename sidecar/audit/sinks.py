@@ -124,8 +124,7 @@ def _otlp(chosen: OtlpSink, instance: str) -> OtlpCarrier:
         "service.instance.id": instance,
         "host.name": platform.node(),
     }
-    packed = chosen.compression == "gzip"
-    return OtlpCarrier(origin, resource, headers=headers, ca_path=chosen.ca_path, compress=packed)
+    return OtlpCarrier(origin, resource, headers=headers, ca_path=chosen.ca_path)
 
 
 def _connection(chosen: StoreSettings) -> AbstractConnection:

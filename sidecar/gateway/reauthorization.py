@@ -24,6 +24,8 @@ from sidecar.storage.deliveries import Kind, OnBehalfOf
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 LOOK_EVERY_S: Final = 1.0  # how long a stream may outlive its permission
+REVIEW_S = 30.0  # what is open is judged again though nothing changed: conditions read `now`
+REVOKED_GRACE_S = 10.0
 SLICE_S: Final = 0.002  # of one pass, before the event loop runs other work
 
 
@@ -58,9 +60,8 @@ class Reauthorization:
     def reviewed(self, mono_s: float) -> Iterator[WatchedExchange]:
         """Yields each exchange, checked, and cut off if it must end. `mono_s` is the loop's time."""
         rules, now_s = self._current(), self.live.clock()
-        review_s = rules.snapshot.settings.streams.review_s
         for exchange in [*self.streams, *(self.calls - self.streams)]:
-            if exchange.reviewed_by is not rules or mono_s - exchange.reviewed_s >= review_s:
+            if exchange.reviewed_by is not rules or mono_s - exchange.reviewed_s >= REVIEW_S:
                 exchange.reviewed_by, exchange.reviewed_s = rules, mono_s
                 exchange.revoked = self._judge(exchange, rules, now_s)
             if exchange.revoked is None and exchange.until is not None and now_s >= exchange.until:
@@ -99,7 +100,7 @@ class Reauthorization:
 
     def _cut(self, exchange: WatchedExchange, mono_s: float) -> None:
         """Cuts off a stream at once, and so a call of a disabled principal or tool. With `streams.revoked_calls:
-        finish` any other call has `revoked_grace_s` seconds to finish."""
+        finish` any other call has REVOKED_GRACE_S to finish."""
         reason = exchange.revoked
         if reason is None:
             exchange.revoked_s = None
@@ -108,7 +109,7 @@ class Reauthorization:
             exchange.revoked_s = mono_s
         bounds = self.live.current.settings.streams
         waits = not exchange.endless and reason not in (Reason.PRINCIPAL_DISABLED, Reason.TOOL_DISABLED)
-        if waits and bounds.revoked_calls == "finish" and mono_s - exchange.revoked_s < bounds.revoked_grace_s:
+        if waits and bounds.revoked_calls == "finish" and mono_s - exchange.revoked_s < REVOKED_GRACE_S:
             return
         exchange.cut_off(reason)
 

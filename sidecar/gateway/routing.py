@@ -290,13 +290,13 @@ def _accepts(lines: tuple[str, ...], needed: tuple[str, ...]) -> bool:
 
 
 BODY_PATIENCE_S = 5.0  # before the minimum rate of a body applies
+BODY_RATE_BYTES_S = 512
 
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
     max_body_bytes: int = 2**20
     body_timeout_s: float = 30.0
-    body_rate_bytes_s: int = 512
     max_response_bytes: int = 10 * 2**20
 
 
@@ -348,11 +348,11 @@ async def _whole(request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[i
 
 async def _rest(content: StreamReader, bounds: BodyBounds, grow: Callable[[int], None]) -> bytes:
     body, begun_s = bytearray(), asyncio.get_running_loop().time()
-    end_s, rate = begun_s + bounds.body_timeout_s, bounds.body_rate_bytes_s
+    end_s = begun_s + bounds.body_timeout_s
     async with asyncio.timeout_at(end_s) as deadline:
         while True:
-            if rate:  # bytes received so far extend the time for the rest (threats D1)
-                deadline.reschedule(min(end_s, begun_s + BODY_PATIENCE_S + len(body) / rate))
+            # bytes received so far extend the time for the rest (threats D1)
+            deadline.reschedule(min(end_s, begun_s + BODY_PATIENCE_S + len(body) / BODY_RATE_BYTES_S))
             if not (chunk := await content.readany()):
                 return bytes(body)
             body += chunk

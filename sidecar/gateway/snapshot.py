@@ -371,9 +371,7 @@ def snapshot_from(
         agents=agents,
         base_url=base_url,
         manner=DenyManner(answers.deny_style, answers.disclosure),
-        bounds=BodyBounds(
-            server.max_body_bytes, server.body_timeout_s, server.body_rate_bytes_s, server.max_response_bytes
-        ),
+        bounds=BodyBounds(server.max_body_bytes, server.body_timeout_s, server.max_response_bytes),
         audiences=audiences,
         limit_labels=(
             SESSION_CALLS,

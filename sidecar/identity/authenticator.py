@@ -39,7 +39,7 @@ from sidecar.identity.from_settings import aliases_in, api_keys_from, certificat
 from sidecar.identity.issuers import TrustedIssuer, check_issuers
 from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
 from sidecar.identity.jwt import DEFAULT_BOUNDS, UNBOUND, TokenBinding, TokenBounds, Verifier
-from sidecar.identity.key_proofs import MAX_AGE_S, KeyProofs, Share, unproven
+from sidecar.identity.key_proofs import KeyProofs, Share, unproven
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.sidecar_file import Settings
 from sidecar.vocabulary import ANONYMOUS, SCHEDULE, Caller, Credential, Principal
@@ -95,7 +95,6 @@ class Identity:
         mono: Callable[[], float] = time.monotonic,
         bounds: TokenBounds = DEFAULT_BOUNDS,
         max_remembered: int = MAX_REMEMBERED,
-        max_proof_age_s: float = MAX_AGE_S,
     ) -> None:
         known = tuple(issuers)
         self._naming = check_issuers(known)
@@ -106,7 +105,7 @@ class Identity:
         self._certificates = certificates
         self.gates, self._aliases, self._schedules = gates, tuple(aliases), schedules
         self.added_schedules: dict[str, str] = {}
-        self._proofs = KeyProofs(clock, bounds.leeway_s, max_proof_age_s)
+        self._proofs = KeyProofs(clock, bounds.leeway_s)
         self._bounds, self._clock = bounds, clock
         self._remembered: OrderedDict[tuple[bytes, str], Remembered] = OrderedDict()
         self._max_remembered = max_remembered
@@ -135,7 +134,6 @@ class Identity:
             clock=clock,
             mono=mono,
             bounds=TokenBounds(identity.leeway_s, identity.max_token_lifetime_s),
-            max_proof_age_s=identity.max_proof_age_s,
         )
 
     async def start(self, older: Identity | None = None) -> None:

@@ -67,11 +67,11 @@ class SeenProofs:
 
 
 class KeyProofs:
-    """Verifies proofs. `leeway_s` is the allowed clock difference, `max_age_s` the maximum age of a proof."""
+    """Verifies proofs, which are at most MAX_AGE_S old. `leeway_s` is the allowed clock difference."""
 
-    def __init__(self, clock: Callable[[], float], leeway_s: float, max_age_s: float) -> None:
+    def __init__(self, clock: Callable[[], float], leeway_s: float) -> None:
         self.seen = SeenProofs(clock)
-        self._clock, self._leeway_s, self._max_age_s = clock, leeway_s, max_age_s
+        self._clock, self._leeway_s = clock, leeway_s
 
     async def check(self, presented: Presented, token: str, key: str, owner: str) -> None:
         """Raises Refusal unless the request has a proof for this token by the key with this thumbprint; `owner` is the
@@ -89,11 +89,11 @@ class KeyProofs:
         if not _same(claims.get("ath"), base64url.encode(sha256(token.encode()).digest())):
             raise _bad("the proof is for another token", CredentialFault.PROOF)
         issued_at, now = claims["iat"], self._clock()
-        if not now - self._max_age_s - self._leeway_s <= issued_at <= now + self._leeway_s:
+        if not now - MAX_AGE_S - self._leeway_s <= issued_at <= now + self._leeway_s:
             fault = CredentialFault.EXPIRED if issued_at < now else CredentialFault.NOT_YET_VALID
             raise _bad("the proof is too old, or from the future", fault)
         # Until the last moment at which it could be replayed, by any clock within the leeway.
-        for_s = self._max_age_s + 2 * self._leeway_s
+        for_s = MAX_AGE_S + 2 * self._leeway_s
         if not await self.seen.is_first(sha256(f"{key} {claims['jti']}".encode()).hexdigest(), for_s, owner):
             raise _bad("the proof was used before", CredentialFault.REPLAYED)
 

@@ -66,6 +66,7 @@ _PLACES: Final[tuple[tuple[str, str, str], ...]] = (
 _OPTION: Final = re.compile(r"-{1,2}[^-=\s][^=\s]*")
 _MAX_PATTERN_BYTES: Final = 2**20  # size of the compiled expression
 MAX_READ_ONLY: Final = 4  # the default: programs cost far more than requests
+MAX_BACKOFF_S: Final = 60.0  # the longest rest between two tries of a run
 
 
 def _template(text: str) -> str:
@@ -161,8 +162,6 @@ class Retries(Section):
     """How many more tries there are."""
     backoff_s: Seconds = 1.0
     """The rest before the first of them, twice as long before each further one, give or take a fifth."""
-    max_backoff_s: Seconds = 60.0
-    """The longest rest."""
     exit_codes: Many[Annotated[int, Field(ge=1, le=255)]] = ()
     """Exit codes that mean "try again", such as 75 (EX_TEMPFAIL)."""
     retry_read_write: bool = False
@@ -343,7 +342,7 @@ class CliAgent(Section):
     def longest_s(self) -> float:
         """The longest time of a call in seconds, including its waiting and all tries."""
         retries = self.retries
-        rests = sum(min(retries.backoff_s * 2.0**n, retries.max_backoff_s) for n in range(self.tries - 1))
+        rests = sum(min(retries.backoff_s * 2.0**n, MAX_BACKOFF_S) for n in range(self.tries - 1))
         return self.queue_timeout + self.tries * (self.timeout + 10.0) + 1.2 * rests
 
     def _faults(self) -> Iterator[Finding]:

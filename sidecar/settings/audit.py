@@ -57,8 +57,6 @@ class OtlpSink(Section):
     """Headers, and the file with the value of each; over https, or on this machine."""
     ca_path: PathField | None = None
     """The authorities that sign its certificate; without it, those of the machine."""
-    compression: Literal["gzip", "none"] = "gzip"
-    """How what is sent is packed."""
 
     def _faults(self) -> Iterator[Finding]:
         parts = urlsplit(self.url)
@@ -78,8 +76,6 @@ class CheckpointSettings(Section):
 
     every_s: Seconds = 300.0
     """After so long, if something was recorded."""
-    every_records: Count = 10_000
-    """After so many records."""
     to: Many[Literal["stdout", "store"]] = ()
     """Where they are published besides: standard output, the store: out of reach of the log's own host."""
     known_path: PathField | None = None

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from sidecar.settings.addresses import is_host_name
-from sidecar.settings.field_types import Bytes, Count, Many, PathField, Seconds, Section
+from sidecar.settings.field_types import Bytes, Many, PathField, Seconds, Section
 from sidecar.settings.validation_errors import reject
 
 Network = IPv4Network | IPv6Network
@@ -109,23 +109,3 @@ class CallbackSettings(Section):
     """How long one attempt may take, from looking the name up to the answer's status."""
     max_body: Bytes = 1024 * 1024
     """The largest callback that is taken."""
-    per_target_per_minute: Count = 600
-    """Attempts at one host and port, those of all callers together."""
-    max_attempts: Count = 12
-    """Attempts at one callback, until it is given up."""
-    max_age_s: Seconds = 86_400.0
-    """How old a callback may become, until it is given up."""
-    first_retry_s: Seconds = 5.0
-    """The wait after the first failed attempt; each further one is twice as long, and shortened at random."""
-    max_retry_s: Seconds = 3_600.0
-    """The longest wait between two attempts."""
-    max_waiting: Count = 10_000
-    """Callbacks that wait, of all callers together; beyond, no new one is taken."""
-    max_waiting_size: Bytes = 256 * 1024 * 1024
-    """What all of them may hold."""
-    max_waiting_per_principal: Count = 1_000
-    """Callbacks that wait, of one chain."""
-    max_configs: Count = 100_000
-    """Push configurations of tasks, of all callers together; beyond, no new one is taken."""
-    max_configs_per_principal: Count = 1_000
-    """Push configurations of one chain."""

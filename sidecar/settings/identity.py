@@ -25,7 +25,6 @@ from sidecar.settings.field_types import (
 )
 from sidecar.settings.validation_errors import Finding, reject, reject_any
 
-MAX_PROOF_AGE_S = 600  # proofs are remembered for this long
 MAX_LEEWAY_S = 60  # more than a minute is no clock skew
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -318,8 +317,6 @@ class IdentitySettings(Section):
     """By how much clocks may differ."""
     max_token_lifetime_s: Seconds = 86400.0
     """A token that lives longer (exp - iat) is refused."""
-    max_proof_age_s: Annotated[Seconds, Field(le=MAX_PROOF_AGE_S)] = 60.0
-    """How old the DPoP proof of a bound token may be."""
 
     def _faults(self) -> Iterator[Finding]:
         """Check that no issuer can mint names of another (CONTRACT 1.1)."""

@@ -45,9 +45,6 @@ class TlsFiles(Section):
             yield Finding("no certificate could be good enough", "S124", hint, ("client_certificate",))
 
 
-Rate = Annotated[int, Field(ge=0, le=2**20)]
-
-
 Tls = Annotated[
     Annotated[TlsFiles, Tag("<files>")] | Annotated[Literal["external"], Tag("<external>")],
     Discriminator(lambda value: "<external>" if isinstance(value, str) else "<files>"),
@@ -87,16 +84,11 @@ class ServerSettings(Section):
     """How long a caller may take to send a request's body."""
     keepalive_timeout_s: Seconds = 75.0
     """How long an idle connection is kept."""
-    body_rate_bytes_s: Rate = 512
-    """How many bytes a second of a body must come, once it had 5 seconds. 0: as slowly as `body_timeout_s` allows."""
     max_connections: Count = 1024
     """Open connections at once. When all are taken, a new one replaces an idle one of the address with most."""
     max_connections_per_peer: Count | None = None
     """Open connections of one address at once, or of one /64 of IPv6. By default three quarters of `max_connections`
     for a listener beyond loopback, unless `tls` is external: then it is the proxy in front that has them all."""
-    max_unread_bytes: Bytes = 128 * 2**20
-    """How much of answers may wait for callers who read slowly, of one listener. Beyond it, who takes least is hung up
-    on."""
     max_lag_s: Seconds = 0.25
     """How late the event loop may be, a second on end, before a share of new calls is refused as `overloaded`."""
     shutdown_grace_s: Seconds = 30.0
@@ -211,12 +203,8 @@ class StreamSettings(Section):
     """Such streams of all together; `server.max_connections` bounds them too."""
     keep_alive_s: Seconds = 15.0
     """How long such a stream may be silent before its reader is sent a comment."""
-    review_s: Seconds = 30.0
-    """How often what is open is judged again though nothing changed: conditions read `now`."""
     revoked_calls: Literal["finish", "cancel"] = "finish"
     """What becomes of a call that is under way when its permission ends. The kill switch cancels it always."""
-    revoked_grace_s: Seconds = 10.0
-    """How long such a call may take to finish, before it is cancelled all the same."""
 
 
 class TaskSettings(Section):
@@ -235,12 +223,8 @@ class TaskSettings(Section):
     is created."""
     follow_s: Seconds = 86_400.0
     """How long a task of the task API may take at most; then it is cancelled at its agent, and has failed."""
-    away_s: Seconds = 300.0
-    """How long an agent may not answer for a task of the task API, until the task has failed."""
     ask_every_s: Seconds = 10.0
     """How often an agent is asked how such a task stands, when nothing became of it for a while."""
-    max_result: Bytes = 1024 * 1024
-    """The largest result of such a task that is kept; one with a larger one has failed."""
 
 
 class RefusalSettings(Section):

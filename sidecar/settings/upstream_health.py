@@ -23,5 +23,3 @@ class ProbeSettings(Section):
     """Whether it is asked at all; without probes only calls show how it is."""
     every_s: Seconds = 30.0
     """How often, give or take a fifth."""
-    timeout_s: Seconds | None = None
-    """How long a probe waits. By default, and at most, as long as a call; one that gave up sooner opens no breaker."""

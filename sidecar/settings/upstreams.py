@@ -67,8 +67,6 @@ class McpUpstream(Section):
     """Whether each progress notification of a call gives it `timeout_s` from then on, up to `total_timeout_s`."""
     total_timeout_s: Seconds = 600.0
     """How long a call may take in all where progress extends its time."""
-    connect_timeout_s: Seconds = 5.0
-    """How long a connection may take to open."""
     max_connections: Count = 100
     """Connections at once; further calls wait for one within their own time."""
     max_calls_per_caller: Count | None = None
@@ -105,7 +103,7 @@ class McpUpstream(Section):
 _OF_PROGRAMS = frozenset(
     {"args", "env", "env_path", "cwd", "shared", "idle_s", "max_programs", "max_programs_per_caller"}
 )
-_OF_ADDRESSES = frozenset({"transport", "headers", "connect_timeout_s", "max_connections"})
+_OF_ADDRESSES = frozenset({"transport", "headers", "max_connections"})
 
 
 class A2aUpstream(AgentOffer):
@@ -125,8 +123,6 @@ class A2aUpstream(AgentOffer):
     """What every request of ours says beside. A secret is a `credential`."""
     timeout_s: Seconds = 60.0
     """How long a call may take in all, and a stream may be silent; budgets may make it shorter."""
-    connect_timeout_s: Seconds = 5.0
-    """How long a connection may take to open."""
     max_connections: Count = 100
     """Connections at once; further calls wait for one within their own time. Streams have others."""
     max_calls_per_caller: Count | None = None

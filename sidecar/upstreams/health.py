@@ -113,10 +113,9 @@ class HealthProbes:
 
     async def _look(self, plan: _Plan) -> None:
         patient = plan.patient
-        within_s = min(patient.probe.timeout_s or patient.timeout_s, patient.timeout_s)
         refused = True
         try:
-            await patient.asked.probe(within_s)
+            await patient.asked.probe(patient.timeout_s)
             refused = False
         except Refusal as refusal:
             if refusal.reason is Reason.UPSTREAM_OPEN:

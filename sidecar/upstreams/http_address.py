@@ -31,6 +31,7 @@ from sidecar.http.client import (
 from sidecar.upstreams.credentials import NO_CREDENTIAL, CredentialSource, Header
 from sidecar.vocabulary import Caller
 
+CONNECT_S = 5.0
 # Streams that stay open have connections of their own: callers that listen never delay another's call (threats D3).
 # `settings.streams` bounds them where they are opened; this is a last bound.
 MAX_STREAMS: Final = 65_536
@@ -45,7 +46,6 @@ class HttpAddress:
         *,
         credential: CredentialSource = NO_CREDENTIAL,
         headers: Sequence[Header] = (),
-        connect_timeout_s: float = 5.0,
         max_connections: int = 100,
     ) -> None:
         """Raises ValueError for an invalid URL."""
@@ -53,10 +53,8 @@ class HttpAddress:
         self.origin = parse_origin(url)
         self.credential = credential
         self._headers = headers
-        self._calls = HttpClient(self.origin, connect_timeout_s=connect_timeout_s, max_connections=max_connections)
-        self._streams = HttpClient(
-            self.origin, connect_timeout_s=connect_timeout_s, max_idle=0, max_connections=MAX_STREAMS
-        )
+        self._calls = HttpClient(self.origin, connect_timeout_s=CONNECT_S, max_connections=max_connections)
+        self._streams = HttpClient(self.origin, connect_timeout_s=CONNECT_S, max_idle=0, max_connections=MAX_STREAMS)
 
     @property
     def open_connections(self) -> int:

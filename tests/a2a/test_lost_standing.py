@@ -6,13 +6,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
+from sidecar.tasks.webhooks import outbox
 from tests.a2a.test_pushing import DONE, SENT, Receiver, push, receiving
 from tests.a2a.world import ALICE, CALLED_BACK, RULES, AgentWorld, agent_world, ask
 from tests.flow.world import PATIENCE_S, listening, until
 
-PATIENT = CALLED_BACK.replace("}", ", first_retry_s: 100ms}")
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "FIRST_RETRY_S", 0.1)
 
 
 class Busy(Receiver):
@@ -38,7 +43,7 @@ async def withheld(world: AgentWorld) -> dict[str, Any]:
 
 async def test_the_kill_switch_stops_what_waits_and_what_is_pushed(tmp_path: Path) -> None:
     busy = Busy()
-    async with listening(busy.handle) as base, agent_world(tmp_path, settings=PATIENT) as world:
+    async with listening(busy.handle) as base, agent_world(tmp_path, settings=CALLED_BACK) as world:
         await ask(world, "1.0", "jsonrpc", "message/send", SENT)
         await ask(world, "1.0", "jsonrpc", "push/set", {"taskId": "t1", "id": "p1", "url": f"{base}/hook"})
         (told,) = world.agent.configs
@@ -55,7 +60,7 @@ async def test_the_kill_switch_stops_what_waits_and_what_is_pushed(tmp_path: Pat
 
 async def test_a_disabled_agent_says_nothing_also_not_of_the_end_of_a_task(tmp_path: Path) -> None:
     busy = Busy()
-    async with listening(busy.handle) as base, agent_world(tmp_path, settings=PATIENT) as world:
+    async with listening(busy.handle) as base, agent_world(tmp_path, settings=CALLED_BACK) as world:
         order = {"target_agent_id": "researcher", "task_type": "search", "input": {}, "callback_url": f"{base}/hook"}
         async with world.http.post(f"{world.url}/a2a/tasks", json=order, headers=ALICE) as response:
             assert response.status == 201

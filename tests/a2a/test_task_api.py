@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from sidecar.storage import RecordShare
-from sidecar.tasks.api import task_runner
+from sidecar.tasks.api import task_lifecycle, task_runner
+from sidecar.tasks.webhooks import outbox
 from tests.a2a.world import (
     ALICE,
     BOB,
@@ -34,9 +35,7 @@ from tests.valkey import LosingProxy, running_valkey
 ORDER = {"target_agent_id": "researcher", "task_type": "search", "input": {"topic": "tides"}}
 OURS, SEEDS = "/a2a/tasks", "/api/nhi/a2a/tasks"
 QUICK = "tasks: {ask_every_s: 0.05}\n"
-CALLED_BACK = (
-    QUICK + 'callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: ["127.0.0.0/8"], first_retry_s: 0.05}\n'
-)
+CALLED_BACK = QUICK + 'callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: ["127.0.0.0/8"]}\n'
 AGENT_ID = "0b5f0d0e-6d5b-4a51-9a3e-3a8d1f5c9b11"
 NOBODY = "01939393-0000-7000-8000-000000000000"
 WORKING, DONE = "TASK_STATE_WORKING", "TASK_STATE_COMPLETED"
@@ -137,9 +136,10 @@ ENDS: list[tuple[ScriptedAgent, str | None, str | None]] = [
 
 @pytest.mark.parametrize(("agent", "code", "told"), ENDS)
 async def test_how_a_task_ends_at_its_agent_is_told_and_it_is_not_sent_again(
-    tmp_path: Path, agent: ScriptedAgent, code: str | None, told: str | None
+    tmp_path: Path, agent: ScriptedAgent, code: str | None, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with agent_world(tmp_path, agent, settings="tasks: {ask_every_s: 0.05, max_result: 1024}\n") as world:
+    monkeypatch.setattr(task_lifecycle, "MAX_RESULT_BYTES", 1024)
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
         found = await ended(world, await create(world))
         assert (found["state"], found["error_code"]) == ("failed" if code else "completed", code)
         assert told in (None, found["error_message"]) and found["started_at"]
@@ -407,10 +407,13 @@ async def test_an_agent_that_tells_of_another_task_is_not_believed(tmp_path: Pat
         assert (found["state"], found["result"]) == ("failed", None)
 
 
-async def test_an_agent_that_is_away_may_come_back_but_not_for_ever(tmp_path: Path) -> None:
+async def test_an_agent_that_is_away_may_come_back_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_lifecycle, "AWAY_S", 1.0)
     agent = busy(WORKING)
     here, away = agent.script["GetTask"], lambda *_: No({"code": -32603, "message": "?"})
-    async with agent_world(tmp_path, agent, settings="tasks: {ask_every_s: 0.05, away_s: 1}\n") as world:
+    async with agent_world(tmp_path, agent, settings=QUICK) as world:
         task_id = await create(world)
         await ended(world, task_id, until="running")
         for answer in (away, here):
@@ -445,7 +448,10 @@ class Receiver:
 
 
 @pytest.mark.parametrize("ends", ["completed", "failed", "cancelled"])
-async def test_who_asked_to_be_called_back_hears_of_the_end_signed_and_at_least_once(tmp_path: Path, ends: str) -> None:
+async def test_who_asked_to_be_called_back_hears_of_the_end_signed_and_at_least_once(
+    tmp_path: Path, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "FIRST_RETRY_S", 0.05)
     receiver = Receiver(refuses=1)
     agent = busy({"completed": DONE, "failed": "TASK_STATE_FAILED", "cancelled": WORKING}[ends])
     async with listening(receiver.handle) as hook, agent_world(tmp_path, agent, settings=CALLED_BACK) as world:
@@ -461,7 +467,7 @@ async def test_who_asked_to_be_called_back_hears_of_the_end_signed_and_at_least_
 
 async def test_an_end_whose_result_is_no_callback_is_told_without(tmp_path: Path) -> None:
     receiver = Receiver()
-    settings = CALLED_BACK.replace("first_retry_s", "max_body: 1024, first_retry_s")
+    settings = CALLED_BACK.replace("allow:", "max_body: 1024, allow:")
     agent = saying(SendMessage={"task": {**task(), **LONG}})
     async with listening(receiver.handle) as hook, agent_world(tmp_path, agent, settings=settings) as world:
         found = await ended(world, await create(world, callback_url=hook))

@@ -234,17 +234,6 @@ async def test_a_slow_server_is_not_ill_and_a_fast_one_neither(tmp_path: Path) -
         assert known.standing.status == "ready"
 
 
-async def test_a_probe_with_less_patience_than_a_call_degrades_and_opens_nothing(tmp_path: Path) -> None:
-    upstream = Upstream()
-    hasty = "breaker: {failures: 1}, probe: {every_s: 0.1, timeout_s: 0.1}"
-    async with world(tmp_path, upstream=upstream, upstream_settings=hasty) as running:
-        await until(lambda: account(running).standing.status == "ready")
-        upstream.script = {"server/discover": hang}
-        await until(lambda: account(running).standing.status == "degraded")
-        assert account(running).breaker.state is BreakerState.CLOSED
-        assert (await running.call("search_code", GOOD))[0] == 200
-
-
 async def test_a_session_that_the_server_forgot_is_begun_anew_by_the_probe(tmp_path: Path) -> None:
     """BL-086."""
     upstream = Upstream(script={"server/discover": status(400)})

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from sidecar.http.client import parse_origin
+from sidecar.tasks.webhooks import outbox
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 from tests.flow.world import PATIENCE_S, World, until, world
 from tests.unit.http.client.hostile import Hostile, response, say, serving
@@ -15,7 +18,7 @@ TAKEN, BROKEN = response(b"", status="204 No Content", framing=""), response(b""
 
 
 def settings(receiver: Hostile) -> str:
-    rules = "schemes: [http], networks: [127.0.0.0/8], first_retry_s: 600ms"
+    rules = "schemes: [http], networks: [127.0.0.0/8]"
     return f'callbacks: {{allow: ["127.0.0.1:{receiver.port}"], {rules}}}\n'
 
 
@@ -25,7 +28,10 @@ async def counted(running: World, result: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_waits_when_it_stops_is_sent_by_the_next_run(tmp_path: Path) -> None:
+async def test_what_waits_when_it_stops_is_sent_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "FIRST_RETRY_S", 0.6)
     async with serving(in_turn(BROKEN, TAKEN)) as receiver:
         async with world(tmp_path, settings=settings(receiver)) as running:
             sent = await running.app.callbacks.outbox.put("task", "ref", for_("alice"), receiver.url, (), b"{}")
@@ -40,7 +46,10 @@ async def test_what_waits_when_it_stops_is_sent_by_the_next_run(tmp_path: Path) 
             assert header(request, "webhook-id") == sent
 
 
-async def test_a_reload_that_narrows_the_list_holds_for_what_waits_already(tmp_path: Path) -> None:
+async def test_a_reload_that_narrows_the_list_holds_for_what_waits_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "FIRST_RETRY_S", 0.6)
     async with serving(say(BROKEN)) as receiver, world(tmp_path, settings=settings(receiver)) as running:
         await running.app.callbacks.outbox.put("task", "ref", for_("alice"), receiver.url, (), b"{}")
         await until(lambda: len(receiver.requests) >= 1)

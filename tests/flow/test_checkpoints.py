@@ -15,6 +15,7 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
+from sidecar.app import control_records
 from sidecar.audit.checkpoint_publisher import KEY
 from sidecar.audit.segments import given
 from sidecar.cli.audit import audit as command
@@ -29,11 +30,11 @@ def verify(folder: Path, *more: object) -> Result:
     return CliRunner().invoke(command, list(map(str, arguments)))
 
 
-async def test_what_the_store_heard_no_log_can_take_back(tmp_path: Path) -> None:
+async def test_what_the_store_heard_no_log_can_take_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_records, "CHECKPOINT_RECORDS", 5)
     with running_valkey() as valkey:
         settings = (
-            f'store: {{url: "{valkey.url}"}}\n'
-            "audit: {checkpoints: {every_records: 5, to: [store]}, rotate: {max_bytes: 8KiB}}\n"
+            f'store: {{url: "{valkey.url}"}}\naudit: {{checkpoints: {{to: [store]}}, rotate: {{max_bytes: 8KiB}}}}\n'
         )
         async with world(tmp_path, rules=RULES, settings=settings) as running:
             for _ in range(10):

@@ -222,8 +222,8 @@ def test_how_many_connections_one_address_may_have(section: dict[str, Any], per_
 
 async def test_a_body_must_come_at_its_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "BODY_PATIENCE_S", 0.3)
-    settings = 'server: {listen: "127.0.0.1:0", body_rate_bytes_s: 1000}\n'
-    async with world(tmp_path, settings=settings) as running:
+    monkeypatch.setattr(routing, "BODY_RATE_BYTES_S", 1000)
+    async with world(tmp_path) as running:
         slow, steady = await asyncio.gather(sent_in_pieces(running, 20), sent_in_pieces(running, 120))
         assert statuses(slow) == [400] and "did not arrive in time" in answer_in(slow)["error"]["message"]
         assert statuses(steady) == [200]

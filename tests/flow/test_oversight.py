@@ -11,6 +11,7 @@ from aiohttp import web
 
 import sidecar.gateway.forwarder
 from sidecar.errors import Reason, Refusal
+from sidecar.gateway import reauthorization
 from sidecar.http.server.stream_limits import MAX_RETRY_S, MIN_RETRY_S, StreamLimits
 from sidecar.settings.server import StreamSettings
 from sidecar.vocabulary import Caller, Principal
@@ -37,8 +38,11 @@ def listening() -> Upstream:
     return Upstream(script={"GET": Emitter().listen, "DELETE": gone})
 
 
-async def test_a_condition_that_reads_the_time_is_asked_again_and_again(tmp_path: Path) -> None:
-    begun, bounds = asyncio.Event(), settings(review_s=0.2, revoked_calls="cancel")
+async def test_a_condition_that_reads_the_time_is_asked_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reauthorization, "REVIEW_S", 0.2)
+    begun, bounds = asyncio.Event(), settings(revoked_calls="cancel")
     upstream = slow(asyncio.Event(), begun)
     async with world(tmp_path, rules=HOUR, upstream=upstream, settings=bounds) as running:
         calling = asyncio.create_task(running.call("search_code", GOOD))
@@ -105,17 +109,18 @@ def slow(answered: asyncio.Event, begun: asyncio.Event) -> Upstream:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "change", "reason"),
+    ("bounds", "grace_s", "change", "reason"),
     [
-        ({"revoked_calls": "finish", "revoked_grace_s": 30}, "rules", ""),
-        ({"revoked_calls": "finish", "revoked_grace_s": 0.2}, "rules", "no-matching-rule"),
-        ({"revoked_calls": "cancel"}, "rules", "no-matching-rule"),
-        ({"revoked_calls": "finish", "revoked_grace_s": 30}, "kill switch", "principal-disabled"),
+        ({"revoked_calls": "finish"}, 30, "rules", ""),
+        ({"revoked_calls": "finish"}, 0.2, "rules", "no-matching-rule"),
+        ({"revoked_calls": "cancel"}, 30, "rules", "no-matching-rule"),
+        ({"revoked_calls": "finish"}, 30, "kill switch", "principal-disabled"),
     ],
 )
 async def test_a_call_under_way_when_its_permission_ends(
-    tmp_path: Path, bounds: dict[str, object], change: str, reason: str
+    tmp_path: Path, bounds: dict[str, str], grace_s: float, change: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reauthorization, "REVOKED_GRACE_S", grace_s)
     answered, begun = asyncio.Event(), asyncio.Event()
     async with world(tmp_path, upstream=slow(answered, begun), settings=settings(**bounds)) as running:
         calling = asyncio.create_task(running.call("search_code", GOOD))

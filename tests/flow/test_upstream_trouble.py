@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.errors import SettingsError
+from sidecar.upstreams import http_address
 from tests.flow import scripts
 from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.haste import haste
@@ -182,8 +183,8 @@ async def test_two_minutes_of_progress_pass_as_they_come_up_to_the_deadline(
 ) -> None:
     """BL-038, NR-220, threats X7: for both eras; and progress moves the deadline where the settings say so alone."""
     upstream = Upstream(script={"tools/call": two_minutes})
-    mcp = f"{settings}, connect_timeout_s: 60"
-    async with world(tmp_path, upstream=upstream, mcp_settings=mcp) as running:
+    monkeypatch.setattr(http_address, "CONNECT_S", 60.0)
+    async with world(tmp_path, upstream=upstream, mcp_settings=settings) as running:
         talks = [Talk(running, era) for era in ERAS]
         for talk in talks:
             await talk.ask("tools/list")

@@ -53,6 +53,8 @@ SLOWER: Final = 1.5
 TELL_AGAIN_S: Final = 5.0
 AGAIN_S: Final = 0.25  # between two tries at a store that is out
 CANCEL_S: Final = 10.0  # the longest wait for an agent when a task is given up
+AWAY_S = 300.0  # how long an agent, or a store, may be unreachable until a task has failed
+MAX_RESULT_BYTES = 2**20  # a task with a larger result has failed
 MAX_MESSAGE_CHARS: Final = 2_000
 UNKNOWN_WHETHER_SENT: Final = "The sidecar stopped while the task was being sent; whether the agent has it is not known"
 _WRONG_REQUEST: Final = frozenset({-32602, -32005, -32600, -32700})
@@ -316,7 +318,7 @@ class TaskLifecycle:
     async def _complete(self, record: Task, result: Mapping[str, Any]) -> None:
         # The agent may have taken long, and the caller's permission may have ended meanwhile.
         self._check(self.means.live.current, sends(record.id, record.target, record.task_type, {}))
-        if len(orjson.dumps(result)) > self.means.rules.max_result:
+        if len(orjson.dumps(result)) > MAX_RESULT_BYTES:
             await self._end(record, TaskState.FAILED, "ExecutionFailed", "The agent's result is too large")
         else:
             await self._end(record, TaskState.COMPLETED, result=result)
@@ -343,7 +345,7 @@ class TaskLifecycle:
         now_s = self._now_s()
         if self._away_since_s is None:
             self._away_since_s = now_s
-        if now_s - self._away_since_s >= self.means.rules.away_s:
+        if now_s - self._away_since_s >= AWAY_S:
             await self._fail(refusal.answer.seed, self._told(refusal), refusal)
 
     def _told(self, refusal: Refusal) -> str:
@@ -460,7 +462,7 @@ class TaskLifecycle:
     async def _once_up(self, ask: Callable[[], Awaitable[T]], out: type[Refusal] = Refusal) -> T:
         """Asks a store, again while it is out, for as long as an agent may be unreachable. Raises Refusal."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + self.means.rules.away_s
+        until_s = loop.time() + AWAY_S
         while True:
             try:
                 return await ask()

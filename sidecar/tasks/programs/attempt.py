@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
 from sidecar.errors import Reason
-from sidecar.settings.agents import CliAgent, Resources
+from sidecar.settings.agents import MAX_BACKOFF_S, CliAgent, Resources
 from sidecar.tasks.programs.run_record import Category, Failure, Usage
 from sidecar.tasks.worker import backoff_s
 from sidecar.upstreams.processes import Exit, StartFailed, WaitLimit
@@ -199,7 +199,7 @@ def rest_s(agent: CliAgent, ended: AttemptEnd, tries: int, random: Callable[[], 
     may_pass = ended.failure is not None and ended.failure.category is Category.TRANSIENT
     if ended.timed_out or not may_pass or tries >= agent.tries:
         return None
-    return backoff_s(agent.retries.backoff_s, agent.retries.max_backoff_s, tries, SPREAD, random())
+    return backoff_s(agent.retries.backoff_s, MAX_BACKOFF_S, tries, SPREAD, random())
 
 
 FAILED: Final = "TASK_STATE_FAILED"

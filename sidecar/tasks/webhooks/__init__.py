@@ -87,7 +87,6 @@ def callbacks_from(
         is_anothers=is_anothers,
         shows=shows,
         base_url=base_url,
-        rules=lambda: now().callbacks,
         clock=time.time,
         new_secret=lambda: secrets.token_urlsafe(32),
         keep_s=lambda: now().tasks.keep_s,

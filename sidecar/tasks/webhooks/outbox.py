@@ -40,6 +40,11 @@ from sidecar.tasks.worker import STORE_REST_S, Worker, backoff_s, no_sweep
 from sidecar.vocabulary import Witness
 
 LOOK_AGAIN_S: Final = 30.0  # for deliveries left by another process, and for changes to the clock
+BOUNDS: Final = DeliveryBounds(per_owner=1_000, total=10_000, total_bytes=256 * 2**20)  # of deliveries that wait
+PER_TARGET_PER_MINUTE: Final = 600  # attempts at one host and port, those of all callers together
+MAX_ATTEMPTS: Final = 12
+MAX_AGE_S: Final = 86_400.0
+FIRST_RETRY_S, MAX_RETRY_S = 5.0, 3_600.0  # the delay doubles with each attempt
 SPREAD: Final = (0.5, 1.0)  # of a delay before a retry
 KNOWN_AT_ONCE: Final = 500
 MAX_RETRY_AFTER_S: Final = 86_400
@@ -94,12 +99,11 @@ class Outbox:
 
     async def put(self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes) -> str:
         """Queues a delivery; returns its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
-        rules, now_s = self.rules(), self.clock()
-        if len(body) > rules.max_body:
+        now_s = self.clock()
+        if len(body) > self.rules().max_body:
             raise Refusal(Reason.TOO_LARGE, "the callback is too large")
         callback = Delivery(self.new_id(), kind, ref, behalf.caller.binding, url, now_s, headers, body, behalf)
-        bounds = DeliveryBounds(rules.max_waiting_per_principal, rules.max_waiting, rules.max_waiting_size)
-        if not await self.store.put(callback, now_s, bounds):
+        if not await self.store.put(callback, now_s, BOUNDS):
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many callbacks wait")
         self._known(PendingDelivery(*callback[:6], 0, now_s))
         self._worker.wake()
@@ -137,7 +141,7 @@ class Outbox:
                 await self._read()
                 self._look_at = now_s + LOOK_AGAIN_S
         finally:
-            while (waiting := self._order.take(now_s, self.rules().per_target_per_minute)) is not None:
+            while (waiting := self._order.take(now_s, PER_TARGET_PER_MINUTE)) is not None:
                 self._worker.begin(waiting.id, waiting, partial(self._attempt, waiting))
 
     def _pause_s(self) -> float:
@@ -174,8 +178,9 @@ class Outbox:
 
     async def _sent(self, waiting: PendingDelivery) -> tuple[Happening, str, float | None]:
         """Sends it; returns the event, the reason, and the delay that the receiver asks for."""
-        rules, now_s = self.rules(), self.clock()
-        if now_s - waiting.created_at > rules.max_age_s:
+        now_s = self.clock()
+        failed = Happening.EXHAUSTED if waiting.attempts + 1 >= MAX_ATTEMPTS else Happening.FAILED
+        if now_s - waiting.created_at > MAX_AGE_S:
             return Happening.EXHAUSTED, "it has become too old", None
         try:
             callback = await self.store.get(waiting.id)
@@ -188,15 +193,15 @@ class Outbox:
         except (NotAllowed, InvalidRequest, ValueError) as refused:
             return Happening.REFUSED, refused.why if isinstance(refused, NotAllowed) else str(refused), None
         except SettingsError:
-            return self._failed(waiting, rules), "the key of callbacks cannot be used", None
+            return failed, "the key of callbacks cannot be used", None
         except EgressError as failure:
-            return self._failed(waiting, rules), str(failure), None
+            return failed, str(failure), None
         why = f"status {answer.status}"
         if 200 <= answer.status < 300:
             return Happening.ACCEPTED, why, None
         if answer.status == GONE:
             return Happening.UNWANTED, why, None
-        return self._failed(waiting, rules), why, _seconds(answer.retry_after)
+        return failed, why, _seconds(answer.retry_after)
 
     async def _withheld(self, callback: Delivery, reason: Reason) -> tuple[Happening, str, float | None]:
         """Records that it is withheld; until that succeeds, it waits and is not sent."""
@@ -211,17 +216,12 @@ class Outbox:
             raise _Held from None
         return Happening.WITHHELD, reason.value, None
 
-    @staticmethod
-    def _failed(waiting: PendingDelivery, rules: CallbackSettings) -> Happening:
-        return Happening.EXHAUSTED if waiting.attempts + 1 >= rules.max_attempts else Happening.FAILED
-
     async def _settle(
         self, waiting: PendingDelivery, happening: Happening, why: str, rest_s: float | None, duration_s: float
     ) -> None:
         if waiting.id not in self._order:  # dropped meanwhile
             return
-        rules = self.rules()
-        pause_s = backoff_s(rules.first_retry_s, rules.max_retry_s, waiting.attempts + 1, SPREAD, self.chance())
+        pause_s = backoff_s(FIRST_RETRY_S, MAX_RETRY_S, waiting.attempts + 1, SPREAD, self.chance())
         due_at = self.clock() + max(pause_s, rest_s or 0.0)
         state = self._order.move(waiting.id, happening, due_at)
         attempts = waiting.attempts + 1

@@ -126,7 +126,6 @@ def _wire(
         section.url,
         credential=credential,
         headers=headers,
-        connect_timeout_s=section.connect_timeout_s,
         max_connections=section.max_connections,
     )
     kind = JsonRpcAgent if section.spoken == "jsonrpc" else HttpJsonAgent

@@ -42,7 +42,6 @@ def upstream_from(
         mcp.url,
         credential=source_from(section.credential, mcp.url, signer),
         headers=tuple(mcp.headers.items()),
-        connect_timeout_s=mcp.connect_timeout_s,
         max_connections=mcp.max_connections,
     )
     http = HttpUpstream(name, address, timeout_s=mcp.timeout_s, max_response_bytes=max_response_bytes)

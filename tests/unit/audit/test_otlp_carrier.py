@@ -74,9 +74,7 @@ def test_a_log_is_the_very_line_and_what_one_searches_by(receiver: Receiver) -> 
     ((resource,),) = [each.resource.attributes for each in receiver.requests[0].resource_logs]
     assert (resource.key, resource.value.string_value) == ("service.name", "sidecar")
     assert receiver.headers[0]["Authorization"] == "Bearer of-theirs"
-    carried(receiver.url, compress=False)
-    assert receiver.headers[0]["Content-Encoding"] == "gzip" and "Content-Encoding" not in receiver.headers[1]
-    assert len(receiver.lines) == 3
+    assert receiver.headers[0]["Content-Encoding"] == "gzip"
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])

@@ -83,7 +83,7 @@ async def upstream_of(
     server: Old, *, timeout_s: float = 2.0, max_message_bytes: int = 2**20, credential: CredentialSource = NO_CREDENTIAL
 ) -> AsyncIterator[SseUpstream]:
     """What speaks with it. Afterwards no connection is left."""
-    address = HttpAddress(server.server.url, credential=credential, connect_timeout_s=1.0, max_connections=10)
+    address = HttpAddress(server.server.url, credential=credential, max_connections=10)
     upstream = SseUpstream("old", address, timeout_s=timeout_s, max_response_bytes=max_message_bytes)
     try:
         yield upstream

@@ -31,13 +31,13 @@ from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import GET, PUSH_DELETE, PUSH_GET, PUSH_LIST, PUSH_SET, STREAM, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.v03 import JSON_FORM
-from sidecar.settings.callbacks import CallbackSettings
 from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordStore, RecordStoreOut, UnreadableRecord
 from sidecar.storage.deliveries import Headers, Kind, OnBehalfOf
 from sidecar.storage.push_configs import PushRecord
 from sidecar.vocabulary import Caller
 
 PATH: Final = "/a2a/push/"
+BOUNDS = RecordBounds(per_owner=1_000, total=100_000)
 MAX_SECRET_CHARS: Final = 4096
 HANDLE_CHARS: Final = 43  # 256 bits in base64url
 CHANGED_TIMES: Final = 20  # while other calls change the same configuration
@@ -90,7 +90,6 @@ class PushConfigs:
     is_anothers: IsAnothers
     shows: Shows
     base_url: Callable[[], str]
-    rules: Callable[[], CallbackSettings]
     clock: Callable[[], float]
     new_secret: Callable[[], str]
     keep_s: Callable[[], float]
@@ -106,13 +105,12 @@ class PushConfigs:
         credentials = authentication.get("credentials", "")
         _check_headers(token, scheme, credentials)
         await self.check(config.get("url", ""), behalf.caller.binding)
-        (caller, server, skill), now_s, rules = behalf, self.clock(), self.rules()
+        (caller, server, skill), now_s = behalf, self.clock()
         record = PushRecord(
             self.new_secret(), caller.binding, server, task_id, config.get("id", ""), version, config["url"], token,
             scheme, credentials, self.new_secret(), now_s, now_s + self.keep_s(), skill, caller,
         )  # fmt: skip
-        bounds = RecordBounds(rules.max_configs_per_principal, rules.max_configs)
-        if await self.store.add(record, "", 0.0, bounds) is not AddedRecord.KEPT:
+        if await self.store.add(record, "", 0.0, BOUNDS) is not AddedRecord.KEPT:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many push configurations")
         told = {name: value for name, value in config.items() if name in ("tenant", "id", "taskId")}
         ours = {"url": f"{self.base_url()}{PATH}{record.handle}", "token": record.secret}
@@ -202,7 +200,7 @@ class PushConfigs:
 
     async def _of(self, owner: str, server: str, task_id: str) -> list[PushRecord]:
         """Returns the unexpired configurations of one task."""
-        mine, _ = await self.store.page(owner, RecordPage((server,), limit=self.rules().max_configs_per_principal))
+        mine, _ = await self.store.page(owner, RecordPage((server,), limit=BOUNDS.per_owner))
         now_s = self.clock()
         return [one for one in mine if (one.owner, one.task_id) == (owner, task_id) and one.expires_at > now_s]
 

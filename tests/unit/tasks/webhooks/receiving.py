@@ -25,8 +25,7 @@ from tests.unit.http.client.hostile import Conversation, Script
 
 KEY = CallbackKey(b"k" * 32)
 HERE: dict[str, Any] = {
-    "allow": ["*:*"], "schemes": ["http"], "networks": ["127.0.0.0/8"], "first_retry_s": 0.01, "max_retry_s": 0.05,
-    "timeout_s": 2.0,
+    "allow": ["*:*"], "schemes": ["http"], "networks": ["127.0.0.0/8"], "timeout_s": 2.0,
 }  # fmt: skip
 
 

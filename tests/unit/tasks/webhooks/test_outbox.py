@@ -22,7 +22,8 @@ from sidecar.cli import main
 from sidecar.errors import Reason, SettingsError
 from sidecar.http.client import parse_origin
 from sidecar.storage import SqliteFile
-from sidecar.storage.deliveries import DeliveryOutcome, DeliveryStore
+from sidecar.storage.deliveries import DeliveryBounds, DeliveryOutcome, DeliveryStore
+from sidecar.tasks.webhooks import outbox as outbox_module
 from sidecar.tasks.webhooks.outbox import Outbox
 from sidecar.tasks.webhooks.signature import CallbackKey, load_or_make_callback_key
 from tests.flow.world import PATIENCE_S
@@ -49,9 +50,9 @@ STUBBORN = (status("500 No"), status("404 No"), status("302 Found", "Location: /
 OUTCOMES: list[tuple[tuple[bytes, ...], dict[str, object], list[str]]] = [
     ((TAKEN,), {}, ["delivered"]),
     (STUBBORN, {}, ["failed", "failed", "failed", "delivered"]),
-    ((BROKEN,), {"max_attempts": 3}, ["failed", "failed", "given_up"]),
+    ((BROKEN,), {"MAX_ATTEMPTS": 3}, ["failed", "failed", "given_up"]),
     ((status("410 Gone"),), {}, ["given_up"]),
-    ((BROKEN,), {"max_age_s": 60.0}, ["failed", "given_up"]),
+    ((BROKEN,), {"MAX_AGE_S": 60.0}, ["failed", "given_up"]),
     ((TAKEN,), {"networks": []}, ["refused"]),
     ((TAKEN,), {"allow": []}, ["refused"]),
 ]
@@ -59,13 +60,17 @@ OUTCOMES: list[tuple[tuple[bytes, ...], dict[str, object], list[str]]] = [
 
 @pytest.mark.parametrize(("answers", "rules", "results"), OUTCOMES)
 async def test_it_comes_signed_under_one_id_until_it_is_taken_or_there_is_an_end_of_patience(
-    answers: tuple[bytes, ...], rules: dict[str, object], results: list[str]
+    answers: tuple[bytes, ...], rules: dict[str, object], results: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(in_turn(*answers)) as receiver, running(**{"first_retry_s": 0.04, **rules}) as (box, seen):
+    monkeypatch.setattr(outbox_module, "FIRST_RETRY_S", 0.04)
+    for name in filter(str.isupper, rules):
+        monkeypatch.setattr(outbox_module, name, rules[name])
+    rules = {name: value for name, value in rules.items() if name.islower()}
+    async with serving(in_turn(*answers)) as receiver, running(**rules) as (box, seen):
         headers = (*JSON, ("Authorization", "Bearer x"))
         id_ = await box.put("push", "ref", for_("alice"), receiver.url, headers, b'{"n":1}')
         await seen.until(1)
-        if "max_age_s" in rules:
+        if "MAX_AGE_S" in rules:
             box.clock = lambda: time.time() + 61.0
         await seen.until(len(results))
         assert seen.results(id_) == results and seen.attempts == [("push", result) for result in results]
@@ -74,7 +79,7 @@ async def test_it_comes_signed_under_one_id_until_it_is_taken_or_there_is_an_end
         whys = [f"status {answer[9:12].decode()}" for answer in (*answers, *answers[-1:] * 2)][: len(results)]
         if results == ["refused"]:
             assert receiver.connections == 0
-        elif "max_age_s" not in rules:
+        elif "MAX_AGE_S" not in rules:
             assert [each.why.partition(",")[0] for each in seen.told] == whys and len(receiver.requests) == len(results)
         for request in receiver.requests:
             assert verified(request, receiver.url) == b'{"n":1}' and b"/mcp HTTP" in request
@@ -122,8 +127,9 @@ async def test_a_receiver_that_does_its_worst_holds_up_nobody_else(worst: Script
         assert worst is not hangs or bad.live <= 4, "few at a time at one receiver"
 
 
-async def test_a_third_party_is_called_so_often_a_minute_and_not_more() -> None:
-    async with serving(say(TAKEN)) as victim, running(per_target_per_minute=60) as (box, seen):
+async def test_a_third_party_is_called_so_often_a_minute_and_not_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "PER_TARGET_PER_MINUTE", 60)
+    async with serving(say(TAKEN)) as victim, running() as (box, seen):
         for number in range(100):
             await put(box, victim.url, f"owner {number}")
         await seen.until(11)
@@ -131,8 +137,9 @@ async def test_a_third_party_is_called_so_often_a_minute_and_not_more() -> None:
         assert len(victim.requests) == 11
 
 
-async def test_too_many_and_too_large_are_refused() -> None:
-    async with running(max_waiting=3, max_waiting_per_principal=2, max_body=1024) as (box, _):
+async def test_too_many_and_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "BOUNDS", DeliveryBounds(per_owner=2, total=3, total_bytes=10_000))
+    async with running(max_body=1024) as (box, _):
         nowhere = "http://127.0.0.1:9/"
         for number in range(2):
             await put(box, nowhere, body=b"%d" % number)
@@ -145,8 +152,9 @@ async def test_too_many_and_too_large_are_refused() -> None:
             await put(box, nowhere, "carol")
 
 
-async def test_what_is_dropped_is_not_sent() -> None:
-    async with serving(say(status("500 No"))) as receiver, running(first_retry_s=0.05) as (box, seen):
+async def test_what_is_dropped_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "FIRST_RETRY_S", 0.05)
+    async with serving(say(status("500 No"))) as receiver, running() as (box, seen):
         for ref in ("one", "two"):
             await put(box, receiver.url, body=ref.encode(), ref=ref)
         await seen.until(1)
@@ -211,7 +219,8 @@ async def test_a_store_that_is_out_loses_and_repeats_nothing(monkeypatch: pytest
 async def test_a_store_that_is_out_costs_no_attempt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sidecar.tasks.webhooks.outbox.STORE_REST_S", 0.01)
     store = DeliveryStore(SqliteFile(tmp_path / "c"))
-    async with serving(say(TAKEN)) as receiver, running(store, max_attempts=1) as (box, seen):
+    monkeypatch.setattr(outbox_module, "MAX_ATTEMPTS", 1)
+    async with serving(say(TAKEN)) as receiver, running(store) as (box, seen):
         await put(box, receiver.url)
         with out(tmp_path / "c"):  # before the outbox has its turn
             await asyncio.sleep(0.05)
@@ -232,7 +241,8 @@ def sends(state: str, path: Path, url: str) -> None:
     """An outbox, in a process that is to be killed."""
 
     async def main() -> None:
-        box = outbox(DeliveryStore(SqliteFile(path)), Seen(), state, first_retry_s=60, max_retry_s=60)
+        outbox_module.FIRST_RETRY_S = outbox_module.MAX_RETRY_S = 60.0
+        box = outbox(DeliveryStore(SqliteFile(path)), Seen(), state)
         await put(box, url, body=b'{"n":1}')
         if state == "put":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -336,8 +346,12 @@ def test_the_key_is_made_once_and_for_us_alone(tmp_path: Path) -> None:
 # --- who may not be called back any more ------------------------------------------------------------------------------
 
 
-async def test_what_waits_for_who_was_disabled_is_withheld_and_on_record_and_only_that() -> None:
-    async with serving(in_turn(BROKEN, TAKEN)) as receiver, running(first_retry_s=0.2) as (box, seen):
+async def test_what_waits_for_who_was_disabled_is_withheld_and_on_record_and_only_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox_module, "FIRST_RETRY_S", 0.2)
+    monkeypatch.setattr(outbox_module, "MAX_RETRY_S", 0.2)
+    async with serving(in_turn(BROKEN, TAKEN)) as receiver, running() as (box, seen):
         hers = await put(box, receiver.url)
         await seen.until(1)
         seen.disabled.add("user:alice")

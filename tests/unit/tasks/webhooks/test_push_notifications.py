@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,11 @@ from aiohttp import web
 from google.protobuf.json_format import MessageToDict, ParseDict
 
 from sidecar.errors import Reason, Refusal
+from sidecar.gateway.frontends.a2a import push_notifications
 from sidecar.gateway.frontends.a2a.push_notifications import PATH, PushConfigs
 from sidecar.http.client import GuardedClient
 from sidecar.settings.callbacks import CallbackSettings
-from sidecar.storage import MemoryRecordStore, RecordStore, SqliteFile, SqliteRecordStore
+from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStore, SqliteFile, SqliteRecordStore
 from sidecar.storage.push_configs import PUSHES, PushRecord
 from sidecar.tasks.webhooks.outbox import Outbox
 from tests.a2a.agents import NO_OLD, OLD_PYTHON
@@ -98,7 +99,6 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             is_anothers=nobodys,
             shows=lambda owner, agent, said: said,
             base_url=lambda: "https://gw.acme.example",
-            rules=lambda: settings,
             clock=time.time,
             new_secret=lambda: secrets.token_urlsafe(32),
             keep_s=lambda: 100.0,
@@ -231,9 +231,9 @@ async def test_a_configuration_of_the_same_name_replaces_the_older_one(world: Wo
     await world.push(new, new_secret, {"task": TASK})
 
 
-async def test_there_are_so_many_configurations_of_one_chain(world: World) -> None:
-    tight = CallbackSettings.model_validate({**HERE, "max_configs_per_principal": 2})
-    pushes = replace(world.pushes, rules=lambda: tight)
+async def test_there_are_so_many_configurations_of_one_chain(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_notifications, "BOUNDS", RecordBounds(per_owner=2))
+    pushes = world.pushes
     for _ in range(2):
         await pushes.register(BEHALF, "t", world.config(), "1.0")
     assert await refused(pushes.register(BEHALF, "t", world.config(), "1.0")) is Reason.TOO_MANY_CONCURRENT
