@@ -23,7 +23,6 @@ import click
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
 from sidecar.storage import (
-    MemoryRecordStore,
     RecordBounds,
     RecordPage,
     RecordShare,
@@ -45,7 +44,7 @@ Verbs = Mapping[str, Callable[[], Awaitable[object]]]
 @asynccontextmanager
 async def opened(how: str, folder: Path, url: str) -> AsyncIterator[RecordStore[Execution]]:
     if how != "redis":
-        yield MemoryRecordStore() if how == "memory" else SqliteRecordStore(SqliteFile(folder / "records.sqlite"), RUNS)
+        yield SqliteRecordStore(SqliteFile(None if how == "memory" else folder / "records.sqlite"), RUNS)
         return
     shared = open_store(StoreSettings(url=url), time.time)
     try:

@@ -41,12 +41,12 @@ from sidecar.settings.store import StoreSettings
 from sidecar.settings.stored_policy import StoredPolicy, placed
 from sidecar.settings.yaml_document import Document, in_file_order
 from sidecar.settings.yaml_nodes import Loc
-from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStore, RecordStores
+from sidecar.storage import RecordBounds, RecordStore, RecordStores, SqliteFile, SqliteRecordStore
 from sidecar.tasks.api.task_runner import FILE
 from sidecar.tasks.programs.conversations import Endings
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.program_agent import cli_agent_from
-from sidecar.tasks.programs.run_record import Execution
+from sidecar.tasks.programs.run_record import RUNS, Execution
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.schedules.fit_checks import refused_input, refused_run
 from sidecar.tasks.webhooks import check_callbacks
@@ -81,7 +81,8 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
         together.refuse()
     with together.noted():
         processes = Processes(environ)
-        executions = executions_from(settings, MemoryRecordStore(), None, processes, Metrics(upstreams=()), str)
+        store = SqliteRecordStore(SqliteFile(None), RUNS)
+        executions = executions_from(settings, store, None, processes, Metrics(upstreams=()), str)
         engine = snapshot_of(settings, "", processes, executions, loaded.document, make_keys=False).engine
     together.refuse()
     idle = idle_schedules(settings, engine, time.time())

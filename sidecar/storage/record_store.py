@@ -1,6 +1,6 @@
 """The interface of a record store.
 
-Each method is one atomic step, which a dictionary, a file or a server shared by replicas can implement. A process that
+Each method is one atomic step, which a database or a server shared by replicas can implement. A process that
 works on a record holds it (`holder`) until a time that it keeps extending; another process may take a record whose
 hold has lapsed.
 """

@@ -127,11 +127,12 @@ class _SqliteJob(NamedTuple):
 
 
 class SqliteFile:
-    """The file, created by the first work on it; without a path a database in memory. Raises RecordStoreOut when it
-    cannot do the work."""
+    """The file, created by the first work on it; without a path a database in memory, which does its work in the event
+    loop and ends with the process. Raises RecordStoreOut when it cannot do the work."""
 
     def __init__(self, path: Path | None, *, deadline_s: float = DEADLINE_S) -> None:
         self.up = True
+        self.is_durable = path is not None
         self._path = path
         self._deadline_s = deadline_s
         self._outage = Outage(log, "records")
@@ -151,8 +152,10 @@ class SqliteFile:
         if len(self._waiting) >= MAX_WAITING:
             raise RecordStoreOut("too many wait for it")
         job = _SqliteJob(work, time.monotonic() + self._deadline_s, asyncio.get_running_loop().create_future())
-        self._waiting.append(job)
         try:
+            if not self.is_durable:
+                return self._transact([job])[0]  # type: ignore[no-any-return]
+            self._waiting.append(job)
             async with asyncio.timeout(self._deadline_s):
                 self._begin()
                 done: T = await job.done
@@ -170,6 +173,9 @@ class SqliteFile:
 
     async def close(self) -> None:
         """Closes the file. Closing twice is allowed."""
+        if not self.is_durable:
+            self._let_go()
+            return
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -237,10 +243,10 @@ class SqliteFile:
             done = [job.work(connection) for job in jobs]
             connection.execute("COMMIT")
         except BaseException:
-            if self._path is None:
-                connection.rollback()
-            else:
+            if self.is_durable:
                 self._let_go()  # the connection's state is unknown: drop it, which rolls the transaction back
+            else:
+                connection.rollback()
             raise
         return done
 

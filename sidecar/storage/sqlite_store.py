@@ -1,4 +1,4 @@
-"""Stores records in the SQLite file of the data folder.
+"""Stores records in the SQLite file of the data folder, or in a database in memory.
 
 All kinds are in one table (`sqlite_file.py`). Fields that queries use are columns; everything else is in `body`.
 """
@@ -83,11 +83,10 @@ DELETE FROM records WHERE rowid IN (
 
 
 class SqliteRecordStore(Generic[R]):
-    """Stores records of one kind in the file that all kinds share."""
-
-    is_durable = True
+    """Stores records of one kind in the file, or the database in memory, that all kinds share."""
 
     def __init__(self, file: SqliteFile, kind: RecordKind[R]) -> None:
+        self.is_durable = file.is_durable
         self._kind = kind
         self._file = file
         self._total: int | None = None  # when last read

@@ -239,7 +239,7 @@ async def clockwork(
     scripted = agent or ScriptedAgent(script={"SendMessage": lambda *_: ANSWER})
     shared = open_store(StoreSettings(url=url or "memory://", timeout=timeout_s), time.time)
 
-    records = RecordStores(store, SqliteFile(folder / "records.sqlite"), shared.run)
+    records = RecordStores(store, SqliteFile(None if store == "memory" else folder / "records.sqlite"), shared.run)
     async with agent_world(folder, scripted, rules=rules, **more) as world:
         works = Clockwork(world, records.of(TASKS), records.of(SCHEDULES), moment(begin))
         works.schedules = {"minutely": ScheduleSettings.model_validate(MINUTELY)}

@@ -206,12 +206,12 @@ async def test_a_proof_is_remembered_longer_than_it_lives() -> None:
     identity, token = identity_of(clock=clock), bound()
     early = proof(token, iat=int(NOW) + 50)  # by a clock that is ahead
     await ask(identity, shown(token, early))
-    for _ in range(13):
+    for _ in range(19):
         clock.pass_s(9)
         await refused(identity, shown(token, early))
-    old = proof(token, iat=int(clock.now) - 69)
+    old = proof(token, iat=int(clock.now) - 119)
     await ask(identity, shown(token, old))
-    assert (await refused(identity, shown(token, proof(token, iat=int(clock.now) - 71)))).credential_fault == "expired"
+    assert (await refused(identity, shown(token, proof(token, iat=int(clock.now) - 121)))).credential_fault == "expired"
 
 
 async def test_used_proofs_outlive_a_reload() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStore, RedisRecordStore
+from sidecar.storage import RecordBounds, RecordStore, RedisRecordStore, SqliteFile, SqliteRecordStore
 from sidecar.storage.task_owners import GRACE_S, OWNERS, OwnerRecord, TaskOwners
 from sidecar.vocabulary import Caller, Principal, Question
 
@@ -23,7 +23,7 @@ ALICE, BOB, NOBODY = caller("user:alice"), caller("user:bob"), caller("anonymous
 @dataclass
 class Kept:
     now_s: float = 1000.0
-    store: RecordStore[OwnerRecord] = field(default_factory=lambda: MemoryRecordStore(is_work=False))
+    store: RecordStore[OwnerRecord] = field(default_factory=lambda: SqliteRecordStore(SqliteFile(None), OWNERS))
 
     @property
     def tasks(self) -> TaskOwners:

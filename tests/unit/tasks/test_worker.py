@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStoreOut, UnreadableRecord
+from sidecar.storage import RecordBounds, RecordStoreOut, UnreadableRecord
 from sidecar.tasks.worker import MAX_REFUSED, HeldRecords, Worker, backoff_s
-from tests.unit.tasks.programs.runs import run
+from tests.unit.tasks.programs.runs import in_memory, run
 
 
 def test_each_further_attempt_waits_twice_as_long_up_to_a_bound() -> None:
@@ -70,7 +70,7 @@ async def test_a_job_that_fails_harms_no_other_and_may_begin_again(caplog: pytes
 
 
 async def test_after_an_outage_each_process_extends_its_own_before_it_takes_what_lapsed() -> None:
-    store, now_s = MemoryRecordStore(), [0.0]
+    store, now_s = in_memory(), [0.0]
     held = [HeldRecords(store, name, lambda: now_s[0]) for name in ("dead", "alive")]
     await held[0].add(run(id="1"), RecordBounds())
     assert await held[1].take() == []
@@ -85,7 +85,7 @@ def test_what_callers_are_told_of_a_store_that_is_out() -> None:
         with pytest.raises(Refusal) as refused:
             raise out
         assert (refused.value.reason, refused.value.detail) == (Reason.STORE_UNAVAILABLE, detail)
-    held = HeldRecords(MemoryRecordStore(), "me", lambda: 0.0)
+    held = HeldRecords(in_memory(), "me", lambda: 0.0)
     for number in range(MAX_REFUSED + 5):
         held.refuse(str(number))
     assert len(held.refused) == MAX_REFUSED and "4" not in held.refused

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.tasks.programs.run_record import Execution
+from sidecar.storage import SqliteFile, SqliteRecordStore
+from sidecar.tasks.programs.run_record import RUNS, Execution
 from sidecar.vocabulary import Caller, Credential, Principal
 
 ALICE = Caller((Principal("user:alice", "https://idp"),), (Credential("jwt", "https://idp"),), 99.5)
@@ -24,3 +25,7 @@ def run(**more: Any) -> Execution:
         task={"id": "r1", "status": {"state": "TASK_STATE_SUBMITTED"}},
     )
     return made._replace(**more)
+
+
+def in_memory() -> SqliteRecordStore[Execution]:
+    return SqliteRecordStore(SqliteFile(None), RUNS)

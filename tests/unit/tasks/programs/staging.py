@@ -14,7 +14,6 @@ from typing import Any
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
 from sidecar.storage import RecordBounds, RecordStore, RecordStoreOut
-from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.storage.redis_script import Run
 from sidecar.tasks.programs.attempt import CHANGED, AttemptEnd, Event, OutputChunk, ProgramOrder, Prompt, Started
 from sidecar.tasks.programs.executions import Executions
@@ -22,6 +21,7 @@ from sidecar.tasks.programs.run_record import Category, Execution, Failure, RunS
 from sidecar.upstreams.processes import Exit
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.world import PATIENCE_S
+from tests.unit.tasks.programs.runs import in_memory
 
 Script = Callable[[ProgramOrder], AsyncGenerator[Event]]
 ALICE, BOB = (Caller((Principal(name),), ()) for name in ("user:alice", "user:bob"))
@@ -173,7 +173,7 @@ def staged(
         runners.append(Scripted(script))
         return runners[-1]
 
-    kept: RecordStore[Execution] = MemoryRecordStore[Execution]() if store is None else store
+    kept: RecordStore[Execution] = in_memory() if store is None else store
     metrics = Metrics(upstreams=())
     executions = Executions(
         kept,

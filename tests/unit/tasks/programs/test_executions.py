@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.storage import RecordStoreOut
-from sidecar.storage.memory_store import MemoryRecordStore
+from sidecar.storage import RecordStoreOut, SqliteFile, SqliteRecordStore
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, ProgressNote, Started
 from sidecar.tasks.programs.run_lifecycle import MAX_OUTPUT_CHARS
-from sidecar.tasks.programs.run_record import MOVES, Category, Execution, Failure, RunState, RunStatus, Usage
+from sidecar.tasks.programs.run_record import MOVES, RUNS, Category, Execution, Failure, RunState, RunStatus, Usage
 from sidecar.tasks.programs.supervised_process import to_its_end
 from sidecar.upstreams.processes import Exit
 from sidecar.vocabulary import Caller
@@ -398,11 +397,11 @@ async def test_whoever_answers_as_soon_as_they_are_asked_is_heard() -> None:
             await stage.executions.goes_on(run, prompt("end"), ALICE)
 
 
-class Reopening(MemoryRecordStore[Execution]):
+class Reopening(SqliteRecordStore[Execution]):
     """One that is out as soon as somebody listens to a run that goes on."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(SqliteFile(None), RUNS)
         self.asked, self.heard = asyncio.Event(), asyncio.Event()
 
     async def reopen(self, record: Execution, holder: str, until_s: float) -> bool:

@@ -18,7 +18,6 @@ from sidecar.limits import open_store
 from sidecar.limits.topology import PREFIX
 from sidecar.settings.store import StoreSettings
 from sidecar.storage import AddedRecord, RecordBounds, RecordStoreOut
-from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.storage.redis_store import RedisRecordStore
 from sidecar.storage.sqlite_file import SqliteFile
 from sidecar.storage.sqlite_store import SqliteRecordStore
@@ -355,7 +354,7 @@ async def test_a_store_that_is_out_ends_no_run_and_hears_its_end_when_it_is_back
         assert (await stage.over(execution_id)).status is RunStatus.SUCCESS
 
 
-class Unheard(MemoryRecordStore[Execution]):
+class Unheard(SqliteRecordStore[Execution]):
     """A store whose reply to a new run gets lost."""
 
     async def add(self, record: Execution, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
@@ -365,7 +364,7 @@ class Unheard(MemoryRecordStore[Execution]):
 
 async def test_what_was_refused_for_a_store_that_kept_it_all_the_same_never_runs() -> None:
     work = Working()
-    async with running(staged(work, store=Unheard())) as stage:
+    async with running(staged(work, store=Unheard(SqliteFile(None), RUNS))) as stage:
         with refused(Reason.STORE_UNAVAILABLE):
             await stage.begin()
         (kept,), _ = await stage.executions.page(None, ("writer",), None, 10, 0)

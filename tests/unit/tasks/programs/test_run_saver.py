@@ -8,21 +8,20 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sidecar.storage import RecordBounds, RecordStoreOut
-from sidecar.storage.memory_store import MemoryRecordStore
+from sidecar.storage import RecordBounds, RecordStoreOut, SqliteFile, SqliteRecordStore
 from sidecar.tasks.programs import run_saver as saving
-from sidecar.tasks.programs.run_record import Execution, RunState, Transition
+from sidecar.tasks.programs.run_record import RUNS, Execution, RunState, Transition
 from sidecar.tasks.programs.run_saver import RunSaver
 from sidecar.tasks.worker import HeldRecords
 from tests.flow.world import PATIENCE_S, until
-from tests.unit.tasks.programs.runs import run
+from tests.unit.tasks.programs.runs import in_memory, run
 
 
 class Watched:
     """One run whose writes are watched."""
 
-    def __init__(self, store: MemoryRecordStore[Execution] | None = None) -> None:
-        self.store = store or MemoryRecordStore[Execution]()
+    def __init__(self, store: SqliteRecordStore[Execution] | None = None) -> None:
+        self.store = store or in_memory()
         self.record = run(id="1", transitions=(Transition(RunState.IDLE, 0.0),), state=RunState.IDLE, status=None)
         self.bounds = RecordBounds()
         self.asked, self.lost = 0, list[Execution | None]()
@@ -50,7 +49,7 @@ async def one() -> AsyncIterator[Watched]:
         yield made
 
 
-class Out(MemoryRecordStore[Execution]):
+class Out(SqliteRecordStore[Execution]):
     """One that cannot be written."""
 
     is_out = True
@@ -98,7 +97,7 @@ async def test_a_store_that_is_out_is_told_once_of_each_run_and_when_it_is_kept_
     """A disk that is full for a night is not a line a second of every run."""
     monkeypatch.setattr(saving, "AGAIN_S", 0.001)
     caplog.set_level(logging.INFO, "sidecar.tasks.programs")
-    store = Out()
+    store = Out(SqliteFile(None), RUNS)
     async with Watched(store) as one:
         one.saving.moved()
         await until(lambda: store.asked >= 10)
@@ -118,7 +117,7 @@ async def test_what_somebody_else_ended_is_theirs_and_is_not_written_again(one: 
 
 
 async def test_what_the_store_forgot_is_kept_anew_and_goes_on(one: Watched) -> None:
-    one.store = one.held.store = MemoryRecordStore[Execution]()
+    one.store = one.held.store = in_memory()
     for state in (RunState.STARTING, RunState.RUNNING):
         one.record = one.record.moved(state, 1.0)
         one.saving.moved()
@@ -128,7 +127,7 @@ async def test_what_the_store_forgot_is_kept_anew_and_goes_on(one: Watched) -> N
 
 @pytest.mark.parametrize("why", ["others may have ended it", "there is no room"])
 async def test_what_may_not_be_kept_anew_is_lost(one: Watched, why: str) -> None:
-    one.store = one.held.store = MemoryRecordStore[Execution]()
+    one.store = one.held.store = in_memory()
     one.saving.doubted = why == "others may have ended it"
     one.bounds = RecordBounds(total=0) if why == "there is no room" else RecordBounds()
     one.saving.moved()

@@ -65,8 +65,8 @@ async def test_it_comes_signed_under_one_id_until_it_is_taken_or_there_is_an_end
     monkeypatch.setattr(outbox_module, "FIRST_RETRY_S", 0.04)
     for name in filter(str.isupper, rules):
         monkeypatch.setattr(outbox_module, name, rules[name])
-    rules = {name: value for name, value in rules.items() if name.islower()}
-    async with serving(in_turn(*answers)) as receiver, running(**rules) as (box, seen):
+    settings = {name: value for name, value in rules.items() if name.islower()}
+    async with serving(in_turn(*answers)) as receiver, running(**settings) as (box, seen):
         headers = (*JSON, ("Authorization", "Bearer x"))
         id_ = await box.put("push", "ref", for_("alice"), receiver.url, headers, b'{"n":1}')
         await seen.until(1)
