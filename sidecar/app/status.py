@@ -34,14 +34,6 @@ from sidecar.upstreams.agents import AgentUpstream
 
 SHADOW, ENFORCE = "shadow", "enforce"
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
-OUT = {
-    "task-store-out": "the task store is out: tasks cannot be read",
-    "run-store-out": "the store of runs is out: no program can be called",
-    "session-store-out": "the store of sessions is out: they are answered 503",
-    "callback-store-out": "the store of callbacks is out: none is taken",
-    "task-api-store-out": "the store of the task API is out: no task can be created or shown",
-    "schedule-store-out": "the store of schedules is out: nothing runs by the clock",
-}
 
 
 class Trouble(NamedTuple):
@@ -118,16 +110,16 @@ class StatusReport:
         """The stores in use that are out."""
         pipeline, now = self.pipeline, self.pipeline.live.current
         api = self.way.task_api.runner.means.store
-        for code, needed, up in (
-            ("task-store-out", now.upstreams, pipeline.tasks.store.up),
-            ("run-store-out", now.settings.agents, self.executions.store.up),
-            ("session-store-out", now.services, pipeline.exchanges.roaming.up),
-            ("callback-store-out", now.agents, self.way.callbacks.outbox.store.up),
-            ("task-api-store-out", now.agents, api.up),
-            ("schedule-store-out", now.settings.schedules, self.way.scheduler.up),
+        for code, needed, up, told in (
+            ("task", now.upstreams, pipeline.tasks.store.up, "tasks is out: tasks cannot be read"),
+            ("run", now.settings.agents, self.executions.store.up, "runs is out: no program can be called"),
+            ("session", now.services, pipeline.exchanges.roaming.up, "sessions is out: they are answered 503"),
+            ("callback", now.agents, self.way.callbacks.outbox.store.up, "callbacks is out: none is taken"),
+            ("task-api", now.agents, api.up, "the task API is out: no task can be created or shown"),
+            ("schedule", now.settings.schedules, self.way.scheduler.up, "schedules is out: nothing runs by the clock"),
         ):
             if needed and not up:
-                yield Trouble(code, (OUT[code],))
+                yield Trouble(f"{code}-store-out", (f"the store of {told}",))
         if unreadable := self.way.scheduler.unreadable:
             told = f"how these schedules stand cannot be read, and they do not run: {', '.join(unreadable)}"
             yield Trouble("schedule-unreadable", (told,), len(unreadable))

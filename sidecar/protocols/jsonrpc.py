@@ -34,28 +34,10 @@ ENVELOPE = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
 # Keys of `params` that the sidecar or an upstream decides on. A variant in another case would reach only a lenient
 # upstream.
 PARAMS = frozenset(
-    {
-        "name",
-        "arguments",
-        "uri",
-        "ref",
-        "argument",
-        "context",
-        "cursor",
-        "_meta",
-        "protocolVersion",
-        "capabilities",
-        "clientInfo",
-        "level",
-        "notifications",
-        "inputResponses",
-        "requestState",
-        "requestId",
-        "progressToken",
-        "task",
-        "taskId",
-    }
-)
+    {"name", "arguments", "uri", "ref", "argument", "context", "cursor", "_meta", "protocolVersion", "capabilities",
+     "clientInfo", "level", "notifications", "inputResponses", "requestState", "requestId", "progressToken", "task",
+     "taskId"}
+)  # fmt: skip
 # Keys of `_meta` that MCP defines; the others are the caller's own.
 META = frozenset(
     {

@@ -57,17 +57,17 @@ ACTS: dict[str, Act] = {
 OWNER = {"call": 200, "ping": 200, "notify": 202, "answer": 200, "listen": 200, "resume": 200, "leave": 204}
 
 
-@pytest.mark.parametrize("act", ACTS)
-async def test_a_session_is_its_owners_alone(house: World, act: str) -> None:
+async def test_a_session_is_its_owners_alone(house: World) -> None:
     alice = await opened(house)
-    heard = len(house.upstream.verbs)
     bob, nobody = (Talk(house, "session", dict(who), session=alice.session) for who in (BOB, {}))
-    stolen = await ACTS[act](bob)
-    unknown = await ACTS[act](Talk(house, "session", dict(BOB), session="A" * 43))
-    assert (stolen[0], (await ACTS[act](nobody))[0]) == (404, 401)
-    assert without_ids(stolen[1]) == without_ids(unknown[1]), "another's session looks like none"
-    assert len(house.upstream.verbs) == heard, "nothing of it reached the upstream"
-    assert (await ACTS[act](alice))[0] == OWNER[act], "and the owner goes on"
+    for name, act in ACTS.items():
+        heard = len(house.upstream.verbs)
+        stolen = await act(bob)
+        unknown = await act(Talk(house, "session", dict(BOB), session="A" * 43))
+        assert (stolen[0], (await act(nobody))[0]) == (404, 401), name
+        assert without_ids(stolen[1]) == without_ids(unknown[1]), "another's session looks like none"
+        assert len(house.upstream.verbs) == heard, "nothing of it reached the upstream"
+        assert (await act(alice))[0] == OWNER[name], "and the owner goes on"
 
 
 def without_ids(body: Any) -> str:
@@ -75,9 +75,8 @@ def without_ids(body: Any) -> str:
     return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "…", body.decode() if isinstance(body, bytes) else str(body))
 
 
-@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("end", ["deleted", "evicted", "idle", "lost", "lost with 400"])
-async def test_a_session_that_is_over_is_no_session(tmp_path: Path, end: str, act: str) -> None:
+async def test_a_session_that_is_over_is_no_session(tmp_path: Path, end: str) -> None:
     upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
     async with gateway(tmp_path, upstream=upstream, sessions="max_per_principal: 2, idle_s: 600") as running:
         alice = await opened(running)
@@ -91,7 +90,7 @@ async def test_a_session_that_is_over_is_no_session(tmp_path: Path, end: str, ac
             upstream.script |= dict.fromkeys(("ping", "tools/call"), scripts.status(400 if "400" in end else 404))
             assert (await alice.call("search_code", GOOD))[0] == 404
             del upstream.script["ping"], upstream.script["tools/call"]
-        assert (await ACTS[act](alice))[0] == 404
+        assert [(await act(alice))[0] for act in ACTS.values()] == [404] * len(ACTS)
         assert (await (await opened(running)).call("search_code", GOOD))[0] == 200, "and a new one can begin"
 
 

@@ -79,3 +79,16 @@ def test_a_folder_of_somebody_else_is_a_doubt_of_a_check(tmp_path: Path, monkeyp
     _, doubts = check_files(tmp_path / "sidecar.yaml", {})
     (doubt,) = (each for each in doubts if each.code == "S129")
     assert doubt.severity == "warning" and "cannot be written by user" in doubt.message
+
+
+SCOPES = 'policy: {scopes: [{files: "teams/payments/**", subjects: ["nhi:payer"], objects: ["tool:payments/*"]}]}\n'
+ROW = "p, nhi:payer, tool:{}, use, -, -, -, allow\n"
+
+
+def test_a_row_outside_of_its_scope_is_told_at_its_place(tmp_path: Path) -> None:
+    for name, rows in (("in", [ROW.format("payments/refund")]), ("out", [ROW.format("payments/a"), GOOD])):
+        rules = {"policies/teams/payments/agent_to_tool.csv": "".join(rows)}
+        write_folder(tmp_path / name, "http://127.0.0.1:9/mcp", settings=SCOPES, files=rules)
+    assert [one.code for one in check_files(tmp_path / "in" / "sidecar.yaml", {})[0].warnings] == ["P121"]
+    ((file, fault),) = faults(tmp_path / "out").items()
+    assert file.endswith("teams/payments/agent_to_tool.csv") and fault.line == 2

@@ -49,7 +49,7 @@ BL-018
   flow/test_breaker.py test_a_dead_upstream_costs_the_others_nothing
   flow/test_upstream_trouble.py test_health_is_told_at_once_while_every_upstream_hangs
 BL-019
-  flow/test_vanishing_callers.py test_a_thousand_callers_who_leave_while_they_are_answered
+  flow/test_vanishing_callers.py test_hundreds_of_callers_who_leave_while_they_are_answered
   unit/http/client/test_client.py test_two_hundred_broken_streams_leave_nothing_behind
 BL-020
   unit/http/client/test_who_goes_out.py test_an_address_of_another_scheme_is_refused_where_it_stands
@@ -112,7 +112,7 @@ BL-041
   flow/test_limit_outage.py test_scripts_that_are_flushed_and_a_store_that_restarts_cost_a_moment
   unit/limits/test_redis_store.py test_forgotten_scripts_cost_no_call
 BL-043
-  flow/test_session_ends.py test_three_hundred_cycles_of_every_kind_leave_nothing
+  flow/test_session_ends.py test_a_hundred_cycles_of_every_kind_leave_nothing
   unit/upstreams/test_sessions.py test_ten_thousand_of_each_cycle_leave_nothing
 BL-048
   flow/test_identity_flow.py test_a_rotated_key_is_known_after_one_fetch_however_many_ask

@@ -113,19 +113,10 @@ def _wants_task(message: Request | Notification, version: str) -> bool:
 
 SERVER_REQUESTS = frozenset({"sampling/createMessage", "elicitation/create", "roots/list"})
 SERVER_NOTIFICATIONS = frozenset(
-    {
-        "notifications/message",
-        "notifications/progress",
-        "notifications/cancelled",
-        "notifications/tools/list_changed",
-        "notifications/prompts/list_changed",
-        "notifications/resources/list_changed",
-        "notifications/resources/updated",
-        "notifications/elicitation/complete",
-        "notifications/subscriptions/acknowledged",
-        *task_messages.NOTIFICATIONS,
-    }
-)
+    {"notifications/message", "notifications/progress", "notifications/cancelled", "notifications/tools/list_changed",
+     "notifications/prompts/list_changed", "notifications/resources/list_changed", "notifications/resources/updated",
+     "notifications/elicitation/complete", "notifications/subscriptions/acknowledged", *task_messages.NOTIFICATIONS}
+)  # fmt: skip
 RESULT_TYPES = ("complete", "input_required", "task")  # others belong to extensions that are not supported
 # A result is checked by its content, not by the request: a lying upstream, or an id used twice, changes nothing.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
@@ -367,13 +358,8 @@ METHODS: Mapping[str, McpMethod] = {
 }
 # MCP 2026-07-28 defines no notification from client to server over HTTP: closing the stream is the cancellation.
 NOTIFICATIONS: Mapping[str, McpMethod] = {
-    name: McpMethod(_ask_server, session=True, eras=_SESSION)
-    for name in (
-        "notifications/initialized",
-        "notifications/cancelled",
-        "notifications/progress",
-        "notifications/roots/list_changed",
-    )
+    f"notifications/{name}": McpMethod(_ask_server, session=True, eras=_SESSION)
+    for name in ("initialized", "cancelled", "progress", "roots/list_changed")
 }
 
 
@@ -386,13 +372,7 @@ _MEMBERS: Mapping[str, Spellings] = {
     "context": spellings(("arguments",)),
     "capabilities": spellings(("tasks", "extensions")),
     "notifications": spellings(
-        (
-            "toolsListChanged",
-            "promptsListChanged",
-            "resourcesListChanged",
-            "resourceSubscriptions",
-            "taskIds",
-        )
+        ("toolsListChanged", "promptsListChanged", "resourcesListChanged", "resourceSubscriptions", "taskIds")
     ),
 }
 

@@ -224,11 +224,6 @@ def test_a_longer_integer_is_malformed_and_not_a_failure_of_ours(digits: str) ->
     assert verdict(envelope(params={"n": "@"}).replace(b'"@"', digits.encode())) == str(jsonrpc.PARSE_ERROR)
 
 
-def test_one_and_one_point_nought_stay_what_they_are() -> None:
-    raw = envelope(params={"a": "@1", "b": "@2"}).replace(b'"@1"', b"1").replace(b'"@2"', b"1.0")
-    assert b'{"a":1,"b":1.0}' in jsonrpc.encode_message(parse_message(raw))
-
-
 # --- P8: depth and size ---------------------------------------------------------------------------------------------
 
 NESTS = {
@@ -265,8 +260,8 @@ def test_nesting_without_end_is_refused_before_it_is_parsed(shape: str, depth: i
     assert verdict(text.encode()) == str(jsonrpc.PARSE_ERROR)
 
 
-def test_brackets_inside_of_strings_are_no_nesting() -> None:
-    text = '[{"\\"' * 100_000
+@pytest.mark.parametrize("text", ['[{"\\"' * 100_000, "a:b,c\n" * 30_000])
+def test_brackets_and_punctuation_inside_of_strings_are_text(text: str) -> None:
     assert parse_message(envelope(params={"a": text})) == jsonrpc.Request(1, "tools/call", {"a": text})
 
 
@@ -291,11 +286,6 @@ def test_keys_end_at_ten_thousand_and_values_at_a_hundred_thousand() -> None:
         assert len(jsonrpc.parse_json(build(most))) == most
         with pytest.raises(Refusal, match="more than"):
             jsonrpc.parse_json(build(most + 1))
-
-
-def test_text_full_of_punctuation_is_text() -> None:
-    text = "a:b,c\n" * 30_000
-    assert parse_message(envelope(params={"csv": text})) == jsonrpc.Request(1, "tools/call", {"csv": text})
 
 
 HOSTILE: dict[str, bytes] = {

@@ -76,12 +76,6 @@ def test_what_was_decided_on_is_what_python_readers_see(message: dict[str, Any],
         assert same(read(reader(written)), read({**decided, "jsonrpc": "2.0"}))
 
 
-@given(calls())
-def test_our_own_writing_is_read_and_written_alike(message: dict[str, Any]) -> None:
-    written = encode_message(parse_message(json.dumps(message).encode()))
-    assert encode_message(parse_message(written)) == written
-
-
 @st.composite
 def damaged(draw: st.DrawFn) -> bytes:
     """Messages with a few bytes put in, taken out, doubled or swapped: nearly JSON, and sometimes JSON."""
@@ -191,11 +185,16 @@ def test_what_is_written_as_we_write_it_is_read_as_strictly(value: object) -> No
         assert _alike(short, jsonrpc._CHECKING.decode(raw.decode()))
 
 
-@given(
-    st.lists(
-        st.from_regex(r"-?(0|[1-9][0-9]{0,30}|[1-9][0-9]{310})(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
-    )
+written = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "-"]),
+    st.integers(0, 10**31) | st.integers(2**63 - 2, 2**64 + 1) | st.just(10**310),
+    st.just("") | st.integers(0, 10**30).map(".{}".format),
+    st.just("") | st.builds("{}{}".format, st.sampled_from(["e", "E+", "e-"]), st.integers(0, 9999)),
 )
+
+
+@given(st.lists(written))
 def test_numbers_that_are_not_asked_one_by_one_are_read_as_if_they_were(numbers: list[str]) -> None:
     raw = f"[{', '.join(numbers)}]".encode()
     if jsonrpc._is_plain(raw):

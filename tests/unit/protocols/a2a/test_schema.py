@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from a2a.types import a2a_pb2
 from google.protobuf.json_format import MessageToDict, ParseDict
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.protocols.a2a.messages import V10
@@ -80,6 +80,7 @@ def whole(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["SendMessageRequest", "ListTasksRequest", "Task", "StreamResponse", "AgentCard"])
+@settings(max_examples=15)
 @given(data=st.data())
 def test_what_is_read_is_what_protobuf_reads_and_read_again_as_itself(name: str, data: st.DataObject) -> None:
     written = data.draw(of(V10, name))

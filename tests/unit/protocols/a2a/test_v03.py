@@ -22,7 +22,7 @@ from sidecar.protocols.a2a.schema import FieldSpec, UnreadableMessage
 from sidecar.protocols.a2a.v03 import JSON_FORM, PROTO_FORM, packed, unpacked
 from tests.unit.protocols.a2a.test_schema import JSON, VALUES, of, whole
 
-JUDGED = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+JUDGED = settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def action_of(operation: Any) -> str:
