@@ -25,7 +25,7 @@ local:
 """
 )
 SECRET = "upstream-credential-of-everybody"
-CLIENTS_PER_ERA = 60
+CLIENTS_PER_ERA = 30
 
 
 @pytest_asyncio.fixture

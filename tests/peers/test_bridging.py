@@ -37,40 +37,31 @@ async def bridged(
 
 
 @both_ways
-async def test_each_hop_agrees_on_its_own_revision_and_all_content_crosses(
+async def test_all_that_a_client_has_crosses_and_each_hop_agrees_on_its_own_revision(
     tmp_path: Path, everything: str, bridge: tuple[str, str]
 ) -> None:
-    async with bridged(tmp_path, everything, bridge) as (on, peer):
+    ears, tag = Ears(), f"bridge-{bridge[0]}"
+    async with bridged(tmp_path, everything, bridge, ears) as (on, peer):
         assert peer.protocol_version == {DOWN: "2026-07-28", UP: "2025-11-25"}[bridge]
         assert peer.server_info.name == "everything" and peer.instructions == "Try anything."
+        await check_questions(peer, ears)
+        rounds = len(await on.messages("tools/call"))
+        assert rounds == 3 * {DOWN: 1, UP: 2}[bridge], "one held call, or one in two rounds"
+        ended = [record for record in on.world.ends() if record["action"] == "tools/call"]
+        assert len(ended) == 3 * {DOWN: 2, UP: 1}[bridge], "each of the caller's own calls is on record"
         await check_content(peer)
         assert text_of(await peer.call_tool("near", {"region": "grün"})) == "near grün"
         *_, call = [entry for entry in await on.seen() if entry.get("message", {}).get("method") == "tools/call"]
         assert call["headers"].get("mcp-param-region") == {DOWN: None, UP: "=?base64?Z3LDvG4=?="}[bridge]
         assert call["headers"]["mcp-protocol-version"] == {DOWN: "2025-11-25", UP: "2026-07-28"}[bridge]
         assert ("mcp-session-id" in call["headers"]) is (bridge is DOWN)
-
-
-@both_ways
-async def test_progress_arrives_and_a_cancelled_call_is_cancelled_upstream(
-    tmp_path: Path, everything: str, bridge: tuple[str, str]
-) -> None:
-    ears, tag = Ears(), f"bridge-{bridge[0]}"
-    async with bridged(tmp_path, everything, bridge, ears) as (on, peer):
         await on.check_progress(peer, ears, tag)
         await on.check_cancelling(peer, tag)
         assert len(await on.messages("notifications/cancelled")) == {DOWN: 1, UP: 0}[bridge]
-
-
-@both_ways
-async def test_the_server_may_ask_its_client(tmp_path: Path, everything: str, bridge: tuple[str, str]) -> None:
-    ears = Ears()
-    async with bridged(tmp_path, everything, bridge, ears) as (on, peer):
-        await check_questions(peer, ears)
-        rounds = len(await on.messages("tools/call"))
-        assert rounds == 3 * {DOWN: 1, UP: 2}[bridge], "one held call, or one in two rounds"
-        ended = [record for record in on.world.ends() if record["action"] == "tools/call"]
-        assert len(ended) == 3 * {DOWN: 2, UP: 1}[bridge], "each of the caller's own calls is on record"
+        opened = {e["headers"]["mcp-session-id"] for e in await on.seen() if "mcp-session-id" in e.get("headers", {})}
+    async with aiohttp.ClientSession() as http, http.get(f"{everything}/seen") as response:
+        log = await response.json()
+    assert opened <= {e["headers"]["mcp-session-id"] for e in log if e.get("verb") == "DELETE"}, "leaving ends them"
 
 
 async def test_logs_come_to_a_stateless_caller_that_asked_and_to_no_other(tmp_path: Path, everything: str) -> None:
@@ -144,17 +135,6 @@ async def test_what_the_server_may_not_ask_is_never_shown_to_the_client(
             await on.until(lambda seen: any(_is(entry, "notifications/cancelled") for entry in seen))
         (asked,) = [record for record in on.world.records() if record["action"] == "elicitation/create"]
         assert (asked["event"], asked["reason"]) == ("decision", "no-matching-rule")
-
-
-@both_ways
-async def test_leaving_ends_what_was_opened_upstream(tmp_path: Path, everything: str, bridge: tuple[str, str]) -> None:
-    async with bridged(tmp_path, everything, bridge) as (on, peer):
-        await peer.call_tool("echo", {"text": "x"})
-        opened = {e["headers"]["mcp-session-id"] for e in await on.seen() if "mcp-session-id" in e.get("headers", {})}
-    async with aiohttp.ClientSession() as http, http.get(f"{everything}/seen") as response:
-        log = await response.json()
-    ended = {e["headers"]["mcp-session-id"] for e in log if e.get("verb") == "DELETE"}
-    assert opened <= ended
 
 
 def _is(entry: dict[str, Any], method: str) -> bool:

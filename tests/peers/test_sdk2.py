@@ -23,10 +23,18 @@ BOTH, NO_VALUE = (SESSION, STATELESS), {"name": "name", "value": ""}
 
 
 @both_eras
-async def test_what_a_server_has_is_listed_called_read_and_completed(open_stage: Stage, mode: str) -> None:
-    async with client(open_stage.url, mode) as peer:
+async def test_a_client_has_all_of_its_server(open_stage: Stage, mode: str) -> None:
+    ears = Ears()
+    async with client(open_stage.url, mode, ears) as peer:
         assert peer.protocol_version == {SESSION: "2025-11-25", STATELESS: "2026-07-28"}[mode]
+        await open_stage.until_verb("GET", 1 if mode == SESSION else 0)
+        await check_questions(peer, ears)
+        rounds = len(await open_stage.messages("tools/call"))
+        assert rounds == len(ASKING) * {SESSION: 1, STATELESS: 2}[mode]
         await check_content(peer)
+        await open_stage.check_progress(peer, ears, f"gate-{mode}")
+        await open_stage.check_cancelling(peer, mode)
+    assert len(await open_stage.messages("notifications/cancelled")) == {SESSION: 1, STATELESS: 0}[mode]
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -38,15 +46,6 @@ async def test_an_argument_mirrored_in_a_header_arrives_in_both_places(open_stag
         assert text_of(await peer.call_tool("near", {"region": "grün"})) == "near grün"
     calls = [entry for entry in await open_stage.seen() if entry.get("message", {}).get("method") == "tools/call"]
     assert [call["headers"]["mcp-param-region"] for call in calls] == ["=?base64?Z3LDvG4=?="]
-
-
-@both_eras
-async def test_progress_arrives_and_a_cancelled_call_is_cancelled_upstream(open_stage: Stage, mode: str) -> None:
-    ears = Ears()
-    async with client(open_stage.url, mode, ears) as peer:
-        await open_stage.check_progress(peer, ears, f"gate-{mode}")
-        await open_stage.check_cancelling(peer, mode)
-    assert len(await open_stage.messages("notifications/cancelled")) == {SESSION: 1, STATELESS: 0}[mode]
 
 
 async def test_a_subscription_of_the_session_era_hears_of_updates(open_stage: Stage) -> None:
@@ -82,16 +81,6 @@ async def test_log_messages_arrive_once_a_level_is_set_or_asked_for(open_stage: 
         await peer.call_tool("whisper", {"text": "quiet"})
         await until(lambda: ears.logs == ([("debug", "debug quiet"), warned] if mode == SESSION else [warned]))
     assert mode == STATELESS or {"event": "level", "tag": "warning"} in await open_stage.seen()
-
-
-@both_eras
-async def test_the_server_may_ask_its_client(open_stage: Stage, mode: str) -> None:
-    ears = Ears()
-    async with client(open_stage.url, mode, ears) as peer:
-        await open_stage.until_verb("GET", 1 if mode == SESSION else 0)
-        await check_questions(peer, ears)
-    rounds = len(await open_stage.messages("tools/call"))
-    assert rounds == len(ASKING) * {SESSION: 1, STATELESS: 2}[mode]
 
 
 async def test_pings_go_both_ways_and_leaving_ends_the_session_upstream_too(open_stage: Stage) -> None:
@@ -207,11 +196,18 @@ async def test_what_policy_denies_is_an_error_and_never_reaches_the_server(
 
 
 @both_eras
-async def test_lists_hold_what_the_caller_may_use_and_no_more(shut_stage: Stage, mode: str) -> None:
-    async with client(shut_stage.url, mode) as peer:
+async def test_lists_and_updates_hold_what_the_caller_may_use_and_no_more(shut_stage: Stage, mode: str) -> None:
+    ears = Ears()
+    async with client(shut_stage.url, mode, ears) as peer:
         assert [tool.name for tool in (await peer.list_tools()).tools] == ["echo", "touch", "greet", "think", "places"]
         assert [str(resource.uri) for resource in (await peer.list_resources()).resources] == ["note://welcome"]
         assert (await peer.list_prompts()).prompts == []
+        if mode == SESSION:
+            await shut_stage.until_verb("GET")
+            await peer.call_tool("touch", {"uri": "note://private"})
+            await peer.call_tool("touch", {"uri": "note://welcome"})
+            await until(lambda: ears.count(types.ResourceUpdatedNotification) > 0)
+            assert [heard.params.uri for heard in ears.heard(types.ResourceUpdatedNotification)] == ["note://welcome"]
 
 
 @both_eras
@@ -242,16 +238,6 @@ async def _told_no(stage: Stage, peer: Client, tool: str, arguments: dict[str, A
     assert failed.value.error.code == 403
     answers = [entry["message"] for entry in await stage.seen() if "error" in entry.get("message", {})]
     assert [answer["error"]["code"] for answer in answers] == [403]
-
-
-async def test_an_update_of_what_the_caller_may_not_read_is_not_passed_on(shut_stage: Stage) -> None:
-    ears = Ears()
-    async with client(shut_stage.url, SESSION, ears) as peer:
-        await shut_stage.until_verb("GET")
-        await peer.call_tool("touch", {"uri": "note://private"})
-        await peer.call_tool("touch", {"uri": "note://welcome"})
-        await until(lambda: ears.count(types.ResourceUpdatedNotification) > 0)
-        assert [heard.params.uri for heard in ears.heard(types.ResourceUpdatedNotification)] == ["note://welcome"]
 
 
 async def _listen(peer: Client, uri: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 import aiohttp
 
 from sidecar import __version__
+from sidecar.cli.free_ports import free_ports
 from sidecar.settings.shipped_files import shipped
 from tests.a2a.agents import agent
 from tests.flow.process import Served
@@ -43,15 +43,6 @@ p, nhi:*, nhi:player, use|card/extended, -, -, -, allow
 p, nhi:*, nhi:closed, tasks/get, -, -, -, allow
 p, nhi:*, nhi:metered, use, -, 1, -, allow
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody uses now; a sidecar that starts anew takes the same ones."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 @dataclass

@@ -25,7 +25,7 @@ from tests.unit.policy_tools.traffic import Sent, engine_of, record, write_polic
 
 SHIPPED = Path(__file__).parents[3]
 
-RUNS = int(os.environ.get("SIDECAR_FUZZ_RUNS", "240"))
+RUNS = int(os.environ.get("SIDECAR_FUZZ_RUNS", "120"))
 # They serve, or measure for a minute; what they read, `check` reads too.
 NOT_RUN = {("serve",), ("demo",), ("policy", "bench")}
 ENDLESS = {"--follow", "--watch"}

@@ -28,7 +28,7 @@ def fault_of(raw: bytes) -> str:
     return str(caught.value).splitlines()[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(written(values))
 def test_comments_and_trailing_commas_change_nothing(given: tuple[Any, str]) -> None:
     value, text = given
@@ -44,7 +44,7 @@ def strictly(text: str) -> Any:
     return json.loads(text, parse_constant=no)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.text(st.sampled_from(list('{}[],:"\\/0123456789.eE+-truefalsn \nua')), max_size=14))
 def test_without_comments_and_commas_it_takes_what_every_json_reader_takes(text: str) -> None:
     try:
@@ -62,7 +62,7 @@ def test_without_comments_and_commas_it_takes_what_every_json_reader_takes(text:
         assert error.faults[0].code in ("J002", "J003", "J010")
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(written(st.dictionaries(st.text('abc"é', max_size=3), values, min_size=1, max_size=4)))
 def test_the_extents_are_those_of_the_values(given: tuple[Any, str]) -> None:
     value, text = given
