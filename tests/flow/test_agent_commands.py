@@ -114,6 +114,16 @@ def check_described(path: str, verb: str, status: int, value: Any, headers: Mapp
         assert [error.message for error in whole.iter_errors(value)] == []
 
 
+async def paged(running: World, query: str) -> list[str]:
+    """The ids of runs, page by page."""
+    seen, offset = list[str](), 0
+    while offset is not None:
+        page = (await sent(running, f"/api/runs?{query}&offset={offset}"))[1]
+        seen += [run["id"] for run in page["runs"]]
+        offset = page["next_offset"]
+    return seen
+
+
 async def at_work(running: World, run_id: str) -> None:
     """Once it has said something."""
     async with asyncio.timeout(20):
@@ -370,11 +380,7 @@ async def test_runs_are_found_page_by_page(running: World) -> None:
     for number in range(5):
         await sent(running, "/api/agents/echo/runs", {"prompt": str(number)})
     await did(running, "agent", "run", "echo", "--as", "nhi:planner", "p")
-    seen, offset = [], 0
-    while offset is not None:
-        page = (await sent(running, f"/api/runs?owner=nhi:operator&limit=2&offset={offset}"))[1]
-        seen += [run["id"] for run in page["runs"]]
-        offset = page["next_offset"]
+    seen = await paged(running, "owner=nhi:operator&limit=2")
     assert len(seen) == len(set(seen)) == 5
     assert len((await sent(running, "/api/runs?limit=200"))[1]["runs"]) == 6
     first = (await did(running, "agent", "runs", "--limit", "4")).stdout.splitlines()
@@ -392,12 +398,7 @@ async def test_runs_that_cannot_be_read_are_missing_and_hide_and_double_no_other
         )
         kept.execute("UPDATE records SET body = ? WHERE id IN (?, ?, ?)", (b'{"id": "odd", "future": 1}', *unread))
     for size, standing in ((1, ""), (2, ""), (3, "&status=success"), (200, "")):
-        seen, offset = [], 0
-        while offset is not None:
-            page = (await sent(running, f"/api/runs?limit={size}&offset={offset}{standing}"))[1]
-            seen += [run["id"] for run in page["runs"]]
-            offset = page["next_offset"]
-        assert seen == read, size
+        assert await paged(running, f"limit={size}{standing}") == read, size
     owner, wire = (await running.app.executions.get(ids[0])), running.app.live.current.agent("echo").wire
     tasks, token = [], "0"
     while token:

@@ -162,7 +162,7 @@ async def test_it_answers_in_every_version_and_binding(world: AgentWorld) -> Non
     assert len(listed[0]["tasks"]) == 2 * len(SPOKEN)
 
 
-async def test_who_may_not_is_denied_and_nothing_runs(world: AgentWorld) -> None:
+async def test_who_may_not_is_denied_and_nothing_runs_and_who_may_is_counted(world: AgentWorld) -> None:
     for version, binding in SPOKEN:
         answered = await ask(world, version, binding, "message/send", message("hi"), OTHER, "echo")
         assert (answered.status, answered.reason) == (403, "no-matching-rule")
@@ -171,9 +171,6 @@ async def test_who_may_not_is_denied_and_nothing_runs(world: AgentWorld) -> None
     assert task_in(await rpc(world, "message/send", message("hi"), ALICE, "echo"))
     assert world.records("outcome")[-1]["action"] == "message/send"
     assert world.records("decision")[-1]["object"] == "nhi:echo"
-
-
-async def test_its_calls_are_counted_by_the_same_limits(world: AgentWorld) -> None:
     seen = [await rpc(world, "message/send", message("hi"), PLANNER, "echo") for _ in range(3)]
     assert [(one.status, one.reason) for one in seen] == [(200, ""), (200, ""), (429, "rate-limited")]
 
@@ -261,20 +258,31 @@ async def test_what_runs_for_somebody_ends_with_their_permission(world: AgentWor
     await until(lambda: not alive(pid))
 
 
-async def test_what_the_task_api_gives_up_for_somebody_says_why(tmp_path: Path) -> None:
-    order = {"target_agent_id": "slow", "task_type": "say", "input": {"prompt": "hello"}}
-    async with sidecar(tmp_path) as world:
+async def test_the_task_api_orders_it_and_what_it_gives_up_for_somebody_says_why(world: AgentWorld) -> None:
+    created = {}
+    for agent in ("echo", "slow"):
+        order = {"target_agent_id": agent, "task_type": "say", "input": {"prompt": "hello"}}
         async with world.http.post(f"{world.url}/a2a/tasks", json=order, headers=ALICE) as response:
-            assert response.status == 201
-        await until(lambda: world.app.executions.standing("slow").running == 1)
-        await world.app.disable("user:alice", reason="gone", until=None, by="operator")
-        await until(lambda: world.app.executions.standing("slow").running == 0)
-        [run], _ = await world.app.executions.page(None, ["slow"], None, 1, 0)
-        ends = [one.why for one in run.transitions if one.state is RunState.CANCELLED]
-        assert ends == ["its caller may not have it any more: principal-disabled"]
+            created[agent] = (await response.json())["task_id"]
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            async with world.http.get(f"{world.url}/a2a/tasks/{created['echo']}", headers=ALICE) as response:
+                shown = await response.json()
+            if shown["state"] == "completed":
+                break
+            await asyncio.sleep(0.02)
+    assert output_of(shown["result"]) == "hello"
+    await until(lambda: world.app.executions.standing("slow").running == 1)
+    await world.app.disable("user:alice", reason="gone", until=None, by="operator")
+    await until(lambda: world.app.executions.standing("slow").running == 0)
+    [run], _ = await world.app.executions.page(None, ["slow"], None, 1, 0)
+    ends = [one.why for one in run.transitions if one.state is RunState.CANCELLED]
+    assert ends == ["its caller may not have it any more: principal-disabled"]
 
 
-async def test_a_reload_leaves_what_runs_and_what_is_off_is_no_upstream(world: AgentWorld, tmp_path: Path) -> None:
+async def test_a_reload_leaves_what_runs_takes_variables_anew_and_what_is_off_is_no_upstream(
+    world: AgentWorld, tmp_path: Path
+) -> None:
     task, pid = await begun(world)
     before = world.app.live.current.agents
     write(tmp_path, "", rules=RULES, behind=agents_yaml(AGENTS.replace("printf begun", "printf other")))
@@ -293,35 +301,16 @@ async def test_a_reload_leaves_what_runs_and_what_is_off_is_no_upstream(world: A
     now = world.app.live.current
     assert now.agents["echo"].grpc_port == 0, "at the other nobody listens"
     assert now.waiting == ("agents.echo.a2a.grpc_port",)
-
-
-async def test_a_reload_takes_variables_anew(world: AgentWorld, tmp_path: Path) -> None:
     for token, size in (("four", "4"), ("fourteen", "8")):
         (tmp_path / "secret.env").write_text(f"TOKEN={token}\n")
         await world.app.reload("operator")
-        task = await sent(world, "go", "secret")
-        assert output_of(task).strip() == size
+        assert output_of(await sent(world, "go", "secret")).strip() == size
 
 
 async def test_who_waits_as_long_as_they_may_is_told_how_it_stands(world: AgentWorld) -> None:
     wire, alice = world.app.live.current.agents["slow"].wire, Caller((Principal("user:alice", "api-key"),), ())
     answer = await wire.ask(OutgoingOperation(SEND, message("go"), alice, deadline_s=1.0))
     assert state_of(answer["task"]) == "working"
-
-
-async def test_the_task_api_orders_it_too(tmp_path: Path) -> None:
-    order = {"target_agent_id": "echo", "task_type": "say", "input": {"prompt": "hello"}}
-    async with sidecar(tmp_path) as world:
-        async with world.http.post(f"{world.url}/a2a/tasks", json=order, headers=ALICE) as response:
-            created = await response.json()
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                async with world.http.get(f"{world.url}/a2a/tasks/{created['task_id']}", headers=ALICE) as response:
-                    shown = await response.json()
-                if shown["state"] == "completed":
-                    break
-                await asyncio.sleep(0.02)
-        assert output_of(shown["result"]) == "hello"
 
 
 async def test_a_question_is_answered_into_its_task_and_who_subscribes_hears_it_to_its_end(world: AgentWorld) -> None:
@@ -348,25 +337,24 @@ async def test_a_question_is_answered_into_its_task_and_who_subscribes_hears_it_
         assert (await rpc(world, "message/send", message("more", taskId=done["id"], **into))).error["code"] == code
 
 
-async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(tmp_path: Path) -> None:
+async def test_what_it_cannot_do_it_refuses_in_the_words_of_a2a(world: AgentWorld) -> None:
     image = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "x", "mediaType": "image/png"}]}
-    async with sidecar(tmp_path) as world:
-        tasks = {agent: (await sent(world, "hi", agent))["id"] for agent in ("echo", "quiet")}
-        refused: list[tuple[str, str, dict[str, Any], int]] = [
-            ("echo", "push/set", {"taskId": tasks["echo"], "id": "p", "url": HOOK}, -32003),
-            ("echo", "push/list", {"taskId": tasks["echo"]}, -32003),
-            ("echo", "push/set", {"taskId": "none", "id": "p", "url": HOOK}, -32003),  # whatever it is about
-            ("echo", "message/send", {"message": image}, -32005),
-            ("echo", "message/send", {"message": {**message("hi")["message"], "role": "ROLE_AGENT"}}, -32602),
-            ("echo", "tasks/get", {"id": "none"}, -32001),
-            ("echo", "tasks/cancel", {"id": tasks["echo"]}, -32002),
-            ("quiet", "message/stream", message("hi"), -32004),
-            ("quiet", "tasks/cancel", {"id": tasks["quiet"]}, -32004),
-            ("quiet", "tasks/resubscribe", {"id": tasks["quiet"]}, -32004),
-        ]
-        for agent, action, params, code in refused:
-            answered = await rpc(world, action, params, agent=agent)
-            assert answered.error["code"] == code, (action, answered.error)
+    tasks = {agent: (await sent(world, "hi", agent))["id"] for agent in ("echo", "quiet")}
+    refused: list[tuple[str, str, dict[str, Any], int]] = [
+        ("echo", "push/set", {"taskId": tasks["echo"], "id": "p", "url": HOOK}, -32003),
+        ("echo", "push/list", {"taskId": tasks["echo"]}, -32003),
+        ("echo", "push/set", {"taskId": "none", "id": "p", "url": HOOK}, -32003),  # whatever it is about
+        ("echo", "message/send", {"message": image}, -32005),
+        ("echo", "message/send", {"message": {**message("hi")["message"], "role": "ROLE_AGENT"}}, -32602),
+        ("echo", "tasks/get", {"id": "none"}, -32001),
+        ("echo", "tasks/cancel", {"id": tasks["echo"]}, -32002),
+        ("quiet", "message/stream", message("hi"), -32004),
+        ("quiet", "tasks/cancel", {"id": tasks["quiet"]}, -32004),
+        ("quiet", "tasks/resubscribe", {"id": tasks["quiet"]}, -32004),
+    ]
+    for agent, action, params, code in refused:
+        answered = await rpc(world, action, params, agent=agent)
+        assert answered.error["code"] == code, (action, answered.error)
 
 
 async def test_a_program_that_is_gone_is_degraded_then_offline_and_comes_back() -> None:

@@ -98,7 +98,7 @@ def check_no_leak(heard: str, *secrets: str) -> None:
 async def test_every_answer_is_one_that_the_document_describes(tmp_path: Path) -> None:
     many = "sessions: {session_calls_per_minute: 10000}\n"
     async with world(tmp_path / "world", rules=RULES, settings=many) as running:
-        code, printed, heard = await tried(running, "/mcp", tmp_path, "--max-examples", "40")
+        code, printed, heard = await tried(running, "/mcp", tmp_path, "--max-examples", "25")
         assert code == 0, printed
         check_no_leak(heard, running.upstream.url.removesuffix("/mcp"), str(running.folder))
         ends = {(record["http_status"], record["reason"]) for record in running.ends()}

@@ -140,31 +140,40 @@ upstreams: {a: {mcp: {url: "http://x/mcp"}}, b: {mcp: {url: "http://y/mcp"}}}
 """
 
 
+CONTAINERS = {"vscode": "servers", "opencode": "mcp", "zed": "context_servers"}
+
+
 @pytest.mark.parametrize(
-    ("client", "container", "entry"),
+    ("client", "own_path", "entry"),
     [
-        ("claude", "mcpServers", {"type": "http", "url": "U"}),
-        ("vscode", "servers", {"type": "http", "url": "U"}),
-        ("cursor", "mcpServers", {"url": "U"}),
-        ("windsurf", "mcpServers", {"serverUrl": "U"}),
-        ("gemini", "mcpServers", {"httpUrl": "U"}),
-        ("cline", "mcpServers", {"type": "streamableHttp", "url": "U"}),
-        ("roo", "mcpServers", {"type": "streamable-http", "url": "U"}),
-        ("opencode", "mcp", {"type": "remote", "url": "U", "enabled": True}),
-        ("claude-desktop", "mcpServers", {"command": "sidecar", "args": ["connect", "U"]}),
-        ("zed", "context_servers", {"command": "sidecar", "args": ["connect", "U"]}),
+        ("claude", ".mcp.json", {"type": "http", "url": "U"}),
+        ("vscode", ".vscode/mcp.json", {"type": "http", "url": "U"}),
+        ("cursor", ".cursor/mcp.json", {"url": "U"}),
+        ("windsurf", ".codeium/windsurf/mcp_config.json", {"serverUrl": "U"}),
+        ("gemini", ".gemini/settings.json", {"httpUrl": "U"}),
+        ("cline", "Code/cline_mcp_settings.json", {"type": "streamableHttp", "url": "U"}),
+        ("roo", ".roo/mcp.json", {"type": "streamable-http", "url": "U"}),
+        ("opencode", "", {"type": "remote", "url": "U", "enabled": True}),
+        ("claude-desktop", "claude_desktop_config.json", {"command": "sidecar", "args": ["connect", "U"]}),
+        ("zed", "", {"command": "sidecar", "args": ["connect", "U"]}),
     ],
 )
-def test_each_client_is_told_in_its_spelling(
-    tmp_path: Path, client: str, container: str, entry: dict[str, Any]
+def test_each_client_is_told_and_wrapped_in_its_spelling(
+    tmp_path: Path, client: str, own_path: str, entry: dict[str, Any]
 ) -> None:
-    path = tmp_path / "sidecar.yaml"
+    path, container = tmp_path / "sidecar.yaml", CONTAINERS.get(client, "mcpServers")
     path.write_text(SETTINGS)
     result = run("client-config", "--for", client, "-c", path)
     wanted = {name: json.loads(json.dumps(entry).replace('"U"', f'"{BASE}/{name}"')) for name in ("a", "b")}
     assert json.loads(result.stdout) == {container: wanted}
     alone = run("client-config", "--for", client, "--server", "b", "-c", path)
     assert list(json.loads(alone.stdout)[container]) == ["b"]
+    if own_path:
+        own = tmp_path / own_path
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(json.dumps({container: {"a": {"command": "x"}, "b": {"command": "y"}}}))
+        assert run("wrap", own, "-c", path).exit_code == 0
+        assert json.loads(own.read_text()) == {container: wanted}
 
 
 def test_without_a_local_address_a_key_is_asked_and_clients_that_keep_no_json_are_told_in_their_form(

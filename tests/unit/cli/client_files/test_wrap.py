@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,21 +133,3 @@ def test_lines_and_comments_stay_as_they_are() -> None:
 }
 """
     )
-
-
-@pytest.mark.parametrize(
-    ("path", "entry"),
-    [
-        (".mcp.json", {"type": "http", "url": "U"}),
-        (".cursor/mcp.json", {"url": "U"}),
-        (".codeium/windsurf/mcp_config.json", {"serverUrl": "U"}),
-        (".gemini/settings.json", {"httpUrl": "U"}),
-        ("Code/cline_mcp_settings.json", {"type": "streamableHttp", "url": "U"}),
-        (".roo/mcp.json", {"type": "streamable-http", "url": "U"}),
-    ],
-)
-def test_each_client_gets_its_own_spelling(path: str, entry: dict[str, str]) -> None:
-    text = parse_jsonc(b'{"mcpServers": {"a": {"command": "x"}}}', Path("/home/me") / path)
-    file = read_client_file(text)
-    done = json.loads(wrap_at(file, BASE, names_of(file, BASE)).text)
-    assert done["mcpServers"]["a"] == {key: f"{BASE}/mcp/a" if word == "U" else word for key, word in entry.items()}
