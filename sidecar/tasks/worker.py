@@ -6,10 +6,8 @@
     schedule                       ScheduleStanding   one replica         schedules that no live process holds
     delivery of a webhook          Delivery           this data folder    deliveries left by the last process
 
-`Worker` is the loop and the jobs under way. `HeldRecords` is the lease: a process holds the records that it works on
-and extends its hold with each look, and a hold that lapsed may be taken by another process. A kind adds what a look
-finds, when the next one is due, and how a job runs (`api/task_runner.py`, `programs/executions.py`,
-`schedules/scheduler.py`, `webhooks/outbox.py`).
+`Worker` is the loop and the jobs under way. `HeldRecords` is the lease: a process extends its hold on its records with
+each look, and a hold that lapsed may be taken by another process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The frontend of the task API.
-
-A request is read (`request_reader.py`) and the task that it names is looked up. After policy, limits and audit, it is
-carried out: a new task is stored before its caller gets an answer, and a task under way is cancelled at its agent.
-"""
+"""The frontend of the task API: a new task is stored before its caller gets an answer, and cancelled at its agent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Request and response models of the task API, and how a task is shown.
+"""Request and response models of the task API, and how a task is shown: with the seed's names.
 
-The seed's models with its names, and the agent's own values beside them. The text beside a member appears in the
-OpenAPI document, as do its bounds.
+The text beside a member appears in the OpenAPI document, as do its bounds.
 """
 
 from __future__ import annotations

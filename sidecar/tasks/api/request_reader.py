@@ -1,12 +1,9 @@
-"""Reads requests to the task API.
+"""Reads requests to the task API, each as a canonical operation of A2A, whose rules, limits and audit apply.
 
-    POST /a2a/tasks               create      message/send on its target
-    GET  /a2a/tasks               list        tasks/list on every agent, or on the one that it names
-    GET  /a2a/tasks/{id}          show        tasks/get on the task's target
-    POST /a2a/tasks/{id}/cancel   cancel      tasks/cancel on it
-
-The same paths exist under `/api/nhi/`. Each becomes a canonical operation of A2A, so that the rules, limits and audit
-of that operation apply.
+POST /a2a/tasks               create      message/send on its target
+GET  /a2a/tasks               list        tasks/list on every agent, or on the one that it names
+GET  /a2a/tasks/{id}          show        tasks/get on the task's target
+POST /a2a/tasks/{id}/cancel   cancel      tasks/cancel on it
 """
 
 from __future__ import annotations

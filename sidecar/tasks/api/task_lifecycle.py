@@ -1,8 +1,7 @@
 """Follows one task at its agent until it ends.
 
-A task is sent once and followed until it ends; each step is stored before the next begins. Before each request to the
-agent, policy and the kill switch decide again for the whole chain that created the task: a chain that loses the
-permission loses the task, here and at the agent.
+A task is sent once; each step is stored before the next begins. Before each request to the agent, policy and the kill
+switch decide again for the whole chain: one that loses the permission loses the task, here and at the agent.
 
     unsent     rules, a slot where budgets have some, audit, then `sending` is stored, then the message is sent
     sending    found after a crash: the agent may or may not have it. The task failed, and is never sent again

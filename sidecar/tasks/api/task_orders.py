@@ -1,8 +1,7 @@
 """Creates tasks, from requests and from schedules.
 
-An order over HTTP has passed the pipeline. An order by a schedule or from an operator's terminal has no request, and
-passes the same checks here in the same order: capacity, kill switch, policy, the agent's availability, limits. The
-audit record is written before the task is stored, and the task is stored before its caller gets an answer.
+An order by a schedule or from an operator's terminal has no request, and passes the same checks here in the same order:
+capacity, kill switch, policy, the agent's availability, limits. Audit is written first, then the task is stored.
 """
 
 from __future__ import annotations

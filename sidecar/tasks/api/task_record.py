@@ -1,7 +1,7 @@
 """The stored record of a task and its state tables.
 
 `MOVES` are the seed's states, which callers see. `STEPS` are the steps of the sidecar's own part, so that a restart
-knows what it may still do. The agent's own state is stored unchanged beside them: A2A has more states than the seed.
+knows what it may still do. The agent's own state is stored unchanged beside them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One attempt: its order, its events, its end, and whether another follows.
 
-A runner takes an order and yields events; the last is its end. Closing the generator ends the attempt. Failures have
-the seed's categories. Only what may succeed on another try is `transient`; unclear cases are not.
+A runner takes an order and yields events; the last is its end. Failures have the seed's categories. Only what may
+succeed on another try is `transient`; unclear cases are not.
 """
 
 from __future__ import annotations

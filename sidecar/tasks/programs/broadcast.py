@@ -1,8 +1,4 @@
-"""Broadcasts the events of a run to any number of subscribers, slow ones included.
-
-Each subscriber has a short queue of unread events. If it is full, the subscriber misses events and then gets the whole
-Task, which includes what was missed.
-"""
+"""Broadcasts the events of a run to its subscribers. A slow one misses events and then gets the whole Task."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Builds the card of a CLI-program agent.
-
-The card shows only what is meant for callers: no path, argument or variable.
-"""
+"""Builds the card of a CLI-program agent, which shows no path, argument or variable."""
 
 from __future__ import annotations
 

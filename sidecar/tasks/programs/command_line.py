@@ -1,8 +1,7 @@
 """Builds a program's command line, environment and working folder from a prompt.
 
-The operator defines the program, its arguments and its environment. A caller's choices have been checked (`prompts.py`)
-and go only where the operator allows them: as values of options, never as further arguments. The prompt is an argument
-only if the agent is configured so, and then behind `--` or in place of `{prompt}`.
+A caller's choices have been checked (`prompts.py`) and go only where the operator allows them: as options' values. The
+prompt is an argument only if the agent is configured so, and then behind `--` or in place of `{prompt}`.
 """
 
 from __future__ import annotations

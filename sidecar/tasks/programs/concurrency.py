@@ -1,8 +1,7 @@
 """Queues runs where an agent has a bound on concurrent ones.
 
-Owners take turns (round robin), so that one owner's hundred runs don't keep another waiting for all of them; each
-owner's runs start in order. No owner may have more than half of the queue. `write_leases.py` adds what replicas must
-agree on.
+Owners take turns, so that one owner's hundred runs don't keep another waiting for all of them, and no owner has more
+than half of the queue. `write_leases.py` adds what replicas must agree on.
 """
 
 from __future__ import annotations

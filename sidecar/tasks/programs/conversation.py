@@ -1,8 +1,7 @@
 """Holds a conversation with a running program, one turn at a time.
 
-Output is read at all times, so that the program never blocks. Output in a turn is made safe to show; output between
-turns is discarded, and before a turn begins, what is still on its way is awaited and discarded, because otherwise every
-later caller would get the answer to another prompt.
+Output is read at all times, so that the program never blocks. Output between turns is discarded, and before a turn what
+is still on its way is awaited, because otherwise every later caller would get the answer to another prompt.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Keeps the processes of conversations, and ends them when they are idle.
 
-A process belongs to one owner and one context and serves no other: another owner that names the same context has a
-process of its own (threats X6). Its turns never overlap. A process ends when it was idle or lived too long, when its
-owner loses the permission for it, when another conversation needs its slot, when the agent's definition changes, when a
-turn is cancelled and the program does not agree, and when it ends by itself. The next turn of that conversation starts
-a new process and begins with the reason.
+A process belongs to one owner and one context and serves no other (threats X6); its turns never overlap. The next turn
+after its end starts a new process and begins with the reason. Where none is kept, each order has a process of its own.
 
     none ──▶ starting ──▶ speaking ◀──▶ silent          every one of them ──▶ none
 """
@@ -41,7 +38,7 @@ from sidecar.tasks.programs.attempt import (
     overdue,
     withdrawn,
 )
-from sidecar.tasks.programs.conversation import ConversationProcess, Launch, ProcessLost, ended
+from sidecar.tasks.programs.conversation import PATIENCE_S, ConversationProcess, Launch, ProcessLost, ended
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.supervised_process import to_its_end
 from sidecar.upstreams.processes import StartFailed
@@ -140,7 +137,9 @@ class Conversations:
         self._endings = Endings() if endings is None else endings
         self._clock, self._sweep_s = clock_mono, sweep_s
         self._conversations: dict[ConversationKey, _Conversation] = {}
-        self._free = asyncio.Semaphore(definition.max_sessions)
+        self._keeps = definition.keeps_processes
+        self._places = definition.max_sessions if self._keeps else definition.places
+        self._free = asyncio.Semaphore(self._places)
         self._taken, self._wanted, self._leaving = 0, 0, 0
         self._sweeper: asyncio.Task[None] | None = None
         self._closed = ""
@@ -151,7 +150,7 @@ class Conversations:
 
     async def run(self, order: ProgramOrder) -> AsyncGenerator[Event]:
         until_s = self._clock() + order.deadline_s
-        key = ConversationKey(self._name, order.owner, order.context_id)
+        key = ConversationKey(self._name, order.owner, order.context_id if self._keeps else order.execution_id)
         conversation = self._conversations.setdefault(key, _Conversation(key))
         conversation.used += 1
         try:
@@ -267,8 +266,9 @@ class Conversations:
                         answer = one
                     else:
                         yield one
-            end = ended(answer, None, partner.usage)
             self._falls_silent(conversation, partner)
+            await to_its_end(conversation.settled())
+            end = ended(answer, None if self._keeps else partner.exit, partner.usage)
         except TimeoutError:
             await to_its_end(self._give_up(conversation, partner, "a turn took too long"))
             end = overdue(order, partner.exit, partner.usage)
@@ -343,7 +343,9 @@ class Conversations:
         if conversation.partner is partner:
             conversation.moves(Phase.SILENT, self._clock())
             partner.rests()
-            if partner.is_lost:
+            if not self._keeps:
+                self._let_go(conversation, "it has answered")
+            elif partner.is_lost:
                 self._let_go(conversation)
 
     def _is_lost(self, conversation: _Conversation, partner: ConversationProcess) -> None:
@@ -366,7 +368,9 @@ class Conversations:
 
     async def _leaves(self, conversation: _Conversation, partner: ConversationProcess, why: str) -> None:
         try:
-            if why:
+            if not self._keeps:
+                await partner.end(patience_s=PATIENCE_S)
+            elif why:
                 self._endings.keep(conversation.key, why)
                 await partner.end()
             else:
@@ -397,7 +401,7 @@ class Conversations:
 
     def _make_room(self) -> None:
         """Ends idle processes, the longest idle first, of the owner that has most: who opens many ends only its own."""
-        lacking = self._wanted - (self._definition.max_sessions - self._taken) - self._leaving
+        lacking = self._wanted - (self._places - self._taken) - self._leaving
         if lacking > 0:
             silent = [one for one in self._conversations.values() if one.phase is Phase.SILENT and not one.used]
             # An owner that waits for a slot counts as having it; otherwise, on a tie, it would take another owner's.

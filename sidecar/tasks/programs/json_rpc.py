@@ -1,16 +1,12 @@
-"""Speaks JSON-RPC with a program over its pipes.
-
-One JSON-RPC 2.0 message per line, UTF-8, both ways; `docs/agents-programs.md` documents the protocol for authors.
+"""Speaks JSON-RPC with a program over its pipes: one message per line, as `docs/agents-programs.md` says.
 
     sidecar   {"id": 1, "method": "message/send", "params": {…}}     one at a time; the sidecar's ids, counted from 1
               {"method": "cancel", "params": {"id": 1}}
-    program   {"method": "progress" | "output" | "artifact", "params": {…}}       any number
+    program   {"method": "progress" | "output" | "artifact", "params": {…}}                  any number
               {"id": 1, "result": …} or {"id": 1, "error": {…}}                              once, the end of the turn
 
-Parsing is strict: an invalid or ambiguous message breaks the conversation, because an author notices that at once, and
-a lost answer only at the timeout. A line that does not begin with `{` is noise (a banner, a library's warning) and is
-skipped within bounds. Requests of the program are answered with "method not found". Unsolicited messages, and those of
-a turn that is over, are discarded.
+An invalid or ambiguous message breaks the conversation: an author notices that at once, a lost answer only at the
+timeout. A line that does not begin with `{` is noise, skipped within bounds, as are messages out of their turn.
 """
 
 from __future__ import annotations

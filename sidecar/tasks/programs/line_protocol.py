@@ -1,9 +1,7 @@
-"""The line protocol: writes a turn to a program and finds the end of its answer.
+"""The line protocol: writes a turn to a program as one line and finds the end of its answer, `turn_end`.
 
-A prompt is one line. A program that reads lines would answer each further line as a prompt of its own, and every later
-caller would get the answer to another prompt; so a prompt of several lines is refused, or made one line, as the
-definition says. The answer is the output up to `turn_end`. Other output is discarded: before the first turn (`greets`),
-after the answer, and between turns.
+A program would answer each further line as a prompt of its own, and every later caller would get another's answer.
+Other output is discarded: before the first turn (`greets`), after the answer, and between turns.
 """
 
 from __future__ import annotations

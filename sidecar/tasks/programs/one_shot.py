@@ -1,7 +1,6 @@
 """Runs a program once for one prompt and leaves nothing of it behind.
 
-Each attempt has a process of its own. By default the prompt goes to its standard input, and the answer is its standard
-output, streamed in chunks. If the prompt or the answer is a file, the attempt has a folder of its own.
+Its answer is its standard output, streamed in chunks, or a file in a folder of its own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Removes control sequences and secrets from a program's output as it streams.
 
-Takes bytes in chunks and returns text: decoded as UTF-8, without terminal control sequences (threats X8), and with
-every secret value replaced. The result does not depend on where chunks begin and end, and at most the beginning of a
-character, a secret or a line end is held back.
-
-    cleaning = Cleaning(strip_control=True, secrets=("s3cr3t",))
-    cleaner = cleaning.cleaner()
-    cleaner.feed(b"\\x1b[31ms3c"), cleaner.feed(b"r3t\\n"), cleaner.end()   →   "", "[redacted]\\n", ""
+Takes bytes in chunks and returns text without terminal control sequences (threats X8), with secret values replaced. The
+result does not depend on where chunks begin: at most the beginning of a character, a secret or a sequence is held back.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Answers A2A operations for a CLI-program agent.
 
-A task is a run, and has its id. A message begins a run, or continues one that waits for its caller. A caller that waits
-for the answer gets the run's events until it ends, or disconnects, and the run continues. The owner of a run has been
-checked before (`gateway/frontends/a2a/task_ownership.py`), and is checked here again.
+A task is a run, and has its id. A caller that waits for the answer gets the run's events until it ends, or disconnects,
+and the run continues. The owner of a run was checked before (`task_ownership.py`), and is checked here again.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Reads a prompt and the chosen arguments out of a message.
 
-Text, and files that are text, form the prompt, in their order. A data part that is an object with these members is not
-part of the prompt but sets options of the call; only what `per_call` allows is accepted (threats X1, X2):
+Text, and files that are text, form the prompt, in their order. A data part that is an object with these members sets
+options of the call instead; only what `per_call` allows is accepted (threats X1, X2):
 
     prompt              more text
     parameters          values of options, by name, with or without dashes
     environment         values of variables
     working_directory   one of the folders that the operator lists
 
-Orders that are not A2A messages (the task API, a schedule, an operator) arrive as such a part, so an agent that takes
-only text accepts it. All other data becomes JSON text in the prompt. A program that speaks JSON-RPC also gets the
-message, so its data parts may hold anything else. URLs in a part are never fetched.
+All other data becomes JSON text in the prompt; a JSON-RPC program also gets the message. URLs are never fetched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Turns a run's progress into A2A tasks and events.
-
-The run is A2A's Task in canonical form, and each change is an event for subscribers. Pure: takes a task and what
-happened, returns the new task and the events of a stream; no task is changed in place.
+"""Turns a run's progress into A2A tasks and events; no task is changed in place.
 
 The program's output is one artifact, `output`, and in later turns of the same task `output-2` and so on. Its chunks are
 sent as they come; the task holds them in few parts, and in one at the end of the turn.

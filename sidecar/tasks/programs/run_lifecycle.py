@@ -7,9 +7,7 @@
     cleanup     the end is known; what is left of the program is ended
     idle        nothing is left of it, its slot is free and its end is stored; now subscribers get the end
 
-A run is cancelled in one place (`give_up`): its state changes at once, and its body is cancelled once, wherever it
-is, which ends the program. Subscribers get an end only once the store has it, unless the store is out: an end that
-was sent stays the end, also after a crash.
+Subscribers get an end only once the store has it, unless the store is out: an end that was sent stays the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The stored record of one run, and the state table of runs.
 
-The states are the seed's. `idle` is the first and the last: a run that waits for its turn, and one that is over and has
-left nothing behind; its status says how it ended. One value holds the seed's AgentExecution and its ExecutionResult.
-Texts of people and programs are stored without secrets (`stored_text.py`), and within bounds.
+The states are the seed's. `idle` is the first and the last: a run that waits for its turn, and one that left nothing
+behind. One value holds the seed's AgentExecution and its ExecutionResult, with texts bounded and without secrets.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Saves a run's record in order and detects writes by others.
 
-Changes of state are written at once, output at most once a second; one write is under way at a time, always of the
-newest revision. While the store is out, the write is retried. Two others may write into a run that this process holds:
-a process that wants it cancelled sets `cancel_requested`; and a process that took it for orphaned, because this one's
-hold had lapsed, has ended it, and then owns it. A store that lost its data gets the run again, unless another process
-may have ended it before.
+Changes of state are written at once, output at most once a second, one write at a time, again while the store is out.
+Another process may set `cancel_requested`, or end a run that it took for orphaned, and then owns it. A store that lost
+its data gets the run again, unless another process may have ended it before.
 """
 
 from __future__ import annotations

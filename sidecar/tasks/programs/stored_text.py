@@ -1,9 +1,7 @@
 """Bounds prompts and answers, and removes secrets, before they are stored with a run.
 
-Callers paste keys into prompts, and programs print them. The caller gets the output unchanged; the stored text is for
-operators who look at runs later (the seed: "sanitized of sensitive data"). Secrets of known formats are removed
-(`gateway/redaction.py`), and values behind names such as `password=`. Values of an agent's own environment have been
-removed from its output before (`output_cleaner.py`).
+The caller gets the output unchanged; the stored text is for operators (the seed: "sanitized of sensitive data").
+Secrets of known formats are removed (`gateway/redaction.py`), and values behind names such as `password=`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Creates and removes the working folders of runs.
+"""Creates and removes the working folders of runs whose prompt or answer is a file.
 
-Each run whose prompt or answer is a file has a folder of its own (0700, its files 0600), which is removed with the run,
-however that ends. A folder in use is locked: an unlocked one was left by a sidecar that was killed, and the next start
-removes it. A folder that was just made and is not locked yet may be removed too; its maker then makes another.
+Each is 0700, its files 0600, and locked while in use: an unlocked one was left by a sidecar that was killed, and the
+next start removes it. A folder that was just made and is not locked yet may go too; its maker then makes another.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
 """Leases that let one run at a time write, across replicas.
 
-A lease is held in the store that replicas share (`write_leases.lua`). The first run in each replica's queue asks for
-it; it is given in order of arrival and kept by heartbeats. While the store is out, no lease is given and nothing
-begins: two writers could destroy each other's work, and a waiting one destroys nothing. A holder that cannot renew its
-lease stops early enough that its program has ended before the lease does:
+The store that replicas share gives a lease in order of arrival (`write_leases.lua`); heartbeats keep it. While it
+is out, no lease is given and nothing begins. A holder that cannot renew stops before another may begin:
 
     0 ─── heartbeats ───▶ 1/2 we end it ──▶ 6/10 its warden asks it to end ─▶ 7/10 and kills it ──▶ 1 another may begin
 
-The warden is a process of its own, which gets each heartbeat (`attempt.py`) and reads the same clock, so it ends
-the program even if the operating system has stopped this process.
-
-Limits of leases: if warden and program are stopped too, the program is killed only when both continue. A store whose
-failover loses its last second may have lost a lease of that second; its holder learns that with the next heartbeat.
+The warden is a process of its own that reads the same clock, so it ends the program even if this process is stopped. If
+both are stopped, the program is killed only when they continue; and a store whose failover loses its last second may
+have lost a lease of that second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Checks schedules against the agents and rules that they need.
-
-Runs on schedules in sidecar.yaml when the file is checked, and on one that an operator adds before it is stored.
-"""
+"""Checks schedules, of sidecar.yaml or an operator's, against the agents and rules that they need."""
 
 from __future__ import annotations
 

@@ -1,13 +1,10 @@
 """The stored state of a schedule, its state table, and which due times are owed.
 
-Settings hold what the operator wrote. This record holds what changes as the schedule runs, what operators order, and
-the definition of a schedule that was added over the admin API. A store of records keeps it (`storage/`), for all
-replicas. Each method returns the schedule after the change, or the same schedule if there is nothing to change: the
-process that held it may have died halfway, and another repeats the step.
+Each method returns the schedule after the change, or the same one if there is nothing to change: the process that held
+it may have died halfway, and another repeats the step.
 
-Of all due times since the last settled one, only the latest is made up for, and only if it is not too long ago; the
-others were missed. A clock that is set back owes nothing twice. If it is set back by more than three hours, the earlier
-time was wrong, as in cron, and the new time holds.
+Of all due times since the last settled one, only the latest is made up for, if it is not too long ago. A clock that is
+set back owes nothing twice. If it is set back by more than three hours, the earlier time was wrong, as in cron.
 """
 
 from __future__ import annotations

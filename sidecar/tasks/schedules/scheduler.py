@@ -1,8 +1,7 @@
 """Orders runs when their schedules are due: a kind of job of the worker (`tasks/worker.py`).
 
-Each process takes the schedules that no other process holds. The steps for a due time are in an order that survives a
-crash at any point: first the task, under an id that only this due time can have, then the record that the time is
-settled. A process that takes over continues from there.
+The steps for a due time survive a crash at any point: first the task, under an id that only this due time has, then
+the record that the time is settled. A process that takes over continues from there.
 """
 
 from __future__ import annotations

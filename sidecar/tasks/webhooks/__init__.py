@@ -1,12 +1,8 @@
 """Delivers webhooks: completion callbacks and push notifications.
 
-    delivery_order.py   which delivery is sent next
-    outbox.py           sends each delivery at least once
-    signature.py        signs deliveries
-
-`storage/deliveries.py` stores deliveries, with their state table, and `storage/push_configs.py` defines the record of a
-push configuration. The A2A frontend registers push configurations (`gateway/frontends/a2a/push_notifications.py`).
-`http/client/guarded_client.py` checks an address when it is registered and before each delivery.
+delivery_order.py   which delivery is sent next
+outbox.py           sends each delivery at least once
+signature.py        signs deliveries
 """
 
 from __future__ import annotations

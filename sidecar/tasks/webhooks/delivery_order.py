@@ -1,10 +1,7 @@
-"""Orders deliveries so that one slow receiver delays only its own.
+"""Orders deliveries so that one slow receiver delays only its own; takes the time as an argument, and never waits.
 
-Chains take turns, and each has a share of the concurrent deliveries, so that a chain whose receivers hang delays only
-its own deliveries. Each chain has one delivery at a time per URL. A receiver (host and port) gets a few at a time and a
-bounded number per minute over all chains: it may not have asked for any.
-
-Pure: takes the time as an argument, and never waits.
+Chains take turns, each with a share of the concurrent deliveries and one delivery at a time per URL. A receiver (host
+and port) gets a few at a time and a bounded number per minute over all chains: it may not have asked for any.
 """
 
 from __future__ import annotations

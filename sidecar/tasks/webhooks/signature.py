@@ -1,11 +1,9 @@
 """Signs webhooks by Standard Webhooks 1.0 (standardwebhooks.com).
 
-`webhook-id` stays the same when a delivery is repeated, `webhook-timestamp` is that of the attempt, and
-
     webhook-signature: v1,base64(HMAC-SHA256(secret, "{webhook-id}.{webhook-timestamp}.{body}"))
 
 Each receiver (scheme, host, port) has its own secret, derived from the sidecar's key, so that a receiver cannot forge
-deliveries to another. A secret is shown as `whsec_` and base64, which the libraries of Standard Webhooks accept.
+deliveries to another. It is shown as `whsec_` and base64.
 """
 
 from __future__ import annotations
