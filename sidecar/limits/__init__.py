@@ -2,14 +2,13 @@
 
     budgets.py            parses budgets.yaml into rules; amounts.py: exact decimal amounts
     plan.py               turns an allowed call into its charges: the counters that it moves
-    __init__.py           reserves all charges or none, holds slots while the call runs, returns what was not used
+    __init__.py           opens the store; reserves all charges or none, holds slots, returns what was not used
     store.py              the interface of a counter store: memory_store.py or redis_store.py (admit.lua, settle.lua,
                           whole.lua)
-    store_factory.py      builds the store from the settings
     topology.py           finds the server that counts: a single node, Sentinel's primary, or our slot's owner
     store_connection.py   keeps one connection to that server; redis_pipeline.py: pipelines calls over it
     counter_memory.py     restores counters that the store lost (epoch.lua, guard.lua, restore.lua)
-    refusal_tracker.py    tracks a store that answers with errors; eviction.py: detects policies that evict counters
+    refusal_tracker.py    tracks a store that answers with errors
     degraded.py           admits a bounded number of calls while the store is down
     counters.py           the arithmetic of hours, days, months, rates and slots
     session_calls.py      limits lists and pings
@@ -32,10 +31,12 @@ from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.limits.amounts import MILLION, in_units
 from sidecar.limits.budgets import load_budgets
 from sidecar.limits.counters import SECOND_US
+from sidecar.limits.degraded import DegradedStore
+from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.plan import NOTHING, Budgets, Kind, LimitCharge, LimitPlan, plan_charges, rule_label
 from sidecar.limits.session_calls import SessionCalls
-from sidecar.limits.store import LEASE_S, CounterStore, StoreObserver, StoreUnavailable, Verdict
-from sidecar.limits.store_factory import open_store
+from sidecar.limits.store import LEASE_S, UNSEEN, CounterStore, StoreObserver, StoreUnavailable, Verdict
+from sidecar.settings.store import StoreSettings
 
 __all__ = [
     "NOTHING",
@@ -70,6 +71,24 @@ Excuse = Callable[[Refusal], bool]
 
 def _never(refusal: Refusal) -> bool:
     return False
+
+
+def open_store(
+    chosen: StoreSettings, clock: Callable[[], float], *, lease_s: float = LEASE_S, observer: StoreObserver = UNSEEN
+) -> CounterStore:
+    """Build the store of the settings without connecting. `clock` returns seconds since the epoch; Redis uses its
+    own."""
+    if chosen.is_memory:
+        return MemoryCounters(clock, lease_s=lease_s)
+    from sidecar.limits.redis_store import RedisCounters
+    from sidecar.limits.topology import finder_of  # 0.5 s of imports that `memory://` does not need
+
+    kind = {"sentinel": "redis+sentinel", "cluster": "redis+cluster"}.get(chosen.place.kind, "redis")
+    finder = finder_of(chosen)
+    shared = RedisCounters(finder, lease_s=lease_s, deadline_s=chosen.timeout, observer=observer, kind=kind)
+    if chosen.degraded_calls is None:
+        return shared
+    return DegradedStore(shared, MemoryCounters(clock, lease_s=lease_s), chosen.degraded_calls)
 
 
 class Limiter:

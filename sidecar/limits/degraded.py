@@ -9,14 +9,15 @@ When the number is used up the caller gets 503 for the outage, not a limit refus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from sidecar.limits.counters import CounterState
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.plan import LimitCharge, lasting
-from sidecar.limits.store import Charges, CounterUnreadable, SharedCounters, StoreUnavailable, Verdict
+from sidecar.limits.store import Charges, CounterUnreadable, StoreUnavailable, Verdict
+
+if TYPE_CHECKING:
+    from sidecar.limits.redis_store import RedisCounters
 
 OWED_S = 3600.0
 """After this time, charges that could not be sent to the store have left the one-hour window."""
@@ -25,9 +26,9 @@ OWED_S = 3600.0
 class DegradedStore:
     """A shared store that admits, while it is down, `most` calls per limit and window locally."""
 
-    def __init__(self, shared: SharedCounters, here: MemoryCounters, most: int) -> None:
-        self.inner = shared
-        self.kind = shared.kind
+    def __init__(self, shared: RedisCounters, here: MemoryCounters, most: int) -> None:
+        self.inner, self.kind = shared, shared.kind
+        self.look, self.run, self.ping, self.close = shared.look, shared.run, shared.ping, shared.close
         self._here = here
         self._most = most
         self._lent: dict[str, Charges] = {}  # running calls that were admitted locally
@@ -93,18 +94,6 @@ class DegradedStore:
     @property
     def warning(self) -> str:
         return self.inner.warning
-
-    async def look(self, charges: Charges) -> tuple[CounterState, ...]:
-        return await self.inner.look(charges)
-
-    async def run(self, script: str, key: str, arguments: Sequence[str]) -> Any:
-        return await self.inner.run(script, key, arguments)
-
-    async def ping(self) -> None:
-        await self.inner.ping()
-
-    async def close(self) -> None:
-        await self.inner.close()
 
 
 def _here(decision_id: str) -> str:

@@ -19,19 +19,18 @@ import asyncio
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha1
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from redis.exceptions import AskError, MovedError, NoScriptError, ResponseError
 
 from sidecar.limits.counter_memory import CounterMemory
 from sidecar.limits.counters import SECOND_US, CounterState
-from sidecar.limits.eviction import LOOK_EVERY_S, eviction_warning
 from sidecar.limits.plan import lasting
 from sidecar.limits.redis_pipeline import PipelineLate, PipelineLost, RedisPipeline
 from sidecar.limits.refusal_tracker import RefusalTracker, counts_no_more, passes, printable
@@ -51,6 +50,8 @@ from sidecar.settings.store import DEADLINE_S, StoreSettings
 
 MAX_OWED = 10_000
 COMPLAIN_EVERY_S = 10.0
+LOOK_EVERY_S = 60.0
+SAFE_POLICY = "noeviction"
 AT_ONCE = 100
 """Debts settled in one batch: 3 ms of server time, so that current calls behind them are in time on a store 60 ms
 away."""
@@ -84,10 +85,14 @@ class CounterScript(NamedTuple):
     def of(cls, text: str) -> CounterScript:
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
-    @classmethod
-    def counting(cls, text: str) -> CounterScript:
-        """A script that reads counters and rejects any that is not an integer."""
-        return cls.of(f"{shipped('whole.lua')}\n{text}")
+
+class CounterScripts(NamedTuple):
+    """The scripts that run in the store."""
+
+    admit: CounterScript
+    settle: CounterScript
+    restore: CounterScript
+    epoch: CounterScript
 
 
 def shipped(name: str) -> str:
@@ -95,20 +100,14 @@ def shipped(name: str) -> str:
     return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
-def guarded(admit: str) -> str:
-    """Insert admit.lua at the marked place in guard.lua."""
-    return shipped("guard.lua").replace("-- admit.lua stands here", admit)
+def scripts_from(read: Callable[[str], str] = shipped) -> CounterScripts:
+    """Assemble the scripts. Those that read counters begin with whole.lua, and admit.lua stands inside guard.lua."""
+    admit = read("guard.lua").replace("-- admit.lua stands here", read("admit.lua"))
+    counting = (f"{read('whole.lua')}\n{text}" for text in (admit, read("settle.lua"), read("restore.lua")))
+    return CounterScripts(*map(CounterScript.of, [*counting, read("epoch.lua")]))
 
 
-class CounterScripts(NamedTuple):
-    """The scripts that run in the store."""
-
-    admit: CounterScript = CounterScript.counting(guarded(shipped("admit.lua")))
-    settle: CounterScript = CounterScript.counting(shipped("settle.lua"))
-    restore: CounterScript = CounterScript.counting(shipped("restore.lua"))
-    epoch: CounterScript = CounterScript.of(shipped("epoch.lua"))
-
-
+SHIPPED: Final = scripts_from()
 RESET = CounterScript.of("return redis.call('DEL', unpack(KEYS))")
 Verb = Literal["charge", "give_back", "release", "extend"]
 
@@ -124,7 +123,7 @@ class Settlement:
 
 
 class RedisCounters:
-    """A CounterStore in Redis or Valkey. `instance` names this process among those that share the store."""
+    """A CounterStore in Redis or Valkey."""
 
     degraded = False
 
@@ -137,8 +136,7 @@ class RedisCounters:
         hold_s: float = HOLD_S,
         observer: StoreObserver = UNSEEN,
         kind: str = "redis",
-        scripts: CounterScripts | None = None,
-        instance: str = "",
+        scripts: CounterScripts = SHIPPED,
     ) -> None:
         self.kind = kind
         self._finder = finder
@@ -146,8 +144,8 @@ class RedisCounters:
         self._deadline_s = deadline_s
         self._hold_s = hold_s
         self._observer = observer
-        self._scripts = scripts or CounterScripts()
-        self._tide = TIDE + (instance or secrets.token_hex(8))
+        self._scripts = scripts
+        self._tide = TIDE + secrets.token_hex(8)  # one for each process that shares the store
         self._link = StoreConnection(finder, deadline_s, greet=self._greet, beat=self._beat, ready=self._settle_debts)
         self._recall = CounterMemory()
         self._epoch = ""
@@ -224,15 +222,12 @@ class RedisCounters:
             self._say(Settlement("charge", charges, decision_id, self._now_s() + within_s))
 
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
-        wire = await self._link.ready()
+        await self._link.ready()  # the arguments name its epoch
+        reply = await self._asked(self._scripts.admit, self._guarded(charges, LOOK, 0, record_ms=0))
         try:
-            reply = await self._run(wire, self._scripts.admit, self._guarded(charges, LOOK, 0, record_ms=0))
             return _verdict(reply, charges, LOOK).standings
-        except ResponseError as error:
-            self._refused(error, wire)
-            raise _unavailable(error) from error
-        except (PipelineLost, TimeoutError, _ForeignReplyError) as error:
-            raise StoreUnavailable(type(error).__name__) from error
+        except _ForeignReplyError as error:
+            raise StoreUnavailable(str(error)) from error
 
     async def reset(self, charges: Charges) -> None:
         keys = [charge.key for charge in lasting(charges)]
@@ -514,6 +509,20 @@ class RedisCounters:
 
 class _ForeignReplyError(LeaveError):
     """A reply that cannot belong to our request."""
+
+
+def eviction_warning(info: Any) -> str:
+    """What operators should know about the server's reply to `INFO memory`; "" if all is well or it says nothing.
+
+    An evicted counter restarts its limit unnoticed. Every counter has a time to live, so with a memory bound any policy
+    but `noeviction` may evict it."""
+    if not isinstance(info, bytes):
+        return ""
+    said = dict(line.partition(":")[::2] for line in info.decode("latin-1").split("\r\n"))
+    policy, most = said.get("maxmemory_policy", SAFE_POLICY), said.get("maxmemory", "0")
+    if policy == SAFE_POLICY or most == "0" or not policy.replace("-", "").isalpha():
+        return ""
+    return f"it may evict counters once its memory is full (maxmemory-policy {policy[:40]}): a limit would begin anew"
 
 
 async def _done(wire: RedisPipeline) -> None:

@@ -118,10 +118,3 @@ class CounterStore(Protocol):
 
     async def close(self) -> None:
         """Finish started operations, within a second, and disconnect."""
-
-
-class SharedCounters(CounterStore, Protocol):
-    """A store that instances share."""
-
-    def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
-        """Charge what was admitted without the store, whatever the limit: now, or when it is back within that time."""

@@ -15,10 +15,9 @@ from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError,
 from sidecar.limits import StoreUnavailable
 from sidecar.limits import redis_store as module
 from sidecar.limits.degraded import DegradedStore
-from sidecar.limits.eviction import eviction_warning
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.plan import LimitCharge
-from sidecar.limits.redis_store import RedisCounters
+from sidecar.limits.redis_store import RedisCounters, eviction_warning
 from sidecar.limits.refusal_tracker import HOLDS_S, RefusalTracker
 from sidecar.limits.store import CounterUnreadable
 from sidecar.limits.topology import finder_of
