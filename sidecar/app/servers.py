@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from sidecar.admin import PROBES, AdminApp, OperatorAction, Role
+from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.gateway.error_responses import AnswerShape, tell
 from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections
@@ -109,7 +110,7 @@ class Servers:
         """Refuse and record bytes that are not a valid HTTP request."""
         pipeline, metrics = self.pipeline, self.pipeline.metrics
         reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
-        record = pipeline.audit.recording(protocol="http", peer=peer)
+        record = Recording(pipeline.audit, protocol="http", peer=peer)
         refusal = Refusal(reason, "this is no HTTP request that we serve" if status < 500 else "")
         if pipeline.refusals.closes(None, peer, refusal):
             return SilentResponse()

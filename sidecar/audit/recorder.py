@@ -1,6 +1,6 @@
 """Records each request's decision, outcome or refusal before it takes effect.
 
-    recording = audit.recording(protocol="mcp", peer="127.0.0.1:5000")
+    recording = Recording(audit, protocol="mcp", peer="127.0.0.1:5000")
     recording.caller = ...; recording.mark("auth")        facts, as the pipeline learns them
     await recording.decided()                                 the record first, then the upstream
     await recording.outcome(http_status=200, bytes_out=512)   or .refused(refusal, http_status=403): exactly one of them
@@ -83,18 +83,6 @@ class Audit:
         self.key, self.clock, self.new_id = key, clock, new_id
         if found.what:
             sink.append([self._stamp("control", shape.control(shape.RECOVERED, "sidecar", found.facts))])
-
-    def recording(
-        self,
-        *,
-        protocol: str,
-        peer: str,
-        request_id: str | int | None = None,
-        trace_id: str | None = None,
-        run_id: str | None = None,
-        thread_id: str | None = None,
-    ) -> Recording:
-        return Recording(self, protocol, peer, request_id, trace_id, run_id, thread_id)
 
     async def control(self, what: str, by: str, **facts: object) -> None:
         """Record an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""

@@ -13,17 +13,17 @@ so replaying an old one has no effect.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sidecar.audit.chain import MAX_LINE_BYTES, ChainEnd, unseal
+from sidecar.audit.chain import MAX_LINE_BYTES, MAX_SEQ, ChainEnd, SealedRecord, unseal
 from sidecar.audit.checkpoints import Checkpoint, public_keys_of
 from sidecar.audit.segments import files_of, last_seq_of
 from sidecar.http.signing_keys import SigningKey
 
 ROLLED_BACK: Final = "rolled-back"
-BY_HAND_BYTES: Final = 256 * 1024  # searched linearly
 
 
 class PublishedEnd(NamedTuple):
@@ -66,24 +66,18 @@ def hash_in(path: Path) -> Callable[[int], str | None]:
 def _found(path: Path, seq: int) -> str | None:
     """Binary search for a record, since sequences rise along a file."""
     with path.open("rb") as file:
-        low, high = 0, file.seek(0, 2)
-        while high - low > BY_HAND_BYTES:
-            middle = (low + high) // 2
-            file.seek(middle)
-            file.readline(MAX_LINE_BYTES + 1)  # the rest of a partial line
-            at = file.tell()
-            sealed = unseal(file.readline(MAX_LINE_BYTES + 1).removesuffix(b"\n"))
-            if sealed is None or at >= high:
-                return _among(path, low, high, seq)
-            low, high = (at, high) if sealed.seq <= seq else (low, middle)
-    return _among(path, low, high, seq)
 
+        def after(offset: int) -> SealedRecord | None:
+            """The first record whose line begins at this offset or later."""
+            file.seek(max(0, offset - 1))
+            if offset:
+                file.readline()  # up to the line's beginning
+            while raw := file.readline(MAX_LINE_BYTES + 1):
+                if (sealed := unseal(raw.removesuffix(b"\n"))) is not None:
+                    return sealed
+            return None
 
-def _among(path: Path, low: int, high: int, seq: int) -> str | None:
-    with path.open("rb") as file:
-        file.seek(low)
-        while file.tell() <= high and (raw := file.readline(MAX_LINE_BYTES + 1)):
-            sealed = unseal(raw.removesuffix(b"\n"))
-            if sealed is not None and sealed.seq == seq:
-                return sealed.hash
-    return None
+        size = file.seek(0, 2)
+        at = bisect_left(range(size), seq, key=lambda offset: MAX_SEQ if (one := after(offset)) is None else one.seq)
+        found = after(at)
+    return found.hash if found is not None and found.seq == seq else None

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from sidecar.audit import Audit
+from sidecar.audit import Audit, Recording
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.gateway import ownership, routing
 from sidecar.gateway.error_responses import AnswerShape, ErrorResponse, tell
@@ -509,7 +509,8 @@ class Pipeline:
 
     def _received(self, http: web.BaseRequest) -> RequestContext:
         headers = routing.headers_of(http)
-        record = self.audit.recording(
+        record = Recording(
+            self.audit,
             protocol=routing.protocol_of(routing.origin_form(http.raw_path), self.live.current.aliases),
             peer=http.remote or "local",
             trace_id=routing.trace_id_of(headers),

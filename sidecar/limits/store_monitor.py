@@ -47,7 +47,7 @@ class StoreMonitor(StoreObserver):
 
     def untold(self, counts: Mapping[str, int]) -> None:
         for verb, count in counts.items():
-            self.metrics.store_untold(verb, count)
+            self.metrics.store_untold(verb, amount=count)
         log.warning(UNTOLD, extra={verb: counts.get(verb, 0) for verb in ("give_back", "release", "charge")})
 
     async def look(self, store: CounterStore) -> None:

@@ -140,8 +140,8 @@ HELP: Mapping[str, str] = {
 class Metrics:
     """Every series, and what updates them. Times are in seconds.
 
-    The attributes that are declared with `.count`, `.put` and `.time` are called with the series' labels, or with its
-    value. `upstreams`, those of them that are `agents`, `limits` and `budgets` (limits that count costs) are the
+    The attributes that are declared with `.count`, `.put…`, `.time…` and `.only` are called with the series' labels and
+    its value. `upstreams`, those of them that are `agents`, `limits` and `budgets` (limits that count costs) are the
     configured names; `reconfigured` changes them.
     """
 
@@ -183,7 +183,7 @@ class Metrics:
         )
         self._stage_s = times_of_stages("stage_duration_seconds", stage=STAGES)
         self._inflight = gauge("inflight_requests", protocol=PROTOCOLS)
-        self._streams = gauge("open_streams", protocol=PROTOCOLS)
+        self.streams = gauge("open_streams", protocol=PROTOCOLS).put_at
         self.sessions = gauge("sessions").put
         self.refusal_unanswered = counter("refusals_unanswered_total").count
         self.auth_failed = counter("auth_failures_total", credential=CREDENTIALS, reason=AUTH_REASONS).count
@@ -200,9 +200,9 @@ class Metrics:
         self.breaker_moved = counter("breaker_transitions_total", **of_upstreams, to=BREAKER_STATES).count
         self.session_lost = of_server("counter", "upstream_sessions_lost_total").count
         self.message_dropped = of_server("counter", "upstream_messages_dropped_total").count
-        self._pin_mismatches = of_server("gauge", "pin_mismatches")
-        self._hidden_text = of_server("gauge", "hidden_text_tools")
-        self._upstream_s = times_of_requests("upstream_duration_seconds", **of_upstreams)
+        self.pins_mismatched = of_server("gauge", "pin_mismatches").put_at
+        self.hidden_text_found = of_server("gauge", "hidden_text_tools").put_at
+        self.upstream_answered = times_of_requests("upstream_duration_seconds", **of_upstreams).time_at
         self.federation_missed = counter("federation_unavailable_total", **late, reason=TROUBLE).count
 
         # Tasks, agent programs, schedules, callbacks
@@ -215,6 +215,7 @@ class Metrics:
         schedules = {"schedule": self._schedules}
         self._schedule_runs = counter("schedule_runs_total", **schedules, result=SCHEDULE_RESULTS)
         self._schedule_success = gauge("schedule_last_success_timestamp_seconds", late=True, **schedules)
+        self.schedule_succeeded = self._schedule_success.put_at
         self._callbacks = counter("callbacks_total", kind=CALLBACK_KINDS, result=CALLBACK_RESULTS)
         self._callback_s = times_of_requests("callback_duration_seconds")
         self.callbacks_wait = gauge("callbacks_waiting").put
@@ -232,23 +233,22 @@ class Metrics:
 
         # Store, audit, process
         self.store_up = gauge("store_up").put
-        self._store_info = gauge("store_info", kind=AS_GIVEN)
+        self.store_is = gauge("store_info", kind=AS_GIVEN).only
         self.store_answered = times_of_stages("store_duration_seconds").time
         self.store_forgot = counter("store_forgot_total", how=STORE_FORGOT).count
-        self._store_untold = counter("store_untold_total", verb=STORE_UNTOLD)
+        self.store_untold = counter("store_untold_total", verb=STORE_UNTOLD).count
         self.audit_recorded = counter("audit_records_total", event=AUDIT_EVENTS, result=AUDIT_RESULTS).count
         self.audit_depth = gauge("audit_queue_depth").put
         self.audit_up = gauge("audit_up").put
         self._audit_copies = counter("audit_copies_total", result=AUDIT_COPIES)
         self.loop_lagged = times_of_stages("loop_lag_seconds").time
-        self._build = gauge("build_info", version=AS_GIVEN, python=AS_GIVEN)
+        gauge("build_info", version=AS_GIVEN, python=AS_GIVEN).only(__version__, platform.python_version())
 
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._decisions.declare(KINDS, ("allow",), (NONE,))
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
-        self._build.only((__version__, platform.python_version()))
         self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
 
     def reconfigured(
@@ -334,24 +334,12 @@ class Metrics:
 
     # --- gauges and histograms with labels --------------------------------------------------------------------------
 
-    def upstream_answered(self, upstream: str, duration_s: float) -> None:
-        self._upstream_s.observe((upstream,), duration_s)
-
     def upstream_stands(self, upstream: str, status: str) -> None:
         """Sets an upstream's status: `ready`, `degraded` or `offline`."""
         if upstream not in self._upstreams:  # one that is being removed
             return
         self._upstream_up.set((upstream,), status != "offline")
         self._upstream_state.each(UPSTREAM_STATES, {status: 1}, upstream)
-
-    def pins_mismatched(self, upstream: str, count: int) -> None:
-        self._pin_mismatches.set((upstream,), count)
-
-    def hidden_text_found(self, upstream: str, count: int) -> None:
-        self._hidden_text.set((upstream,), count)
-
-    def streams(self, protocol: str, count: int) -> None:
-        self._streams.set((protocol,), count)
 
     def tasks(self, counts: Mapping[str, int]) -> None:
         self._task_states.each(TASK_STATES, counts)
@@ -371,12 +359,7 @@ class Metrics:
         self._agent_executions.each(AGENT_STATES, states, agent)
 
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None:
-        """Counts the results of a schedule's runs or due times."""
         self._schedule_runs.add((schedule, result), count)
-
-    def schedule_succeeded(self, schedule: str, at_s: float) -> None:
-        """Sets the time of a schedule's last successful run, in seconds since the epoch."""
-        self._schedule_success.set((schedule,), at_s)
 
     def callback_attempted(self, kind: str, result: str, duration_s: float) -> None:
         self._callbacks.add((kind, result))
@@ -384,7 +367,7 @@ class Metrics:
 
     def policy_loaded(self, revision: str, rules: Mapping[str, int], at: float) -> None:
         """Describes the policy that serves. `rules` counts them by kind, `at` is in seconds since the epoch."""
-        self._policy_info.only((revision,))
+        self._policy_info.only(revision)
         self._policy_rules.each(KINDS, rules)
         self._reloaded_at.put(at)
 
@@ -404,13 +387,6 @@ class Metrics:
         self._mode.each(MODES, {mode: 1})
         if mode == "shadow":
             self._decisions.declare(KINDS, ("would_deny",), DENIALS)
-
-    def store_is(self, kind: str) -> None:
-        self._store_info.only((kind,))
-
-    def store_untold(self, verb: str, count: int) -> None:
-        """Counts calls whose end (`give_back`, `release`) or admission (`charge`) did not reach the store."""
-        self._store_untold.add((verb,), count)
 
     def audit_copied(self, copied: int, lost: int) -> None:
         """Sets the numbers of lines copied and lost since the start."""

@@ -63,24 +63,31 @@ class SeriesTable:
         row = self._found.get(labels) or self._find(labels)
         row[0] = value
 
-    def count(self, *labels: str) -> None:
-        """Adds one to a counter."""
-        self.add(labels)
+    def count(self, *labels: str, amount: float = 1) -> None:
+        self.add(labels, amount)
 
     def put(self, value: float) -> None:
         """Sets a gauge without labels."""
         self.set((), value)
 
+    def put_at(self, label: str, value: float) -> None:
+        """Sets a gauge with one label."""
+        self.set((label,), value)
+
     def time(self, value_s: float) -> None:
         """Adds one measurement to a histogram without labels."""
         self.observe((), value_s)
+
+    def time_at(self, label: str, value_s: float) -> None:
+        """Adds one measurement to a histogram with one label."""
+        self.observe((label,), value_s)
 
     def each(self, choices: Iterable[str], values: Mapping[str, float], *before: str) -> None:
         """Sets a gauge for each choice of its last label; those without a value to 0."""
         for choice in choices:
             self.set((*before, choice), values.get(choice, 0))
 
-    def only(self, labels: Labels) -> None:
+    def only(self, *labels: str) -> None:
         """Sets this row to 1 and removes all others, for a metric that describes a state (`policy_info`)."""
         self.rows = {labels: [1.0]}
 

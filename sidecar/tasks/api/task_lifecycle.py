@@ -419,7 +419,7 @@ class TaskLifecycle:
 
     def _new_recording(self, intent: AgentOperation) -> Recording:
         """Returns the audit record of this task, from the first message to the agent to its end."""
-        recording = self.means.audit.recording(protocol="a2a", peer="sidecar", request_id=self.record.id)
+        recording = Recording(self.means.audit, protocol="a2a", peer="sidecar", request_id=self.record.id)
         recording.task_id = self.record.id
         recording.caller, recording.call = self.caller, intent.call
         recording.upstream, recording.method = self.record.target, intent.call.method

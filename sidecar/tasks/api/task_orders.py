@@ -59,7 +59,7 @@ class TaskOrders:
         `peer` says where it comes from; see NewTask for the others. Raises Refusal, as over HTTP."""
         means = self.runner.means
         now = means.live.take()
-        recording = means.audit.recording(protocol="a2a", peer=peer, request_id=task_id)
+        recording = Recording(means.audit, protocol="a2a", peer=peer, request_id=task_id)
         recording.task_id = task_id
         recording.caller, recording.upstream, recording.method = caller, target, SEND.action
         order = NewTask(target, task_type, payload, context=context, answers=answers)

@@ -98,7 +98,7 @@ def decision(*, allowed: bool = True) -> Decision:
 
 def understood(audit: Audit, **changes: Any) -> Recording:
     """A request as far as limits."""
-    recording = audit.recording(protocol="mcp", peer="127.0.0.1:5000", trace_id="t" * 32, run_id="run", thread_id="th")
+    recording = Recording(audit, protocol="mcp", peer="127.0.0.1:5000", trace_id="t" * 32, run_id="run", thread_id="th")
     recording.bytes_in = 300
     recording.caller = caller()
     recording.mark("identify")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.audit import time_ordered_ids
+from sidecar.audit import Recording, time_ordered_ids
 from sidecar.audit.chain import MAX_LINE_BYTES, seal, unseal
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import Digests
@@ -170,7 +170,7 @@ def test_each_reason_has_its_status_and_message_from_the_closed_table(audit: Aud
 
 
 def test_a_refusal_before_anything_is_known_is_on_record_too(audit: Audit, path: Path) -> None:
-    recording = audit.recording(protocol="mcp", peer="unix")
+    recording = Recording(audit, protocol="mcp", peer="unix")
     recording.upstream = "github"
     at_once(recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401))
     (record,) = records(path)
@@ -293,7 +293,7 @@ HOSTILE = '\r\n\x1b[31m\x00\x7f\x85\u2028\u2029\u202e\u200b\ufeff"\\},{"event":"
 
 
 def hostile_request(audit: Audit, text: str) -> None:
-    recording = audit.recording(protocol=text, peer=text, request_id=text, trace_id=text, run_id=text, thread_id=text)
+    recording = Recording(audit, protocol=text, peer=text, request_id=text, trace_id=text, run_id=text, thread_id=text)
     recording.caller = Caller((Principal(f"user:{text}", text),) * 40, (Credential("jwt", text, text),) * 40)
     asked = Question(f"tool:{text}", text, text, text, {"a": 1}, {})
     recording.call = Call("mcp", text, text, text, (asked,))
@@ -324,7 +324,7 @@ def test_hostile_text_in_every_field_stays_one_bounded_line(audit: Audit, path: 
 def test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was(audit: Audit, path: Path) -> None:
     """BL-075."""
     text = HOSTILE.rstrip("\ud800")
-    recording = audit.recording(protocol="mcp", peer=text, run_id=text)
+    recording = Recording(audit, protocol="mcp", peer=text, run_id=text)
     recording.caller = Caller((Principal(f"user:{text}"),), (Credential("jwt", text, text),))
     at_once(recording.refused(Refusal(Reason.INTERNAL), http_status=500))
     (record,) = records(path)

@@ -129,7 +129,7 @@ enforcement("shadow") -> enforcement_mode mode=shadow 1
 enforcement("shadow") -> enforcement_mode mode=enforce 0
 store_is("redis") -> store_info kind=redis 1
 store_up(True) -> store_up 1
-store_untold("give_back", 3) -> store_untold_total verb=give_back 3
+store_untold("give_back") -> store_untold_total verb=give_back 1
 store_answered(0.002) -> store_duration_seconds_count 1
 audit_recorded("refusal", "failed") -> audit_records_total event=refusal result=failed 1
 loop_lagged(0.5) -> loop_lag_seconds_sum 0.5

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sidecar.audit import Audit, AuditKey
+from sidecar.audit import Audit, AuditKey, Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.policy import Engine
 from sidecar.policy_tools.audit_records import is_session, question_of
@@ -89,7 +89,7 @@ def write_down(
     session: bool = False,
 ) -> None:
     """What the pipeline records of one call: decision and outcome, or a refusal."""
-    recording = audit.recording(protocol=protocol, peer="local")
+    recording = Recording(audit, protocol=protocol, peer="local")
     recording.caller = Caller(chain, credentials)
     version, upstream = ("2026-07-28", question.server) if protocol == "mcp" else ("1.0", question.object[4:])
     recording.call = Call(protocol, version, upstream, question.action, (question,), session=session)
@@ -121,7 +121,7 @@ def record(
         decision = ask(chain, question, clock.time())
         write_down(audit, decision, chain, question)
         decisions.append(decision)
-    recording = audit.recording(protocol="mcp", peer="local")
+    recording = Recording(audit, protocol="mcp", peer="local")
     at_once(recording.refused(Refusal(Reason.UNAUTHENTICATED), http_status=401))
     at_once(audit.close())
     return decisions
