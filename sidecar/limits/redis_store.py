@@ -27,7 +27,7 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from redis.exceptions import AskError, MovedError, NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from sidecar.limits.counter_memory import CounterMemory
 from sidecar.limits.counters import SECOND_US, CounterState
@@ -45,7 +45,7 @@ from sidecar.limits.store import (
     Verdict,
 )
 from sidecar.limits.store_connection import LeaveError, StoreConnection
-from sidecar.limits.topology import PREFIX, Finder, Trouble, ask_once, finder_of
+from sidecar.limits.topology import PREFIX, Finder, finder_of
 from sidecar.settings.store import DEADLINE_S, StoreSettings
 
 MAX_OWED = 10_000
@@ -141,7 +141,6 @@ class RedisCounters:
         self.kind = kind
         self._finder = finder
         self._lease_s = lease_s
-        self._deadline_s = deadline_s
         self._hold_s = hold_s
         self._observer = observer
         self._scripts = scripts
@@ -185,13 +184,13 @@ class RedisCounters:
         try:
             reply = await self._run(wire, self._scripts.admit, arguments)
             verdict = _verdict(reply, charges, decision_id)
-        except (PipelineLost, _ForeignReplyError, asyncio.CancelledError, TimeoutError) as error:
+        except (PipelineLost, _ForeignReplyError, asyncio.CancelledError) as error:
             self.give_back(charges, decision_id)  # it may have been charged, and the call will not be forwarded
             if isinstance(error, asyncio.CancelledError):
                 raise
-            if not isinstance(error, TimeoutError | PipelineLate):
+            if not isinstance(error, PipelineLate):
                 wire.condemn(str(error))
-            raise StoreUnavailable(str(error) or "no answer in time") from error
+            raise StoreUnavailable(str(error)) from error
         except ResponseError as error:
             self._refusing.refused(CHARGE, error, charges, self._now_s())
             self._refused(error, wire)
@@ -247,7 +246,7 @@ class RedisCounters:
         except ResponseError as error:
             self._refused(error, wire)
             raise _unavailable(error) from error
-        except (PipelineLost, TimeoutError) as error:
+        except PipelineLost as error:
             raise StoreUnavailable(type(error).__name__) from error
 
     async def ping(self) -> None:
@@ -275,20 +274,6 @@ class RedisCounters:
             return await wire.ask("EVALSHA", script.sha, *arguments)
         except NoScriptError:  # after a restart or SCRIPT FLUSH; the script did not run, so this is not a retry
             return await wire.ask("EVAL", script.text, *arguments)
-        except MovedError:
-            raise
-        except AskError as elsewhere:  # our slot is migrating, and this key has moved
-            async with asyncio.timeout(self._deadline_s):
-                return await self._run_there((elsewhere.host, elsewhere.port), script, arguments)
-
-    async def _run_there(self, address: tuple[str, int], script: CounterScript, arguments: list[str | int]) -> Any:
-        try:
-            there = await self._finder.at(address)
-            return await ask_once(there, ["ASKING"], ["EVAL", script.text, *arguments])
-        except ResponseError:
-            raise
-        except Trouble as error:
-            raise PipelineLost(type(error).__name__) from error
 
     def _refused(self, error: ResponseError, wire: RedisPipeline) -> None:
         """Record an error reply, and leave a server that does not (or no longer) own the counters."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -72,12 +72,8 @@ class Finder:
         return True
 
     def moved(self, address: Address) -> None:
-        """Note that a server named this address as the one that counts now; ignored where nodes can't redirect."""
-
-    async def at(self, address: Address) -> RedisConnection:
-        """Return an open connection to a node that another node named. Only Cluster nodes may redirect; elsewhere any
-        responder could have our password sent to an address of its choice. Raises one of `Trouble`."""
-        raise NoPrimaryError("only nodes of a Cluster name others")
+        """Note that a server named this address as the one that counts now. Only Cluster nodes may redirect; elsewhere
+        any responder could have our password sent to an address of its choice."""
 
     async def close(self) -> None:
         """Close the connections to queried nodes."""
@@ -219,11 +215,8 @@ class Cluster(Finder):
     def moved(self, address: Address) -> None:
         self._nodes = [address, *(node for node in self._nodes if node != address)][:MAX_KNOWN]
 
-    async def at(self, address: Address) -> RedisConnection:
-        return await _opened(self._opener(address), self._answer_s)
-
     async def _through(self, node: Address) -> RedisConnection:
-        connection = await self.at(node)
+        connection = await _opened(self._opener(node), self._answer_s)
         try:
             async with asyncio.timeout(self._answer_s):
                 ranges = await _answer(connection, "CLUSTER", "SLOTS")
@@ -234,7 +227,7 @@ class Cluster(Finder):
             await connection.disconnect(nowait=True)
             raise
         await connection.disconnect(nowait=True)
-        return await self.at(owner)
+        return await _opened(self._opener(owner), self._answer_s)
 
     def _read(self, ranges: Any, asked_host: str) -> Address:
         """The owner of our slot; every named node is remembered."""
@@ -274,19 +267,6 @@ async def _answer(connection: RedisConnection, *command: str) -> Any:
     with understood():
         await connection.send_packed_command([pack(command)], check_health=False)
         return await connection.read_response(disable_decoding=True)
-
-
-async def ask_once(connection: RedisConnection, *commands: Sequence[bytes | str | int]) -> Any:
-    """Send commands on a connection, close it, and return the reply to the last."""
-    try:
-        await connection.send_packed_command([pack(tuple(command)) for command in commands], check_health=False)
-        with understood():
-            for _ in commands[1:]:
-                await connection.read_response(disable_decoding=True)
-            return await connection.read_response(disable_decoding=True)
-    finally:
-        with suppress(OSError):
-            await connection.disconnect(nowait=True)
 
 
 def _at_least(seconds: float, chosen: StoreSettings) -> float:
