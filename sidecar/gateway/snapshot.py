@@ -31,7 +31,7 @@ from sidecar.gateway.routing import (
 )
 from sidecar.http.server.refusal_throttle import LABEL as REFUSALS
 from sidecar.http.tls import TlsContexts
-from sidecar.identity import ALGORITHMS, Audience, Identity
+from sidecar.identity import Audience, Identity
 from sidecar.limits import Budgets, load_budgets, rule_label
 from sidecar.limits.budgets import entries_of
 from sidecar.limits.session_calls import LABEL as SESSION_CALLS
@@ -39,6 +39,7 @@ from sidecar.observability.metrics import WIRE_METHODS
 from sidecar.policy import Engine, PolicySource
 from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
+from sidecar.settings.identity import ALGORITHMS
 from sidecar.settings.upstream_health import ProbeSettings
 from sidecar.settings.upstreams import UpstreamSettings as Definition
 from sidecar.upstreams import McpTransport, ToolCatalogue, UpstreamAccount

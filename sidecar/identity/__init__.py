@@ -18,12 +18,10 @@ anonymous.
 from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.authenticator import Identity, check_caller
 from sidecar.identity.credentials import NOTHING_PRESENTED, UNIX, Audience, Presented
-from sidecar.identity.issuers import ALGORITHMS, KindRule, RoleClaim, TrustedIssuer, with_preset
+from sidecar.identity.issuers import KindRule, TrustedIssuer, with_preset
 from sidecar.identity.jwks import KeyState
-from sidecar.identity.jwt import TokenBounds
 
 __all__ = [
-    "ALGORITHMS",
     "NOTHING_PRESENTED",
     "UNIX",
     "ApiKeys",
@@ -32,8 +30,6 @@ __all__ = [
     "KeyState",
     "KindRule",
     "Presented",
-    "RoleClaim",
-    "TokenBounds",
     "TrustedIssuer",
     "check_caller",
     "with_preset",

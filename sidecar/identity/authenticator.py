@@ -36,9 +36,9 @@ from sidecar.identity.credentials import (
     unauthenticated,
 )
 from sidecar.identity.from_settings import aliases_in, api_keys_from, certificates_from, gates_from, issuers_from
-from sidecar.identity.issuers import TrustedIssuer, check_issuers
+from sidecar.identity.issuers import TrustedIssuer, naming_of
 from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
-from sidecar.identity.jwt import DEFAULT_BOUNDS, UNBOUND, TokenBinding, TokenBounds, Verifier
+from sidecar.identity.jwt import LEEWAY_S, MAX_LIFETIME_S, UNBOUND, TokenBinding, Verifier
 from sidecar.identity.key_proofs import KeyProofs, Share, unproven
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.sidecar_file import Settings
@@ -93,22 +93,20 @@ class Identity:
         fetch: Fetch,
         clock: Callable[[], float] = time.time,
         mono: Callable[[], float] = time.monotonic,
-        bounds: TokenBounds = DEFAULT_BOUNDS,
-        max_remembered: int = MAX_REMEMBERED,
+        max_lifetime_s: float = MAX_LIFETIME_S,
     ) -> None:
         known = tuple(issuers)
-        self._naming = check_issuers(known)
+        self._naming = naming_of(known)
         self._issuer_keys = {issuer.issuer: _keys_of(issuer, fetch, mono) for issuer in known}
         self._issuers = {issuer.issuer: issuer for issuer in known}
-        self._verifier = Verifier(self._issuers, self._issuer_keys, bounds, clock)
+        self._verifier = Verifier(self._issuers, self._issuer_keys, max_lifetime_s, clock)
         self._api_keys = keys or ApiKeys()
         self._certificates = certificates
         self.gates, self._aliases, self._schedules = gates, tuple(aliases), schedules
         self.added_schedules: dict[str, str] = {}
-        self._proofs = KeyProofs(clock, bounds.leeway_s)
-        self._bounds, self._clock = bounds, clock
+        self._proofs = KeyProofs(clock)
+        self._clock = clock
         self._remembered: OrderedDict[tuple[bytes, str], Remembered] = OrderedDict()
-        self._max_remembered = max_remembered
         self._background: asyncio.Task[None] | None = None
 
     @classmethod
@@ -133,7 +131,7 @@ class Identity:
             fetch=fetch,
             clock=clock,
             mono=mono,
-            bounds=TokenBounds(identity.leeway_s, identity.max_token_lifetime_s),
+            max_lifetime_s=identity.max_token_lifetime_s,
         )
 
     async def start(self, older: Identity | None = None) -> None:
@@ -305,11 +303,11 @@ class Identity:
             caller=_caller_of(proven, None) if proven.here and not proven.speaks_for else None,
             keys=self._issuer_keys[claims.issuer.issuer],
             generation=claims.generation,
-            until=claims.expires_at + self._bounds.leeway_s,
+            until=claims.expires_at + LEEWAY_S,
         )
         self._remembered[place] = remembered
         self._remembered.move_to_end(place)
-        if len(self._remembered) > self._max_remembered:
+        if len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
         return remembered
 

@@ -9,7 +9,7 @@ from sidecar.identity.agent_tokens import AgentTokenRule, AgentTokenRules, diges
 from sidecar.identity.api_keys import ApiKeys, read_pepper, records_of
 from sidecar.identity.certificates import Certificates, TrustedProxyRule
 from sidecar.identity.credentials import UNIX
-from sidecar.identity.issuers import DEFAULT_TYP, KindRule, RoleClaim, TrustedIssuer, with_preset
+from sidecar.identity.issuers import DEFAULT_TYP, KindRule, TrustedIssuer, with_preset
 from sidecar.identity.jwks import JwksError, parse_jwks, read_jwks_file
 from sidecar.identity.names import NamingRule
 from sidecar.identity.spiffe import SpiffeNames
@@ -92,7 +92,6 @@ def aliases_in(settings: Settings) -> tuple[str, ...]:
 
 
 def _issuer(entry: IssuerSettings) -> TrustedIssuer:
-    roles = entry.roles_from
     issuer = TrustedIssuer(
         issuer=entry.issuer,
         jwks_url=entry.jwks_url or "",
@@ -104,7 +103,7 @@ def _issuer(entry: IssuerSettings) -> TrustedIssuer:
         typ=entry.typ or DEFAULT_TYP,
         actor_from="" if entry.actor_from in (None, "act") else entry.actor_from,
         clients=entry.clients,
-        roles_from=RoleClaim(roles.claim, roles.namespace, roles.only, roles.required) if roles else None,
+        roles_from=entry.roles_from,
         kind_rules=_rules(entry),
         actors=frozenset(entry.actors),
         relays=frozenset(entry.relays),

@@ -20,12 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from sidecar.errors import Fault, SettingsError, fault_in
-from sidecar.identity.names import Kind, NamingRule, is_namespace, is_principal, namespace_of
+from sidecar.identity.names import Kind, NamingRule
 from sidecar.identity.spiffe import KeyUse, SpiffeNames
+from sidecar.settings.identity import RolesFromSettings
 
-# Asymmetric only: with a shared secret, every verifier could issue tokens (threats A1).
-ALGORITHMS = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 DIRECT = "direct"
 DEFAULT_TYP = ("at+jwt", "JWT")
 NO_TYP = ""
@@ -42,18 +40,6 @@ class KindRule:
     def fits(self, claims: Mapping[str, object]) -> bool:
         found = claims.get(self.claim)
         return found == self.value if self.value else found is not None
-
-
-@dataclass(frozen=True, slots=True)
-class RoleClaim:
-    """Roles from a claim: `role:<namespace>/<value>` for the token's `sub`. `only` are accepted values, in which `*`
-    matches any run of characters; empty accepts all. `claim` is a member's name, or a path with dots
-    (`realm_access.roles`)."""
-
-    claim: str
-    namespace: str
-    only: tuple[str, ...] = ()
-    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +64,7 @@ class TrustedIssuer:
     typ: tuple[str, ...] = DEFAULT_TYP
     actor_from: str = ""
     clients: Mapping[str, str] = field(default_factory=dict)
-    roles_from: RoleClaim | None = None
+    roles_from: RolesFromSettings | None = None
     kind_rules: tuple[KindRule, ...] = ()
     must_claim: Mapping[str, str] = field(default_factory=dict)
     actors: frozenset[str] = frozenset()
@@ -100,13 +86,9 @@ class TrustedIssuer:
         return self.is_peer or (not self.kind_rules and len(self.kinds) > 1)
 
 
-def check_issuers(issuers: Iterable[TrustedIssuer], file: str = "identity.issuers") -> Mapping[str, NamingRule]:
-    """Issuer URL → the names that it may give. Raises SettingsError with every fault."""
+def naming_of(issuers: Iterable[TrustedIssuer]) -> Mapping[str, NamingRule]:
+    """Issuer URL → the names that it may give. What `settings/identity.py` checks is not checked again."""
     known = tuple(issuers)
-    faults = [fault for issuer in known for fault in _faults_of(issuer, file)]
-    faults += _faults_between(known, file)
-    if faults:
-        raise SettingsError(faults)
     namespaces = frozenset(issuer.namespace for issuer in known if issuer.namespace)
     return {
         issuer.issuer: NamingRule(issuer.namespace, namespaces - {issuer.namespace} - issuer.relays) for issuer in known
@@ -157,76 +139,3 @@ def with_preset(issuer: TrustedIssuer, preset: str) -> TrustedIssuer:
         must_claim={**chosen.must_claim, **issuer.must_claim},
         svid=issuer.svid or chosen.svid,
     )
-
-
-def _faults_of(issuer: TrustedIssuer, file: str) -> list[Fault]:
-    name = issuer.issuer
-    checks = (
-        (not name, "an issuer has no name"),
-        (bool(issuer.jwks_url) == (issuer.jwks_path is not None), "exactly one of jwks_url and jwks_path is needed"),
-        (not issuer.algorithms or not set(issuer.algorithms) <= ALGORITHMS, "algorithms must be asymmetric ones"),
-        (not issuer.kinds or not set(issuer.kinds) <= {"user", "nhi"}, "kinds must be user, nhi or both"),
-        (bool(issuer.namespace) and not is_namespace(issuer.namespace), "namespace must be [a-z0-9]+(-[a-z0-9]+)*"),
-        (not issuer.typ, "typ must name at least one header type"),
-        (bool(issuer.clients) and not issuer.actor_from, "clients needs actor_from"),
-        (bool(issuer.actor_from) and not issuer.clients, "actor_from needs clients: every token would be refused"),
-        (
-            issuer.roles_from is not None and not is_namespace(issuer.roles_from.namespace),
-            "roles_from.namespace must be [a-z0-9]+(-[a-z0-9]+)*",
-        ),
-    )
-    found = [message for wrong, message in checks if wrong]
-    found += _peer_faults(issuer)
-    found += _spiffe_faults(issuer)
-    found += [f"clients: {message}" for message in _client_faults(issuer)]
-    return [fault_in(file, f"{name}: {message}" if name else message, code="S301") for message in found]
-
-
-def _peer_faults(issuer: TrustedIssuer) -> Iterable[str]:
-    if issuer.is_peer and (issuer.kind_rules or issuer.actor_from):
-        yield "a peer says kinds and actors itself: actors stands alone"
-    if issuer.relays and (issuer.namespace or not issuer.is_peer):
-        yield "relays is for a peer without a namespace of its own"
-    for name in issuer.actors:
-        if not (is_principal(name) and name.startswith("nhi:")):
-            yield f"actors: {name!r} is no nhi:<name>"
-
-
-def _spiffe_faults(issuer: TrustedIssuer) -> Iterable[str]:
-    if issuer.spiffe is None:
-        if issuer.svid:
-            yield "a SPIFFE issuer needs a trust domain"
-    elif issuer.kinds != ("nhi",) or issuer.kind_rules or issuer.actor_from or issuer.is_peer:
-        yield "a SPIFFE ID is a workload's: kinds is [nhi], and nothing else says a kind or an actor"
-
-
-def _client_faults(issuer: TrustedIssuer) -> Iterable[str]:
-    targets = [target for target in issuer.clients.values() if target != DIRECT]
-    if targets and "nhi" not in issuer.kinds:
-        yield "the issuer names workloads here, so kinds must list nhi"
-    for target in targets:
-        if not (is_principal(target) and target.startswith("nhi:")):
-            yield f"{target!r} is neither nhi:<name> nor direct"
-
-
-def _faults_between(issuers: tuple[TrustedIssuer, ...], file: str) -> list[Fault]:
-    names = [issuer.issuer for issuer in issuers]
-    spaces = [issuer.namespace for issuer in issuers]
-    found = [f"{name}: listed twice" for name in sorted(set(names)) if names.count(name) > 1]
-    found += [
-        f"namespace {space!r} has two issuers" for space in sorted(set(spaces)) if space and spaces.count(space) > 1
-    ]
-    # A peer uses other issuers' names by design; its `actors` restrict it instead.
-    if sum(1 for issuer in issuers if not issuer.namespace and not issuer.is_peer) > 1:
-        found.append("all issuers but one need a namespace")
-    domains = [issuer.spiffe.trust_domain for issuer in issuers if issuer.spiffe and issuer.svid]
-    found += [f"trust domain {one!r} has two issuers" for one in sorted(set(domains)) if domains.count(one) > 1]
-    for issuer in issuers:
-        others = {space for space in spaces if space} - {issuer.namespace}
-        workloads = issuer.spiffe.workloads.values() if issuer.spiffe else ()
-        found += [
-            f"{issuer.issuer}: {target} lies in another issuer's namespace"
-            for target in (*issuer.clients.values(), *workloads)
-            if namespace_of(target) in others
-        ]
-    return [fault_in(file, message, code="S302") for message in found]

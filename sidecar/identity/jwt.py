@@ -22,7 +22,7 @@ from sidecar.identity.spiffe import trust_domain_of
 from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import parse_json
 
-LEEWAY_S = 60.0  # threats A5: the maximum
+LEEWAY_S = 30.0  # by how much clocks may differ; threats A5: at most 60
 MAX_LIFETIME_S = 24 * 3600.0  # threats A3
 MAX_TIME = 10**11  # rejects times in milliseconds
 MAX_AUDIENCES = 64
@@ -35,17 +35,6 @@ _REFUSED_HEADERS = ("crit", "b64", "zip", "enc")
 _FOREIGN_CLAIMS = ("at_hash", "c_hash", "s_hash", "events")
 _SHA256 = re.compile(r"[A-Za-z0-9_-]{43}")
 _JWS = jwt.PyJWS()
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBounds:
-    """The allowed clock difference, and the maximum lifetime from `iat` to `exp`; in seconds."""
-
-    leeway_s: float = LEEWAY_S
-    max_lifetime_s: float = MAX_LIFETIME_S
-
-
-DEFAULT_BOUNDS = TokenBounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +64,17 @@ class Claims:
 
 
 class Verifier:
-    """Verifies tokens of the configured issuers. `clock` returns seconds since the epoch."""
+    """Verifies tokens of the configured issuers. `clock` returns seconds since the epoch; `max_lifetime_s` is from
+    `iat` to `exp`."""
 
     def __init__(
         self,
         issuers: Mapping[str, TrustedIssuer],
         keys: Mapping[str, IssuerKeys],
-        bounds: TokenBounds,
+        max_lifetime_s: float,
         clock: Callable[[], float],
     ) -> None:
-        self._issuers, self._keys, self._bounds, self._clock = issuers, keys, bounds, clock
+        self._issuers, self._keys, self._max_lifetime_s, self._clock = issuers, keys, max_lifetime_s, clock
         self._of_domain = {one.spiffe.trust_domain: one for one in issuers.values() if one.svid and one.spiffe}
 
     async def verify(self, token: str) -> Claims:
@@ -123,17 +113,16 @@ class Verifier:
         return Claims(issuer, subject, audiences, expires_at, values, generation, bound_to(values))
 
     def _alive(self, values: dict[str, Any], issuer: TrustedIssuer) -> float:
-        now, leeway_s = self._clock(), self._bounds.leeway_s
-        expires_at = time_of(values, "exp")
+        now, expires_at = self._clock(), time_of(values, "exp")
         # A JWT-SVID may omit `iat`; its remaining lifetime is bounded all the same.
-        issued_at = now - leeway_s if issuer.svid and "iat" not in values else time_of(values, "iat")
-        if now >= expires_at + leeway_s:
+        issued_at = now - LEEWAY_S if issuer.svid and "iat" not in values else time_of(values, "iat")
+        if now >= expires_at + LEEWAY_S:
             raise bad_credential("the token has expired", CredentialFault.EXPIRED)
-        if issued_at > now + leeway_s:
+        if issued_at > now + LEEWAY_S:
             raise bad_credential("the token was issued in the future", CredentialFault.NOT_YET_VALID)
-        if "nbf" in values and time_of(values, "nbf") > now + leeway_s:
+        if "nbf" in values and time_of(values, "nbf") > now + LEEWAY_S:
             raise bad_credential("the token is not valid yet", CredentialFault.NOT_YET_VALID)
-        if not 0 < expires_at - issued_at <= self._bounds.max_lifetime_s:
+        if not 0 < expires_at - issued_at <= self._max_lifetime_s:
             raise bad_credential("the token lives longer than is accepted here", CredentialFault.NOT_ACCEPTED)
         return expires_at
 

@@ -19,14 +19,14 @@ import jwt
 from sidecar.errors import CredentialFault, Reason, Refusal
 from sidecar.http.signing_keys import thumbprint
 from sidecar.identity.credentials import Presented, bad_credential
-from sidecar.identity.issuers import ALGORITHMS
 from sidecar.identity.jwks import VerificationKey, public_key_from
-from sidecar.identity.jwt import read_compact, time_of
+from sidecar.identity.jwt import LEEWAY_S, read_compact, time_of
 from sidecar.identity.names import parts_of_url
 from sidecar.protocols import base64url
+from sidecar.settings.identity import ALGORITHMS
 
 TYP: Final = "dpop+jwt"
-MAX_AGE_S: Final = 60.0
+MAX_AGE_S: Final = 60.0  # of a proof
 MAX_PROOF_CHARS: Final = 8 * 1024
 MAX_ID_CHARS: Final = 512
 MAX_KEPT: Final = 100_000  # about 100 bytes each
@@ -41,10 +41,9 @@ Refusal(STORE_UNAVAILABLE)."""
 class SeenProofs:
     """The ids that were used. `clock` returns seconds since the epoch."""
 
-    def __init__(self, clock: Callable[[], float], max_kept: int = MAX_KEPT) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.share: Share | None = None  # None: nothing is shared
         self._clock = clock
-        self._max_kept = max_kept
         self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
         self._shares: Counter[str] = Counter()
 
@@ -59,7 +58,7 @@ class SeenProofs:
                 del self._shares[forgotten]
         if name in self._kept:
             return False
-        if len(self._kept) >= self._max_kept or self._shares[owner] >= max(1, self._max_kept * 3 // 4):
+        if len(self._kept) >= MAX_KEPT or self._shares[owner] >= max(1, MAX_KEPT * 3 // 4):
             raise Refusal(Reason.STORE_UNAVAILABLE, "too many proofs are remembered")
         self._kept[name] = now + for_s, owner
         self._shares[owner] += 1
@@ -67,11 +66,10 @@ class SeenProofs:
 
 
 class KeyProofs:
-    """Verifies proofs, which are at most MAX_AGE_S old. `leeway_s` is the allowed clock difference."""
+    """Verifies proofs."""
 
-    def __init__(self, clock: Callable[[], float], leeway_s: float) -> None:
-        self.seen = SeenProofs(clock)
-        self._clock, self._leeway_s = clock, leeway_s
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seen, self._clock = SeenProofs(clock), clock
 
     async def check(self, presented: Presented, token: str, key: str, owner: str) -> None:
         """Raises Refusal unless the request has a proof for this token by the key with this thumbprint; `owner` is the
@@ -89,11 +87,11 @@ class KeyProofs:
         if not _same(claims.get("ath"), base64url.encode(sha256(token.encode()).digest())):
             raise _bad("the proof is for another token", CredentialFault.PROOF)
         issued_at, now = claims["iat"], self._clock()
-        if not now - MAX_AGE_S - self._leeway_s <= issued_at <= now + self._leeway_s:
+        if not now - MAX_AGE_S - LEEWAY_S <= issued_at <= now + LEEWAY_S:
             fault = CredentialFault.EXPIRED if issued_at < now else CredentialFault.NOT_YET_VALID
             raise _bad("the proof is too old, or from the future", fault)
         # Until the last moment at which it could be replayed, by any clock within the leeway.
-        for_s = MAX_AGE_S + 2 * self._leeway_s
+        for_s = MAX_AGE_S + 2 * LEEWAY_S
         if not await self.seen.is_first(sha256(f"{key} {claims['jti']}".encode()).hexdigest(), for_s, owner):
             raise _bad("the proof was used before", CredentialFault.REPLAYED)
 

@@ -19,7 +19,6 @@ KINDS: Mapping[str, Kind] = {"user": "user", "nhi": "nhi"}
 _PORTS = {"http": 80, "https": 443}
 
 _ID = re.compile(r"[!#-&(-)+\-./0-{}~]{1,256}")
-_NAMESPACE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _TYPED = re.compile(r"(user|nhi|role):")
 
 
@@ -32,11 +31,6 @@ def is_principal(text: str) -> bool:
     """Whether this is the full name of a principal that can call: `user:<id>` or `nhi:<id>`."""
     kind, _, rest = text.partition(":")
     return kind in KINDS and is_id(rest)
-
-
-def is_namespace(text: str) -> bool:
-    """Whether this may be an issuer's namespace, the part of an id before the first `/`."""
-    return _NAMESPACE.fullmatch(text) is not None
 
 
 def is_typed(subject: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_network
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -25,10 +25,9 @@ from sidecar.settings.field_types import (
 )
 from sidecar.settings.validation_errors import Finding, reject, reject_any
 
-MAX_LEEWAY_S = 60  # more than a minute is no clock skew
-
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""Asymmetric algorithms only: a key that verifies an HMAC can also create one."""
+"""Asymmetric only: with a shared secret, every verifier could issue tokens (threats A1)."""
+ALGORITHMS: frozenset[str] = frozenset(get_args(Algorithm))
 
 KEYS_OF_PRESET: Mapping[str, str] = {
     "keycloak": "{issuer}/protocol/openid-connect/certs",  # issuer: https://<host>/realms/<realm>
@@ -277,6 +276,8 @@ class IssuerSettings(Section):
         if self.relays and (not self.actors or self.namespace):
             hint = "relays is for an issuer with actors and without a namespace"
             yield Finding("this issuer passes no names on", "S122", hint, ("relays",))
+        if self.actors and self.preset in ("keycloak", "entra", "okta"):
+            yield Finding("this preset is not for an issuer with actors", "S122", "write preset: sidecar", ("preset",))
         if self.actors:
             for key in ("kind_claim", "subject_kind", "actor_from", "clients"):
                 if getattr(self, key):
@@ -291,6 +292,8 @@ class IssuerSettings(Section):
                 hint = 'write spiffe: {trust_domain: acme.example, path: "/ns/prod/sa/{id}"}'
                 yield Finding("the preset spiffe needs spiffe: whose workloads are they", "S123", hint, ("issuer",))
             return
+        if self.preset not in (None, "spiffe"):
+            yield Finding("this preset is not for SPIFFE IDs", "S123", "write preset: spiffe", ("preset",))
         for key in ("kind_claim", "subject_kind", "actor_from", "clients", "actors"):
             if getattr(self, key):
                 yield Finding(f"{key} is not for SPIFFE IDs", "S123", "remove it", (key,))
@@ -313,8 +316,6 @@ class IdentitySettings(Section):
     """Who the owners of client certificates are."""
     trusted_proxies: Many[TrustedProxy] = ()
     """Proxies whose `X-Forwarded-Client-Cert` is believed. From all other callers it is ignored."""
-    leeway_s: Annotated[Seconds, Field(le=MAX_LEEWAY_S)] = 30.0
-    """By how much clocks may differ."""
     max_token_lifetime_s: Seconds = 86400.0
     """A token that lives longer (exp - iat) is refused."""
 
@@ -322,6 +323,7 @@ class IdentitySettings(Section):
         """Check that no issuer can mint names of another (CONTRACT 1.1)."""
         names = Counter(issuer.issuer for issuer in self.issuers)
         spaces = Counter(issuer.namespace for issuer in self.issuers)
+        domains = Counter(one.spiffe.trust_domain for one in self.issuers if one.spiffe and one.preset == "spiffe")
         # A peer has no names of its own: the names it relays belong to other issuers.
         minting = {i for i, issuer in enumerate(self.issuers) if not issuer.actors}
         first_without = next((i for i in sorted(minting) if self.issuers[i].namespace is None), None)
@@ -334,6 +336,16 @@ class IdentitySettings(Section):
                 yield Finding('the key "namespace" is missing', "S111", hint, (*at, "issuer"))
             if issuer.namespace and spaces[issuer.namespace] > 1:
                 yield Finding("two issuers share this namespace", "S111", "give each its own", (*at, "namespace"))
+            workloads = issuer.spiffe.workloads if issuer.spiffe else {}
+            if issuer.spiffe and issuer.preset == "spiffe" and domains[issuer.spiffe.trust_domain] > 1:
+                place = (*at, "spiffe", "trust_domain")
+                yield Finding("two issuers share this trust domain", "S111", "keep one of them", place)
+            for place, table in ((("clients",), issuer.clients), (("spiffe", "workloads"), workloads)):
+                for key, name in table.items():
+                    namespace, slash, _ = name.partition(":")[2].partition("/")
+                    if slash and namespace != issuer.namespace and namespace in spaces:
+                        hint = f"only the issuer of that namespace may name {name}"
+                        yield Finding("this name lies in another issuer's namespace", "S111", hint, (*at, *place, key))
 
 
 def _filled(given: dict[str, Any], preset: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 
 from sidecar.gateway.routing import ISSUER_PATH
-from sidecar.identity import ALGORITHMS
+from sidecar.settings.identity import ALGORITHMS
 from tests.flow.idp import APPS, ISSUER, SETTINGS, Idp, bearer
 from tests.flow.raw import request, wire
 from tests.flow.streams import streamed

@@ -7,10 +7,23 @@ from typing import Any
 
 import pytest
 
-from sidecar.errors import Reason, SettingsError
-from sidecar.identity import ApiKeys, Audience, KindRule, RoleClaim, TrustedIssuer
+from sidecar.errors import Reason
+from sidecar.identity import ApiKeys, Audience, KindRule
 from sidecar.identity.api_keys import KeyRecord, digest_of
-from tests.unit.identity.world import GITHUB, IDP, ROUTE, World, a_world, acting, an_issuer, claims, minted, signing_key
+from sidecar.settings.identity import RolesFromSettings
+from tests.unit.identity.world import (
+    GITHUB,
+    IDP,
+    ROUTE,
+    World,
+    a_world,
+    acting,
+    an_issuer,
+    claims,
+    minted,
+    roles_from,
+    signing_key,
+)
 
 PEPPER = b"0123456789abcdef0123456789abcdef"
 PARTNER = "https://partner.example"
@@ -217,39 +230,10 @@ async def test_a_token_for_one_server_opens_it_and_no_other() -> None:
     await world.says(minted(aud=JIRA.resource), [ALICE], at=JIRA)
 
 
-BAD_ISSUERS: dict[str, tuple[TrustedIssuer, ...]] = {
-    "two without a namespace": (an_issuer(), an_issuer(PARTNER)),
-    "a namespace twice": (an_issuer(namespace="x"), an_issuer(PARTNER, namespace="x")),
-    "an issuer twice": (an_issuer(), an_issuer(namespace="x")),
-    "a client in another's namespace": (
-        an_issuer(actor_from="azp", clients={"app": "nhi:x/bot"}),
-        an_issuer(PARTNER, namespace="x"),
-    ),
-    "a client that is a user": (an_issuer(actor_from="azp", clients={"app": "user:x"}),),
-    "a workload from an issuer of users": (an_issuer(kinds=("user",), actor_from="azp", clients={"app": "nhi:x"}),),
-    "actor_from without clients": (an_issuer(actor_from="azp"),),
-    "clients without actor_from": (an_issuer(clients={"app": "direct"}),),
-    "a shared secret": (an_issuer(algorithms=("ES256", "HS256")),),
-    "no algorithm": (an_issuer(algorithms=()),),
-    "alg none": (an_issuer(algorithms=("none",)),),
-    "no kinds": (an_issuer(kinds=()),),
-    "a role as a kind": (an_issuer(kinds=("role",)),),
-    "a bad namespace": (an_issuer(namespace="a/b"),),
-    "roles of no namespace": (an_issuer(roles_from=RoleClaim("groups", "")),),
-    "no keys": (an_issuer(jwks_url=""),),
-}
-
-
-@pytest.mark.parametrize("name", BAD_ISSUERS)
-def test_issuers_that_could_forge_one_another_are_not_used(name: str) -> None:
-    with pytest.raises(SettingsError):
-        a_world(*BAD_ISSUERS[name])
-
-
 # Roles and scopes
-GROUPS, PATH = RoleClaim("groups", "corp"), RoleClaim("realm_access.roles", "corp")
-NAMED, SOME = RoleClaim("https://acme.example/groups", "corp"), RoleClaim("groups", "corp", only=("eng", "team-*"))
-ROLES: list[tuple[RoleClaim, str, Any, set[str]]] = [
+GROUPS, PATH = roles_from("groups", "corp"), roles_from("realm_access.roles", "corp")
+NAMED, SOME = roles_from("https://acme.example/groups", "corp"), roles_from("groups", "corp", only=("eng", "team-*"))
+ROLES: list[tuple[RolesFromSettings, str, Any, set[str]]] = [
     (GROUPS, "groups", ["eng", "ops"], {"eng", "ops"}),
     (GROUPS, "groups", "eng", {"eng"}),
     (GROUPS, "groups", ["eng", "eng"], {"eng"}),
@@ -268,7 +252,7 @@ ROLES: list[tuple[RoleClaim, str, Any, set[str]]] = [
 
 @pytest.mark.parametrize(("source", "claim", "value", "expected"), ROLES)
 async def test_values_become_roles_of_the_namespace_and_of_the_sub_alone(
-    source: RoleClaim, claim: str, value: Any, expected: set[str]
+    source: RolesFromSettings, claim: str, value: Any, expected: set[str]
 ) -> None:
     token = minted(**{claim: value}, act=acting(PLANNER))
     caller = await plain(roles_from=source).ask(f"Bearer {token}")
@@ -276,7 +260,7 @@ async def test_values_become_roles_of_the_namespace_and_of_the_sub_alone(
 
 
 async def test_a_required_claim_that_is_not_there_is_401() -> None:
-    world = plain(roles_from=RoleClaim("groups", "corp", required=True))
+    world = plain(roles_from=roles_from("groups", "corp", required=True))
     for value in (None, 7, {"x": 1}, True):
         await world.refused(minted(groups=value))
     await world.says(minted(groups=[]), [ALICE])

@@ -88,21 +88,39 @@ identity:
     assert await chain(identity, minted(sub="alice", kind="user", groups=["eng"])) == ["user:acme/alice"]
 
 
-async def test_leeway_and_lifetime_are_the_configured_ones(tmp_path: Path) -> None:
+async def test_the_longest_lifetime_is_the_configured_one(tmp_path: Path) -> None:
     (tmp_path / "jwks.json").write_text(signing_key().jwks())
-    identity, _ = identity_of(
-        tmp_path,
-        f"""
-identity:
-  leeway_s: 5
-  max_token_lifetime_s: 600
-  issuers: [{{issuer: {IDP}, jwks_path: jwks.json, algorithms: [ES256], kinds: [user]}}]
-""",
-    )
-    assert await chain(identity, minted(sub="a", iat=NOW - 104, exp=NOW - 4)) == ["user:a"]
-    for times in ({"iat": NOW - 105, "exp": NOW - 5}, {"iat": NOW - 1, "exp": NOW + 600}):
-        with pytest.raises(Refusal, match="bad-credential"):
-            await chain(identity, minted(sub="a", **times))
+    issuer = f"{{issuer: {IDP}, jwks_path: jwks.json, algorithms: [ES256], kinds: [user]}}"
+    identity, _ = identity_of(tmp_path, f"identity: {{max_token_lifetime_s: 600, issuers: [{issuer}]}}\n")
+    assert await chain(identity, minted(sub="a", iat=NOW - 104, exp=NOW + 496)) == ["user:a"]
+    with pytest.raises(Refusal, match="bad-credential"):
+        await chain(identity, minted(sub="a", iat=NOW - 1, exp=NOW + 600))
+
+
+SPIFFE = "preset: spiffe, jwks_path: k, spiffe: {trust_domain: acme, workloads: {/a: 'nhi:%s'}}"
+FORGING = [
+    ("S111", ["issuer: a, jwks_path: k, namespace: x", "issuer: b, jwks_path: k, namespace: x"]),
+    ("S111", [f"issuer: a, {SPIFFE % 'x/a'}", "issuer: b, jwks_path: k, namespace: x"]),
+    ("S111", [f"issuer: a, {SPIFFE % 'a'}", f"issuer: b, namespace: b, {SPIFFE % 'b'}"]),
+    (
+        "S111",
+        [
+            "issuer: a, jwks_path: k, kinds: [nhi], actor_from: azp, clients: {app: 'nhi:x/bot'}",
+            "issuer: b, jwks_path: k, namespace: x",
+        ],
+    ),
+    ("S123", ["issuer: https://a, preset: keycloak, kinds: [nhi], spiffe: {trust_domain: acme, path: '/{id}'}"]),
+]
+
+
+@pytest.mark.parametrize(("code", "issuers"), FORGING)
+def test_issuers_that_could_forge_one_another_are_faults_at_their_places(
+    tmp_path: Path, code: str, issuers: list[str]
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        issuer_of(tmp_path, *issuers)
+    assert {fault.code for fault in caught.value.faults} == {code}
+    assert all(fault.line >= 4 and fault.hint for fault in caught.value.faults)
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"keys": []}', "not JSON"])

@@ -10,12 +10,24 @@ from typing import Any
 import pytest
 
 from sidecar.errors import SettingsError
-from sidecar.identity import ApiKeys, RoleClaim, TrustedIssuer
+from sidecar.identity import ApiKeys, TrustedIssuer
 from sidecar.upstreams.credentials.signed_tokens import SignedSource, TokenSigner
 from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.test_from_settings import issuer_of
-from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, claims, minted, signing_key
+from tests.unit.identity.world import (
+    GITHUB,
+    IDP,
+    NOW,
+    World,
+    a_world,
+    acting,
+    an_issuer,
+    claims,
+    minted,
+    roles_from,
+    signing_key,
+)
 
 FIRST, SECOND = "https://first.acme.example", "https://second.acme.example"
 
@@ -88,11 +100,11 @@ async def test_a_word_for_an_agent_and_for_a_route_serves_the_agent_at_that_rout
 
 async def test_a_chain_of_three_sidecars_keeps_every_link_kind_and_role() -> None:
     """alice calls the planner, it calls the researcher, it calls a tool; each has a sidecar in front."""
-    corp = RoleClaim("groups", "corp")
+    corp = roles_from("groups", "corp")
     first = a_world(an_issuer(roles_from=corp))
     alice = await first.ask(f"Bearer {minted(groups=['eng'])}")
     assert alice.first.roles == {"role:corp/eng"}
-    told = RoleClaim("roles", "corp")
+    told = roles_from("roles", "corp")
     second = world_of(a_peer(FIRST, "nhi:planner", roles_from=told))
     word = await Peer(FIRST).word("user:alice", to="nhi:planner", roles=tuple(alice.first.roles))
     planner = await second.ask(f"Bearer {word}", key=api_key("nhi:planner"))
@@ -163,25 +175,9 @@ async def test_a_peer_of_another_house_has_all_its_names_in_its_namespace() -> N
 
 async def test_only_roles_that_are_taken_from_a_peer_come_with_its_word() -> None:
     given = ["role:corp/eng", "role:corp/ops", "role:other/eng", "eng", "corp/eng", "role:corp/", "role:corpx/eng", 7]
-    world = world_of(a_peer(FIRST, "nhi:planner", roles_from=RoleClaim("roles", "corp", ("eng",))))
+    world = world_of(a_peer(FIRST, "nhi:planner", roles_from=roles_from("roles", "corp", ("eng",))))
     assert (await world.ask(f"Bearer {forged(roles=given)}")).first.roles == {"role:corp/eng"}
     assert (await world_of(a_peer(FIRST, "nhi:planner")).ask(f"Bearer {forged(roles=given)}")).first.roles == set()
-
-
-BAD: dict[str, TrustedIssuer] = {
-    "an actor that is a user": a_peer(FIRST, "user:alice"),
-    "kinds by a claim": a_peer(
-        FIRST, "nhi:a", kind_rules=(an_issuer().kind_rules or ()), actor_from="azp", clients={"x": "direct"}
-    ),
-    "relays beside a namespace": a_peer(FIRST, "nhi:a", namespace="a", relays=frozenset({"b"})),
-    "relays of no peer": an_issuer(FIRST, namespace="a", relays=frozenset({"b"})),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_what_is_no_peer_is_not_used_as_one(name: str) -> None:
-    with pytest.raises(SettingsError):
-        world_of(BAD[name])
 
 
 # sidecar.yaml
@@ -209,6 +205,7 @@ FAULTS = [
     ("preset: sidecar, actors: ['nhi:a'], actor_from: azp, clients: {x: direct}", "S122"),
     ("preset: sidecar, actors: ['nhi:a'], namespace: a, relays: [b]", "S122"),
     ("jwks_path: k, relays: [b]", "S122"),
+    ("preset: keycloak, kinds: [user, nhi], actors: ['nhi:a']", "S122"),
     ("jwks_path: k, actors: ['nhi:a']", "S109"),
     ("preset: sidecar, actors: ['user:a']", "Y104"),
 ]

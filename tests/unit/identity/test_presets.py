@@ -10,8 +10,8 @@ import pytest
 from jwt import encode
 
 from sidecar.errors import Reason
-from sidecar.identity import Audience, RoleClaim, TrustedIssuer, with_preset
-from tests.unit.identity.world import World, a_world, an_issuer, signing_key
+from sidecar.identity import Audience, TrustedIssuer, with_preset
+from tests.unit.identity.world import World, a_world, an_issuer, roles_from, signing_key
 
 RESOURCE = "https://gw.acme.example/mcp/github"
 KEYCLOAK, OKTA = "https://sso.acme.example/realms/acme", "https://acme.okta.com/oauth2/default"
@@ -43,7 +43,7 @@ TYP = {"keycloak": "JWT", "entra": "JWT", "okta": None}
 
 def issuer_of(preset: str, **what: Any) -> TrustedIssuer:
     audiences = (API,) if preset == "entra" else ()
-    known = {"algorithms": ("RS256",), "audiences": audiences, "roles_from": RoleClaim(ROLES[preset], "corp"), **what}
+    known = {"algorithms": ("RS256",), "audiences": audiences, "roles_from": roles_from(ROLES[preset], "corp"), **what}
     return with_preset(an_issuer(ISSUERS[preset], **known), preset)
 
 

@@ -167,23 +167,6 @@ def test_only_keys_that_are_named_and_for_svids_count(change: dict[str, Any]) ->
         parse_jwks(bundle_of(signing_key()), "sig")
 
 
-FORGING: dict[str, tuple[TrustedIssuer, ...]] = {
-    "no trust domain": (with_preset(an_issuer(kinds=("nhi",)), "spiffe"),),
-    "users": (with_preset(an_issuer(spiffe=NAMES), "spiffe"),),
-    "one domain twice": (a_domain(), a_domain("spiffe://two", namespace="two")),
-    "a workload in another's namespace": (
-        a_domain(spiffe=SpiffeNames(DOMAIN, "", {"/a": "nhi:idp/a"})),
-        an_issuer(namespace="idp"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FORGING)
-def test_issuers_that_could_be_taken_for_one_another_are_not_used(name: str) -> None:
-    with pytest.raises(SettingsError):
-        a_world(*FORGING[name])
-
-
 # sidecar.yaml
 
 
