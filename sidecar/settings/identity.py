@@ -338,14 +338,15 @@ class IdentitySettings(Section):
                 yield Finding("two issuers share this namespace", "S111", "give each its own", (*at, "namespace"))
             workloads = issuer.spiffe.workloads if issuer.spiffe else {}
             if issuer.spiffe and issuer.preset == "spiffe" and domains[issuer.spiffe.trust_domain] > 1:
-                place = (*at, "spiffe", "trust_domain")
-                yield Finding("two issuers share this trust domain", "S111", "keep one of them", place)
-            for place, table in ((("clients",), issuer.clients), (("spiffe", "workloads"), workloads)):
-                for key, name in table.items():
-                    namespace, slash, _ = name.partition(":")[2].partition("/")
-                    if slash and namespace != issuer.namespace and namespace in spaces:
-                        hint = f"only the issuer of that namespace may name {name}"
-                        yield Finding("this name lies in another issuer's namespace", "S111", hint, (*at, *place, key))
+                domain = (*at, "spiffe", "trust_domain")
+                yield Finding("two issuers share this trust domain", "S111", "keep one of them", domain)
+            named: dict[tuple[str, ...], str] = {("clients", client): name for client, name in issuer.clients.items()}
+            named |= {("spiffe", "workloads", path): name for path, name in workloads.items()}
+            for place, name in named.items():
+                namespace, slash, _ = name.partition(":")[2].partition("/")
+                if slash and namespace != issuer.namespace and namespace in spaces:
+                    hint = f"only the issuer of that namespace may name {name}"
+                    yield Finding("this name lies in another issuer's namespace", "S111", hint, (*at, *place))
 
 
 def _filled(given: dict[str, Any], preset: str) -> dict[str, Any]:
