@@ -22,22 +22,10 @@ from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
 from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordShare, RecordStore
 from sidecar.storage.redis_script import Run
-from sidecar.tasks.programs import working_folders
+from sidecar.tasks.programs import run_events, working_folders
 from sidecar.tasks.programs.attempt import CANCELED, Objection, ProgramRunner, Prompt, no_objection
 from sidecar.tasks.programs.concurrency import RunSlots
 from sidecar.tasks.programs.prompts import prompt_from
-from sidecar.tasks.programs.run_events import (
-    WAITS,
-    StreamResponse,
-    begun,
-    has_begun,
-    left_behind,
-    message_of,
-    skill_of,
-    stood,
-    taken_up,
-    went_on,
-)
 from sidecar.tasks.programs.run_lifecycle import GivenUp, RunLifecycle, RunOffer, RunServices
 from sidecar.tasks.programs.run_record import (
     MAX_TRANSITIONS,
@@ -150,7 +138,7 @@ class Executions:
         """Accepts and stores a new run. Raises Refusal: TOO_MANY_CONCURRENT if the queue is full, UPSTREAM_UNKNOWN,
         STORE_UNAVAILABLE, DRAINING."""
         offer, now_s, run_id = self._offer_of(name), self.clock(), self.new_id()
-        task = begun(run_id, context, prompt.message, now_s)
+        task = run_events.begun(run_id, context, prompt.message, now_s)
         record = Execution(
             run_id, caller.binding, caller, name, context, now_s, now_s + self.keep_s(), "", task, caller.schedule
         )
@@ -173,10 +161,10 @@ class Executions:
         if record.is_done and await self._has_left(run_id):
             record = await self._kept(run_id)
         does_not_wait = Refusal(Reason.MALFORMED_CALL, "this task does not wait for a message")
-        if not record.is_done or record.task["status"]["state"] not in WAITS or run_id in self._courses:
+        if not record.is_done or record.task["status"]["state"] not in run_events.WAITS or run_id in self._courses:
             raise does_not_wait
         offer, now_s = self._offer_of(record.target), self.clock()
-        task, _ = went_on(record.task, prompt.message, now_s)
+        task, _ = run_events.went_on(record.task, prompt.message, now_s)
         if len(orjson.dumps(task)) > MAX_TASK_BYTES:
             raise Refusal(Reason.TOO_LARGE, "this task has become too large: begin another")
         kept = (record.created_at, record.expires_at, "", task, record.schedule)
@@ -195,7 +183,7 @@ class Executions:
 
         return await self._enter(offer, anew, prompt, keep)
 
-    async def follow(self, run_id: str) -> AsyncGenerator[StreamResponse | None]:
+    async def follow(self, run_id: str) -> AsyncGenerator[run_events.StreamResponse | None]:
         """Yields the run's canonical StreamResponses to its end: first the Task, then its changes; None is a heartbeat.
         Slow subscribers, and those of another replica's run, get whole Tasks. Raises Refusal: TASK_UNKNOWN,
         STORE_UNAVAILABLE."""
@@ -284,7 +272,7 @@ class Executions:
         fail."""
         self._means.closing.set()
         waiting = [course for course in self._courses.values() if course.waits]
-        left = [course for course in waiting if self.store.is_durable and not has_begun(course.record)]
+        left = [course for course in waiting if self.store.is_durable and not run_events.has_begun(course.record)]
         for course in left:
             course.leave()
         if left:
@@ -366,7 +354,7 @@ class Executions:
         while True:
             record = await self._kept(run_id)
             if record.is_done and not (asked and record.status is RunStatus.CANCELLED):
-                if record.task["status"]["state"] not in WAITS:
+                if record.task["status"]["state"] not in run_events.WAITS:
                     raise Refusal(Reason.NOT_CANCELABLE)
                 await self.store.replace(_lapsed(record, why, self.clock()))
                 asked = True
@@ -406,20 +394,21 @@ class Executions:
 
     async def _orphaned(self, record: Execution) -> None:
         """Handles a run that no process holds; a write fails if it changed since. Raises RecordStoreOut."""
+        offer = self._offers.get(record.target)
         if record.id in self.held.refused:
             await self._left_behind(record, UNKEPT)
-        elif record.cancel_requested or has_begun(record) or (offer := self._offers.get(record.target)) is None:
+        elif record.cancel_requested or run_events.has_begun(record) or offer is None:
             await self._left_behind(record, STOPPED)
-        elif (why := self.withdrawn(record, skill_of(record.task))) is not None:
+        elif (why := self.withdrawn(record, run_events.skill_of(record.task))) is not None:
             await self._left_behind(record, why)
-        elif isinstance(prompt := prompt_from(message_of(record.task), offer.definition), Prompt):
+        elif isinstance(prompt := prompt_from(run_events.message_of(record.task), offer.definition), Prompt):
             await self._take_up(offer, record, prompt)
         else:
             await self._left_behind(record, STOPPED)
 
     async def _take_up(self, offer: RunOffer, record: Execution, prompt: Prompt) -> None:
         """Queues the run here; if there is no room, the next look tries again."""
-        anew = taken_up(record, self.clock())
+        anew = run_events.taken_up(record, self.clock())
 
         async def keep() -> None:
             if not await self.store.replace(anew):
@@ -433,7 +422,7 @@ class Executions:
             log.info("a run that had not begun is taken up", extra={"run": record.id, "agent": record.target})
 
     async def _left_behind(self, record: Execution, why: str) -> None:
-        ended = left_behind(record, why, self.clock(), self.keep_s())
+        ended = run_events.left_behind(record, why, self.clock(), self.keep_s())
         if await self.store.replace(ended) and ended.status is not None and record.status is None:
             self.metrics.agent_ran(record.target, ended.status)
             log.warning(
@@ -449,7 +438,7 @@ class Executions:
 
 
 def _lapsed(record: Execution, why: str, now_s: float) -> Execution:
-    task, _ = stood(record.task, CANCELED, why, now_s)
+    task, _ = run_events.stood(record.task, CANCELED, why, now_s)
     open_ = record._replace(status=None, task=task, revision=record.revision + 1)
     return open_.moved(RunState.CANCELLED, now_s, why).moved(RunState.CLEANUP, now_s).moved(RunState.IDLE, now_s)
 

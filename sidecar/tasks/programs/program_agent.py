@@ -15,21 +15,8 @@ from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.http.client import Deadline
+from sidecar.protocols.a2a import operations
 from sidecar.protocols.a2a.errors import BY_REASON, AgentError
-from sidecar.protocols.a2a.operations import (
-    CANCEL,
-    CARD,
-    GET,
-    LIST,
-    PUSH_DELETE,
-    PUSH_GET,
-    PUSH_LIST,
-    PUSH_SET,
-    RESUBSCRIBE,
-    SEND,
-    STREAM,
-    Operation,
-)
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.programs import executable_of
 from sidecar.tasks.programs import run_events
@@ -49,8 +36,8 @@ DEFAULT_LISTED: Final = 50
 LOOK_EVERY_S: Final = 1.0  # how often a task that waits for its caller is checked for a further turn
 ANSWER_S: Final = 0.5  # a waiting caller gets the task as it is this long before the deadline
 _END: Final = object()
-_PUSHES: Final = frozenset({PUSH_SET, PUSH_GET, PUSH_LIST, PUSH_DELETE})
-_STREAMED: Final = frozenset({STREAM, RESUBSCRIBE})
+_PUSHES: Final = frozenset({operations.PUSH_SET, operations.PUSH_GET, operations.PUSH_LIST, operations.PUSH_DELETE})
+_STREAMED: Final = frozenset({operations.STREAM, operations.RESUBSCRIBE})
 # A2A's names for refusals of runs. All others are the sidecar's own, and reported as such.
 _WORDS: Final[Mapping[Reason, str]] = {
     Reason.TASK_UNKNOWN: "TASK_NOT_FOUND",
@@ -78,12 +65,12 @@ class ProgramAgent:
         if (unable := self.unable(outgoing.operation)) is not None:
             return unable
         try:
-            run = await (self._sent(outgoing) if outgoing.operation is STREAM else self._named(outgoing))
+            run = await (self._sent(outgoing) if outgoing.operation is operations.STREAM else self._named(outgoing))
             if isinstance(run, AgentError):
                 return run
-            if outgoing.operation is RESUBSCRIBE and run_events.is_over(run.task):
+            if outgoing.operation is operations.RESUBSCRIBE and run_events.is_over(run.task):
                 return _error("UNSUPPORTED_OPERATION", "The task is over: there is nothing to subscribe to")
-            follow = self.executions.follow if outgoing.operation is STREAM else self._follow_on
+            follow = self.executions.follow if outgoing.operation is operations.STREAM else self._follow_on
             told = follow(run.id)
             following = RunFollower(await anext(told), told, _history_of(outgoing))  # now, so that nothing is missed
             await self._told_of(run, outgoing)
@@ -97,10 +84,11 @@ class ProgramAgent:
     async def close(self) -> None:
         pass
 
-    def unable(self, operation: Operation) -> AgentError | None:
+    def unable(self, operation: operations.Operation) -> AgentError | None:
         if operation in _PUSHES:
             return _error("PUSH_NOTIFICATION_NOT_SUPPORTED")
-        if operation is not CARD and operation.action not in self.definition.a2a.capabilities.supported_methods:
+        supported = self.definition.a2a.capabilities.supported_methods
+        if operation is not operations.CARD and operation.action not in supported:
             return _error("UNSUPPORTED_OPERATION", f"This agent does not take {operation.action}")
         if operation in _STREAMED and not streams(self.definition):
             return _error("UNSUPPORTED_OPERATION", "This agent does not stream")
@@ -164,8 +152,8 @@ class ProgramAgent:
 
     async def _told_of(self, run: Execution, outgoing: OutgoingOperation) -> None:
         """Records a new run's owner before anything is sent, so that a caller that disconnects can find it."""
-        is_new = outgoing.operation in (SEND, STREAM) and not outgoing.params["message"].get("taskId")
-        if outgoing.begun is None or not is_new:
+        sends = outgoing.operation in (operations.SEND, operations.STREAM)
+        if outgoing.begun is None or not sends or outgoing.params["message"].get("taskId"):
             return
         try:
             await outgoing.begun({"task": dict(run.task)})
@@ -224,12 +212,13 @@ class ProgramAgent:
         return {"tasks": found, "nextPageToken": next_token, "pageSize": size, "totalSize": total}
 
 
-_ANSWERS: Final[Mapping[Operation, Callable[[ProgramAgent, OutgoingOperation], Awaitable[Result | AgentError]]]] = {
-    SEND: ProgramAgent._send,
-    GET: ProgramAgent._get,
-    LIST: ProgramAgent._list,
-    CANCEL: ProgramAgent._cancel,
-    CARD: ProgramAgent._extended,
+_Answer = Callable[[ProgramAgent, OutgoingOperation], Awaitable[Result | AgentError]]
+_ANSWERS: Final[Mapping[operations.Operation, _Answer]] = {
+    operations.SEND: ProgramAgent._send,
+    operations.GET: ProgramAgent._get,
+    operations.LIST: ProgramAgent._list,
+    operations.CANCEL: ProgramAgent._cancel,
+    operations.CARD: ProgramAgent._extended,
 }
 
 
