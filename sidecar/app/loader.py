@@ -151,7 +151,7 @@ def services_from(
         if definition.mcp is None:
             continue
         old, new = known.get(name), _service(settings, name, processes, signer)
-        same = old is not None and old.definition == definition and old.upstream.shows_the_same_as(new.upstream)
+        same = old is not None and old.definition == definition and old.upstream.secrets == new.upstream.secrets
         services[name] = old if old is not None and same else new
     return services
 
@@ -175,7 +175,7 @@ def agents_from(
             made[name] = cli_agent_from(name, program, executions, environ)
     for name, new in made.items():
         old = known.get(name)
-        if old is not None and old.definition == new.definition and old.wire.shows_the_same_as(new.wire):
+        if old is not None and old.definition == new.definition and old.wire.secrets == new.wire.secrets:
             made[name] = old
     return made
 

@@ -103,9 +103,7 @@ class Breaker:
         self._claimed_until = self._clock() + AGAIN_S
 
     def enter(self) -> BreakerPass:
-        """Let one exchange go. Every pass must be given to `answered`, `failed` or `given_up`. Raises
-        Refusal(UPSTREAM_OPEN).
-        """
+        """Let one exchange go; give the pass to `answered`, `failed` or `given_up`. Raises Refusal(UPSTREAM_OPEN)."""
         if self.state is not BreakerState.CLOSED:
             self._refuse(self.rest_s)
             if self.state is BreakerState.OPEN:
@@ -123,9 +121,7 @@ class Breaker:
         self._happened(BreakerEvent.ANSWER)
 
     def seen(self, given: BreakerPass) -> None:
-        """The upstream began to answer. That ends a try well, but no row of faults: an upstream that breaks off each
-        answer is faulty.
-        """
+        """The upstream began to answer: a try ends well, a row of faults goes on, as the answer may break off."""
         if self.state is BreakerState.HALF_OPEN:
             self.answered(given)
 

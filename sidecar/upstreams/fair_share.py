@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from sidecar.errors import Reason, Unsent
+from sidecar.http.client import EgressError
 from sidecar.http.client.send_queue import SendQueue
 from sidecar.vocabulary import Caller
 
@@ -38,8 +40,7 @@ class FairShares:
 
     async def take(self, caller: Caller, deadline_s: float) -> tuple[Owner, float]:
         """Take a place, to be returned with `give_back`; returns the owner and what is left of the deadline in seconds.
-        Raises EgressError: NoPlace, Crowded.
-        """
+        Raises Unsent(TOO_MANY_CONCURRENT)."""
         owner = tuple([(principal.issuer, principal.name) for principal in caller.chain])
         standing = self._lines.get(owner)
         if standing is None:
@@ -52,8 +53,10 @@ class FairShares:
         until = loop.time() + deadline_s
         try:
             await line.wait(until)
-        except BaseException:
+        except BaseException as error:
             self._leave(owner)
+            if isinstance(error, EgressError):
+                raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from error
             raise
         return owner, until - loop.time()
 

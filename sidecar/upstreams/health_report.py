@@ -27,8 +27,7 @@ class HealthReport:
     """The result of one check. `degraded` means that the handshake succeeds, but not all of the upstream can be used.
     Latency is that of the handshake, in seconds; `tools` is None if they could not be listed; `timestamp` is in seconds
     since the epoch; `stderr` is the end of a program's error output; `left_out` lists the entries that no caller can
-    use, with reasons.
-    """
+    use, with reasons."""
 
     tool_name: str
     timestamp: float

@@ -80,9 +80,7 @@ class HttpAddress:
         *,
         streams: bool = False,
     ) -> ClientResponse:
-        """Send a request for a caller; returns when the head of the response is here. Raises Refusal; Unsent if there
-        is no credential for it.
-        """
+        """Send a request; returns when the head of the response is here. Raises Refusal; Unsent without a credential."""
         shown = None
         if self.credential.varies:
             shown, deadline_s = await self.credential.header_within(caller, deadline_s)

@@ -81,11 +81,8 @@ class AccountObserver(Protocol):
 
 
 class UpstreamAccount:
-    """The state and statistics of one upstream for as long as its definition stays the same.
-
-    Only callers' calls are counted: the sidecar's own requests change status and breaker, but no counts. `clock` gives
-    seconds since the epoch, `clock_mono` monotonic seconds.
-    """
+    """The state and statistics of one upstream. The sidecar's own requests change status and breaker, but no counts.
+    `clock` gives seconds since the epoch, `clock_mono` monotonic seconds."""
 
     def __init__(
         self,
@@ -116,9 +113,7 @@ class UpstreamAccount:
         return sum(self._latencies_s) / len(self._latencies_s) if self._latencies_s else None
 
     def observed_by(self, observer: AccountObserver | None) -> None:
-        """Report the current state and each later change to `observer`; None stops reporting, when another account
-        takes over.
-        """
+        """Report the state, and each later change, to `observer`; None stops that, when another account takes over."""
         self._observer = observer
         if observer is not None:
             observer.upstream_stands(self.name, self.standing.status)
@@ -241,12 +236,10 @@ def _moment(at: float) -> str | None:
 
 
 class CallOutcome:
-    """The outcome of one use of an upstream, which starts now: the account records the first that is reported. Its
-    deadline is `deadline_s`, and a call's timeout at this upstream `timeout_s`; `own` marks a request of the sidecar
-    itself, `counts` a caller's call. Raises Refusal as UPSTREAM_OPEN.
-
-    Only a failure that callers cannot cause is a fault (`mcp/guarded_transport.py` has the list).
-    """
+    """The outcome of one use of an upstream, which starts now: the account records the first that is reported.
+    `deadline_s` is its deadline, `timeout_s` a call's at this upstream; `own` marks a request of the sidecar itself,
+    `counts` a caller's call. Only a failure that callers cannot cause is a fault (`mcp/guarded_transport.py` has the
+    list). Raises Refusal(UPSTREAM_OPEN)."""
 
     __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_own", "_pass", "_patient")
 

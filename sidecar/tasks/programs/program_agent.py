@@ -24,7 +24,7 @@ from sidecar.tasks.programs.card import DefinedCard, streams
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.prompts import prompt_from
 from sidecar.tasks.programs.run_record import Execution
-from sidecar.upstreams.agents import AgentEvents, AgentTransport, AgentUpstream, OutgoingOperation
+from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperation
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent
 from sidecar.upstreams.upstream_account import UpstreamAccount
 from sidecar.vocabulary import SKILL, Caller
@@ -48,12 +48,12 @@ _WORDS: Final[Mapping[Reason, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ProgramAgent:
-    """A CLI program as an agent; implements `AgentTransport`. `shows` has the named variables of its environment."""
+    """A CLI program as an agent; implements `AgentTransport`. `secrets` has the named variables of its environment."""
 
     name: str
     definition: CliAgent
     executions: Executions
-    shows: Mapping[str, str]
+    secrets: Mapping[str, str]
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
         try:
@@ -77,9 +77,6 @@ class ProgramAgent:
         except Refusal as refusal:
             return _told(refusal)
         return following
-
-    def shows_the_same_as(self, other: AgentTransport) -> bool:
-        return isinstance(other, ProgramAgent) and self.shows == other.shows
 
     async def close(self) -> None:
         pass

@@ -17,7 +17,7 @@ from sidecar.settings.credentials import Signed, UpstreamCredential
 from sidecar.settings.upstream_health import ProbeSettings
 from sidecar.settings.upstreams import A2aUpstream
 from sidecar.settings.upstreams import UpstreamSettings as Definition
-from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper, CardProbe
+from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent
 from sidecar.upstreams.agents.http_transport import HttpJsonAgent, JsonRpcAgent
 from sidecar.upstreams.agents.transport import AgentTransport
@@ -40,14 +40,11 @@ class AgentCards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgentUpstream:
-    """One configured agent. `definition` is its configuration, `wire` its transport, `account` its state, `asked` the
-    object that probes it, and `probe` the settings of its probes. `url` is the address that is dialled, "" if there is
-    none.
-
-    `agent_id` is the UUID of the agent in the task API, and `grpc_port` the sidecar's port for this agent alone.
-    `needs_token` says that the agent receives the caller's own token or one that is exchanged for it. `unable` returns
-    the agent's error for an operation that it supports for no caller, as far as that is known without I/O.
-    """
+    """One configured agent. `wire` is its transport, `asked` the object that probes it, and `probe` the settings of its
+    probes. `url` is the address that is dialled, "" if there is none. `agent_id` is its UUID in the task API,
+    `grpc_port` the sidecar's port for this agent alone. `needs_token`: it receives the caller's own token, or one
+    exchanged for it. `unable` returns its error for an operation that it supports for no caller, as far as that is
+    known without I/O."""
 
     name: str
     definition: object
@@ -81,12 +78,13 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     )
     account = UpstreamAccount(name, definition.breaker)
     at = section.card_address
+    beside = section.card_url is None or urlsplit(section.card_url).netloc == urlsplit(section.url).netloc
     keeper = CardKeeper(
         partial(_fetched, at) if at else None,
         section.spoken,
         None if section.version == "auto" else section.version,
         time.monotonic,
-        beside=section.card_url is None or urlsplit(section.card_url).netloc == urlsplit(section.url).netloc,
+        account if beside else None,
     )
     wire = _wire(section, keeper.version, source_from(shown, section.url, signer), max_response_bytes)
     watched = GuardedAgent(wire, account, section.share, section.timeout_s, section.url)
@@ -96,7 +94,7 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
         watched,
         account,
         keeper,
-        CardProbe(keeper, account),
+        keeper,
         definition.probe,
         section.timeout_s,
         url=section.url,

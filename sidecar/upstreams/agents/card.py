@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
@@ -32,9 +31,8 @@ Get = Callable[[float], Awaitable[bytes]]
 
 
 class CardKeeper:
-    """The card of one agent. `get` fetches it; it is None if the address of the card is unknown. `beside` says that the
-    agent itself serves the card, so that a fetched card shows that the agent is up.
-    """
+    """The card of one agent. `get` fetches it, None without an address. `account` is given if the agent itself serves
+    the card, so that fetching it shows whether the agent is up."""
 
     def __init__(
         self,
@@ -42,11 +40,10 @@ class CardKeeper:
         binding: Binding,
         spoken: Version | None,
         clock: Callable[[], float],
-        *,
-        beside: bool = False,
+        account: UpstreamAccount | None = None,
     ) -> None:
-        self.get = get if beside else None
         self._get = get
+        self._account = account
         self._binding = binding
         self._spoken = spoken
         self._clock = clock
@@ -65,9 +62,7 @@ class CardKeeper:
         return None if self._card is None else any(skill["id"] == name for skill in self._card.get("skills", ()))
 
     async def prepare(self) -> None:
-        """Learn the agent's version if it is not configured. If the card cannot be fetched, the last known version
-        stands, else 1.0, and for a while no call waits for another fetch.
-        """
+        """Learn the agent's version if it is not configured. After a failed fetch no call waits for a while."""
         now = self._clock()
         if self._spoken is not None or now - max(self._fetched_s, self._failed_s) < KEPT_S:
             return
@@ -79,6 +74,24 @@ class CardKeeper:
     async def _renewed(self) -> None:
         with suppress(Refusal):
             await self.card()
+
+    async def probe(self, within_s: float) -> None:
+        """Report to the account whether the agent serves its card. Raises Refusal."""
+        if self._get is None or self._account is None:  # its health shows only in its calls
+            return
+        given = self._account.breaker.enter()
+        try:
+            await self._get(min(within_s, DEADLINE_S))
+        except EgressError:
+            self._account.faulted(given, UNAVAILABLE)
+            raise Refusal(Reason.UPSTREAM_FAILED, UNAVAILABLE) from None
+        except BaseException:
+            self._account.breaker.given_up(given)
+            raise
+        self._account.answered(given)
+
+    async def explore(self) -> None:
+        """Does nothing: a card is read on demand."""
 
     async def close(self) -> None:
         """Stop refreshing the card."""
@@ -114,34 +127,6 @@ class CardKeeper:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {refusal.detail}") from None
         except UnreadableMessage as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class CardProbe:
-    """Checks an agent's health by fetching its card. The health of an agent whose card is served elsewhere shows only
-    in its calls.
-    """
-
-    keeper: CardKeeper
-    account: UpstreamAccount
-
-    async def probe(self, within_s: float) -> None:
-        """Report a success or a fault to the account. Raises Refusal."""
-        if self.keeper.get is None:
-            return
-        given = self.account.breaker.enter()
-        try:
-            await self.keeper.get(min(within_s, DEADLINE_S))
-        except EgressError:
-            self.account.faulted(given, UNAVAILABLE)
-            raise Refusal(Reason.UPSTREAM_FAILED, UNAVAILABLE) from None
-        except BaseException:
-            self.account.breaker.given_up(given)
-            raise
-        self.account.answered(given)
-
-    async def explore(self) -> None:
-        """Does nothing: a card is read on demand."""
 
 
 def _version_in(card: Card | None, binding: Binding) -> Version:

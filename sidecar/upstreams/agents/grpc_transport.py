@@ -7,8 +7,10 @@ connection; `google.rpc.ErrorInfo`, if the agent sends it, says which error it i
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -27,7 +29,6 @@ from sidecar.protocols.a2a.wire import WIRES
 from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES
 from sidecar.upstreams.agents.transport import (
     AgentEvents,
-    AgentTransport,
     Declined,
     OutgoingOperation,
     Result,
@@ -67,11 +68,11 @@ class GrpcAgent:
         self._target = parts.netloc
         self._secure = parts.scheme == "grpcs"
         self._version = version
-        self._credential = credential
+        self.secrets = credential
         self._headers = tuple((name.lower(), value) for name, value in headers)
         self._max_bytes = max_response_bytes
         self._calls: aio.Channel | None = None
-        self._streams: dict[aio.Channel, int] = {}  # the number of streams on each
+        self._streams = Counter[aio.Channel]()  # the number of streams on each
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
         version = self._version()
@@ -101,16 +102,13 @@ class GrpcAgent:
         except aio.BaseError:
             raise _unsendable() from None
         self._streams[channel] += 1
-
-        def over() -> None:
-            self._streams[channel] -= 1
-
+        over = partial(self._streams.subtract, (channel,))
         return GrpcStream(call, outgoing.operation, version, partial(self._unwelcome, outgoing, shown), over)
 
     def _unwelcome(self, outgoing: OutgoingOperation, shown: Header | None, error: aio.AioRpcError) -> None:
         """Report a rejected credential, so that it is not shown again."""
         if error.code() is grpc.StatusCode.UNAUTHENTICATED and shown is not None:
-            self._credential.refused(outgoing.caller, shown)
+            self.secrets.refused(outgoing.caller, shown)
 
     async def _written(
         self, outgoing: OutgoingOperation, version: Version
@@ -127,15 +125,13 @@ class GrpcAgent:
         if outgoing.extensions:
             name = "a2a-extensions" if version == "1.0" else "x-a2a-extensions"
             metadata.append((name, ",".join(outgoing.extensions)))
-        shown, deadline_s = await self._credential.header_within(outgoing.caller, outgoing.deadline_s)
+        shown, deadline_s = await self.secrets.header_within(outgoing.caller, outgoing.deadline_s)
         if shown is not None:
             metadata.append((shown[0].lower(), shown[1]))
         return f"/{SERVICES[version]}/{method}", body, tuple(metadata), shown, deadline_s
 
     def _for_stream(self) -> aio.Channel:
-        """A connection for a stream, separate from those of calls: an agent accepts only so many streams on each
-        (threats D3).
-        """
+        """A connection for a stream, never one of calls: an agent accepts only so many streams on each (threats D3)."""
         free = next((channel for channel, held in self._streams.items() if held < STREAMS_EACH), None)
         channel = free or self._opened()
         self._streams.setdefault(channel, 0)
@@ -153,14 +149,11 @@ class GrpcAgent:
             return aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
         return aio.insecure_channel(self._target, options=options)
 
-    def shows_the_same_as(self, other: AgentTransport) -> bool:
-        return isinstance(other, GrpcAgent) and self._credential == other._credential
-
     async def close(self) -> None:
         for channel in (self._calls, *self._streams):
             if channel is not None:
                 await channel.close(0.0)
-        await self._credential.close()
+        await self.secrets.close()
 
 
 class GrpcStream:
@@ -184,9 +177,7 @@ class GrpcStream:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                until = loop.time() + idle_s
-                if deadline.at is not None:
-                    until = min(until, deadline.at)
+                until = min(loop.time() + idle_s, inf if deadline.at is None else deadline.at)
                 async with asyncio.timeout_at(until):
                     raw = await self._call.read()
                 if raw is aio.EOF:
@@ -210,9 +201,7 @@ class GrpcStream:
 
 
 def _given_up() -> BaseException:
-    """Tells the two cancellations apart: of the task that waits for the call, and of the call alone, which the sidecar
-    cancelled itself. grpc raises the same error for both, and the second does not mean that the caller left.
-    """
+    """What a cancellation is: grpc raises the same for that of the waiting task and for our own of the call alone."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         return asyncio.CancelledError()

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Final
 
-from sidecar.errors import Reason, Refusal, Unsent
-from sidecar.http.client import Deadline, EgressError
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client import Deadline
 from sidecar.protocols.a2a.cards import hiding
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.upstreams.agents.transport import AgentEvents, AgentTransport, Declined, OutgoingOperation, Result
@@ -23,27 +23,21 @@ INSTEAD: Final = "(the agent)"
 
 
 class GuardedAgent:
-    """A guarded agent. `share` is the number of concurrent calls of one caller, `timeout_s` the longest that one may
-    take, `url` the agent's address.
-    """
+    """A guarded agent. `share` calls of one caller go at once, each for `timeout_s` at most; `url` is its address."""
 
     def __init__(self, inner: AgentTransport, account: UpstreamAccount, share: int, timeout_s: float, url: str) -> None:
         self.inner = inner
+        self.secrets = inner.secrets
         self.account = account
         self.shares = FairShares(share)
         self._timeout_s = timeout_s
         self._hide = hiding(url, INSTEAD)
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        """See `AgentTransport.ask`. Also raises Refusal as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; in both cases nothing
-        was sent.
-        """
+        """See `AgentTransport.ask`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
         owner = None
         if outgoing.caller is not None:
-            try:
-                owner, left_s = await self.shares.take(outgoing.caller, outgoing.deadline_s)
-            except EgressError as full:
-                raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from full
+            owner, left_s = await self.shares.take(outgoing.caller, outgoing.deadline_s)
             outgoing = outgoing._replace(deadline_s=left_s)
         try:
             with self._visit(outgoing) as visit:
@@ -68,9 +62,7 @@ class GuardedAgent:
 
     @contextmanager
     def _visit(self, outgoing: OutgoingOperation) -> Iterator[CallOutcome]:
-        """Yields the outcome of this use. If the block raises, the outcome is recorded here; else the caller records
-        it.
-        """
+        """The outcome of this use. It is recorded here if the block raises, else by the caller."""
         own = outgoing.caller is None
         visit = CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
         try:
@@ -82,9 +74,6 @@ class GuardedAgent:
         except BaseException:
             visit.given_up()
             raise
-
-    def shows_the_same_as(self, other: AgentTransport) -> bool:
-        return self.inner.shows_the_same_as(other.inner if isinstance(other, GuardedAgent) else other)
 
     async def close(self) -> None:
         await self.inner.close()

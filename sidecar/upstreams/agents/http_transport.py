@@ -10,7 +10,6 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -25,7 +24,6 @@ from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.upstreams.agents.transport import (
     AgentEvents,
-    AgentTransport,
     Declined,
     OutgoingOperation,
     Result,
@@ -38,30 +36,47 @@ from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_of
 
 A2A_JSON: Final = "application/a2a+json"
-_ENDED = "its stream ended without an answer"
-Take = Callable[[Any], Any | AgentError]
-"""Finds the result or the agent's error in a parsed message."""
 
 
 class _Sent(NamedTuple):
-    """A request whose response has begun. `read` reads one message of it; `is_answer` accepts the data of an event of
-    another type than `message`.
-    """
+    """A request whose response has begun. `number` is its JSON-RPC id, None in HTTP+JSON."""
 
     response: ClientResponse
     operation: Operation
-    take: Take
-    read: Callable[[bytes], Result | AgentError]
-    is_answer: Callable[[bytes], bool] = lambda data: False
+    form: WireForm
+    number: int | None = None
+
+    def take(self, raw: bytes) -> Any | AgentError:
+        """The result or the agent's error in one message. Raises Refusal(RESPONSE_REFUSED)."""
+        said = _parsed(raw)
+        if self.number is not None:
+            return _rpc_result(self.number, said)
+        error = _error_in(said, self.response.status)
+        return said if error is None else error
+
+    def read(self, raw: bytes) -> Result | AgentError:
+        """The same, with a result in the canonical form."""
+        said = self.take(raw)
+        try:
+            return said if isinstance(said, AgentError) else self.form.read_result(self.operation, said)
+        except UnreadableMessage as error:
+            raise unreadable(error) from None
+
+    def is_answer(self, data: bytes) -> bool:
+        """Whether the data of an event of another type than `message` is a JSON-RPC response to this request."""
+        try:
+            said = jsonrpc.parse_answer(data) if self.number is not None else None
+        except Refusal:
+            return False
+        return isinstance(said, dict) and "jsonrpc" in said and str(said.get("id")) == str(self.number)
 
 
 class HttpAgent(ABC):
-    """An agent that speaks one of the two bindings over HTTP. `version` gives the version that it speaks, as far as is
-    known now.
-    """
+    """An agent over HTTP. `version` gives the version that it speaks, as far as is known now."""
 
     def __init__(self, address: HttpAddress, version: Callable[[], Version], max_response_bytes: int) -> None:
         self._address = address
+        self.secrets = address.credential
         self._version = version
         self._max_bytes = max_response_bytes
 
@@ -103,22 +118,17 @@ class HttpAgent(ABC):
         )
 
     async def _failed(self, sent: _Sent) -> Refusal:
-        """The refusal of a response that carries only its status. If that status is passed on, the refusal has the text
-        of the error in the body.
-        """
+        """The refusal of a response that carries only its status; with the error's text if the status is passed on."""
         refusal = _no_a2a(sent.response)
         if not passes_on(refusal) or media_type_of(sent.response) not in (JSON, A2A_JSON):
             return refusal
         try:
-            said = sent.take(_parsed(await body_of(sent.response, MAX_ERROR_BYTES)))
+            said = sent.take(await body_of(sent.response, MAX_ERROR_BYTES))
         except Refusal:
             return refusal
         if not isinstance(said, AgentError) or not said.message:
             return refusal
         return in_words_of(refusal, {"code": said.code, "message": said.message})
-
-    def shows_the_same_as(self, other: AgentTransport) -> bool:
-        return isinstance(other, type(self)) and self._address.credential == other._address.credential
 
     async def close(self) -> None:
         await self._address.close()
@@ -137,8 +147,7 @@ class JsonRpcAgent(HttpAgent):
         message = {"jsonrpc": "2.0", "id": number, "method": operation.rpc(version), "params": params}
         path = self._address.origin.path
         response = await self._send("POST", path, orjson.dumps(message), outgoing, version, JSON)
-        take = partial(_rpc_event, number)
-        return _Sent(response, operation, take, _reader(form, operation, take), partial(_is_to, number))
+        return _Sent(response, operation, form, number)
 
     async def _whole(self, sent: _Sent) -> Result | AgentError:
         response = sent.response
@@ -165,9 +174,7 @@ class HttpJsonAgent(HttpAgent):
         else:
             path += http.query_from((name, told[name]) for name in rest if name in told)
         media_type = A2A_JSON if version == "1.0" else JSON
-        response = await self._send(route.verb, path, body, outgoing, version, media_type)
-        take = partial(_bare_event, response.status)
-        return _Sent(response, operation, take, _reader(form, operation, take))
+        return _Sent(await self._send(route.verb, path, body, outgoing, version, media_type), operation, form)
 
     async def _whole(self, sent: _Sent) -> Result | AgentError:
         if sent.response.status != 200:
@@ -177,9 +184,7 @@ class HttpJsonAgent(HttpAgent):
         return sent.read(await body_of(sent.response, self._max_bytes))
 
     async def _error(self, sent: _Sent) -> AgentError:
-        """The agent's error in a response with an error status. Raises Refusal if the error does not come from the
-        agent.
-        """
+        """The agent's error. Raises Refusal if the error does not come from the agent."""
         response, status = sent.response, sent.response.status
         if status == LIMITED or (status >= 500 and status not in (500, 501)):
             raise await self._failed(sent)
@@ -196,9 +201,7 @@ class HttpJsonAgent(HttpAgent):
 
 
 class HttpStream:
-    """A stream of events over a connection. An event of another type than `message` is skipped unless it is an answer:
-    some agents send an error in an event named `error`.
-    """
+    """Events over a connection. One of another type than `message` counts only as an answer, such as an `error` event."""
 
     def __init__(self, sent: _Sent, max_event_bytes: int) -> None:
         self._sent = sent
@@ -233,21 +236,6 @@ class HttpStream:
 _CODE_OF_STATUS: Final = {404: -32001, 400: -32602, 405: -32601, 409: -32002, 415: -32005, 501: -32004}
 
 
-def _reader(form: WireForm, operation: Operation, take: Take) -> Callable[[bytes], Result | AgentError]:
-    """Reads one message: an error, or a result in the canonical form. Raises Refusal(RESPONSE_REFUSED)."""
-
-    def read(raw: bytes) -> Result | AgentError:
-        said = take(_parsed(raw))
-        if isinstance(said, AgentError):
-            return said
-        try:
-            return form.read_result(operation, said)
-        except UnreadableMessage as error:
-            raise unreadable(error) from None
-
-    return read
-
-
 def _parsed(raw: bytes) -> Any:
     try:
         return jsonrpc.parse_answer(raw)
@@ -255,7 +243,7 @@ def _parsed(raw: bytes) -> Any:
         raise _refused(refusal.detail) from None
 
 
-def _rpc_event(number: int, said: Any) -> Any | AgentError:
+def _rpc_result(number: int, said: Any) -> Any | AgentError:
     """The result or error in a response to request `number`. An error about an unreadable request has no id."""
     if isinstance(said, dict) and said.get("result") is not None and said.get("error", said) is None:
         said = {name: value for name, value in said.items() if name != "error"}  # some libraries write both
@@ -271,24 +259,8 @@ def _rpc_event(number: int, said: Any) -> Any | AgentError:
     return AgentError(error["code"], _text(error.get("message")), tuple(_details(error.get("data"))))
 
 
-def _is_to(number: int, data: bytes) -> bool:
-    """Whether this is a JSON-RPC response to our request of this number."""
-    try:
-        said = jsonrpc.parse_answer(data)
-    except Refusal:
-        return False
-    return isinstance(said, dict) and "jsonrpc" in said and str(said.get("id")) == str(number)
-
-
-def _bare_event(status: int, said: Any) -> Any | AgentError:
-    error = _error_in(said, status)
-    return said if error is None else error
-
-
 def _error_in(said: Any, status: int) -> AgentError | None:
-    """The error in a body of HTTP+JSON, of either version; None if there is none. In 0.3 only the status gives the
-    kind.
-    """
+    """The error in a body of HTTP+JSON of either version, if any. In 0.3 only the status gives the kind."""
     if not isinstance(said, dict):
         return None
     error = said.get("error")
@@ -327,9 +299,7 @@ def _details(data: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_detail(one: Mapping[str, Any]) -> bool:
-    """Whether it is an object with a type, and, if it is an `ErrorInfo`, one whose members are strings and a map of
-    strings.
-    """
+    """Whether it has a type, and, as an `ErrorInfo`, members that are strings and a map of strings."""
     if one.get("@type") != ERROR_INFO:
         return isinstance(one.get("@type"), str)
     metadata = one.get("metadata", {})

@@ -43,9 +43,7 @@ def unreadable(error: UnreadableMessage) -> Refusal:
 
 
 class Declined(Refusal):
-    """The agent's address answered, but not in A2A: with a redirect, or an error of a proxy in front of it. Callers can
-    cause this, each for themselves, so it is no fault that opens the breaker.
-    """
+    """The address answered, but not in A2A: a redirect, or an error of a proxy. Each caller can cause it: no fault."""
 
     def __init__(self, said: str) -> None:
         super().__init__(Reason.UPSTREAM_FAILED, said)
@@ -56,11 +54,9 @@ Begun = Callable[[Result], Awaitable[object]]
 
 
 class OutgoingOperation(NamedTuple):
-    """One operation on its way to an agent. `caller` is the caller that it is sent for, None is the sidecar itself.
-    `deadline_s` is in seconds from now and bounds a whole answer, or the beginning of a stream. `extra` are trace
-    headers. `begun` is called as soon as a task exists, by transports that know that before the answer; it raises
-    Refusal.
-    """
+    """One operation on its way to an agent. `caller` None is the sidecar itself. `deadline_s` is in seconds from now
+    and bounds a whole answer, or the beginning of a stream. `extra` are trace headers. `begun` is called as soon as a
+    task exists, by transports that know that before the answer; it raises Refusal."""
 
     operation: Operation
     params: Result
@@ -86,14 +82,14 @@ class AgentTransport(Protocol):
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
         """The answer to an operation that does not stream. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT,
-        RESPONSE_REFUSED; Declined, and Unsent if nothing was sent.
-        """
+        RESPONSE_REFUSED; Declined, and Unsent if nothing was sent."""
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
         """The answer to a streaming operation, as soon as it has begun. Raises Refusal."""
 
-    def shows_the_same_as(self, other: AgentTransport) -> bool:
-        """Whether both send the agent the same credentials."""
+    @property
+    def secrets(self) -> object:
+        """The secrets that the agent receives. Equal values are the same secrets, with the content of their files."""
 
     async def close(self) -> None:
         """Close every connection."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sidecar.http.signing_keys import private_key_from
-from sidecar.settings.credentials import ClientCredentials, TokenClient, TokenExchange, UpstreamCredential
+from sidecar.settings.credentials import TokenClient, TokenExchange, UpstreamCredential
 from sidecar.settings.secrets import read_secret
 from sidecar.upstreams.credentials.signed_tokens import SignedSource, TokenSigner
 from sidecar.upstreams.credentials.source import (
@@ -20,7 +20,7 @@ from sidecar.upstreams.credentials.source import (
 )
 from sidecar.upstreams.credentials.token_cache import TokenCache
 from sidecar.upstreams.credentials.token_endpoint import ClientProof, TokenEndpoint
-from sidecar.upstreams.credentials.token_exchange import ExchangedTokens, OwnGrant, WantedToken
+from sidecar.upstreams.credentials.token_exchange import ExchangedTokens, OwnGrant
 
 
 def source_from(
@@ -45,9 +45,12 @@ def source_from(
     client = section.client_credentials or section.token_exchange
     if client is not None:
         proof = _proof(client)
+        secret = proof.secret or (proof.key.kid if proof.key is not None else "")
         endpoint = TokenEndpoint(client.token_url, proof, clock=clock, new_id=new_id)
-        kind = ExchangedTokens if isinstance(client, TokenExchange) else OwnGrant
-        return kind(_wanted(client, proof), endpoint, TokenCache(clock_mono))
+        if not isinstance(client, TokenExchange):
+            return OwnGrant(client, (secret, ""), endpoint, TokenCache(clock_mono))
+        actor = "" if client.actor_token_path is None else read_secret(client.actor_token_path, "theirs")
+        return ExchangedTokens(client, (secret, actor), endpoint, TokenCache(clock_mono))
     if section.header is None or section.value_path is None:
         raise ValueError("the settings promise a credential its header and value")
     return UpstreamCredentialValue(section.header, read_secret(section.value_path, "theirs"))
@@ -55,16 +58,6 @@ def source_from(
 
 def _bearer_in(path: Path) -> UpstreamCredentialValue:
     return UpstreamCredentialValue(*bearer(read_secret(path, "theirs")))
-
-
-def _wanted(client: ClientCredentials | TokenExchange, proof: ClientProof) -> WantedToken:
-    named = (("scope", " ".join(client.scope)), ("audience", client.audience), ("resource", client.resource))
-    form = tuple((name, value) for name, value in named if value)
-    secret = proof.secret or (proof.key.kid if proof.key is not None else "")
-    if not isinstance(client, TokenExchange):
-        return WantedToken(client, secret, form)
-    actor = "" if client.actor_token_path is None else read_secret(client.actor_token_path, "theirs")
-    return WantedToken(client, secret, form, client.subject_token_type, actor, client.keep_s)
 
 
 def _proof(client: TokenClient) -> ClientProof:

@@ -31,9 +31,7 @@ _NO_ROLES: Final[frozenset[str]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class TokenSigner:
-    """Signs tokens as `issuer`. Two signers with the same issuer and the same key are equal; without a key, none can
-    sign.
-    """
+    """Signs tokens as `issuer`. Signers of one issuer and key are equal; without a key, none can sign."""
 
     issuer: str
     key: SigningKey | None = field(default=None, repr=False, compare=False)
@@ -62,8 +60,7 @@ NO_SIGNER: Final = TokenSigner("")
 
 def signer_from(settings: Settings, issuer: str, *, make: bool) -> TokenSigner:
     """The signer of the settings, without a key if nothing is to be signed. A key that is missing in the data folder is
-    created; without `make`, in memory only, for commands that only check. Raises SettingsError.
-    """
+    created; without `make`, in memory only. Raises SettingsError."""
     if not settings.signs:
         return TokenSigner(issuer)
     path = settings.signing_key_path
@@ -88,8 +85,7 @@ class _Kept(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SignedSource(CredentialSource):
     """`roles` says whether the token includes the roles granted to the first of the chain; `own` is the `sub` in the
-    sidecar's own requests. `clock` gives seconds since the epoch, `new_id` a unique id.
-    """
+    sidecar's own requests. `clock` gives seconds since the epoch, `new_id` a unique id."""
 
     signer: TokenSigner
     audience: str

@@ -18,9 +18,7 @@ Header = tuple[str, str]
 
 
 class CredentialSource:
-    """Gives the credential header of an exchange; this base class gives none. Equal sources are configured alike, the
-    content of their files included.
-    """
+    """Gives the credential header of an exchange; this base class none. Equal sources also have equal files."""
 
     __slots__ = ()
     varies: ClassVar[bool] = False
@@ -31,9 +29,8 @@ class CredentialSource:
         return None
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        """The header for a caller's exchange. `caller` is None for the sidecar itself; returns None if no header is
-        sent. Raises Unsent if no credential can be obtained; never retried.
-        """
+        """The header for a caller's exchange, None the sidecar's own; None if none is sent. Raises Unsent; never
+        retried."""
         return self.fixed
 
     async def header_within(self, caller: Caller | None, deadline_s: float) -> tuple[Header | None, float]:

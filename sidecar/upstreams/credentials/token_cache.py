@@ -84,9 +84,7 @@ class TokenCache:
         raise Unsent(reason, detail, challenge=challenge)
 
     def drop(self, key: bytes, value: str) -> None:
-        """The upstream rejected this token. A token is dropped at most once in some seconds, so that an upstream that
-        rejects every token does not cause a fetch with each call.
-        """
+        """The upstream rejected this token. Only one in some seconds is dropped, lest each call cause a fetch."""
         place, now = self._places.get(key), self._clock()
         if place is not None and place.value == value and now - place.dropped_at >= PAUSE_S:
             place.value, place.renew_at, place.ends_at = "", -inf, -inf

@@ -50,9 +50,7 @@ class DeniedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientProof:
-    """The client's authentication at the endpoint. A `secret` goes in the header, or in the form if `in_body`; with a
-    `key`, an assertion is signed.
-    """
+    """The client's authentication: a `secret` in the header, or in the form if `in_body`; with a `key` an assertion."""
 
     client_id: str
     secret: str = field(default="", repr=False)
@@ -90,9 +88,7 @@ class TokenEndpoint:
         self._client = HttpClient(self._origin, max_connections=MAX_CONNECTIONS)
 
     async def ask(self, form: Form) -> GrantedToken:
-        """Request a token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged for operators:
-        no caller waits for a token that is renewed in the background.
-        """
+        """Request a token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged."""
         headers, fields = self._proof.shown(self._clock(), self._new_id)
         body = urlencode([*form, *fields]).encode()
         sent = [("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded"), *headers]
@@ -142,9 +138,7 @@ def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
 
 
 def _life_s(said: object) -> float:
-    """The lifetime in seconds. Digits in a string are accepted, as some products send them; other values count as
-    absent.
-    """
+    """The lifetime in seconds. Digits in a string are accepted, as some products send them; others count as absent."""
     if isinstance(said, str) and _DIGITS.fullmatch(said):
         return float(said)
     if isinstance(said, bool) or not isinstance(said, int | float):

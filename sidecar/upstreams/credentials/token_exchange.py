@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import ClassVar, Final
 
 from sidecar.errors import CredentialFault, Reason, Unsent
+from sidecar.settings.credentials import TokenClient, TokenExchange
 from sidecar.upstreams.credentials.source import CredentialSource, Header, bearer, token_of
 from sidecar.upstreams.credentials.token_cache import GrantedToken, TokenCache
 from sidecar.upstreams.credentials.token_endpoint import DeniedError, Form, TokenEndpoint
@@ -20,22 +21,12 @@ _OF_THE_CALLER: Final = frozenset({"invalid_request", "invalid_grant", "invalid_
 
 
 @dataclass(frozen=True, slots=True)
-class WantedToken:
-    """The parameters of a token request and its secrets: equal values obtain the same token."""
-
-    definition: object
-    secret: str = field(repr=False)
-    form: Form = ()
-    subject_token_type: str = ""
-    actor_token: str = field(default="", repr=False)
-    keep_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class OwnGrant(CredentialSource):
-    """One token for all callers (OAuth client credentials)."""
+    """One token for all callers (OAuth client credentials). `secrets` identify the client's secret or key, and are the
+    actor's token, "" if there is none: sources with the same obtain the same token."""
 
-    wanted: WantedToken
+    client: TokenClient
+    secrets: tuple[str, str] = field(repr=False)
     endpoint: TokenEndpoint = field(compare=False)
     tokens: TokenCache = field(compare=False)
     varies: ClassVar[bool] = True
@@ -52,16 +43,22 @@ class OwnGrant(CredentialSource):
 
     async def _ask(self) -> GrantedToken:
         try:
-            return await self.endpoint.ask([("grant_type", "client_credentials"), *self.wanted.form])
+            return await self.endpoint.ask([("grant_type", "client_credentials"), *self._wanted])
         except DeniedError as denied:
             raise _refuses_us(denied) from None
+
+    @property
+    def _wanted(self) -> Form:
+        client = self.client
+        named = (("scope", " ".join(client.scope)), ("audience", client.audience), ("resource", client.resource))
+        return [(name, value) for name, value in named if value]
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangedTokens(OwnGrant):
-    """A token exchanged for each caller's token (RFC 8693). The sidecar's own requests have a token of their own, which
-    the same client is granted at the same endpoint.
-    """
+    """A token exchanged for each caller's token (RFC 8693). The sidecar's own requests have one as in `OwnGrant`."""
+
+    client: TokenExchange
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
         """See `CredentialSource.header`. Raises Unsent(UNAUTHENTICATED) for a caller without a token."""
@@ -72,16 +69,15 @@ class ExchangedTokens(OwnGrant):
         self.tokens.drop(_key_of(caller), header[1].removeprefix("Bearer "))
 
     async def _exchange(self, token: str) -> GrantedToken:
-        wanted = self.wanted
         form = [
             ("grant_type", _EXCHANGE),
             ("subject_token", token),
-            ("subject_token_type", _TYPES + wanted.subject_token_type),
+            ("subject_token_type", _TYPES + self.client.subject_token_type),
             ("requested_token_type", _TYPES + "access_token"),
-            *wanted.form,
+            *self._wanted,
         ]
-        if wanted.actor_token:
-            form += [("actor_token", wanted.actor_token), ("actor_token_type", _TYPES + "access_token")]
+        if actor := self.secrets[1]:
+            form += [("actor_token", actor), ("actor_token_type", _TYPES + "access_token")]
         try:
             granted = await self.endpoint.ask(form)
         except DeniedError as denied:
@@ -91,7 +87,7 @@ class ExchangedTokens(OwnGrant):
             challenge = f'error="invalid_token", error_description="{detail}"'
             fault = CredentialFault.NOT_EXCHANGED
             raise Unsent(Reason.BAD_CREDENTIAL, detail, challenge=challenge, credential_fault=fault) from None
-        return GrantedToken(granted.value, min(granted.life_s, wanted.keep_s))
+        return GrantedToken(granted.value, min(granted.life_s, self.client.keep_s))
 
 
 def _key_of(caller: Caller | None) -> bytes:

@@ -80,11 +80,8 @@ class SchemaRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Where arguments do not fit: a JSON Pointer (RFC 6901) into them and the keyword. Never the value (threat C5).
-
-    Two keywords are the sidecar's own: `too-much-work` (nothing was checked) and `schema` (refused, too costly to
-    locate).
-    """
+    """Where arguments do not fit: a JSON Pointer (RFC 6901) and the keyword, never the value (threat C5). Two keywords
+    are the sidecar's own: `too-much-work` (nothing was checked) and `schema` (refused, too costly to locate)."""
 
     pointer: str
     keyword: str
@@ -92,9 +89,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSchema:
-    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded; `keys`
-    are its properties by path.
-    """
+    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded."""
 
     weight: int
     patterns: int
@@ -104,9 +99,7 @@ class ArgumentSchema:
     keys: Keys | None = None
 
     def violation(self, arguments: Any) -> Violation | None:
-        """The first violation in parsed arguments, or in a result; None if there is none. Its time is bounded for any
-        value.
-        """
+        """The first violation in parsed arguments, or in a result, if there is one. Its time is bounded for any value."""
         if not self._surely_little(arguments) and self._too_much(arguments):
             return Violation("", TOO_MUCH)
         return None if self._validator.is_valid(arguments) else self._explained(arguments)
@@ -136,9 +129,7 @@ class ArgumentSchema:
 
 
 def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
-    """Check and compile one `inputSchema`, or an `outputSchema`, which since MCP 2026-07-28 need not be one
-    `of_object`. Raises SchemaRefused with the first reason found.
-    """
+    """Check and compile an `inputSchema`, or an `outputSchema`, which need not be `of_object`. Raises SchemaRefused."""
     if not isinstance(schema, dict) or (of_object and schema.get("type") != "object"):
         raise SchemaRefused("the schema must be an object with type: object" if of_object else "it must be an object")
     _refuse_size(schema)
@@ -177,8 +168,7 @@ def every_subschema(root: object) -> Iterator[dict[str, Any]]:
 @dataclass(slots=True)
 class _SchemaPlaces:
     """The possible targets of references: every named schema of a document, by the name of its resource. `top` is the
-    document's own name. `bases` maps each schema to its resource, by the identity of the parsed object.
-    """
+    document's own name. `bases` maps each schema's id() to its resource."""
 
     dialect: str
     top: str = ""
@@ -284,9 +274,7 @@ class _Survey:
         return weight, patterns
 
     def _weigh_reference(self, keyword: str, node: dict[str, Any], at: str, level: int, base: str) -> tuple[int, int]:
-        """The weight of a reference: the heaviest of its possible targets, as the target of a dynamic one depends on
-        the call.
-        """
+        """The weight of the heaviest possible target: the target of a dynamic reference depends on the call."""
         place = f"{at}/{keyword}"
         targets = self._targets(keyword, node[keyword], place, base)
         self.led.setdefault(id(node), []).extend(targets)

@@ -15,9 +15,7 @@ CLOSING_S: Final = 2.0
 
 
 class BackgroundTasks:
-    """Background tasks, bounded in time and in number. Work beyond the bound is dropped: servers and stores have
-    time-outs of their own.
-    """
+    """Background tasks, bounded in time and number. Work beyond is dropped: servers and stores have time-outs too."""
 
     def __init__(self, max_tasks: int = MAX_TASKS) -> None:
         self._max_tasks = max_tasks

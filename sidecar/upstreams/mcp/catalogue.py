@@ -48,9 +48,7 @@ log = logging.getLogger("sidecar.upstreams")
 
 
 class ToolCatalogue:
-    """The tools of one upstream. `checks_output` says whether results are checked against `outputSchema`. `clock_mono`
-    gives monotonic seconds.
-    """
+    """The tools of one upstream. `checks_output`: results are checked against `outputSchema`."""
 
     def __init__(
         self,
@@ -90,9 +88,8 @@ class ToolCatalogue:
         return self.tools.get(name)
 
     def usable(self, name: str, digest: str | None = None) -> bool:
-        """Whether a call of this tool could be validated by the current list: for filtering lists. With a `digest`,
-        also whether the tool has that definition.
-        """
+        """Whether a call of this tool, with this `digest` if given, could be validated by the current list: for
+        filters."""
         tool = self.tools.get(name)
         known = tool is not None and digest in (None, tool.definition.digest)
         if not known and self._may_force(self._clock()):
@@ -100,10 +97,8 @@ class ToolCatalogue:
         return known and tool is not None and tool.schema is not None
 
     async def tool(self, name: str, deadline_s: float) -> Tool:
-        """The tool, waiting for its list at most `deadline_s`.
-
-        Raises Refusal: TOOL_UNKNOWN, SCHEMA_UNAVAILABLE, and UPSTREAM_FAILED or UPSTREAM_TIMEOUT without a list.
-        """
+        """The tool, waiting for its list. Raises Refusal: TOOL_UNKNOWN, SCHEMA_UNAVAILABLE; UPSTREAM_FAILED,
+        UPSTREAM_TIMEOUT."""
         asked_at = self._clock()
         await self.learn(deadline_s)
         tool = self.tools.get(name)
@@ -149,9 +144,8 @@ class ToolCatalogue:
         self._tell_of_left_out()
 
     async def learn_spellings(self, within_s: float) -> None:
-        """List the upstream's resources before a URI that is not in normal form is read, because the upstream may use
-        that spelling itself. Done at most once a minute; without an answer, the normal form is sent.
-        """
+        """List the resources before a URI that is not in normal form is read: the upstream may use that spelling
+        itself. At most once a minute; without an answer, the normal form is sent."""
         async with self._spelling:
             if self._clock() < self._spelled_until:
                 return
@@ -288,9 +282,8 @@ def _once_more(failure: Refusal, reason: Reason | None = None) -> Refusal:
 
 
 class Spellings:
-    """The upstream's own spellings of resource URIs, the latest ones. Calls are sent in normal form, but a server that
-    lists `docs://README` and compares texts would not find `docs://readme`. Only its own lists are trusted for this.
-    """
+    """The latest spellings of resource URIs in the upstream's own lists. Calls are sent in normal form, but a server
+    that lists `docs://README` and compares texts would not find `docs://readme`."""
 
     __slots__ = ("_by_form",)
 

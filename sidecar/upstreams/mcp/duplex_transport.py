@@ -72,8 +72,7 @@ class DuplexWire(ABC):
     @abstractmethod
     async def send(self, message: bytes, caller: Caller | None) -> None:
         """Send one message, in the order of calls. `caller` is the caller that it is sent for; None is the last caller
-        on the line. Raises Refusal if it cannot be sent; waits for a slow reader.
-        """
+        on the line. Raises Refusal if it cannot be sent; waits for a slow reader."""
 
     @abstractmethod
     def messages(self) -> AsyncGenerator[bytes, None]:
@@ -177,9 +176,8 @@ class _Call:
 
 class DuplexTransport:
     """One line of an `owner`. `lost` is called once, when nothing more can go over it; `failure` then gives the reason.
-    A failure of a line to a caller's `own` server says nothing about any other (`transport.OfOneCaller`). `key` and
-    `used_mono_s` are for the keeper of the lines (`line_sessions.py`).
-    """
+    A failure of a line to a caller's `own` server says nothing about any other. `key` and `used_mono_s` are the
+    keeper's (`line_sessions.py`)."""
 
     def __init__(
         self,

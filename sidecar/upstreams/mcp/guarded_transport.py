@@ -27,8 +27,8 @@ from itertools import count
 from types import TracebackType
 from typing import Final
 
-from sidecar.errors import Reason, Refusal, Unsent
-from sidecar.http.client import ENDLESS, Deadline, EgressError
+from sidecar.errors import Reason, Refusal
+from sidecar.http.client import ENDLESS, Deadline
 from sidecar.protocols.jsonrpc import Request
 from sidecar.upstreams.fair_share import FairShares
 from sidecar.upstreams.mcp.transport import (
@@ -55,9 +55,7 @@ log = logging.getLogger("sidecar.upstreams")
 
 
 class GuardedTransport(TransportLayer):
-    """A guarded upstream. `inner` is the transport itself, `account` its record, `share` the number of concurrent calls
-    of one caller.
-    """
+    """A guarded upstream. `account` is its record, `share` the number of concurrent calls of one caller."""
 
     def __init__(self, inner: McpTransport, account: UpstreamAccount, share: int) -> None:
         super().__init__(inner)
@@ -70,9 +68,7 @@ class GuardedTransport(TransportLayer):
         self._numbers = count(1)
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """See `McpTransport.exchange`. Also raises Refusal as UPSTREAM_OPEN and TOO_MANY_CONCURRENT; in both cases
-        nothing was sent.
-        """
+        """See `McpTransport.exchange`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
         answer = await self._in_share(outbound)
         session_id = outbound.session_id
         if session_id is None:
@@ -92,10 +88,7 @@ class GuardedTransport(TransportLayer):
         if outbound.caller is None or outbound.endless or outbound.message is None:
             return await self._observed(outbound, _nothing)
         shares = self.shares if isinstance(outbound.message, Request) else self.words
-        try:
-            owner, left_s = await shares.take(outbound.caller, outbound.deadline_s)
-        except EgressError as full:
-            raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from full
+        owner, left_s = await shares.take(outbound.caller, outbound.deadline_s)
         leave = partial(shares.give_back, owner)
         try:
             return await self._observed(outbound._replace(deadline_s=left_s), leave)
@@ -142,9 +135,7 @@ class GuardedTransport(TransportLayer):
         self.account.message_dropped(why)
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """See `McpTransport.end_session`. Nothing is sent while the breaker is open, so as to delay no other session's
-        end; a session that is bound to a line of this process is closed all the same.
-        """
+        """See `McpTransport.end_session`. While the breaker is open only sessions on lines of this process are ended."""
         if not self.account.breaker.rest_s or not self.inner.roams(session_id):
             await self.inner.end_session(session_id, version, deadline_s)
 

@@ -23,7 +23,7 @@ from sidecar.protocols.sse import SseEvent, SseParser
 from sidecar.upstreams.http_address import MAX_STREAMS, HttpAddress, body_of, media_type_of, refusal_from
 from sidecar.upstreams.mcp.duplex_transport import DuplexWire
 from sidecar.upstreams.mcp.line_sessions import LineBounds, LineTransport
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, McpTransport
+from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON
 from sidecar.upstreams.statuses import refusal_of, words_of
 from sidecar.vocabulary import Caller
 
@@ -36,9 +36,7 @@ _PLAIN = re.compile(r"[!-~]+")
 
 
 class SseWire(DuplexWire):
-    """One stream, and its POSTs. `caller` is the one it was opened for; messages of no particular caller are sent with
-    the credential of the last one.
-    """
+    """One stream, and its POSTs. `caller` opened it; messages of no particular caller bear the last one's credential."""
 
     def __init__(
         self,
@@ -123,21 +121,16 @@ def _path_of(endpoint: str, address: HttpAddress) -> str:
 
 
 class SseUpstream(LineTransport):
-    """One MCP server over HTTP+SSE. It has the session era only. `offered` says whether the newest GET was answered
-    with a stream.
-    """
+    """One MCP server over HTTP+SSE. `offered` says whether the newest GET was answered with a stream."""
 
     def __init__(self, name: str, address: HttpAddress, *, timeout_s: float, max_response_bytes: int) -> None:
-        super().__init__(name, timeout_s, max_response_bytes, stateless=False, bounds=BOUNDS)
+        super().__init__(name, timeout_s, max_response_bytes, address.credential, stateless=False, bounds=BOUNDS)
         self.offered = True
         self._address = address
 
     @property
     def open_connections(self) -> int:
         return self._address.open_connections
-
-    def shows_the_same_as(self, other: McpTransport) -> bool:
-        return isinstance(other, SseUpstream) and self._address.credential == other._address.credential
 
     async def close(self) -> None:
         await super().close()

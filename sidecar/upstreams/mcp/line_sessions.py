@@ -53,6 +53,7 @@ class LineTransport(McpTransport):
         name: str,
         timeout_s: float,
         max_response_bytes: int,
+        secrets: object = None,
         *,
         shared: bool = False,
         stateless: bool = True,
@@ -60,10 +61,8 @@ class LineTransport(McpTransport):
         bounds: LineBounds | None = None,
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shared`: one line for all callers. `stateless`: whether the stateless era may be tried at all. `apart`: each
-        line leads to a server of its own.
-        """
-        super().__init__(name, timeout_s, max_response_bytes)
+        """`shared`: one line for all callers. `stateless`: that era may be tried. `apart`: a server for each line."""
+        super().__init__(name, timeout_s, max_response_bytes, secrets)
         self._shared = shared
         self._stateless = stateless
         self._apart = apart
@@ -85,9 +84,7 @@ class LineTransport(McpTransport):
 
     @abstractmethod
     async def open_wire(self, owner: str, caller: Caller | None) -> DuplexWire:
-        """Open a line for an owner ("" is the sidecar), on a caller's behalf. Raises Refusal; leaves nothing behind if
-        it is cancelled.
-        """
+        """Open a line for an owner ("" is the sidecar). Raises Refusal; leaves nothing behind if it is cancelled."""
 
     async def exchange(self, outbound: Outbound) -> BuiltUpstream:
         message = outbound.message

@@ -85,9 +85,8 @@ class ToolListing(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """The handshake of a conversation: the revision agreed on, the server's name for itself ("" if it gives none), the
-    capabilities that it declares, and the seconds from the first request to the agreement.
-    """
+    """The revision agreed on, the server's name for itself ("" if it gives none), its capabilities, and the handshake's
+    time."""
 
     version: str
     server: str
@@ -115,10 +114,8 @@ class _Reply(NamedTuple):
 
 @dataclass(slots=True)
 class OwnConversation:
-    """The sidecar's own conversation with one upstream. `version` is the revision agreed on, "" before the first
-    answer; `greeting` the last handshake, and `capabilities` all that the server declared then, None before. Requests
-    are sent one at a time.
-    """
+    """The sidecar's own conversation with one upstream. `version` is the revision agreed on, "" before; `greeting` the
+    last handshake, `capabilities` all that the server declared then. Requests are sent one at a time."""
 
     upstream: McpTransport
     clock_mono: Callable[[], float] = time.monotonic
@@ -146,9 +143,7 @@ class OwnConversation:
         return await self._list("tools")
 
     async def offers(self) -> AsyncIterator[tuple[Kind, list[object]]]:
-        """Every list beside tools that the server declares, with its entries unchecked. A list that fails is skipped: a
-        server with resources need not have templates.
-        """
+        """Every declared list beside tools, its entries unchecked. One that fails is skipped: templates may be missing."""
         for kind, capability in _CAPABILITIES.items():
             if self.greeting is not None and capability in self.greeting.capabilities:
                 with suppress(Refusal):
@@ -160,8 +155,7 @@ class OwnConversation:
 
     async def probe(self, within_s: float) -> None:
         """Check that the upstream answers, at most `within_s` for each message. Any response of the protocol is a
-        success, also the error that `ping` is unknown; a lost conversation is begun anew. Raises Refusal.
-        """
+        success, also an error; a lost conversation is begun anew. Raises Refusal."""
         async with self._turn:
             self._left_bytes = MAX_LIST_BYTES
             if not self.version:
@@ -334,9 +328,8 @@ class OwnConversation:
 
 
 def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
-    """The response to `request_id`, else an empty mapping: an upstream may interleave other messages. It may be as
-    large as an answer to a caller, no larger: a parser blocks every other task, on whatever thread (threats I11).
-    """
+    """The response to `request_id`, else an empty mapping. It may be as large as an answer to a caller, no larger: a
+    parser blocks every other task, on whatever thread (threats I11)."""
     if not raw:
         return {}
     try:

@@ -83,9 +83,7 @@ def pin_of(entry: Mapping[str, Any], *, at: str, by: str) -> Pin | None:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Every pin, by server and tool. A server without tools here is pinned to having none. `source` is the digest of
-    the file.
-    """
+    """Every pin, by server and tool; a server without tools is pinned to having none. `source` is the file's digest."""
 
     servers: Mapping[str, Mapping[str, Pin]] = field(default_factory=dict)
     source: str = field(default="", compare=False)
@@ -146,9 +144,7 @@ def differing(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class Sightings:
-    """Definitions that a server showed in a caller's list and that were withheld, until they are taken. Bounded, as the
-    names are the server's.
-    """
+    """Withheld definitions in callers' lists, until they are taken. Bounded, as the names are the server's."""
 
     _seen: dict[str, Definition] = field(default_factory=dict)
 

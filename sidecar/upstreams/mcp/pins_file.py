@@ -50,9 +50,8 @@ _BY_COMMAND: Final = "sidecar mcp tools SERVER --pin writes this file"
 
 
 def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
-    """Read pins.yaml; without the file nothing is pinned. A file that has not changed since `known` was read gives
-    `known`: a thousand definitions take a third of a second. Raises PolicyError with every fault and its position.
-    """
+    """Read pins.yaml; without the file nothing is pinned. An unchanged file gives `known`: a thousand definitions take
+    a third of a second. Raises PolicyError with every fault and its position."""
     if not path.exists() and not path.is_symlink():  # a dangling link does not mean "no pins"
         return NO_PINS
     content = read_bytes(path, error=PolicyError, max_bytes=MAX_PINS_BYTES, inside=path.parent)
@@ -63,9 +62,8 @@ def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
 
 
 def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
-    """The text of pins.yaml with these pins for the server in place of the old ones. The rest stays as it is written,
-    comments too. Raises PolicyError if the existing file cannot be read.
-    """
+    """The text of pins.yaml with these pins in place of the server's old ones; all else as it is written, comments too.
+    Raises PolicyError if the existing file cannot be read."""
     if not path.exists():
         return HEAD + _server_block(server, pins)
     document = _document(path)

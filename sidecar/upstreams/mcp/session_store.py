@@ -39,9 +39,7 @@ _ABOUT: Final = b"sidecar session v1"
 
 
 class SessionRecord(NamedTuple):
-    """The record of a session for other replicas. `started_at` is in seconds since the epoch; the last two are of a
-    session at the address of all servers.
-    """
+    """A session for other replicas. `started_at` is in seconds since the epoch; the last two are of one at `/mcp`."""
 
     owner: str
     server: str
@@ -58,9 +56,7 @@ class SessionRecord(NamedTuple):
 
 
 def opened(session_id: str, sealed: object) -> SessionRecord | None:
-    """The record; None if it was not sealed with this id, or a newer release wrote it in another form. Unknown members
-    are ignored.
-    """
+    """The record, unknown members ignored; None if it is not sealed with this id, or in another form."""
     if not isinstance(sealed, bytes):
         return None
     try:
@@ -79,9 +75,7 @@ def key_of(session_id: str) -> str:
 
 @dataclass(slots=True)
 class SessionStore:
-    """The sessions that replicas share. `run` queries the store, None if nothing is shared; `clock` gives seconds since
-    the epoch.
-    """
+    """The sessions that replicas share. `run` is None if nothing is shared; `clock` gives seconds since the epoch."""
 
     sessions: Sessions
     run: Run | None
@@ -91,9 +85,7 @@ class SessionStore:
     _forgetting: BackgroundTasks = field(default_factory=lambda: BackgroundTasks(MAX_FORGETTING))
 
     async def keep(self, session: Session) -> None:
-        """Publish the session to every replica. Raises Refusal(STORE_UNAVAILABLE): a session that only one replica knew
-        would be gone for its client at the next request.
-        """
+        """Publish the session to every replica. Raises Refusal(STORE_UNAVAILABLE)."""
         if self.run is None:
             return
         session.roams = True
@@ -110,8 +102,7 @@ class SessionStore:
 
     async def recall(self, session_id: str, caller: Caller, server: str) -> Sequence[Session]:
         """Load the session here if it is shared and the caller's; drop it if it was ended elsewhere. Returns the
-        sessions that were ended to make room. Raises Refusal: STORE_UNAVAILABLE, TOO_MANY_CONCURRENT.
-        """
+        sessions that were ended to make room. Raises Refusal: STORE_UNAVAILABLE, TOO_MANY_CONCURRENT."""
         if self.run is None or not _OURS.fullmatch(session_id):
             return ()
         known = self.sessions.get(session_id)
@@ -158,9 +149,8 @@ class SessionStore:
             return True  # unknown: its upstream has a time-out of its own
 
     async def look(self) -> None:
-        """Renew the records of sessions with open streams here, and end the sessions that another replica ended. Runs
-        periodically.
-        """
+        """Renew the records of sessions with open streams here; end those that another replica ended. Runs
+        periodically."""
         now = self.sessions.clock_mono()
         if self.run is None or now - self._looked_mono_s < LOOK_EVERY_S:
             return

@@ -32,9 +32,8 @@ _EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # the characters that L
 
 
 class PendingRequest(NamedTuple):
-    """A request of the caller, kept for checking its answer: its method, and the question that policy decided, as
-    `without_arguments` leaves it; `decision_id` and `args_hash` are those of the audit record.
-    """
+    """A request of the caller, kept for checking its answer, with the question that policy decided, without arguments;
+    `decision_id` and `args_hash` are those of the audit record."""
 
     method: str
     question: Question
@@ -49,17 +48,13 @@ class PendingRequest(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than the
-    one it was requested on; `creators` are the questions of requests that may be answered with a task. `awaited` are
-    the server's requests that the caller may still answer (id → method). `streams` are the functions that close each of
-    its open streams, oldest first. A `paired` one is that of an HTTP+SSE stream: it begins before a revision is agreed
-    on (`version` is "" until then), and does not exist at another address. One that `roams` is known to other replicas
-    too (`session_store.py`).
-
-    A session on the address of all servers has no upstream session itself. It has `parts`, one at each server that it
-    reached, by name, each of this `whole`; a part begins with what the client `declared`, and the `level` of logging
-    that it set.
-    """
+    """One session. `sent` are the ids of the caller's requests: an answer may be replayed on another stream than its
+    own; `creators` are the questions of requests that may be answered with a task. `awaited` are the server's requests
+    that the caller may still answer (id → method). `streams` are the functions that close its open streams, oldest
+    first. A `paired` one is that of an HTTP+SSE stream: it begins before a revision is agreed on (`version` is ""), and
+    does not exist at another address. One that `roams` is known to other replicas (`session_store.py`). A session on
+    the address of all servers has no upstream session, but `parts` at each server that it reached, by name, each of
+    this `whole`; a part begins with what the client `declared`, and the `level` of logging that it set."""
 
     id: str
     owner: str
@@ -87,9 +82,8 @@ class Session:
         return any(one.streams for one in (self, *self.parts.values()))
 
     def begin(self, version: str, upstream_id: str | None) -> None:
-        """The upstream agreed on a revision. Raises Refusal: MALFORMED_CALL if it had begun before, SESSION_UNKNOWN if
-        the session ended meanwhile; in both cases the upstream's session has no owner.
-        """
+        """The upstream agreed on a revision. Raises Refusal, and then the upstream's session has no owner:
+        MALFORMED_CALL if it had begun before, SESSION_UNKNOWN if it ended meanwhile."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if self.version:
@@ -97,10 +91,8 @@ class Session:
         self.version, self.upstream_id = version, upstream_id
 
     def remember(self, request_id: Id, asked: PendingRequest, creator: Question | None = None) -> None:
-        """Expect an answer with this id; it may be a task if there is a `creator`. If an id is used twice (MCP forbids
-        it), its answer is assigned to neither request: otherwise an answer could be fetched under the rules of another
-        call.
-        """
+        """Expect an answer with this id; with a `creator` it may be a task. The answer to an id that is used twice (MCP
+        forbids it) belongs to neither request: it could be fetched under the rules of another call."""
         twice = self.sent.pop(request_id, asked) != asked
         self.sent[request_id] = None if twice else asked
         self.creators.pop(request_id, None)
@@ -117,10 +109,9 @@ class Session:
             self.awaited.popitem(last=False)
 
     def open_stream(self, close: Callable[[], None]) -> None:
-        """Add a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed: its reader is the likeliest to be
-        gone, and refusing the new one would lock out a client that reconnects (threats S10). Raises
-        Refusal(SESSION_UNKNOWN) if the session ended meanwhile, as the stream would never be closed.
-        """
+        """Add a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed, whose reader is the likeliest to be
+        gone: refusing the new one would lock out a client that reconnects (threats S10). Raises
+        Refusal(SESSION_UNKNOWN)."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if len(self.streams) >= MAX_STREAMS:
@@ -139,9 +130,8 @@ class Session:
             close()
 
     def sealed_event_id(self, upstream_event_id: str) -> str | None:
-        """The upstream's event id as the caller sees it: bound to this session, so that no other can resume there. None
-        for one that no header could carry.
-        """
+        """The upstream's event id, bound to this session, as the caller sees it; None for one that no header could
+        carry."""
         if not _EVENT_ID.fullmatch(upstream_event_id):
             return None
         raw = upstream_event_id.encode()
@@ -189,10 +179,7 @@ class Sessions:
         age_s: float = 0.0,
     ) -> tuple[Session, list[Session]]:
         """A new session, and those of the same owner that were ended to make room, oldest first. One that began at
-        another replica has its `id` and its age.
-
-        Raises Refusal(TOO_MANY_CONCURRENT) when the process has as many as it holds.
-        """
+        another replica has its `id` and its age. Raises Refusal(TOO_MANY_CONCURRENT)."""
         owner = caller.binding
         mine = self._by_owner.get(owner, ())
         ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
@@ -226,9 +213,7 @@ class Sessions:
         return Session(session_id, owner, server, version, upstream_id, now, now, event_key)
 
     def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
-        """The caller's session. An unknown session and one of another chain, server or transport are the same
-        Refusal(SESSION_UNKNOWN).
-        """
+        """The caller's session. Unknown, and of another chain, server or transport, are one Refusal(SESSION_UNKNOWN)."""
         session = self._open.get(session_id)
         if session is None or session.server != server or session.owner != caller.binding:
             raise Refusal(Reason.SESSION_UNKNOWN)
@@ -271,9 +256,8 @@ class Sessions:
 
 
 def upstream_id_from(header: str | None) -> str | None:
-    """The id that an upstream gave its session; None if it has no session. Raises Refusal(RESPONSE_REFUSED) for one
-    that could not be sent back to it.
-    """
+    """The id of an upstream's session, if it has one. Raises Refusal(RESPONSE_REFUSED) for one that no header can
+    carry."""
     if header is not None and not _UPSTREAM_ID.fullmatch(header):
         raise Refusal(Reason.RESPONSE_REFUSED, "its session id is not 1 to 1,024 visible ASCII characters")
     return header

@@ -22,7 +22,6 @@ from typing import Any, Final
 from sidecar.errors import Reason, Refusal, Unsent, visible
 from sidecar.upstreams.mcp.duplex_transport import DuplexWire
 from sidecar.upstreams.mcp.line_sessions import LineTransport
-from sidecar.upstreams.mcp.transport import McpTransport
 from sidecar.upstreams.processes import Process, Processes, Program, StartFailed
 from sidecar.vocabulary import Caller
 
@@ -163,15 +162,11 @@ class ProgramUpstream(LineTransport):
 
     def __init__(self, name: str, program: Program, processes: Processes, **how: Any) -> None:
         """`how` is for `LineTransport`."""
-        super().__init__(name, apart=True, **how)
+        super().__init__(name, secrets=program.env, apart=True, **how)
         self.tail = StderrLines()
         self._program = program
         self._processes = processes
         self._streaks: OrderedDict[str, _Streak] = OrderedDict()
-
-    def shows_the_same_as(self, other: McpTransport) -> bool:
-        """See `McpTransport.shows_the_same_as`: files that the definition names may have changed."""
-        return isinstance(other, ProgramUpstream) and self._program.env == other._program.env
 
     async def open_wire(self, owner: str, caller: Caller | None) -> ProgramWire:
         began = self._clock()

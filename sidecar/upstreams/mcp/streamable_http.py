@@ -51,7 +51,7 @@ class HttpUpstream(McpTransport):
     def __init__(
         self, name: str, address: HttpAddress, *, timeout_s: float = 30.0, max_response_bytes: int = 10 * 2**20
     ) -> None:
-        super().__init__(name, timeout_s, max_response_bytes)
+        super().__init__(name, timeout_s, max_response_bytes, address.credential)
         self._address = address
         self._forms: dict[tuple[str, str, bool], RequestForm] = {}
 
@@ -59,13 +59,9 @@ class HttpUpstream(McpTransport):
     def open_connections(self) -> int:
         return self._address.open_connections
 
-    def shows_the_same_as(self, other: McpTransport) -> bool:
-        return isinstance(other, HttpUpstream) and self._address.credential == other._address.credential
-
     async def exchange(self, outbound: Outbound) -> HttpAnswer:
-        """See `McpTransport.exchange`. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED;
-        MALFORMED_CALL for a value that no header can carry; Unsent if there is no credential for it.
-        """
+        """See `McpTransport.exchange`. Raises MALFORMED_CALL for a value that no header can carry; Unsent without a
+        credential."""
         verb, message = outbound.verb, outbound.message
         headers = []
         if outbound.session_id is not None:

@@ -28,10 +28,8 @@ class StreamMark(Enum):
 
 @dataclass(slots=True)
 class StreamPlace:
-    """The position in a stream of `upstream`, and how long the server asks its client to wait before it fetches the
-    rest. `answers` is the id of the request that the stream answers, None if there is none. `event_bytes` is the size
-    of the newest event.
-    """
+    """The position in a stream of `upstream`, and the pause before its rest is fetched. `answers` is the id of the
+    request that the stream answers, if any. `event_bytes` is the size of the newest event."""
 
     upstream: McpTransport
     answers: Id | None = None
@@ -81,9 +79,7 @@ async def _parsed(chunks: AsyncIterator[bytes], parser: SseParser) -> AsyncGener
 async def whole_answer(
     answer: UpstreamAnswer, request_id: Id, upstream: McpTransport, within_s: float
 ) -> tuple[bytes, Response | None]:
-    """The one message of `upstream` that answers a request, from a body or a stream, as bytes and parsed; None if there
-    is none. Raises Refusal.
-    """
+    """The one message of `upstream` that answers a request, as bytes and parsed, if there is one. Raises Refusal."""
     if answer.media_type == EVENT_STREAM:
         place = StreamPlace(upstream, request_id)
         async with aclosing(events(answer, place, Deadline.within(within_s))) as messages:

@@ -28,13 +28,9 @@ _MIRRORED_TYPES = frozenset({"string", "integer", "boolean"})
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool. `schema` is None while it is quarantined, and `quarantine_reason` gives the reason in the sidecar's
-    words.
-
-    `param_headers` maps the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors. `hidden`
-    lists the hidden characters in each of its texts. `output` is its `outputSchema`, if it has one and results are
-    checked.
-    """
+    """One tool. `schema` is None while it is quarantined, with the reason in the sidecar's words. `param_headers` maps
+    the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors. `hidden` lists the hidden
+    characters in each of its texts. `output` is its `outputSchema`, if results are checked."""
 
     name: str
     schema: ArgumentSchema | None
@@ -53,11 +49,9 @@ def tools_from(
     refuse_hidden: bool = False,
     checks_output: bool = False,
 ) -> dict[str, Tool]:
-    """The tools of a whole list, by name. Unchanged tools are taken from `known`, as compiling is expensive.
-
-    Entries without a name that a call can have (CONTRACT 1.2) are left out. With `refuse_hidden`, a tool with hidden
-    characters in its texts is quarantined.
-    """
+    """The tools of a whole list, by name; unchanged ones are those of `known`, as compiling is expensive. Entries
+    without a name that a call can have (CONTRACT 1.2) are left out. With `refuse_hidden`, a tool with hidden characters
+    in its texts is quarantined."""
     tools: dict[str, Tool] = {}
     patterns = 0
     for entry in entries:

@@ -47,15 +47,12 @@ _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Outbound(NamedTuple):
-    """One message on its way to an upstream; a GET or DELETE has none.
-
-    `version` is the revision that this message is in, "" before one was agreed on. `session_id` is the upstream's own.
-    `caller` is the caller that it is sent for, None is the sidecar itself. `deadline_s` is in seconds from now and
-    bounds the wait for the answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or a
-    message that is `endless`, opens a stream that stays open. `own` marks a message that the sidecar sends by itself
-    with a caller's credential: no caller sent it, and it is not counted as a call. `expired` says of a cancelled
-    exchange whether it is cancelled because the server was late.
-    """
+    """One message on its way to an upstream; a GET or DELETE has none. `version` is the revision that it is in, ""
+    before one was agreed on; `session_id` the upstream's own; `caller` None the sidecar itself. `deadline_s` is in
+    seconds from now and bounds the wait for the answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace
+    context. A GET, or an `endless` message, opens a stream that stays open. `own` marks a message that the sidecar
+    sends by itself with a caller's credential; it is not counted as a call. `expired` says of a cancelled exchange
+    whether the server was late."""
 
     verb: Literal["POST", "GET", "DELETE"]
     message: Message | None
@@ -81,17 +78,13 @@ class Outbound(NamedTuple):
 
 
 class OfOneCaller(Exception):
-    """The cause of a Refusal that says nothing about the server for other callers: it is about a program that only this
-    caller uses, and may have broken.
-    """
+    """The cause of a Refusal that says nothing about the server for others: it is about a program of this caller alone."""
 
 
 class UpstreamAnswer(ABC):
-    """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way.
-
-    Names in `headers` are lower-case. They are the upstream's: pass on only what is known to be harmless. `media_type`
-    is in lower case, without its parameters; "" if there is none.
-    """
+    """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way. Names
+    in `headers` and `media_type` are lower-case, the latter without parameters, "" if there is none. Headers are the
+    upstream's: pass on only what is known to be harmless."""
 
     __slots__ = ("headers", "media_type", "status")
 
@@ -150,34 +143,26 @@ async def _joined(chunks: AsyncGenerator[bytes, None], max_bytes: int) -> bytes:
 
 
 class McpTransport(ABC):
-    """One MCP server. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body."""
+    """One MCP server. `timeout_s` is how long a call may take in all; `max_response_bytes` bounds a body. Equal
+    `secrets` are the same that the server receives, with the content of their files."""
 
-    def __init__(self, name: str, timeout_s: float, max_response_bytes: int) -> None:
+    def __init__(self, name: str, timeout_s: float, max_response_bytes: int, secrets: object = None) -> None:
+        self.secrets = secrets
         self.name = name
         self.timeout_s = timeout_s
         self.max_response_bytes = max_response_bytes
 
     @abstractmethod
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """Send one message; returns when the answer's head is here. Never retried: the upstream may have executed what
-        it did not answer. Raises Refusal.
-        """
+        """Send one message; returns with the answer's head. Never retried: it may have been executed. Raises Refusal."""
 
     @abstractmethod
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """Notify the upstream that a session is over. Best effort: it has a time-out of its own for sessions that do
-        not end.
-        """
+        """Notify the upstream that a session is over. Best effort: it has a time-out of its own."""
 
     def roams(self, session_id: str | None) -> bool:
-        """Whether a session of this id is the upstream's own, so that another replica could continue it; otherwise it
-        is bound to a connection or a program of this process.
-        """
+        """Whether another replica could continue this session: it is the upstream's own, not one of this process."""
         return False
-
-    @abstractmethod
-    def shows_the_same_as(self, other: McpTransport) -> bool:
-        """Whether both send the upstream the same credentials: a file's content changes, its path does not."""
 
     def message_dropped(self, why: str) -> None:  # noqa: B027
         """Count a message of the upstream that was not valid."""
@@ -191,7 +176,7 @@ class TransportLayer(McpTransport):
     """A layer around a transport. What it does not override goes to `inner`."""
 
     def __init__(self, inner: McpTransport) -> None:
-        super().__init__(inner.name, inner.timeout_s, inner.max_response_bytes)
+        super().__init__(inner.name, inner.timeout_s, inner.max_response_bytes, inner.secrets)
         self.inner = inner
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
@@ -199,9 +184,6 @@ class TransportLayer(McpTransport):
 
     def roams(self, session_id: str | None) -> bool:
         return self.inner.roams(session_id)
-
-    def shows_the_same_as(self, other: McpTransport) -> bool:
-        return self.inner.shows_the_same_as(other.inner if isinstance(other, type(self)) else other)
 
     def message_dropped(self, why: str) -> None:
         self.inner.message_dropped(why)
@@ -211,9 +193,8 @@ class TransportLayer(McpTransport):
 
 
 async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail: str = "") -> T:
-    """What arrives until a deadline that may be moved meanwhile; `arrival` may be awaited several times. Raises
-    Refusal(UPSTREAM_TIMEOUT).
-    """
+    """What arrives until a deadline that may be moved; `arrival` may be awaited again. Raises
+    Refusal(UPSTREAM_TIMEOUT)."""
     loop = asyncio.get_running_loop()
     while (at := deadline.at) is None or loop.time() < at:
         with suppress(TimeoutError):  # the deadline may have moved: check again
@@ -223,11 +204,8 @@ async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail:
 
 
 class AnswerPipe:
-    """Bytes from one side of the process to the other, bounded: a reader that does not read loses the rest, and gets a
-    refusal.
-
-    One writer, one reader. The writer never waits, because it also writes for others.
-    """
+    """Bytes from one writer, which never waits, to one reader, which loses the rest and gets a refusal if it is too
+    slow."""
 
     __slots__ = ("_end", "_news", "_pieces", "_size", "closed", "max_bytes")
 
@@ -271,10 +249,8 @@ class AnswerPipe:
 
 
 class BuiltUpstream(UpstreamAnswer):
-    """An answer made by an adapter: a whole `body`, or the pieces of a `pipe`.
-
-    `given_up` is called once if it is closed before the pipe ended, `withheld` if its caller did not get it.
-    """
+    """An answer made by an adapter: a whole `body`, or the pieces of a `pipe`. `given_up` is called once if it is
+    closed before the pipe ended, `withheld` if its caller did not get it."""
 
     __slots__ = ("_body", "_deadline", "_given_up", "_pipe", "_withheld")
 

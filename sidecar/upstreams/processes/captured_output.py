@@ -20,8 +20,8 @@ class CapturedOutput(NamedTuple):
 
 
 async def output_of(processes: Processes, program: Program, *, most: int, sent: bytes = b"") -> CapturedOutput:
-    """Run a program with this input. All of its output is read, so that it never blocks, and the first `most` bytes of
-    each are kept. If this is cancelled, the program is ended. Raises StartFailed."""
+    """Run a program with this input, and read all of its output, of which the first `most` bytes of each stream are
+    kept. If this is cancelled, the program is ended. Raises StartFailed."""
     process = await processes.start(program)
 
     async def feed() -> None:

@@ -45,9 +45,7 @@ class StartFailed(Exception):
 
 
 class WaitLimit(NamedTuple):
-    """When a program is signalled to end and when it is killed, by `time.monotonic`. Its keeper does that, even if the
-    sidecar hangs.
-    """
+    """When a program's keeper signals it to end and kills it, by `time.monotonic`, even if the sidecar hangs."""
 
     asks_mono_s: float
     kills_mono_s: float
@@ -56,9 +54,8 @@ class WaitLimit(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Program:
     """A program to start. `path` is the absolute path of the executable, `env` the whole environment. Without `cwd`,
-    which is absolute too, the program gets an empty folder of its own, which is removed with it. `limits` are
-    setrlimit's, by the end of their names: {"CPU": 60}. `until` is how long it may live unless that is extended.
-    """
+    absolute too, it gets an empty folder of its own, which is removed with it. `limits` are setrlimit's, by the end of
+    their names: {"CPU": 60}. `until` is how long it may live unless that is extended."""
 
     path: str
     argv: Sequence[str]
@@ -87,9 +84,8 @@ class Exit(NamedTuple):
 
 
 class ProcessUsage(NamedTuple):
-    """The resources that a program and all its descendants used, as the kernel counted them when the last of them had
-    ended. The peak is that of the largest of its processes, and never below a keeper's own (some 10 MB).
-    """
+    """What a program and all its descendants used, counted when the last had ended. The peak is that of the largest
+    process, and never below a keeper's own (some 10 MB)."""
 
     cpu_s: float
     peak_memory_bytes: int
@@ -101,9 +97,8 @@ _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Process:
-    """A running program. Both of its outputs must be read, because a full pipe blocks the program. Process each piece
-    of output in `answer`, or in `aside` if it is no part of an answer.
-    """
+    """A running program. Both outputs must be read, because a full pipe blocks it. Process each piece of output in
+    `answer`, or in `aside` if it is no part of an answer."""
 
     def __init__(
         self, line: _Line, pid: int, pipes: _Pipes, until: WaitLimit | None, answers: OutputShare, asides: OutputShare
@@ -131,9 +126,8 @@ class Process:
         return self._answers.piece()
 
     def aside(self) -> AbstractAsyncContextManager[None]:
-        """Counts against the event loop's share for all other output. What is left in the pipe of a program that has
-        ended is read at once, since it may give the reason.
-        """
+        """Counts against the share for all other output. What a program that has ended left in its pipe is read at
+        once."""
         return nullcontext() if self.exit is not None else self._asides.piece()
 
     async def wait(self) -> Exit:
@@ -145,9 +139,7 @@ class Process:
         await asyncio.shield(self.followed)
 
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
-        """Close its input, then signal it to end, then kill it, with all its descendants. Calling it twice is allowed;
-        if this is cancelled, the program is ended sooner.
-        """
+        """Close its input, then signal it to end, then kill it, with all descendants; if this is cancelled, at once."""
         try:
             self.stdin.close()
             if self.exit is None:
@@ -192,9 +184,7 @@ class Process:
 
 
 class Processes:
-    """Every program that runs for this sidecar. `environ` is the sidecar's own environment; a program gets only the
-    variables of it that its definition names.
-    """
+    """Every program of this sidecar. Of the sidecar's own `environ` a program gets only what its definition names."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
@@ -359,9 +349,8 @@ class _Pipes:
 
 
 def _file(fd: int, mode: str, loop: asyncio.AbstractEventLoop) -> IO[bytes]:
-    """A descriptor as the event loop's pipes need it. asyncio closes the file; uvloop closes the descriptor and then
-    the file as well: by then another thread may have opened something under the same number.
-    """
+    """A descriptor for the event loop's pipes. asyncio closes the file; uvloop closes the descriptor and then the file
+    as well: by then another thread may have opened something under the same number."""
     return os.fdopen(fd, mode, 0, closefd=isinstance(loop, asyncio.BaseEventLoop))
 
 
@@ -410,9 +399,7 @@ def _pid_in(line: bytes) -> int:
 
 
 def _interpreter_of(program: str) -> str:
-    """The missing interpreter of a program that exists, but that the system reports as not found; "" for any other
-    program.
-    """
+    """The missing interpreter of a program that exists, but that the system reports as not found; "" if it is there."""
     first = None
     with suppress(OSError):
         if Path(program).is_file():

@@ -345,10 +345,8 @@ def _limit(limits: Mapping[str, int]) -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder and its content, as far as possible. Of a symbolic link, only the link.
-
-    A nested folder is moved to the top before it is emptied: a program can nest folders deeper than a path may be long.
-    """
+    """Remove a folder and its content, as far as possible; of a symbolic link, only the link. A nested folder is first
+    moved to the top: a program can nest folders deeper than a path may be long."""
     if os.path.islink(folder):
         _quietly(os.unlink, folder)
         return

@@ -22,7 +22,7 @@ DISCOVER = Request(1, "server/discover", {"_meta": META})
 
 
 class ToServer(LineTransport):
-    open_wire = shows_the_same_as = None
+    open_wire = None
 
 
 class Server:

@@ -58,8 +58,7 @@ class BorrowedCall:
     """One call at the server, in the session `lent`. `upstream_id` is its id there, `request_id` the caller's, which
     may change with each retry, as may `level` and the progress token (`token_now`; the server knows `token`). `expired`
     says that it is stopped because the server did not answer in time; `is_patient` that its caller waited as long as a
-    call may take.
-    """
+    call may take."""
 
     upstream: McpTransport
     lent: BorrowedSession
@@ -160,8 +159,7 @@ class BorrowedCall:
 
 class HeldCall(NamedTuple):
     """A call that waits for its caller. `asked` maps keys of `inputRequests` to ids of the server's requests. A course
-    that is not `held` is over: the server itself asked for a later retry, and the retry is a new call there.
-    """
+    that is not `held` is over, and its retry is a new call."""
 
     course: BorrowedCall
     questions: Mapping[str, Any]
@@ -170,9 +168,7 @@ class HeldCall(NamedTuple):
 
 
 class HeldCalls:
-    """The held calls of one server. Each expires after `question_s`; `dropped` is called with every one that expires or
-    is dropped earlier.
-    """
+    """The held calls of one server, each for `question_s`. `dropped` is called with each that ends without a retry."""
 
     def __init__(self, question_s: float, dropped: Callable[[HeldCall], None]) -> None:
         self._question_s = question_s
@@ -197,9 +193,7 @@ class HeldCalls:
         return state
 
     def find(self, state: object, owner: str, fingerprint: bytes) -> HeldCall | None:
-        """The call that this caller holds under this state. None for an unknown state, another caller's or another
-        call's.
-        """
+        """The call that this caller holds under this state; None for an unknown state, another caller's or call's."""
         held = self._held.get(state) if isinstance(state, str) else None
         mine = held is not None and (held.course.outbound.owner, held.course.fingerprint) == (owner, fingerprint)
         return held if mine else None

@@ -42,8 +42,7 @@ _FAREWELL_S: Final = 5.0
 @dataclass(slots=True, eq=False)
 class BorrowedSession:
     """One session that the bridge keeps. `outbound` opens its own stream; `server` is the result of `initialize`;
-    `level` the log level that was set last; `uris` counts the subscribers of each URI.
-    """
+    `level` the log level that was set last; `uris` counts the subscribers of each URI."""
 
     key: tuple[str, bytes]
     outbound: Outbound
@@ -79,17 +78,14 @@ class BorrowedSession:
         return self._last_id
 
     def only_course(self) -> BorrowedCall | None:
-        """The call that an unsolicited message belongs to: the only one that does not wait for its caller. None in a
-        session of anonymous callers, who share it and are not one client.
-        """
+        """The call that an unsolicited message belongs to: the only one not held. None for anonymous callers, who share
+        it."""
         running = [course for course in self.courses.values() if not course.held]
         return running[0] if len(running) == 1 and not self.outbound.is_anonymous else None
 
 
 class BorrowedSessions:
-    """All borrowed sessions of one server. `heard` is called with the items of their own streams; `ended` with each
-    session that the bridge ends.
-    """
+    """All borrowed sessions of one server. `heard` gets the items of their own streams, `ended` each ended session."""
 
     def __init__(
         self,

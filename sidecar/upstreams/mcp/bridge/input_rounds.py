@@ -41,11 +41,9 @@ _TOO_MANY: Final = {"code": -32603, "message": "The server asked too often"}
 
 
 class InputRounds(UpstreamAnswer):
-    """One call, and its answer if it needs a stream: for intermediate messages, and for input requests.
-
-    `request` is the call in the session `played`, and `outbound` that call as it is first sent. It is one of the
-    session's `calls` while anything of it is in progress.
-    """
+    """One call, and its answer if it needs a stream: for intermediate messages, and for input requests. `request` is
+    the call in the session `played`, `outbound` that call as it is first sent. It is one of the session's `calls` while
+    in progress."""
 
     def __init__(self, inner: McpTransport, played: EmulatedSession, outbound: Outbound, request: Request) -> None:
         super().__init__(200, EVENT_STREAM)
@@ -133,9 +131,7 @@ class InputRounds(UpstreamAnswer):
     # --- with the server --------------------------------------------------------------------------------------------
 
     async def _send(self, outbound: Outbound) -> UpstreamAnswer:
-        """Send in a task, so that the call can be cancelled before the server answers: many send nothing before the
-        last.
-        """
+        """Send in a task, so that the call can be cancelled before the server sends anything."""
         if self._cancelled or self._closed:
             raise self._gone("the exchange was given up")
         self._post = asyncio.ensure_future(self._inner.exchange(outbound))
@@ -240,8 +236,7 @@ class InputRounds(UpstreamAnswer):
 
     async def _gathered(self, asked: Mapping[str, Any], deadline: Deadline) -> dict[str, Any] | Response:
         """The caller's responses by the server's keys. An error of the caller's becomes the call's error, as the server
-        has no form for it. Raises Refusal: UPSTREAM_TIMEOUT if they do not come in time.
-        """
+        has no form for it. Raises Refusal(UPSTREAM_TIMEOUT)."""
         if not asked:  # the server only wants the call to be sent again
             await asyncio.sleep(FIRST_PAUSE_S * self._count)
             return {}

@@ -55,9 +55,8 @@ HEARD_WITHIN_S: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class EmulatedSession:
-    """One emulated session. `server` is the result of its `initialize`. `calls` are those that its caller waits for;
-    `questions` the requests that the server waits for.
-    """
+    """One emulated session. `server` is the result of its `initialize`, `questions` the requests that the server waits
+    for."""
 
     id: str
     owner: str

@@ -43,9 +43,8 @@ _BAD_RESPONSES: Final = {"code": INVALID_PARAMS, "message": "inputResponses must
 
 
 class BridgedAnswer(NamedTuple):
-    """What one message becomes for the caller: an intermediate message, or the last. `state` names the call that is now
-    held.
-    """
+    """What one message becomes for the caller: an intermediate message, or the last, which may hold the call as
+    `state`."""
 
     between: Notification | None = None
     final: Response | None = None

@@ -30,9 +30,7 @@ class Subscriptions:
                 self._unsubscribe(lent, subscription, sorted(subscription.uris))
 
     async def subscribe(self, lent: BorrowedSession, request: Request) -> UpstreamAnswer:
-        """The stream of one `subscriptions/listen`: an acknowledgement, then the server's announcements and the
-        resource updates that the server agreed to send. Raises Refusal.
-        """
+        """The stream of one `subscriptions/listen`: an acknowledgement, then what the server sends. Raises Refusal."""
         wanted = request.params.get("notifications", {})
         if len(lent.subscriptions) >= MAX_SUBSCRIPTIONS:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many subscriptions")

@@ -84,9 +84,7 @@ def at_least(level: object, threshold: str | None) -> bool:
 
 
 def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
-    """Parameters without the members of the stateless era; the caller's own are kept. A call that wants progress is
-    given this `token`.
-    """
+    """Parameters without the members of the stateless era. A call that wants progress is given this `token`."""
     kept = {key: value for key, value in params.items() if key not in _LEFT_OUT}
     meta = {key: value for key, value in params.get("_meta", {}).items() if key not in META_OF_ERA}
     if "progressToken" in meta:
@@ -102,9 +100,7 @@ def lent_capabilities(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_client(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """What a client of either era may declare. That its roots may change is left out: a caller without a session cannot
-    announce that, and a stateless server cannot hear it.
-    """
+    """What a client of either era may declare, without changes of its roots: no caller here can announce them."""
     kept = {key: declared[key] for key in _CLIENT_CAPABILITIES if isinstance(declared.get(key), dict)}
     return {**kept, "roots": {}} if "roots" in kept else kept
 

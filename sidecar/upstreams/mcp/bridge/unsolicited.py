@@ -34,12 +34,9 @@ ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 
 class UnsolicitedStream:
-    """A stream of unsolicited messages, reopened whenever it ends.
-
-    `outbound` gives the request that opens it, which may show another credential than the last time. `heard` is called
-    with every message and keep-alive. `refused` is called with the status of an answer that is no stream, and returns
-    whether to try again.
-    """
+    """A stream of unsolicited messages, reopened whenever it ends. `outbound` gives the request that opens it, with the
+    current credential. `heard` is called with every message and keep-alive. `refused` is called with the status of an
+    answer that is no stream, and returns whether to try again."""
 
     def __init__(
         self,
