@@ -14,7 +14,7 @@ statuses.py           maps an upstream's HTTP status to a caller's refusal
 
 from sidecar.upstreams.credentials import TokenSigner, signer_from
 from sidecar.upstreams.mcp.assembly import upstream_from
-from sidecar.upstreams.mcp.bridge import Bridge, BridgeDeadlines
+from sidecar.upstreams.mcp.bridge import Bridge
 from sidecar.upstreams.mcp.catalogue import ToolCatalogue
 from sidecar.upstreams.mcp.guarded_transport import GuardedTransport
 from sidecar.upstreams.mcp.tools import Tool
@@ -23,7 +23,6 @@ from sidecar.upstreams.upstream_account import UpstreamAccount
 
 __all__ = [
     "Bridge",
-    "BridgeDeadlines",
     "GuardedTransport",
     "McpTransport",
     "Outbound",

@@ -80,7 +80,7 @@ class HttpAddress:
         *,
         streams: bool = False,
     ) -> ClientResponse:
-        """Send a request; returns when the head of the response is here. Raises Refusal; Unsent without a credential."""
+        """Send a request; returns with the head of the response. Raises Refusal; Unsent without a credential."""
         shown = None
         if self.credential.varies:
             shown, deadline_s = await self.credential.header_within(caller, deadline_s)

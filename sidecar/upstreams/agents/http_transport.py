@@ -201,7 +201,7 @@ class HttpJsonAgent(HttpAgent):
 
 
 class HttpStream:
-    """Events over a connection. One of another type than `message` counts only as an answer, such as an `error` event."""
+    """Events over a connection. One of another type than `message` counts only if it is an answer."""
 
     def __init__(self, sent: _Sent, max_event_bytes: int) -> None:
         self._sent = sent

@@ -99,7 +99,7 @@ class ArgumentSchema:
     keys: Keys | None = None
 
     def violation(self, arguments: Any) -> Violation | None:
-        """The first violation in parsed arguments, or in a result, if there is one. Its time is bounded for any value."""
+        """The first violation in parsed arguments, or in a result, if any. Its time is bounded for any value."""
         if not self._surely_little(arguments) and self._too_much(arguments):
             return Violation("", TOO_MUCH)
         return None if self._validator.is_valid(arguments) else self._explained(arguments)

@@ -135,7 +135,7 @@ class GuardedTransport(TransportLayer):
         self.account.message_dropped(why)
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        """See `McpTransport.end_session`. While the breaker is open only sessions on lines of this process are ended."""
+        """See `McpTransport.end_session`. While the breaker is open, only sessions of this process are ended."""
         if not self.account.breaker.rest_s or not self.inner.roams(session_id):
             await self.inner.end_session(session_id, version, deadline_s)
 

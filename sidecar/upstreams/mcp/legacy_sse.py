@@ -36,7 +36,7 @@ _PLAIN = re.compile(r"[!-~]+")
 
 
 class SseWire(DuplexWire):
-    """One stream, and its POSTs. `caller` opened it; messages of no particular caller bear the last one's credential."""
+    """One stream, and its POSTs. `caller` opened it; messages of no caller bear the last one's credential."""
 
     def __init__(
         self,

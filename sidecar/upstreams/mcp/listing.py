@@ -15,12 +15,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
-import orjson
-
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import Deadline
-from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Id, Message, Notification, Request
+from sidecar.protocols.jsonrpc import METHOD_NOT_FOUND, Message, Notification, Request
 from sidecar.protocols.mcp.eras import (
     META_CAPABILITIES,
     META_CLIENT,
@@ -29,10 +26,9 @@ from sidecar.protocols.mcp.eras import (
     SESSION_VERSIONS,
     STATELESS_VERSIONS,
 )
-from sidecar.protocols.sse import SseParser
+from sidecar.upstreams.mcp.streams import StreamPlace, events, whole_answer
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
-    JSON,
     OURSELVES,
     SESSION_ID,
     McpTransport,
@@ -55,7 +51,6 @@ DEFAULT_TTL_S: Final = 60.0
 # A TTL of 0 would double every call's cost; an endless one would hide every change.
 MIN_TTL_S: Final = 1.0
 MAX_TTL_S: Final = 3600.0
-MAX_NOTICE_BYTES: Final = 64 * 1024
 LISTEN_S: Final = 3600.0  # a stream that died silently is noticed at the latest when it is reopened
 _FAREWELL_S: Final = 2.0
 _METHODS: Final[Mapping[Kind, str]] = {
@@ -143,7 +138,7 @@ class OwnConversation:
         return await self._list("tools")
 
     async def offers(self) -> AsyncIterator[tuple[Kind, list[object]]]:
-        """Every declared list beside tools, its entries unchecked. One that fails is skipped: templates may be missing."""
+        """Every declared list beside tools, its entries unchecked. One that fails is skipped."""
         for kind, capability in _CAPABILITIES.items():
             if self.greeting is not None and capability in self.greeting.capabilities:
                 with suppress(Refusal):
@@ -189,19 +184,22 @@ class OwnConversation:
         """One item for each announced change of the list, while the stream lasts. Raises Refusal."""
         if not self.version:
             raise _failed("no conversation with it has begun")
-        with await self._subscribe() as answer:
+        if self.stateless:
+            wanted = self._request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+            opened, place = self._send(wanted, endless=True), StreamPlace(self.upstream, wanted.id)
+        else:
+            asked = Outbound("GET", None, self.version, self.upstream.timeout_s, self._session_id)
+            opened, place = self.upstream.exchange(asked), StreamPlace(self.upstream)
+        with await opened as answer:
             if answer.status != 200 or answer.media_type != EVENT_STREAM:
                 raise _failed("it offers no stream")
-            parser = SseParser(max_event_bytes=MAX_NOTICE_BYTES)
-            async for chunk in answer.chunks(deadline=Deadline.within(LISTEN_S)):
-                for event in parser.feed(chunk):
-                    said = _call_in(event.message)
-                    asked = said.get("id")
-                    if said.get("method") == CHANGED:
+            async with aclosing(events(answer, place, Deadline.within(LISTEN_S))) as messages:
+                async for message in messages:
+                    if isinstance(message, Notification) and message.method == CHANGED:
                         yield
-                    elif self._session_id is not None and (isinstance(asked, str) or type(asked) is int):
+                    elif isinstance(message, Request) and self._session_id is not None:
                         # Without a session the request may be meant for a caller.
-                        with await self._send(unknown_method(asked)):
+                        with await self._send(unknown_method(message.id)):
                             pass  # the answer does not matter
 
     async def close(self) -> None:
@@ -276,21 +274,16 @@ class OwnConversation:
     async def _call(self, method: str, params: dict[str, Any], within_s: float | None = None) -> _Reply:
         request = self._request(method, params)
         with await self._send(request, within_s) as answer:
-            message = await self._response(answer, request.id, within_s or self.upstream.timeout_s)
-        result, error = message.get("result"), message.get("error")
-        return _Reply(
-            answer.status,
-            answer.headers,
-            result if isinstance(result, dict) and answer.status == 200 else None,
-            error if isinstance(error, dict) else None,
-        )
-
-    async def _subscribe(self) -> UpstreamAnswer:
-        if self.stateless:
-            wanted = {"notifications": {"toolsListChanged": True}}
-            return await self._send(self._request("subscriptions/listen", wanted), endless=True)
-        timeout_s = self.upstream.timeout_s
-        return await self.upstream.exchange(Outbound("GET", None, self.version, timeout_s, self._session_id))
+            # It may be as large as an answer to a caller, no larger: a parser blocks every other task (threats I11).
+            within_s = within_s or self.upstream.timeout_s
+            body, response = await whole_answer(answer, request.id, self.upstream, within_s)
+        self._left_bytes -= len(body)
+        if self._left_bytes < 0:
+            raise _failed("its list is too large")
+        if response is None or response.id not in (request.id, None):
+            return _Reply(answer.status, answer.headers, None, None)
+        result = response.result if isinstance(response.result, dict) and answer.status == 200 else None
+        return _Reply(answer.status, answer.headers, result, response.error)
 
     def _request(self, method: str, params: dict[str, Any]) -> Request:
         self._last_id += 1
@@ -304,51 +297,6 @@ class OwnConversation:
         return await self.upstream.exchange(
             Outbound("POST", message, self.version, timeout_s, self._session_id, endless=endless)
         )
-
-    async def _response(self, answer: UpstreamAnswer, request_id: Id, within_s: float) -> Mapping[str, Any]:
-        """The response to our request, from a body or a stream; empty if there is none."""
-        if answer.media_type == JSON:
-            body = await answer.read(self._left_bytes)
-            self._spend(len(body))
-            return _parsed(body, request_id)
-        if answer.media_type == EVENT_STREAM:
-            parser = SseParser()
-            async with aclosing(answer.chunks(deadline=Deadline.within(within_s))) as chunks:
-                async for chunk in chunks:
-                    self._spend(len(chunk))
-                    for event in parser.feed(chunk):
-                        if message := _parsed(event.message.encode(), request_id):
-                            return message
-        return {}
-
-    def _spend(self, count: int) -> None:
-        self._left_bytes -= count
-        if self._left_bytes < 0:
-            raise _failed("its list is too large")
-
-
-def _parsed(raw: bytes, request_id: Id) -> Mapping[str, Any]:
-    """The response to `request_id`, else an empty mapping. It may be as large as an answer to a caller, no larger: a
-    parser blocks every other task, on whatever thread (threats I11)."""
-    if not raw:
-        return {}
-    try:
-        message = jsonrpc.parse_answer(raw)
-    except Refusal as refusal:
-        raise _failed(f"its answer cannot be read: {refusal.detail}") from None
-    if not isinstance(message, dict) or "method" in message:
-        return {}
-    unnamed = message.get("id") is None and message.get("error") is not None  # it can only be about our one request
-    return message if unnamed or (type(message.get("id")) is int and message["id"] == request_id) else {}
-
-
-def _call_in(data: str) -> Mapping[str, Any]:
-    """A request or notification of the server; an empty mapping for anything else."""
-    try:
-        message = _dict(orjson.loads(data)) if '"method"' in data else {}
-    except orjson.JSONDecodeError:
-        return {}
-    return message if "method" in message else {}
 
 
 def _server(result: Mapping[str, Any]) -> str:

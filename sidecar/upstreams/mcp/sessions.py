@@ -213,7 +213,7 @@ class Sessions:
         return Session(session_id, owner, server, version, upstream_id, now, now, event_key)
 
     def find(self, session_id: str, caller: Caller, server: str, *, paired: bool = False) -> Session:
-        """The caller's session. Unknown, and of another chain, server or transport, are one Refusal(SESSION_UNKNOWN)."""
+        """The caller's session. Raises Refusal(SESSION_UNKNOWN), also for another chain's, server's or transport's."""
         session = self._open.get(session_id)
         if session is None or session.server != server or session.owner != caller.binding:
             raise Refusal(Reason.SESSION_UNKNOWN)

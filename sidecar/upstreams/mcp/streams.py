@@ -65,7 +65,10 @@ async def events(
             try:
                 message = reader.read(event.message.encode()) if event.message else None
             except Refusal as refusal:
-                raise Refusal(Reason.RESPONSE_REFUSED, refusal.detail) from None
+                if own is not None:
+                    raise Refusal(Reason.RESPONSE_REFUSED, refusal.detail) from None
+                place.upstream.message_dropped(refusal.detail)  # no answer is awaited
+                continue
             if message is not None:
                 yield message
 

@@ -78,7 +78,7 @@ class Outbound(NamedTuple):
 
 
 class OfOneCaller(Exception):
-    """The cause of a Refusal that says nothing about the server for others: it is about a program of this caller alone."""
+    """The cause of a Refusal that is about this caller's own program, and says nothing about the server for others."""
 
 
 class UpstreamAnswer(ABC):
@@ -154,7 +154,7 @@ class McpTransport(ABC):
 
     @abstractmethod
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        """Send one message; returns with the answer's head. Never retried: it may have been executed. Raises Refusal."""
+        """Send one message; returns with the answer's head. Never retried: it may be executed. Raises Refusal."""
 
     @abstractmethod
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
@@ -252,7 +252,7 @@ class BuiltUpstream(UpstreamAnswer):
     """An answer made by an adapter: a whole `body`, or the pieces of a `pipe`. `given_up` is called once if it is
     closed before the pipe ended, `withheld` if its caller did not get it."""
 
-    __slots__ = ("_body", "_deadline", "_given_up", "_pipe", "_withheld")
+    __slots__ = ("_deadline", "_given_up", "_pipe", "_withheld", "body")
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class BuiltUpstream(UpstreamAnswer):
         withheld: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(status, media_type, headers)
-        self._body = body
+        self.body = body
         self._pipe = pipe
         self._deadline = Deadline.within(deadline_s) if pipe is not None else ENDLESS
         self._given_up = given_up
@@ -283,8 +283,8 @@ class BuiltUpstream(UpstreamAnswer):
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         if self._pipe is None:
-            if self._body:
-                yield self._body
+            if self.body:
+                yield self.body
             return
         try:
             while piece := await self._pipe.read(deadline):

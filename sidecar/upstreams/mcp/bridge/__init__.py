@@ -7,9 +7,8 @@ never translated.
     bridge.py                 sends a message directly, or over one of the two bridges
     server_eras.py            the eras that the server speaks, as observed
     stateless_to_session.py   a stateless caller in front of a server with sessions only
-    borrowed_sessions.py      the sessions at the server that such callers share: their owners and lifetimes
+    borrowed_sessions.py      the sessions at the server that such callers share, and their subscribers
     borrowed_calls.py         the calls in such a session, which may wait for their callers' input
-    subscriptions.py          the subscribers to the unsolicited messages of such a session
     session_to_stateless.py   a caller with a session in front of a stateless server: emulated sessions
     input_rounds.py           one call at such a server, in as many rounds as the server needs input
     unsolicited.py            the streams of unsolicited messages, and what one subscriber gets of them
@@ -17,6 +16,6 @@ never translated.
     method_table.py           the table: how every method and notification crosses, or that it cannot
 """
 
-from sidecar.upstreams.mcp.bridge.bridge import Bridge, BridgeDeadlines
+from sidecar.upstreams.mcp.bridge.bridge import Bridge
 
-__all__ = ["Bridge", "BridgeDeadlines"]
+__all__ = ["Bridge"]

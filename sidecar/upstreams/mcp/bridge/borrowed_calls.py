@@ -28,7 +28,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.http.client import Deadline
 from sidecar.protocols.jsonrpc import Id, Message, Request, Response
 from sidecar.upstreams.mcp.streams import StreamMark, StreamPlace, events
-from sidecar.upstreams.mcp.transport import EVENT_STREAM, McpTransport, Outbound, UpstreamAnswer, until
+from sidecar.upstreams.mcp.transport import EVENT_STREAM, BuiltUpstream, McpTransport, Outbound, UpstreamAnswer, until
 
 if TYPE_CHECKING:
     from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession
@@ -41,16 +41,7 @@ MAX_HELD_OF_ONE: Final = 16
 STATE_BYTES: Final = 32
 
 
-class CallBody(NamedTuple):
-    """An answer that is not an event stream."""
-
-    status: int
-    media_type: str
-    content: bytes
-    headers: Mapping[str, str]
-
-
-Arrival = Message | StreamMark | CallBody | Refusal
+Arrival = Message | StreamMark | BuiltUpstream | Refusal
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +94,7 @@ class BorrowedCall:
             with await self.upstream.exchange(self.outbound._replace(expired=lambda: self.expired)) as answer:
                 if answer.status != 200 or answer.media_type != EVENT_STREAM:
                     content = await answer.read(self.upstream.max_response_bytes)
-                    await self._put(CallBody(answer.status, answer.media_type, content, answer.headers))
+                    await self._put(answer.with_body(content))
                     return
                 await self._put(StreamMark.OPENED)
                 place = StreamPlace(self.upstream, self.upstream_id)

@@ -29,10 +29,20 @@ from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
 from sidecar.upstreams.mcp.bridge.unsolicited import Subscription, UnsolicitedStream
 from sidecar.upstreams.mcp.sessions import upstream_id_from
 from sidecar.upstreams.mcp.streams import StreamMark, whole_answer
-from sidecar.upstreams.mcp.transport import OURSELVES, SESSION_ID, McpTransport, Outbound
+from sidecar.upstreams.mcp.transport import (
+    EVENT_STREAM,
+    LIST_FLAGS,
+    OURSELVES,
+    SESSION_ID,
+    BuiltUpstream,
+    McpTransport,
+    Outbound,
+    UpstreamAnswer,
+)
 from sidecar.upstreams.statuses import passes_on, refusal_of, words_of
 
 MAX_LENT: Final = 1_000
+MAX_SUBSCRIPTIONS: Final = 64  # of one session
 MAX_LENT_OF_ONE: Final = 8  # sets of capabilities of one owner
 SWEEP_EVERY_S: Final = 1.0
 READY_WITHIN_S: Final = 2.0  # the longest wait for the head of a session's own stream
@@ -251,3 +261,67 @@ class BorrowedSessions:
         with await self._inner.exchange(asked) as answer:
             _, response = await whole_answer(answer, request.id, self._inner, asked.deadline_s)
             return answer.status == 200 and response is not None and response.error is None
+
+    # --- subscriptions of stateless callers ---------------------------------------------------------------------------
+
+    def publish(self, lent: BorrowedSession, notification: Notification) -> None:
+        """Send a notification about the server's lists or resources to the session's subscribers."""
+        for subscription in list(lent.subscriptions):
+            subscription.hear(notification)
+            if subscription.pipe.closed:  # its caller did not read
+                self._unsubscribe(lent, subscription, sorted(subscription.uris))
+
+    async def subscribe(self, lent: BorrowedSession, request: Request) -> UpstreamAnswer:
+        """The stream of one `subscriptions/listen`: an acknowledgement, then what the server sends. Raises Refusal."""
+        wanted = request.params.get("notifications", {})
+        if len(lent.subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many subscriptions")
+        flags, uris = set[str](), set[str]()
+        if await lent.listens():
+            flags = {
+                flag
+                for flag in LIST_FLAGS.values()
+                if wanted.get(flag) is True and translation.announces(lent.server, flag)
+            }
+            if translation.offers(lent.server, "resources", "subscribe"):
+                uris = set(wanted.get("resourceSubscriptions", []))
+        subscription = Subscription(request.id, frozenset(flags), frozenset(uris))
+        lent.subscriptions.add(subscription)
+        honoured: list[str] = []
+        try:
+            for uri in sorted(uris):
+                honoured += [uri] if await self._subscribe_to(lent, uri) else []
+        except BaseException:
+            self._unsubscribe(lent, subscription, honoured)
+            raise
+        subscription.uris = frozenset(honoured)
+        if lent.lost:
+            raise Refusal(Reason.UPSTREAM_FAILED, "it lost the session")
+        subscription.acknowledge()
+        given_up = partial(self._unsubscribe, lent, subscription, honoured)
+        return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=subscription.pipe, given_up=given_up)
+
+    async def _subscribe_to(self, lent: BorrowedSession, uri: str) -> bool:
+        lent.uris[uri] = lent.uris.get(uri, 0) + 1
+        done = lent.uris[uri] > 1
+        try:
+            done = done or await self.ask(lent, "resources/subscribe", {"uri": uri})
+        finally:
+            if not done:
+                self._release(lent, uri)
+        return done
+
+    def _release(self, lent: BorrowedSession, uri: str) -> bool:
+        """Remove one subscriber; returns whether it was the last."""
+        left = lent.uris.get(uri, 0) - 1
+        if left > 0:
+            lent.uris[uri] = left
+            return False
+        return lent.uris.pop(uri, None) is not None
+
+    def _unsubscribe(self, lent: BorrowedSession, subscription: Subscription, uris: list[str]) -> None:
+        lent.subscriptions.discard(subscription)
+        lent.used()
+        for uri in uris:
+            if self._release(lent, uri) and not lent.lost:
+                self.background.add(self.ask(lent, "resources/unsubscribe", {"uri": uri}))

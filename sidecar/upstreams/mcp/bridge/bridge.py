@@ -13,9 +13,7 @@ answers and those to callers show which eras the server speaks.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Request
@@ -43,23 +41,16 @@ FRESH_S: Final = 60.0  # for so long our own conversation reuses what a caller's
 _KEPT: Final = (SESSION_ID, "retry-after", "location")
 
 
-class BridgeDeadlines(NamedTuple):
-    """How long state of callers is kept: an unanswered input request, and an idle session."""
-
-    question_s: float = 300.0
-    idle_s: float = 1800.0
-
-
 class Bridge(TransportLayer):
-    """An upstream that callers of either era can use. `clock_mono` gives monotonic seconds."""
+    """An upstream that callers of either era can use. An unanswered input request of a caller is kept for `question_s`,
+    an idle session for `idle_s`.
+    """
 
-    def __init__(
-        self, inner: McpTransport, patience: BridgeDeadlines, *, clock_mono: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, inner: McpTransport, question_s: float, idle_s: float) -> None:
         super().__init__(inner)
-        self.eras = ServerEras(clock_mono)
-        self._lender = StatelessToSession(inner, patience.question_s, patience.idle_s, self.eras)
-        self._player = SessionToStateless(inner, patience.idle_s)
+        self.eras = ServerEras()
+        self._lender = StatelessToSession(inner, question_s, idle_s, self.eras)
+        self._player = SessionToStateless(inner, idle_s)
         self._asking = asyncio.Lock()
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:

@@ -7,7 +7,8 @@ another version of itself; an answer that does not fit puts it in doubt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from time import monotonic
 from typing import Any, Final
 
 from sidecar.protocols.jsonrpc import Response
@@ -20,24 +21,23 @@ DOUBT_AFTER_S: Final = 30.0
 
 
 class ServerEras:
-    """The eras of one server; None is not known yet. `clock_mono` gives monotonic seconds."""
+    """The eras of one server; None is not known yet."""
 
-    def __init__(self, clock_mono: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         self.stateless: bool | None = None
         self.sessions: bool | None = None
-        self._clock = clock_mono
         self._learned_at_s = 0.0
 
     @property
     def age_s(self) -> float:
         """The seconds since the server was asked for its stateless era."""
-        return self._clock() - self._learned_at_s
+        return monotonic() - self._learned_at_s
 
     def learn(self, status: int, discovered: Response | None) -> None:
         """Note the answer to `server/discover`, if it shows whether the server has the stateless era."""
         speaks = status == 200 and speaks_stateless(discovered)
         if speaks or (status in REFUSALS and not _offers_stateless_instead(discovered)):
-            self.stateless, self._learned_at_s = speaks, self._clock()
+            self.stateless, self._learned_at_s = speaks, monotonic()
 
     def doubt(self, *, at_once: bool = False) -> None:
         """An answer did not fit: ask again, unless what is known is quite new."""

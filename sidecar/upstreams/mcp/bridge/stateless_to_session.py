@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
@@ -17,10 +17,9 @@ from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Id, Message, Notification, Request, Response
 from sidecar.protocols.mcp.eras import META_LEVEL
 from sidecar.upstreams.mcp.bridge import translation
-from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall, CallBody, HeldCall, HeldCalls, progress_token
+from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall, HeldCall, HeldCalls, progress_token
 from sidecar.upstreams.mcp.bridge.borrowed_sessions import BorrowedSession, BorrowedSessions
 from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
-from sidecar.upstreams.mcp.bridge.subscriptions import Subscriptions
 from sidecar.upstreams.mcp.streams import StreamMark, received
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
@@ -42,29 +41,14 @@ _STATE_UNKNOWN: Final = {"code": INVALID_PARAMS, "message": "requestState does n
 _BAD_RESPONSES: Final = {"code": INVALID_PARAMS, "message": "inputResponses must be an object of objects"}
 
 
-class BridgedAnswer(NamedTuple):
-    """What one message becomes for the caller: an intermediate message, or the last, which may hold the call as
-    `state`."""
-
-    between: Notification | None = None
-    final: Response | None = None
-    state: str = ""
-
-
 class StatelessToSession:
     """Carries stateless calls to one server, in borrowed sessions."""
 
     def __init__(self, inner: McpTransport, question_s: float, idle_s: float, eras: ServerEras) -> None:
         self._inner = inner
         self._question_s = question_s
-        self._held = HeldCalls(question_s, self._dropped)
-        self._sessions = BorrowedSessions(inner, idle_s, eras, self._heard, self._held.drop_all_in)
-        self._subscriptions = Subscriptions(self._sessions)
-
-    @property
-    def held(self) -> int:
-        """How many calls wait for their callers."""
-        return len(self._held)
+        self.held = HeldCalls(question_s, self._dropped)
+        self._sessions = BorrowedSessions(inner, idle_s, eras, self._heard, self.held.drop_all_in)
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """The answer to one message of the stateless era. Raises Refusal."""
@@ -78,7 +62,7 @@ class StatelessToSession:
         if request.method == "server/discover":
             return BuiltUpstream.of_response(Response(request.id, translation.discovered(lent.server)))
         if request.method == "subscriptions/listen":
-            return await self._subscriptions.subscribe(lent, request)
+            return await self._sessions.subscribe(lent, request)
         return await self._call(lent, outbound, request, deadline)
 
     async def close(self) -> None:
@@ -152,53 +136,60 @@ class StatelessToSession:
         try:
             while not course.opened:
                 arrival = await course.next(deadline)
-                if isinstance(arrival, CallBody):
+                if isinstance(arrival, BuiltUpstream):
                     return self._whole_body(course, arrival)
                 if arrival is StreamMark.OPENED:
                     course.opened = True
                 elif isinstance(arrival, Request | Response):  # on the session's stream, before the call's own began
-                    told = self.told(course, arrival)
-                    if told.final is not None:
-                        return self._body(told.final, told.state)
+                    told, state = self.told(course, arrival)
+                    if isinstance(told, Response):
+                        return self._body(told, state)
             return AnswerCrossing(self, course)
         except BaseException as error:
             self.give_up(course, late=_is_late(error))
             raise
 
-    def _whole_body(self, course: BorrowedCall, body: CallBody) -> UpstreamAnswer | None:
+    def _whole_body(self, course: BorrowedCall, whole: BuiltUpstream) -> UpstreamAnswer | None:
         self._finished(course)
-        if body.status == 404 and course.lent.outbound.session_id is not None:
+        if whole.status == 404 and course.lent.outbound.session_id is not None:
             return None
-        unchanged = BuiltUpstream(body.status, body.content, media_type=body.media_type, headers=body.headers)
-        if body.media_type != JSON or (body.status != 200 and passes_on(refusal_of(body))):
-            return unchanged  # the caller of this reads the body by its status
-        message = received(body.content)
-        if body.status != 200:
+        if whole.media_type != JSON or (whole.status != 200 and passes_on(refusal_of(whole))):
+            return whole  # the caller of this reads the body by its status
+        message = received(whole.body)
+        if whole.status != 200:
             if not isinstance(message, Response) or message.error is None:
-                return unchanged
+                return whole
             # The id of the error does not matter: the exchange has one request.
             error = Response(course.request_id, error=translation.lent_error(message.error))
-            return BuiltUpstream.of_response(error, body.status, headers=body.headers)
+            return BuiltUpstream.of_response(error, whole.status, headers=whole.headers)
         if not isinstance(message, Response):
             raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
-        final, state = self._final(course, message)
-        return self._body(final, state)
+        return self._body(*self._final(course, message))
 
     def _body(self, final: Response, state: str) -> BuiltUpstream:
         status = 200 if final.error is None else translation.lent_status(final.error)
-        return BuiltUpstream.of_response(final, status, withheld=partial(self.drop, state))
+        return BuiltUpstream.of_response(final, status, withheld=partial(self.held.drop, state))
 
-    def told(self, course: BorrowedCall, message: Message) -> BridgedAnswer:
-        """What one message becomes for the caller. Raises Refusal(RESPONSE_REFUSED)."""
+    def told(self, course: BorrowedCall, message: Message) -> tuple[Notification | Response | None, str]:
+        """What a message becomes for the caller, if anything; a response is the last. The second value is the state that
+        names the call if it is held now. Raises Refusal(RESPONSE_REFUSED).
+        """
         if isinstance(message, Response):
-            final, state = self._final(course, message)
-            return BridgedAnswer(final=final, state=state)
-        if isinstance(message, Request):
-            return self._asked(course, message)
-        return BridgedAnswer(self._said(course, message))
+            return self._final(course, message)
+        if isinstance(message, Notification):
+            return self._said(course, message), ""
+        lent = course.lent
+        if message.method == "ping":
+            self._sessions.reply(lent, Response(message.id, {}))
+            return None, ""
+        may = translation.may_be_asked(lent.capabilities, message.method, message.params)
+        if not may or course.method not in translation.RESUMED_BY_RETRY:
+            self._sessions.reply(lent, unknown_method(message.id))
+            return None, ""
+        questions = {"question": translation.question(message.method, message.params)}
+        return self._hold(course, questions, {"question": message.id}, live=True)
 
     def _final(self, course: BorrowedCall, response: Response) -> tuple[Response, str]:
-        """The response for the caller, and the state that names the call if it is held now."""
         self._finished(course)
         if response.id != course.upstream_id:
             raise Refusal(Reason.RESPONSE_REFUSED, "it answers another request")
@@ -213,19 +204,6 @@ class StatelessToSession:
             return Response(course.request_id, error=translation.url_capability_missing()), ""
         return self._hold(course, questions, {}, live=False)
 
-    def _asked(self, course: BorrowedCall, request: Request) -> BridgedAnswer:
-        lent = course.lent
-        may = translation.may_be_asked(lent.capabilities, request.method, request.params)
-        if request.method == "ping":
-            self._sessions.reply(lent, Response(request.id, {}))
-        elif not may or course.method not in translation.RESUMED_BY_RETRY:
-            self._sessions.reply(lent, unknown_method(request.id))
-        else:
-            questions = {"question": translation.question(request.method, request.params)}
-            final, state = self._hold(course, questions, {"question": request.id}, live=True)
-            return BridgedAnswer(final=final, state=state)
-        return BridgedAnswer()
-
     def _said(self, course: BorrowedCall, notification: Notification) -> Notification | None:
         if notification.method == "notifications/message":
             wanted = translation.at_least(notification.params.get("level"), course.level)
@@ -237,7 +215,7 @@ class StatelessToSession:
             params = {**notification.params, "progressToken": course.token_now}
             return None if course.token_now is None else Notification(notification.method, params)
         if notification.method in LIST_FLAGS or notification.method == UPDATED:
-            self._subscriptions.publish(course.lent, notification)
+            self._sessions.publish(course.lent, notification)
         return None  # the rest has no place in a stateless answer
 
     def give_up(self, course: BorrowedCall, *, late: bool = False) -> None:
@@ -260,17 +238,13 @@ class StatelessToSession:
         self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], *, live: bool
     ) -> tuple[Response, str]:
         """End the caller's answer with the server's input request. A call that is not `live` is over at the server."""
-        if not self._held.has_room(course.outbound.owner):
+        if not self.held.has_room(course.outbound.owner):
             if live:
                 self.give_up(course)
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many calls wait for their callers")
         course.held = live
-        state = self._held.hold(course, questions, asked)
+        state = self.held.hold(course, questions, asked)
         return Response(course.request_id, translation.input_required(questions, state)), state
-
-    def drop(self, state: str) -> None:
-        """Drop the held call that this state names."""
-        self._held.drop(state)
 
     def _dropped(self, held: HeldCall) -> None:
         if held.course.held:
@@ -280,7 +254,7 @@ class StatelessToSession:
     async def _resume(self, outbound: Outbound, request: Request, deadline: Deadline) -> UpstreamAnswer:
         """Resume a held call. An unknown state, another caller's and another call's are the same error."""
         state, responses = request.params.get("requestState"), request.params.get("inputResponses", {})
-        held = self._held.find(state, outbound.owner, translation.fingerprint(request))
+        held = self.held.find(state, outbound.owner, translation.fingerprint(request))
         if held is None:
             return BuiltUpstream.of_response(Response(request.id, error=dict(_STATE_UNKNOWN)))
         if not isinstance(responses, dict) or not all(isinstance(one, dict) for one in responses.values()):
@@ -288,7 +262,7 @@ class StatelessToSession:
         if not held.questions.keys() <= responses.keys():  # input is still missing
             again = translation.input_required(held.questions, str(state))
             return BuiltUpstream.of_response(Response(request.id, again))
-        self._held.take(str(state))
+        self.held.take(str(state))
         course, lent = held.course, held.course.lent
         if not course.held:
             return await self._call(await self._sessions.of(outbound, request), outbound, request, deadline)
@@ -322,7 +296,7 @@ class StatelessToSession:
 
     def _heard_notification(self, lent: BorrowedSession, notification: Notification) -> None:
         if notification.method in LIST_FLAGS or notification.method == UPDATED:
-            self._subscriptions.publish(lent, notification)
+            self._sessions.publish(lent, notification)
         elif notification.method == "notifications/progress":
             token = notification.params.get("progressToken")
             for course in lent.courses.values():
@@ -350,12 +324,10 @@ class AnswerCrossing(UpstreamAnswer):
                 if isinstance(arrival, StreamMark):
                     yield sse.KEEP_ALIVE
                 elif isinstance(arrival, Request | Notification | Response):
-                    told = self._calls.told(self._course, arrival)
-                    if told.between is not None:
-                        yield event_of(told.between)
-                    if told.final is not None:
-                        self._done, self._state = True, told.state
-                        yield event_of(told.final)
+                    told, self._state = self._calls.told(self._course, arrival)
+                    self._done = isinstance(told, Response)
+                    if told is not None:
+                        yield event_of(told)
         except Refusal as refusal:
             self._leave(late=_is_late(refusal))
             raise
@@ -371,7 +343,7 @@ class AnswerCrossing(UpstreamAnswer):
             self._calls.give_up(self._course, late=late)
 
     def withhold(self) -> None:
-        self._calls.drop(self._state)
+        self._calls.held.drop(self._state)
 
 
 def _is_late(error: BaseException) -> bool:
