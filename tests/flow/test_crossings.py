@@ -426,7 +426,7 @@ async def test_calls_that_end_in_every_way_leave_nothing(tmp_path: Path) -> None
         await asyncio.gather(*map(call, range(60)))
         bridge: Any = running.app.live.current.services["github"].upstream
         (lent,) = bridge._lender._sessions._lent.values()
-        await until(lambda: bridge._lender.held == 0 and not lent.courses)
+        await until(lambda: not bridge._lender.held and not lent.courses)
         await until(lambda: not [task for task in asyncio.all_tasks() if task.get_name().endswith(" at github")])
 
 

@@ -1,9 +1,7 @@
 """Starts and ends programs, with all their descendants.
 
-    launcher.py        Processes: start(Program) → Process, with its three streams, wait() and end()
-    captured_output.py output_of(Program): runs it to its end and returns what it wrote
-    output_share.py    bounds the share of the event loop that reading output takes
-    warden.py          a small process that forks the programs and outlives the sidecar
+    launcher.py   Processes: start(Program) → Process, with its three streams, wait() and end(); output_of(Program)
+    warden.py     a small process that forks the programs and outlives the sidecar
 
 A child has its own session and process group, exactly the given environment, no descriptors but its three streams, the
 umask 077, and cannot gain privileges. When it ends or is ended, everything that it started ends too: on Linux also what
@@ -13,8 +11,17 @@ program may also have an end set in advance, which the sidecar must keep extendi
 what the program is for.
 """
 
-from sidecar.upstreams.processes.captured_output import CapturedOutput, output_of
-from sidecar.upstreams.processes.launcher import Exit, Process, Processes, ProcessUsage, Program, StartFailed, WaitLimit
+from sidecar.upstreams.processes.launcher import (
+    CapturedOutput,
+    Exit,
+    Process,
+    Processes,
+    ProcessUsage,
+    Program,
+    StartFailed,
+    WaitLimit,
+    output_of,
+)
 
 __all__ = [
     "CapturedOutput",

@@ -15,15 +15,15 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from sidecar.upstreams.processes import warden
-from sidecar.upstreams.processes.output_share import OutputShare
 
 MAX_SHEBANG_BYTES: Final = 256  # as Linux reads
 START_S: Final = 10.0  # the longest that fork and exec may take on a busy machine
@@ -33,6 +33,8 @@ ANSWERS_SHARE, ASIDES_SHARE = 0.25, 0.1  # of the event loop
 PATIENCE_S: Final = 0.5
 GRACE_S: Final = 2.0
 _LAST_S: Final = 5.0  # for what the kernel is slow to end
+CREDIT_S: Final = 1.0  # of a share that is saved up
+PIECE_S: Final = 0.0001  # the time to read one piece from a pipe
 _WARDEN: Final = Path(warden.__file__)
 
 
@@ -91,6 +93,31 @@ class ProcessUsage(NamedTuple):
     peak_memory_bytes: int
     disk_read_bytes: int
     disk_write_bytes: int
+
+
+class OutputShare:
+    """A share of the event loop, for the output of all programs of one sidecar.
+
+    A program that writes thousands of pieces at once would keep the event loop busy. A reader pauses as long as the
+    share requires, and the program waits with its pipe full. Unused time is saved up for later bursts."""
+
+    def __init__(self, share: float, clock_mono: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._clock = clock_mono
+        self._free_s = float("-inf")
+
+    @asynccontextmanager
+    async def piece(self) -> AsyncGenerator[None]:
+        """Process one piece inside this block; the next piece may be read after it."""
+        began_s = self._clock()
+        yield
+        await asyncio.sleep(self.owed_s(self._clock() - began_s + PIECE_S))
+
+    def owed_s(self, spent_s: float) -> float:
+        """How long to pause after using so much of the event loop's time."""
+        now_s = self._clock()
+        self._free_s = max(self._free_s, now_s - CREDIT_S) + spent_s / self._share
+        return max(0.0, self._free_s - now_s)
 
 
 _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -428,3 +455,36 @@ async def _sent(orders: socket.socket, frame: bytes, fds: list[int]) -> int:
                 await writable.wait()
             finally:
                 loop.remove_writer(orders)
+
+
+class CapturedOutput(NamedTuple):
+    """The beginning of both outputs, and how the program ended."""
+
+    stdout: bytes
+    stderr: bytes
+    exit: Exit
+
+
+async def output_of(processes: Processes, program: Program, *, most: int, sent: bytes = b"") -> CapturedOutput:
+    """Run a program with this input, and read all of its output, of which the first `most` bytes of each stream are
+    kept. If this is cancelled, the program is ended. Raises StartFailed."""
+    process = await processes.start(program)
+
+    async def feed() -> None:
+        with suppress(ConnectionError):  # it ended early; its exit code says why
+            process.stdin.write(sent)
+            await process.stdin.drain()
+        process.stdin.close()
+
+    try:
+        said, told, _ = await asyncio.gather(_kept(process.stdout, most), _kept(process.stderr, most), feed())
+        return CapturedOutput(said, told, await process.wait())
+    finally:
+        await process.end(patience_s=0.0, grace_s=0.2)
+
+
+async def _kept(stream: asyncio.StreamReader, most: int) -> bytes:
+    kept = bytearray()
+    while chunk := await stream.read(READ_SIZE):
+        kept += chunk[: most - len(kept)]
+    return bytes(kept)

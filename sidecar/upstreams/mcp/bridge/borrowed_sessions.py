@@ -278,11 +278,8 @@ class BorrowedSessions:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many subscriptions")
         flags, uris = set[str](), set[str]()
         if await lent.listens():
-            flags = {
-                flag
-                for flag in LIST_FLAGS.values()
-                if wanted.get(flag) is True and translation.announces(lent.server, flag)
-            }
+            asked = (flag for flag in LIST_FLAGS.values() if wanted.get(flag) is True)
+            flags = {flag for flag in asked if translation.announces(lent.server, flag)}
             if translation.offers(lent.server, "resources", "subscribe"):
                 uris = set(wanted.get("resourceSubscriptions", []))
         subscription = Subscription(request.id, frozenset(flags), frozenset(uris))

@@ -43,8 +43,7 @@ _KEPT: Final = (SESSION_ID, "retry-after", "location")
 
 class Bridge(TransportLayer):
     """An upstream that callers of either era can use. An unanswered input request of a caller is kept for `question_s`,
-    an idle session for `idle_s`.
-    """
+    an idle session for `idle_s`."""
 
     def __init__(self, inner: McpTransport, question_s: float, idle_s: float) -> None:
         super().__init__(inner)
