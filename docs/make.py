@@ -25,7 +25,6 @@ from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import Era
 from sidecar.settings.schema import json_schema
 from sidecar.settings.sidecar_file import Settings
-from sidecar.upstreams.mcp.bridge.method_table import CROSSINGS, MethodCrossing
 from tests.peers.clients.table import block as client_tables
 from tests.unit.policy.catalogue import errors_page
 
@@ -275,22 +274,6 @@ def _asked(name: str, *, session: bool) -> str:
     return _QUESTIONS.get(name) or ("any grant on the server" if session else "")
 
 
-def crossings() -> str:
-    """How each message crosses from one era to the other."""
-    rows = [
-        (f"`{row.name}`", "server" if row.of_server else "client", _crossing(row.down), _crossing(row.up))
-        for row in CROSSINGS
-    ]
-    return table(("message", "from", "stateless caller, server of sessions", "session, stateless server"), rows)
-
-
-def _crossing(crossing: MethodCrossing) -> str:
-    how = f"{crossing.way.value} `{crossing.becomes}`" if crossing.becomes else crossing.way.value
-    if crossing.reason is not None:
-        how += f": `{crossing.reason.value}`"
-    return f"{how}; {crossing.note}" if crossing.note else how
-
-
 # --- openapi.json -----------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +289,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "seed-fields": seed_fields,
     "metrics": metrics,
     "methods": methods,
-    "crossings": crossings,
     "clients": client_tables,  # docs/clients.md, from tests/peers/clients/results.json
     "policy-errors": errors_page,  # docs/policy-errors.md, from tests/golden/policy/catalogue/
 }

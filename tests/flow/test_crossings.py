@@ -1,23 +1,23 @@
 """Does every method and notification cross from one era to the other as the table says?
 
-Each row of `crossings.py`, in both directions, between a caller and a server that have no era in common; then what the
-table cannot say: whose a held call is, how long it is held, and what becomes of what nobody comes back for.
+Each row of the table in docs/mcp.md, in both directions, between a caller and a server that have no era in common; then
+what the table cannot say: whose a held call is, how long it is held, and what becomes of what nobody comes back for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from sidecar.errors import Reason
 from sidecar.protocols.mcp import messages
-from sidecar.upstreams.mcp.bridge.method_table import CROSSINGS, BridgeDirection, MethodCrossing
 from tests.flow.apart import META, OF_SESSION, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
@@ -30,6 +30,7 @@ p, {who}, prompt:github/*, use, -, -, -, allow
 p, {who}, resource:github/*, use, -, -, -, allow
 p, {who}, nhi:github, sampling/createMessage|elicitation/create|roots/list, -, -, -, allow
 """
+DOCS = Path(__file__).parents[2] / "docs/mcp.md"
 MANY = "sessions: {session_calls_per_minute: 10000}\n"
 ABLE: dict[str, Any] = {"sampling": {}, "elicitation": {"form": {}}, "roots": {}}
 REVIEW = {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "a", "value": ""}}
@@ -50,6 +51,26 @@ PARAMS: dict[str, dict[str, Any]] = {
     "notifications/message": {"level": "error", "data": "d"},
     "notifications/resources/updated": {"uri": "note://a"},
 }
+
+
+class Crossing(NamedTuple):
+    """`named` is what a message becomes, or the reason of its refusal."""
+
+    way: str
+    named: str
+
+
+class Row(NamedTuple):
+    name: str
+    of_server: bool
+    down: Crossing
+    up: Crossing
+
+
+WAYS = "passes|becomes|answered here|taken, and goes no further|dropped|not in the caller's era|cannot cross"
+CELL = rf"({WAYS})(?:(?:: | )`([^`]+)`)?(?:; [^|]*)?"
+ROWS = re.findall(rf"^\| `([^`]+)` \| (client|server) \| {CELL} \| {CELL} \|$", DOCS.read_text("utf-8"), re.MULTILINE)
+CROSSINGS = [Row(row[0], row[1] == "server", Crossing(*row[2:4]), Crossing(*row[4:])) for row in ROWS]
 ON_SUBSCRIPTIONS = [row.name for row in CROSSINGS if row.of_server and row.name.endswith(("list_changed", "updated"))]
 NOBODY: dict[str, str] = {}
 ASKED = {"action": "accept", "content": {}}
@@ -60,15 +81,15 @@ def test_the_table_has_every_message_that_can_pass() -> None:
     of_server = {row.name for row in CROSSINGS if row.of_server}
     assert {*messages.METHODS, *messages.NOTIFICATIONS} <= of_client
     assert {*messages.SERVER_REQUESTS, *messages.SERVER_NOTIFICATIONS} <= of_server
-    assert len(CROSSINGS) == len({(row.name, row.of_server) for row in CROSSINGS})
+    assert len(CROSSINGS) == len({(row.name, row.of_server) for row in CROSSINGS}) == 39
 
 
 def test_what_is_not_in_an_era_is_so_by_the_table_of_methods() -> None:
     for row in (row for row in CROSSINGS if not row.of_server):
         method = {**messages.METHODS, **messages.NOTIFICATIONS}.get(row.name)
         eras = {era.value for era in method.eras} if method else set()
-        assert ("stateless" in eras) is (row.down.way is not BridgeDirection.NOT_IN_ERA), row.name
-        assert ("session" in eras) is (row.up.way is not BridgeDirection.NOT_IN_ERA), row.name
+        assert ("stateless" in eras) is (row.down.way != "not in the caller's era"), row.name
+        assert ("session" in eras) is (row.up.way != "not in the caller's era"), row.name
 
 
 def down(folder: Path, server: Any = None, settings: str = MANY) -> AbstractAsyncContextManager[World]:
@@ -131,7 +152,7 @@ async def test_what_a_stateless_caller_sends_crosses_as_the_table_says(tmp_path:
             await _send_down(running, row.name, row.down)
 
 
-async def _send_down(running: World, name: str, crossing: MethodCrossing) -> None:
+async def _send_down(running: World, name: str, crossing: Crossing) -> None:
     server, message = running.upstream, stated(name, PARAMS.get(name, {}))
     if name.startswith("tasks/"):
         message["params"]["_meta"] |= DECLARED
@@ -141,20 +162,20 @@ async def _send_down(running: World, name: str, crossing: MethodCrossing) -> Non
     if name == "subscriptions/listen":
         async with sent(running, message) as ear:
             assert (await ear.message())["method"] == "notifications/subscriptions/acknowledged"
-            assert crossing.becomes in server.methods()
+            assert crossing.named in server.methods()
         return
     async with sent(running, message) as ear:
         status, said = ear.status, (await messages_of(ear))[-1]
     reached = [str(seen.get("method")) for _, seen in server.seen[before:]]
     match crossing.way:
-        case BridgeDirection.PASSES:
+        case "passes":
             assert (status, said["result"]["resultType"], name in reached) == (200, "complete", True), name
             assert ("ttlMs" in said["result"]) is ("/list" in name or name == "resources/read"), name
-        case BridgeDirection.BECOMES:
-            assert (status, "result" in said, crossing.becomes in server.methods()) == (200, True, True), name
+        case "becomes":
+            assert (status, "result" in said, crossing.named in server.methods()) == (200, True, True), name
             assert name not in reached
-        case BridgeDirection.NOT_IN_ERA | BridgeDirection.CANNOT:
-            assert reason_of((status, said, {})) == crossing.reason, name
+        case "not in the caller's era" | "cannot cross":
+            assert reason_of((status, said, {})) == crossing.named, name
             assert name not in reached
         case _:
             raise AssertionError(name)
@@ -166,7 +187,7 @@ async def test_what_a_session_sends_crosses_as_the_table_says(tmp_path: Path) ->
             await _send_up(running, talk, row.name, row.up)
 
 
-async def _send_up(running: World, talk: Talk, name: str, crossing: MethodCrossing) -> None:
+async def _send_up(running: World, talk: Talk, name: str, crossing: Crossing) -> None:
     server = running.upstream
     before, message = len(server.seen), request(name, PARAMS.get(name, {}))
     if name.startswith("notifications/"):
@@ -175,17 +196,17 @@ async def _send_up(running: World, talk: Talk, name: str, crossing: MethodCrossi
     status, said, _ = await running.post(message, headers=headers)
     reached = [str(seen.get("method")) for _, seen in server.seen[before:]]
     match crossing.way:
-        case BridgeDirection.PASSES:
+        case "passes":
             assert status == 200 and not {"resultType", "ttlMs", "cacheScope"} & set(said["result"]), name
             assert name in reached
-        case BridgeDirection.BECOMES:
-            assert (status, "result" in said, crossing.becomes in reached) == (200, True, True), name
-        case BridgeDirection.HERE:
+        case "becomes":
+            assert (status, "result" in said, crossing.named in reached) == (200, True, True), name
+        case "answered here":
             assert (status, said["result"], reached) == (200, {}, []), name
-        case BridgeDirection.SWALLOWED:
+        case "taken, and goes no further":
             assert (status, said, reached) == (202, None, []), name
-        case BridgeDirection.NOT_IN_ERA | BridgeDirection.CANNOT:
-            assert reason_of((status, said, {})) == crossing.reason, name
+        case "not in the caller's era" | "cannot cross":
+            assert reason_of((status, said, {})) == crossing.named, name
             assert name not in reached
         case _:
             raise AssertionError(name)
@@ -194,21 +215,21 @@ async def _send_up(running: World, talk: Talk, name: str, crossing: MethodCrossi
 async def test_what_a_server_of_sessions_says_crosses_as_the_table_says(tmp_path: Path) -> None:
     async with down(tmp_path) as running:
         for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
-            if row.down.way is BridgeDirection.NOT_IN_ERA:
+            if row.down.way == "not in the caller's era":
                 continue
             if row.name.startswith("notifications/"):
                 say = {"method": row.name, "params": PARAMS.get(row.name, {})}
                 meta = {f"{META}logLevel": "debug", "progressToken": 7}
                 *between, _ = await act(running, {"say": [say]}, meta=meta)
                 heard = [message["method"] for message in between]
-                assert heard == ([row.name] if row.down.way is BridgeDirection.PASSES else []), row.name
+                assert heard == ([row.name] if row.down.way == "passes" else []), row.name
                 continue
             (said,) = await act(running, {"ask": [row.name]})
-            if row.down.way is BridgeDirection.HERE:
+            if row.down.way == "answered here":
                 assert told([said]) == [{}]
             else:
                 result = said["result"]
-                assert result["resultType"] == row.down.becomes == "input_required"
+                assert result["resultType"] == row.down.named == "input_required"
                 assert [asked["method"] for asked in result["inputRequests"].values()] == [row.name]
 
 
@@ -246,7 +267,7 @@ async def test_a_subscription_ends_well_when_the_session_behind_it_does(tmp_path
 async def test_what_a_stateless_server_says_crosses_as_the_table_says(tmp_path: Path) -> None:
     async with up(tmp_path) as (_, talk):
         for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
-            if row.up.way is BridgeDirection.NOT_IN_ERA or row.name == "notifications/subscriptions/acknowledged":
+            if row.up.way == "not in the caller's era" or row.name == "notifications/subscriptions/acknowledged":
                 continue
             asks = not row.name.startswith("notifications/")
             say = {"method": row.name, "params": PARAMS.get(row.name, {})}
@@ -254,10 +275,10 @@ async def test_what_a_stateless_server_says_crosses_as_the_table_says(tmp_path: 
             async with talk.hearing("tools/call", params) as ear:
                 if not asks:
                     heard = [message.get("method") for message in await ear.rest()]
-                    assert heard == ([row.name, None] if row.up.way is BridgeDirection.PASSES else [None]), row.name
+                    assert heard == ([row.name, None] if row.up.way == "passes" else [None]), row.name
                     continue
                 asked = await ear.message()
-                assert asked["method"] == row.name and row.up.becomes == "request"
+                assert asked["method"] == row.name and row.up.named == "request"
                 assert (await talk.say({"id": asked["id"], "result": ASKED}))[0] == 202
                 said = await ear.message()
                 assert told([said]) == [ASKED]

@@ -13,7 +13,8 @@ never translated.
     input_rounds.py           one call at such a server, in as many rounds as the server needs input
     unsolicited.py            the streams of unsolicited messages, and what one subscriber gets of them
     translation.py            translates messages between eras, without any I/O
-    method_table.py           the table: how every method and notification crosses, or that it cannot
+
+docs/mcp.md has the table of how each method and notification crosses; `tests/flow/test_crossings.py` walks it.
 """
 
 from sidecar.upstreams.mcp.bridge.bridge import Bridge
