@@ -24,59 +24,48 @@ MAX_NAMED: Final = 10  # in one sentence
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """The result of one check. `degraded` means that the handshake succeeds, but not all of the upstream can be used.
-    Latency is that of the handshake, in seconds; `tools` is None if they could not be listed; `timestamp` is in seconds
-    since the epoch; `stderr` is the end of a program's error output; `left_out` lists the entries that no caller can
-    use, with reasons."""
+    """The result of one check. `degraded` means that the handshake succeeds, but not all of the upstream can be used;
+    `tools` is None if they could not be listed; `stderr` is the end of a program's error output; `left_out` lists the
+    entries that no caller can use, with reasons."""
 
     tool_name: str
-    timestamp: float
+    timestamp: str
     status: Literal["healthy", "degraded", "unhealthy"]
     handshake_success: bool
-    handshake_latency_s: float
-    error_message: str = ""
+    handshake_latency_ms: float
+    error_message: str | None = None
     server_capabilities: tuple[str, ...] = ()
-    protocol_version: str = ""
-    server: str = ""
+    protocol_version: str | None = None
+    server: str | None = None
     tools: int | None = None
-    stderr: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    stderr: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {
-            "tool_name": self.tool_name,
-            "timestamp": rfc3339(self.timestamp),
-            "status": self.status,
-            "handshake_success": self.handshake_success,
-            "handshake_latency_ms": round(self.handshake_latency_s * 1000, 3),
-            "error_message": self.error_message or None,
-            "server_capabilities": list(self.server_capabilities),
-            "protocol_version": self.protocol_version or None,
-            "server": self.server or None,
-            "tools": self.tools,
+            **{name: getattr(self, name) for name in self.__slots__},
             "left_out": [one.told for one in self.left_out],
-            "stderr": list(self.stderr),
         }
 
 
 async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:
     """Begin a conversation, list the tools, end it. Failures are part of the report."""
-    report = await _asked(upstream, now_s)
+    report = await _asked(upstream, rfc3339(now_s))
     if isinstance(upstream, ProgramUpstream):
         await upstream.close()  # afterwards all that it wrote is read
         return replace(report, stderr=tuple(upstream.tail.lines(STDERR_LINES)))
     return report
 
 
-async def _asked(upstream: McpTransport, now_s: float) -> HealthReport:
+async def _asked(upstream: McpTransport, now: str) -> HealthReport:
     enquiry = OwnConversation(upstream)
     begun_at = enquiry.clock_mono()
     try:
         await enquiry.probe(upstream.timeout_s)
     except Refusal as refusal:
-        took_s = enquiry.clock_mono() - begun_at
-        return HealthReport(upstream.name, now_s, UNHEALTHY, False, took_s, sentence(refusal))
+        took_ms = round((enquiry.clock_mono() - begun_at) * 1000, 3)
+        return HealthReport(upstream.name, now, UNHEALTHY, False, took_ms, sentence(refusal))
     greeting, tools, trouble = enquiry.greeting, None, ""
     left_out: tuple[LeftOut, ...] = ()
     assert greeting is not None
@@ -94,16 +83,16 @@ async def _asked(upstream: McpTransport, now_s: float) -> HealthReport:
         trouble = f"not usable: {', '.join(f'{one.kind} {one.name!r}' for one in left_out[:MAX_NAMED])}"
     return HealthReport(
         upstream.name,
-        now_s,
+        now,
         "degraded" if trouble else "healthy",
         True,
-        greeting.took_s,
-        trouble,
+        round(greeting.took_s * 1000, 3),
+        trouble or None,
         greeting.capabilities,
         greeting.version,
-        greeting.server,
+        greeting.server or None,
         tools,
-        left_out=left_out,
+        left_out,
     )
 
 

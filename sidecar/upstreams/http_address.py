@@ -35,6 +35,7 @@ CONNECT_S = 5.0
 # Streams that stay open have connections of their own: callers that listen never delay another's call (threats D3).
 # `settings.streams` bounds them where they are opened; this is a last bound.
 MAX_STREAMS: Final = 65_536
+CONNECT_S: Final = 5.0  # the longest that a connection may take to open
 
 
 class HttpAddress:

@@ -15,10 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.http.client import NoCapacity, QueueFull
+from sidecar.observability.metrics import Metrics
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.upstream_health import BreakerSettings
 from sidecar.upstreams.breaker import Breaker, BreakerPass, BreakerState
@@ -71,15 +72,6 @@ TRANSITIONS: Final[Mapping[tuple[UpstreamState, UpstreamNews], UpstreamState]] =
 }
 
 
-class AccountObserver(Protocol):
-    """Receives each change: the metrics. `upstream` is its name; status and breaker are those that it has now."""
-
-    def upstream_stands(self, upstream: str, status: str) -> None: ...
-    def breaker_moved(self, upstream: str, to: str) -> None: ...
-    def session_lost(self, upstream: str) -> None: ...
-    def message_dropped(self, upstream: str) -> None: ...
-
-
 class UpstreamAccount:
     """The state and statistics of one upstream. The sidecar's own requests change status and breaker, but no counts.
     `clock` gives seconds since the epoch, `clock_mono` monotonic seconds."""
@@ -105,14 +97,14 @@ class UpstreamAccount:
         self.answered_mono_s = float("-inf")  # when a caller was last answered
         self._clock = clock
         self._latencies_s: deque[float] = deque(maxlen=LATENCIES)
-        self._observer: AccountObserver | None = None
+        self._observer: Metrics | None = None
 
     @property
     def latency_s(self) -> float | None:
         """The average of the last LATENCIES answered calls, in seconds; None before the first."""
         return sum(self._latencies_s) / len(self._latencies_s) if self._latencies_s else None
 
-    def observed_by(self, observer: AccountObserver | None) -> None:
+    def observed_by(self, observer: Metrics | None) -> None:
         """Report the state, and each later change, to `observer`; None stops that, when another account takes over."""
         self._observer = observer
         if observer is not None:

@@ -63,11 +63,11 @@ async def reached(settings: Settings, server: str) -> AsyncIterator[McpTransport
 def _print(report: HealthReport) -> None:
     click.echo(f"{report.tool_name}  {report.status}")
     for name, value in report.plain().items():
-        if name in ("tool_name", "status") or value in (None, []):
+        if name in ("tool_name", "status") or value in (None, (), []):
             continue
         if name in ("stderr", "left_out"):
             lines = value if name == "stderr" else [f"{one.kind} {one.name!r}: {one.reason}" for one in report.left_out]
             click.echo("\n".join([f"  {name.replace('_', ' ')}", *(f"    {shown(line)}" for line in lines)]))
             continue
-        told = ", ".join(value) if isinstance(value, list) else value
+        told = ", ".join(value) if isinstance(value, tuple) else value
         click.echo(f"  {name.replace('_', ' '):<22}{told}")

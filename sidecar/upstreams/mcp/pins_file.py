@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -35,7 +34,7 @@ from sidecar.protocols.mcp.messages import NAME
 from sidecar.settings.field_types import Section, Slug, Word
 from sidecar.settings.timestamps import seconds_of
 from sidecar.settings.validation_errors import Finding, reject
-from sidecar.settings.yaml_document import Document, read_bytes, read_document
+from sidecar.settings.yaml_document import read_bytes, read_document
 from sidecar.upstreams.mcp.pins import NO_PINS, Pin, Pins, digest_of, pin_of, pinned_part
 
 PINS_FILE: Final = "pins.yaml"
@@ -58,45 +57,22 @@ def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
     source = sha256(content).hexdigest()
     if source == known.source:
         return known
-    return replace(_pins_in(_document(path, content)), source=source)
+    file = read_document(path, text=content, error=PolicyError, max_bytes=MAX_PINS_BYTES).validate(PinsFile)
+    pins = {server: {tool: entry.pin() for tool, entry in tools.items()} for server, tools in file.servers.items()}
+    return Pins(pins, source)
 
 
 def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
-    """The text of pins.yaml with these pins in place of the server's old ones; all else as it is written, comments too.
-    Raises PolicyError if the existing file cannot be read."""
-    if not path.exists():
-        return HEAD + _server_block(server, pins)
-    document = _document(path)
-    wanted = {**_pins_in(document).servers, server: pins}
-    text = _replaced(document, server, _server_block(server, pins))
-    if _says(path, text) != wanted:  # it is written in another form of YAML
-        text = HEAD + "".join(_server_block(name, wanted[name]) for name in wanted)
-        _pins_in(_document(path, text))
-    return text
+    """The text of pins.yaml with these pins in place of the server's old ones. Raises PolicyError if the existing file
+    cannot be read."""
+    servers = {**load_pins(path).servers, server: pins}
+    return HEAD + "".join(_server_block(name, servers[name]) for name in servers)
 
 
 def readable(value: object) -> str:
     """A JSON value for review: keys in order, one item a line, hidden characters escaped."""
     lines = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).split("\n")
     return "\n".join(map(revealed, lines))
-
-
-def _document(path: Path, text: str | bytes | None = None) -> Document:
-    return read_document(path, text=text, error=PolicyError, max_bytes=MAX_PINS_BYTES)
-
-
-def _pins_in(document: Document) -> Pins:
-    file = document.validate(PinsFile)
-    return Pins(
-        {server: {tool: entry.pin() for tool, entry in tools.items()} for server, tools in file.servers.items()}
-    )
-
-
-def _says(path: Path, text: str) -> Mapping[str, Mapping[str, Pin]] | None:
-    try:
-        return _pins_in(_document(path, text)).servers
-    except PolicyError:
-        return None
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -183,23 +159,3 @@ def _tool_block(tool: str, pin: Pin) -> str:
         f"      definition: |-\n"
         f"        {lines}\n"
     )
-
-
-def _replaced(document: Document, server: str, block: str) -> str:
-    """The file's text with the lines of one server replaced, or added at the end."""
-    lines = list(document.lines)
-    while lines and not lines[-1].strip():
-        lines.pop()
-    servers = document.data.get("servers") or {}
-    starts = sorted(document.position_of(("servers", name), key=True)[0] - 1 for name in servers)
-    begin = document.position_of(("servers", server), key=True)[0] - 1 if server in servers else len(lines)
-    end = next((start for start in starts if start > begin), len(lines))
-    while end < len(lines) and end - 1 > begin and _is_remark(lines[end - 1]):
-        end -= 1  # comments above the next server belong to it
-    head = [] if "servers" in document.data else ["servers:"]
-    return "\n".join([*lines[:begin], *head, block.rstrip("\n"), *lines[end:], ""])
-
-
-def _is_remark(line: str) -> bool:
-    # Only at this depth: the text of a definition may look like it.
-    return not line.strip() or (line.lstrip().startswith("#") and len(line) - len(line.lstrip()) <= 2)

@@ -154,29 +154,14 @@ def test_hidden_characters_are_seen_in_the_file(tmp_path: Path) -> None:
         assert all(character.isprintable() or character in "\n\u2764" for character in written), ascii(written)
 
 
-def test_other_servers_and_what_is_written_about_them_stay(tmp_path: Path) -> None:
+def test_a_file_in_any_form_is_written_anew_with_the_pins_of_other_servers(tmp_path: Path) -> None:
     path = tmp_path / "pins.yaml"
-    path.write_text(file_with(path, "github", {"search_code": pin()}), "utf-8")
-    before = "# ours, not theirs\n" + path.read_text() + "  # of gitlab: see ticket 12\n  gitlab: {}  # nothing yet\n"
-    path.write_text(before + "\n", "utf-8")
-    changed = pin({**ENTRY, "description": "# no remark\n  gitlab:"})
-    path.write_text(file_with(path, "github", {"search_code": changed}), "utf-8")
-    path.write_text(file_with(path, "jira", {}), "utf-8")
-    text = path.read_text()
-    assert text.startswith("# ours, not theirs\n")
-    assert "  # of gitlab: see ticket 12\n  gitlab: {}  # nothing yet\n" in text
-    assert load_pins(path).servers == {"github": {"search_code": changed}, "gitlab": {}, "jira": {}}
-    path.write_text(file_with(path, "gitlab", {"a": pin({"name": "a"})}), "utf-8")
-    assert "  # of gitlab: see ticket 12\n  gitlab:\n" in path.read_text()
-    assert set(load_pins(path).servers) == {"github", "gitlab", "jira"}
-
-
-def test_a_file_in_somebodys_own_form_is_written_anew(tmp_path: Path) -> None:
-    path = tmp_path / "pins.yaml"
-    for text in ("version: 1\n", "version: 1\nservers: {github: {}, jira: {}}\n", '{"version": 1}'):
+    for text in ("version: 1\n", "version: 1\nservers: {github: {}, jira: {}}  # ours\n", '{"version": 1}'):
         path.write_text(text)
+        before = load_pins(path).servers
         path.write_text(file_with(path, "github", {"search_code": pin()}))
-        assert load_pins(path).servers["github"] == {"search_code": pin()}
+        assert load_pins(path).servers == {**before, "github": {"search_code": pin()}}
+    assert path.read_text() == file_with(path, "github", {"search_code": pin()})
 
 
 def test_a_file_that_says_what_it_said_is_not_read_again(tmp_path: Path) -> None:

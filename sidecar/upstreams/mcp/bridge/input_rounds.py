@@ -66,6 +66,8 @@ class InputRounds(UpstreamAnswer):
             if answer.status == 200 and answer.media_type == EVENT_STREAM:
                 return self
             told = await self._whole(answer)
+            if isinstance(told, Response) and not _asks(told):
+                told = BuiltUpstream.of_response(self._final(told))
         except BaseException:
             self.close()
             raise
@@ -146,7 +148,7 @@ class InputRounds(UpstreamAnswer):
         return self._answer
 
     async def _whole(self, answer: UpstreamAnswer) -> Response | BuiltUpstream:
-        """An answer that is no stream: as the caller gets it, or the response that asks for input."""
+        """An answer that is no stream: its response, or the answer as the caller gets it."""
         body = await answer.read(self._inner.max_response_bytes)
         if answer.media_type != JSON or (answer.status != 200 and passes_on(refusal_of(answer))):
             told = answer.with_body(body)
@@ -156,12 +158,9 @@ class InputRounds(UpstreamAnswer):
         message = received(body)
         if not isinstance(message, Response):
             raise Refusal(Reason.RESPONSE_REFUSED, "its body is not an answer")
-        if message.error is not None:
-            error = translation.played_error(message.error, self._request.method)
-            return BuiltUpstream.of_response(Response(self._request.id, error=error))
-        if answer.status != 200:
+        if message.error is None and answer.status != 200:
             raise refusal_of(answer)
-        return message if _asks(message) else BuiltUpstream.of_response(self._final(message))
+        return message
 
     async def _between(self, deadline: Deadline) -> AsyncGenerator[bytes | Response, None]:
         """The intermediate messages, and then the response."""
@@ -196,18 +195,15 @@ class InputRounds(UpstreamAnswer):
         if answer.status == 200 and answer.media_type == EVENT_STREAM:
             return None
         told = await self._whole(answer)
-        if isinstance(told, Response):
-            return told
-        made = received(await told.read(self._inner.max_response_bytes)) if told.media_type == JSON else None
-        if not isinstance(made, Response) or told.status != 200:
+        if isinstance(told, BuiltUpstream):
             raise refusal_of(told)
-        return made
+        return told
 
     def _final(self, response: Response) -> Response:
-        if response.id not in (self._sent_id, self._request.id):
-            raise Refusal(Reason.RESPONSE_REFUSED, "it answers another request")
         if response.error is not None:
             return Response(self._request.id, error=translation.played_error(response.error, self._request.method))
+        if response.id not in (self._sent_id, self._request.id):
+            raise Refusal(Reason.RESPONSE_REFUSED, "it answers another request")
         if not isinstance(response.result, dict):
             raise Refusal(Reason.RESPONSE_REFUSED, "its result is not an object")
         if response.result.get("resultType", "complete") != "complete":
