@@ -43,10 +43,8 @@ class HealthReport:
 
     def plain(self) -> dict[str, Any]:
         """The report as JSON values."""
-        return {
-            **{name: getattr(self, name) for name in self.__slots__},
-            "left_out": [one.told for one in self.left_out],
-        }
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {**values, "left_out": [one.told for one in self.left_out]}
 
 
 async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:
