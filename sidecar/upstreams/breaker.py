@@ -4,12 +4,10 @@
                                  ▲                      │
                                  └────────fault─────────┘
 
-Half open lets one exchange through and decides by its outcome. That exchange is the first one to check the breaker,
-before anything is charged for it; if it is refused later, the next one may try after a second. The outcome of an
-exchange that began before the last change of state is ignored: a call of ten minutes ago must neither open a breaker
-that has recovered nor close one that has just opened. The sidecar's own requests (`own`) can decide a try, but do not
-end a row of faults that callers met: a server may answer a `ping` and none of its callers. No I/O; `clock_mono` gives
-monotonic seconds.
+Half open lets one exchange through, the first to check the breaker before anything is charged for it; if it is refused
+later, the next one may try after a second. The outcome of an exchange that began before the last change of state is
+ignored. The sidecar's own requests (`own`) can decide a try, but do not end a row of faults that callers met: a server
+may answer a `ping` and none of its callers. No I/O; `clock_mono` gives monotonic seconds.
 """
 
 from __future__ import annotations

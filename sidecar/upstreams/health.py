@@ -1,9 +1,7 @@
 """Probes upstreams that no caller uses or that are down.
 
-Each upstream is probed from time to time, at an offset of its own, and as soon as its breaker would let a try through,
-so that the try is the sidecar's and not a caller's. The probe fits the upstream's revision and uses the sidecar's own
-conversation with it (`listing.OwnConversation`). Each upstream has at most one probe in progress, and none is waited
-for here, so a probe that hangs delays no other.
+Each upstream is probed from time to time, and as soon as its breaker would let a try through, so that the try is the
+sidecar's and not a caller's. It has at most one probe in progress, so a probe that hangs delays no other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Sends requests to one HTTP address of an upstream, with its credential.
 
-The request is built from what was decided: allow-listed headers, the upstream's own Host, the upstream credential.
 Nothing of the caller's request is copied, its credential least of all (CONTRACT 1.1, invariant I5). Every failure
 becomes a refusal; none is ever retried, because the upstream may have executed what it did not answer.
 """

@@ -1,8 +1,7 @@
 """Wraps an agent transport with a breaker, fair shares and accounting.
 
-No caller gets more than its share of an agent, nothing is sent while the breaker is open, and every outcome is recorded
-in the account. An agent's own error counts as an answer. The agent's address, which agent libraries often include in
-error texts, is hidden from callers.
+An agent's own error counts as an answer. The agent's address, which agent libraries often include in error texts, is
+hidden from callers.
 """
 
 from __future__ import annotations

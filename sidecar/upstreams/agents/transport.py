@@ -1,8 +1,7 @@
 """The interface of an agent transport.
 
-One operation goes out in the canonical form; the result comes back in the canonical form, or as the agent's own error
-(`AgentError`). A streaming operation gives such results one by one. Nothing is ever sent twice: the agent may have
-executed an operation that it did not answer.
+Operations and results are in the canonical form; an agent's own error is an `AgentError`. Nothing is ever sent twice:
+the agent may have executed an operation that it did not answer.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Signs tokens that name the chain of a call for an upstream.
 
 A JWT that names the chain as RFC 8693 4.1 does: `sub` is the first principal, and each further one is an `act` around
-those before it, so that the outermost is the direct caller. Each principal has its full name (`user:corp/alice`), and
-the roles that a token granted to the first of them may be included: another sidecar reads the token as a peer's
-(identity/issuers.py). In the sidecar's own requests `sub` is the sidecar, or the configured subject.
-
-A token is valid for one audience, for about a minute, and never longer than the caller's credential. It is reused for
-half of that time, so that few calls wait for a signature. The private key stays in its file and in memory; its public
-half and those of earlier keys form one JWKS. A key file that other users can read is refused.
+those before it, so that the outermost is the direct caller. Names are full (`user:corp/alice`); another sidecar reads
+the token as a peer's (identity/issuers.py). A token is valid for one audience, and never longer than the caller's
+credential; it is reused for half of its time. A key file that other users can read is refused.
 """
 
 from __future__ import annotations

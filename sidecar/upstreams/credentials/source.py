@@ -1,8 +1,7 @@
 """The interface of an upstream credential, and the credentials that need no request to another party.
 
 The caller's token is on `Caller.token` for the duration of its request; only `PassedToken` and `token_exchange` read
-it. It is passed through only if the operator configured that: a server that receives a token can use it at another
-server (MCP's specification forbids passthrough to a proxy that does not declare it).
+it. It is passed through only if the operator configured that: the server can use it elsewhere (MCP forbids that).
 """
 
 from __future__ import annotations

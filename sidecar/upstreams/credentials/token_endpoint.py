@@ -1,7 +1,6 @@
 """Requests tokens from OAuth token endpoints.
 
-One POST (RFC 6749), bounded in time and size, to the configured address only. A response is a token only if it has
-status 200, is JSON, and holds a Bearer token of the characters that RFC 6750 allows. Nothing else of the response is
+One POST (RFC 6749), bounded in time and size, to the configured address only. Nothing of a response but its token is
 reported, except the error codes that RFCs define.
 """
 

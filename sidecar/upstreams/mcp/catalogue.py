@@ -1,7 +1,6 @@
-"""Keeps the tools of an upstream and their schemas.
+"""Keeps the tools of an upstream and their schemas, as its own `tools/list` gives them.
 
-They are listed with the upstream's own `tools/list`, cached while fresh, and shared by all callers: policy decides
-which caller may use a tool. No call is sent unvalidated, so a call waits for the list, within its deadline.
+No call is sent unvalidated, so a call waits for the list, within its deadline.
 
     state                    a call of a known tool          a call of an unknown tool
     fresh                    at once                         one refresh, at most one in a second, then tool-unknown
@@ -9,8 +8,7 @@ which caller may use a tool. No call is sent unvalidated, so a call waits for th
     changed, or too old      waits for a list begun since    the same
     no list available        upstream-failed, upstream-timeout
 
-If the upstream announces changes, the sidecar listens for them on a stream of its own; otherwise the list is refreshed
-by age and when a caller's stream brings a change (`stale`).
+Changes are heard on a stream of our own if the upstream announces them, and on callers' streams (`stale`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Speaks the HTTP+SSE transport of MCP 2024-11-05.
+"""Speaks the HTTP+SSE transport of MCP 2024-11-05, adapted to Streamable HTTP (`duplex_transport.py`).
 
     GET  <url>         a stream: first `event: endpoint`, then one `event: message` for each message of the server
     POST <endpoint>    each message to the server; its responses come on the stream
 
-Each session has a stream of its own (`line_sessions.py`), which is adapted to Streamable HTTP (`duplex_transport.py`).
 The endpoint comes from the server, so it is accepted only within the configured origin: the upstream credential goes
 with every POST. No redirect is followed.
 """

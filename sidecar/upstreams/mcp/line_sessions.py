@@ -1,16 +1,13 @@
-"""Keeps connections to servers that speak over a stream, one for each session.
+"""Keeps connections to servers that speak over a stream: programs on pipes, HTTP+SSE servers.
 
-An upstream of lines (`duplex_transport.py`): programs on pipes, HTTP+SSE servers. Lines are not shared unless the
-operator configures it: each session has its own, and so has each caller of the stateless era, while it is used. State
-that a caller's calls leave behind at such a server is then the caller's own (threats X6). The sidecar's own
-conversation is a caller like any other.
+Unless the operator has a program shared, each session has its own, and so has each caller of the stateless era while it
+is used: state at such a server is then the caller's own (threats X6). The sidecar is a caller like any other.
 
     exchange ──▶ known session        its line                    404: begin anew
                  initialize           a new line, or the caller's own if that has no state yet
                  stateless            the caller's line, opened when first needed
 
-A server that does not know `server/discover` may not answer it: then it has no stateless era (MCP 2026-07-28, stdio),
-and the `initialize` that follows goes to the very same program.
+A server that does not know `server/discover` may not answer it: then it has no stateless era (MCP 2026-07-28, stdio).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Lists an upstream's tools in a conversation of our own.
 
 It uses the sidecar's own credential and, in the session era, a session that no caller shares (threat S4). The era is
-found by trying: `server/discover` first, then `initialize` (MCP 2026-07-28, versioning). Responses are untrusted:
-pages, tools and bytes are bounded, and an invalid response ends the listing as `upstream-failed`.
+found by trying: `server/discover` first, then `initialize`. Pages, tools and bytes are bounded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Compares tools with their pinned definitions.
 
-A server may show one description when it is reviewed and another afterwards (threat L6), and a model follows what a
-description says. So a tool's definition can be pinned: a SHA-256 over the RFC 8785 form of the members that a model or
-a client acts upon, each as the server lists it. A member that is absent is left out, so absent and `null` differ; key
-order and white space don't matter. Some clients read keys in any case, so every spelling of a member counts as well.
-The other members of an entry (`icons`, `execution`, `_meta`) may change.
+A server may show one description when it is reviewed and another afterwards (threat L6). A pin is a SHA-256 over the
+RFC 8785 form of the members that a model or a client acts upon, in every spelling, as some clients read keys in any
+case. An absent member is left out, so absent and `null` differ. Other members (`icons`, `_meta`) may change.
 
     setting          without pins of the server                   with pins
     (none)           as `warn`                                    as `require`

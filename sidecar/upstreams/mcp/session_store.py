@@ -1,13 +1,10 @@
 """Shares session records between replicas.
 
-A record in the shared store holds a session's owner, server and revision, and the upstream's own id of it. It is stored
-under a digest of the session's id and sealed with a key made of that id (32 random bytes that only its client has). A
-reader of the store learns neither the sessions nor the ids that would open them at an upstream, and a writer can end
-sessions but forge none.
-
-Every request of such a session queries the store, so that a session ended at one replica is over at all of them. While
-the store is unavailable, requests are refused with 503. State that lives in one process has no record (open streams,
-programs, HTTP+SSE, emulated sessions), and is found at its own replica alone.
+A record is stored under a digest of the session's id and sealed with a key made of that id (32 random bytes that only
+its client has). A reader of the store learns neither the sessions nor the ids that would open them at an upstream, and
+a writer can end sessions but forge none. Every request of such a session queries the store, so that a session ended at
+one replica is over at all of them; while the store is unavailable, requests are refused with 503. State that lives in
+one process has no record (open streams, programs, HTTP+SSE, emulated sessions).
 """
 
 from __future__ import annotations

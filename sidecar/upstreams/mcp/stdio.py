@@ -1,12 +1,8 @@
 """Runs programs as MCP servers on pipes.
 
-One message a line, UTF-8, both ways (MCP, transports). The program comes from configuration alone, is started without a
-shell, and gets the environment that `settings/programs.py` defines. All its output is bounded: a line, lines that are
-no messages (`duplex_transport.py`), and error output (`StderrLines`). Both pipes are always read, so that the program
-never blocks on a full pipe.
-
-When a program ends unexpectedly, its calls fail at once, and its caller's next program is started after a pause that
-doubles each time. Other callers' programs are not affected.
+One message a line, UTF-8, both ways (MCP, transports). The program comes from configuration alone, without a shell. All
+its output is bounded and always read. When it ends unexpectedly, its calls fail at once, and its caller's next program
+is started after a pause that doubles each time. Other callers' programs are not affected.
 """
 
 from __future__ import annotations

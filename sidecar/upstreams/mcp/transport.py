@@ -1,10 +1,8 @@
-"""The interface of an MCP upstream.
+"""The interface of an MCP upstream, which works like a Streamable HTTP server.
 
-It works like a Streamable HTTP server: a message goes out; an answer with a status, a media type and a body or an event
-stream comes back. A session begins with an answer's `Mcp-Session-Id` and ends with a DELETE; a GET opens a stream of
-unsolicited messages. Adapters give programs on pipes and HTTP+SSE servers (`duplex_transport.py`) and servers of the
-other era (`bridge/`) the same interface. Each of these is an `McpTransport`, and so is a wrapper around one
-(`guarded_transport.py`).
+A session begins with an answer's `Mcp-Session-Id` and ends with a DELETE; a GET opens a stream of unsolicited messages.
+Adapters give programs and HTTP+SSE servers (`duplex_transport.py`) and servers of the other era (`bridge/`) the same
+interface, and so do layers around it (`guarded_transport.py`).
 
     exchange(Outbound) ──▶ UpstreamAnswer      raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, …
 """

@@ -1,11 +1,9 @@
-"""Detects whether a server speaks Streamable HTTP or HTTP+SSE.
-
-This follows the procedure of MCP 2025-11-25 for clients: the opening message is POSTed; if the answer is 400, 404 or
-405 and no JSON-RPC error, a GET that returns an endpoint event shows that it is HTTP+SSE. An answer in JSON-RPC shows
-Streamable HTTP, and the operator may also configure the transport (`transport`).
+"""Detects whether a server speaks Streamable HTTP or HTTP+SSE, as MCP 2025-11-25 has clients do.
 
     first refused POST ──▶ GET ──▶ endpoint      HTTP+SSE, until a stream cannot be opened any more
                                 ──▶ nothing      the POST's own answer; tried again after a while
+
+A POST is refused with 400, 404 or 405; an answer in JSON-RPC shows Streamable HTTP.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Starts programs through the warden, and communicates with them.
+"""Starts programs through the warden (`warden.py`), and communicates with them.
 
-`Processes` keeps one warden (`warden.py`), started with the first program and restarted if it dies. Each program has a
-line to its keeper. Closing the line ends everything, so a start that is cancelled, or a sidecar that is killed, leaves
-nothing behind.
+Each program has a line to its keeper. Closing the line ends everything, so a start that is cancelled, or a sidecar that
+is killed, leaves nothing behind. The warden is restarted if it dies.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Reads the answer of one stateless caller's call at a session-based server.
 
-A `BorrowedCall` reads the server's answer in a task of its own, because it may outlive the request that began it: when
-the server asks its client for input, the caller's answer ends with that request, the call is held, and the caller's
-retry reads on where it stopped. Messages wait in a short queue, so that a held call applies back pressure to the server
-instead of filling memory.
-
-`requestState` names a held call: it cannot be guessed, is valid once, for its owner and for the same call. To any other
-caller it is an unknown value.
+A call may outlive the request that began it: when the server asks its client for input, the caller's answer ends with
+that request, the call is held, and the caller's retry reads on. Messages wait in a short queue, for back pressure.
+`requestState` names a held call: it cannot be guessed, is valid once, for its owner and for the same call.
 
     a held call        becomes
     retried            input is posted to the server, and its answer is read on

@@ -1,10 +1,7 @@
 """Keeps the sessions that stateless callers share.
 
-The bridge keeps a session for each owner (the caller's whole chain) and set of capabilities that the caller declares.
-It is opened with the first call, shared by that owner's further calls only, and ended when it has been idle for long.
-
-A session that the server lost takes no further call. Calls in progress in it go on to their answers: the server may
-have lost the session for new requests only, and it may be executing the requests that it has.
+There is one for each owner (the caller's whole chain) and set of declared capabilities, from the first call until it
+has been idle for long. One that the server lost takes no further call; calls in progress in it go on to their answers.
 """
 
 from __future__ import annotations

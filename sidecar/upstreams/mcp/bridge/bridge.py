@@ -6,8 +6,7 @@
     session            sessions, or both      unchanged
     session            stateless only         over `SessionToStateless`: a session that is emulated for its caller
 
-The sidecar's own requests go unchanged, whatever the server speaks: its own conversation handles both eras. Their
-answers and those to callers show which eras the server speaks.
+The sidecar's own requests go unchanged. All answers show which eras the server speaks.
 """
 
 from __future__ import annotations

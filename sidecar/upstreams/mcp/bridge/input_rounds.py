@@ -1,8 +1,7 @@
 """Runs the input rounds of a session's call at a stateless server.
 
-The server ends its answer with input requests, and expects the call again with the responses. Its caller waits on one
-stream: the input requests go there as requests of the server, the caller's POSTed responses come in here, and the call
-is sent again until there is a result, or there were too many rounds.
+The server ends its answer with input requests, which go on the caller's stream as requests of the server. The call is
+sent again with the caller's responses until there is a result, or there were too many rounds.
 """
 
 from __future__ import annotations

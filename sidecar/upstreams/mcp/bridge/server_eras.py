@@ -1,8 +1,7 @@
 """Tracks which eras a server speaks.
 
-A server shows them by its answers to `server/discover` and `initialize`. Callers' own messages and the sidecar's
-conversation both count, so that nothing is asked twice. The result may become wrong when the server is replaced by
-another version of itself; an answer that does not fit puts it in doubt.
+Its answers to `server/discover` and `initialize` show that. An answer that does not fit puts the result in doubt: the
+server may have been replaced by another version of itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Emulates sessions in front of a stateless server.
 
-`initialize` is answered from `server/discover`; the session's id is the sidecar's; what the caller declared is repeated
-in each request; the log level that it set, and the resources that it subscribed to, are kept here. Its GET becomes a
-`subscriptions/listen` at the server, reopened whenever the subscriptions change.
+`initialize` is answered from `server/discover`; what the caller declared is repeated in each request; the log level and
+the subscribed resources are kept here. A GET becomes a `subscriptions/listen`, reopened when subscriptions change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Serves stateless callers from a session-based server.
+"""Serves stateless callers from a session-based server, in sessions that the bridge keeps (`borrowed_sessions.py`).
 
-A call goes in a session that the bridge keeps for its owner (`borrowed_sessions.py`). A request of the server to its
-client becomes the answer of the call, `input_required`, and the call is held (`borrowed_calls.py`) until its caller
-retries it with the input.
+A request of the server to its client becomes the answer of the call, `input_required`, and the call is held
+(`borrowed_calls.py`) until its caller retries it with the input.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Hears the unsolicited messages of a server, and passes them on to subscribers.
 
-A session-based server sends them on the session's GET stream, which is opened with the first subscription, or if the
-server may send its client requests: some servers send those on that stream and not on the call's. A stateless server
+A session-based server sends them on the session's GET stream; some also send their requests there. A stateless server
 sends them on the stream of a `subscriptions/listen`.
 """
 
