@@ -30,7 +30,6 @@ from sidecar.http.client import (
 from sidecar.upstreams.credentials import NO_CREDENTIAL, CredentialSource, Header
 from sidecar.vocabulary import Caller
 
-CONNECT_S = 5.0
 # Streams that stay open have connections of their own: callers that listen never delay another's call (threats D3).
 # `settings.streams` bounds them where they are opened; this is a last bound.
 MAX_STREAMS: Final = 65_536
