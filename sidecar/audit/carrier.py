@@ -5,11 +5,9 @@
     it returns               the lines are delivered
     OSError                  they are not; the next records take their place
     UnsureError, again       they may be; they are carried again before any others, and arrive once
-    UnsureError, not again   they may be, and repeating could duplicate them: later lines follow them, and if they are
-                             missing, the chain shows it
+    UnsureError, not again   they may be, and repeating could duplicate them: if they are missing, the chain shows it
 
-A carrier waits for an unresponsive receiver and retries until it is told to give up. The writer refuses waiting callers
-at its deadline (`writer.py`), without losing a started delivery.
+A carrier retries until it is told to give up; the writer refuses waiting callers at its deadline (`writer.py`).
 """
 
 from __future__ import annotations

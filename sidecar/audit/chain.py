@@ -7,14 +7,11 @@ Each line ends with its own seal and contains the seal of the line before it:
 
     hash = SHA-256(body)          prev_hash = hash of the line before, 64 zeros in the first
 
-A line can be checked without a key:
-`sed 's/,"hash":"[0-9a-f]*"}$//' | tr -d '\\n' | sha256sum`.
+A line can be checked without a key: `sed 's/,"hash":"[0-9a-f]*"}$//' | tr -d '\\n' | sha256sum`.
 
-A chain proves its interior but not its end. The anchor proves the end: `<file>.head`, one line of fixed length under a
-MAC, is rewritten twice for each append: before it with the current and the intended end, after it with the reached end.
-So lines cannot be cut off or added unnoticed, and the remains of a killed append differ from tampering.
-
-Pure: bytes in, values out. Files belong to the writer and the verifier.
+The anchor proves the end of the chain: `<file>.head`, one line of fixed length under a MAC, is rewritten twice for each
+append: before it with the current and the intended end, after it with the reached end. So lines cannot be cut off or
+added unnoticed, and the remains of a killed append differ from tampering.
 """
 
 from __future__ import annotations
@@ -63,8 +60,7 @@ BEGINNING = ChainEnd(0, GENESIS)
 
 @dataclass(frozen=True, slots=True)
 class ChainHead:
-    """The content of an anchor: the chain's end, and its end after the append that is under way; the two are equal if
-    there is none."""
+    """The content of an anchor: the chain's end, and its end after the append under way, if there is one."""
 
     end: ChainEnd
     next: ChainEnd

@@ -1,7 +1,6 @@
 """Publishes the newest checkpoint of the log to other places.
 
-The newest checkpoint covers all earlier ones. So each place receives the newest that it does not have, and a place that
-was down gets a newer one later: nothing is queued, and records never wait for publication.
+It covers all earlier ones, so a place that was down gets a newer one later: nothing is queued, and no record waits.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ class CheckpointPublisher:
         self._failing: set[str] = set()
 
     async def tell(self, newest: Checkpoint | None, *, but: Collection[str] = ()) -> None:
-        """Publish to every place except those in `but`, concurrently, within DEADLINE_S. Logs when a place starts to
-        fail."""
+        """Publish to every place except those in `but`, concurrently, within DEADLINE_S."""
         if newest is not None:
             late = [name for name in self._places if name not in but and self._told.get(name) != newest]
             await asyncio.gather(*(self._tell(name, newest) for name in late))

@@ -5,8 +5,8 @@ A checkpoint states where the chain ended. It is signed with Ed25519:
     frame("sidecar/checkpoint/1") frame(seq, decimal) frame(hash) frame(time) frame(kid)        frames as in `digest`
 
 It is a control record directly after the record that it covers, and can also be published where the host's owner has no
-control. A log that was truncated, or rewritten with all its keys, contradicts the published checkpoints. The key signs
-nothing else and is published as `"use":"audit-checkpoint"` (RFC 7517 4.2), so that it is not mistaken for a token key.
+control: a log that was truncated or rewritten contradicts it. The key signs nothing else and is published as
+`"use":"audit-checkpoint"` (RFC 7517 4.2).
 """
 
 from __future__ import annotations
@@ -117,8 +117,7 @@ def public_keys_of(key: SigningKey) -> Keys:
 
 
 def read_public_keys(path: Path) -> Keys:
-    """The Ed25519 keys of a PEM file, or of a JWKS as we serve it (only those for checkpoints). Raises OSError, or
-    ValueError if there is none."""
+    """The Ed25519 keys for checkpoints in a PEM file, or in a JWKS as we serve it. Raises OSError, ValueError."""
     raw = path.read_bytes()[:MAX_KEYS_BYTES]
     if raw.lstrip().startswith(b"{"):
         listed = json_object(raw).get("keys")

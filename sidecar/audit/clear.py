@@ -1,8 +1,7 @@
-"""Records chosen arguments in clear.
+"""Records chosen arguments in clear, so that a changed condition can be evaluated on them later.
 
-Only arguments that `audit.clear_arguments` names, by object and JSON Pointer, are recorded, so that a changed condition
-can be evaluated on them later. A value is written only if it is plain (text, number, boolean, null), short, and
-contains nothing that looks like a credential; otherwise the record says why it is missing.
+Only arguments that `audit.clear_arguments` names are recorded, and only plain, short values in which nothing looks like
+a credential; otherwise the record says why a value is missing.
 """
 
 from __future__ import annotations

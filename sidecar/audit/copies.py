@@ -1,8 +1,8 @@
 """Copies the audit log to a second place without delaying requests.
 
-The file is the evidence, and callers wait only for the file. Its lines are then carried to a second place, unchanged
-and in order, by a separate thread. A carrier that does not respond delays no request: up to `MAX_WAITING` lines are
-queued, and further lines are dropped from the copy and counted. They show there as a gap in `seq`; the file has them.
+The file is the evidence, and callers wait only for the file. A thread carries its lines to the second place, unchanged
+and in order. Up to `MAX_WAITING` lines are queued; further lines are dropped from the copy, counted, and show there as
+a gap in `seq`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Computes keyed hashes of arguments.
 
-Digests are keyed (threats O4): a plain SHA-256 of `{"confirm": true}` can be guessed at once, an HMAC cannot without
-its key. Every digest here is HMAC-SHA-256 over
+Digests are keyed (threats O4): a plain SHA-256 of `{"confirm": true}` can be guessed at once. Each is HMAC-SHA-256 over
 
     frame(purpose) frame(part) ... frame(last part)        frame(x) = length of x in 4 bytes, big-endian, then x
 
 so that different purposes or lists of parts never share an input. `args_hash` has the purpose `sidecar/args/1` and
-covers the namespace, the action, the object, and the arguments in the canonical form of RFC 8785, with one extension:
-integers between 2^53 and 64 bits, which RFC 8785 reduces to doubles, are written in full, because we forward them
-unchanged.
+covers the namespace, the action, the object, and the arguments in the canonical form of RFC 8785, in which integers
+between 2^53 and 64 bits are written in full.
 """
 
 from __future__ import annotations
@@ -37,9 +35,7 @@ Mac = Callable[[bytes], str]  # takes the framed rest of a message, returns the 
 @dataclass(frozen=True, slots=True)
 class AuditKey:
     """The secret behind the keyed digests of one data folder. `id` is in each record and reveals nothing about it.
-
-    `begin` takes the framed start of a message, purpose first; `anchor` is begun for the purpose of anchors.
-    """
+    `begin` takes the framed start of a message, purpose first; `anchor` is begun for anchors."""
 
     id: str
     secret: bytes = field(repr=False)
@@ -66,8 +62,7 @@ class Digests:
         self._args, self._fact, self._name = (key.begin(frame(purpose) + own) for purpose in (ARGS, FACT, NAME))
 
     def args_hash(self, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
-        """The digest of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) for arguments that are not
-        JSON."""
+        """The digest of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) if they are not JSON."""
         return self._args(frame(_utf8(action)) + frame(_utf8(object_)) + frame(canonical(arguments)))
 
     def fact_hash(self, value: object) -> str:
@@ -100,9 +95,8 @@ def load_or_make_key(path: Path, *, entropy: Callable[[int], bytes] = os.urandom
 
 
 def load_key(path: Path, *, ours: bool = False) -> AuditKey:
-    """Load the key from `path`. With `ours` the key is used for writing and must not be guessable; older, weak keys may
-    still verify. Raises SettingsError if others may read the file (with the key, arguments can be guessed and anchors
-    forged) or it is not a key, OSError if it is missing."""
+    """Load the key from `path`. With `ours` it must not be guessable; older, weak keys may still verify. Raises
+    SettingsError if others may read the file or it is not a key, OSError if it is missing."""
     return AuditKey.from_secret(read_hex_key(path, "the audit key", "A101", strong=ours))
 
 

@@ -159,8 +159,7 @@ class AuditFile:
         self._file = self._head = -1
 
     def _see_that_it_is_ours(self) -> None:
-        """Refuse to append to a file that was deleted, moved, truncated or written by others: the record would be lost
-        or misplaced. The next start inspects it and reports."""
+        """Refuse to append to a file that was deleted, moved, truncated or written by others."""
         for descriptor, path in ((self._file, self.path), (self._head, self._head_path)):
             status, name = os.fstat(descriptor), path.name
             if status.st_nlink == 0:
@@ -211,8 +210,7 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, o
 
 
 def sealed(records: Sequence[dict[str, Any]], end: ChainEnd) -> tuple[bytes, ChainEnd]:
-    """Seal as many records as fit into one append, following `end`. Returns the lines and the new end. Raises UnfitHead
-    for the first record."""
+    """Seal as many records as fit into one append, following `end`. Raises UnfitHead for the first."""
     lines: list[bytes] = []
     size = 0
     seq, digest = end
@@ -285,8 +283,7 @@ def _anchor_findings(
 
 
 def _follows(lines: bytes, end: ChainEnd) -> bool:
-    """Whether `end` is in these lines or in the previous file, and each following line is sealed on the one before
-    it."""
+    """Whether `end` is in these lines or in the previous file, and each later line is sealed on the one before."""
     later: SealedRecord | None = None
     for line in reversed(lines.split(b"\n")):
         sealed = unseal(line)
@@ -300,8 +297,7 @@ def _follows(lines: bytes, end: ChainEnd) -> bool:
 
 @contextmanager
 def _locked(path: Path, flags: int = 0) -> Iterator[int]:
-    """A locked descriptor for the duration of the block; to keep it, duplicate it (the lock stays with the duplicate).
-    Raises SettingsError."""
+    """A locked descriptor for the duration of the block; a duplicate keeps the lock. Raises SettingsError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

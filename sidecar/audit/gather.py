@@ -1,14 +1,11 @@
-"""Sorts audit lines collected elsewhere into files that `verify` reads.
-
-The input is any collection of lines: the output of containers, a log export, a stream. Lines that are not records are
-skipped. The records are sorted into chains, one file each:
+"""Sorts audit lines collected elsewhere into files that `verify` reads, one for each chain.
 
     a record of a known instance             belongs to its chain
     one sealed on the end of a chain         continues it: a restart that could read back
     any other                                starts a chain, named after its instance
 
-Byte-identical duplicates are dropped (OTLP may deliver a line again), and lines are ordered by sequence. Nothing else
-is repaired: two different lines with one sequence are left for `verify` to report.
+Lines that are not records are skipped, byte-identical duplicates are dropped (OTLP may deliver a line again), and lines
+are ordered by sequence. Two different lines with one sequence are left for `verify` to report.
 """
 
 from __future__ import annotations
@@ -83,8 +80,7 @@ class _Files:
 
 
 def gather(lines: Iterable[bytes], folder: Path) -> list[Path]:
-    """Write every record of these lines into a folder. Returns the files by name. Raises OSError; FileExistsError if
-    the folder is not empty."""
+    """Write every record into an empty folder. Returns the files by name. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise FileExistsError(17, "is not empty", str(folder))

@@ -49,12 +49,9 @@ class RemovedLines(NamedTuple):
 
 
 class LineWalk:
-    """The chain from its first line on. The first line must follow the end `after`, or any end with `part`.
-
-    `hashes` are those of the `wanted` sequences seen so far; `named` are the results that outcomes name, if requested.
-    The sequences are those of the last stop, the last checkpoint, and the last checkpoint that one of `public_keys`
-    signed. `instances` are those that wrote control records, in order.
-    """
+    """The chain from its first line on. The first line must follow the end `after`, or any end with `part`. `hashes`
+    are those of the `wanted` sequences seen so far; `named` are the results that outcomes name. The sequences are those
+    of the last stop, the last checkpoint, and the last one that one of `public_keys` signed."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Sends audit records to an OpenTelemetry receiver and awaits its acceptance.
 
-Each append is one POST (OTLP/HTTP, Protocol Buffers); it succeeds when the receiver confirms it:
+Each append is one POST (OTLP/HTTP, Protocol Buffers):
 
     2xx, all accepted        delivered
     2xx, some rejected       unknown which: not repeated (OTLP forbids it), and reported as failed to waiting callers
@@ -8,8 +8,6 @@ Each append is one POST (OTLP/HTTP, Protocol Buffers); it succeeds when the rece
     429, 502, 503, 504       repeated after `Retry-After` or a pause
     no response, or partial  repeated: duplicates have the same `sidecar.instance` and `sidecar.seq`
     any other status         not delivered
-
-OTLP cannot mark a repetition, so a line may be delivered more than once, but never less than once.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ def export_request(lines: Sequence[bytes], resource: Mapping[str, str]) -> bytes
 
 
 def rejected(media_type: str, body: bytes) -> ExportLogsPartialSuccess:
-    """How many records a receiver rejected, and why, by the body of its 2xx response. Raises ValueError if that is not
-    an ExportLogsServiceResponse."""
+    """How many records a receiver rejected, and why, by its 2xx response. Raises ValueError if it is not OTLP's."""
     response = ExportLogsServiceResponse()
     try:
         if body and media_type == "application/json":

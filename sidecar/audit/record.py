@@ -1,10 +1,8 @@
 """Builds the lines of the audit log.
 
 A record (CONTRACT 7) has every field by name, in one order, in every event; unknown values are `null`. External values
-are bounded here, field by field. Secrets never reach a record: arguments are recorded as a keyed digest (except those
-that `clear` selects), credentials as kind, issuer and key id, and results not at all.
-
-Pure: facts in, plain values out. `recorder` collects the facts; `chain` serializes a record.
+are bounded here, field by field. Arguments are recorded as a keyed digest (except those that `clear` selects),
+credentials as kind, issuer and key id, and results not at all.
 """
 
 from __future__ import annotations
@@ -106,11 +104,8 @@ def request_id(value: str | int | None) -> str | int | None:
 
 
 class Describer:
-    """Describes callers, questions and decisions as record fields. Digests made with `key` replace what must not be
-    shown.
-
-    Callers, rules and roles are the same objects from call to call, so their fields are cached.
-    """
+    """Describes callers, questions and decisions as record fields. Callers, rules and roles are the same objects from
+    call to call, so their fields are cached."""
 
     __slots__ = ("_no_caller", "_roles", "_rules", "_who", "clear")
 
@@ -129,9 +124,8 @@ class Describer:
     def foreign(
         self, caller: Caller | None, record: Mapping[str, Any], names: Names, call: Call | None, *, allowed: bool
     ) -> dict[str, Any]:
-        """The fields of a refused call with unknown names replaced by digests, so that a caller cannot place text of
-        its own in the log. If it is unknown whether a name exists, the name is shown if policy `allowed` it or if the
-        grammar of names bounds it."""
+        """The fields of a refused call with unknown names replaced by digests, so that a caller cannot place its own
+        text in the log. A name that may exist is shown if policy `allowed` it or the grammar of names bounds it."""
         digest = self._digests(caller).name_hash
         known_as = {"upstream": names.has_upstream, "server": names.has_upstream, "method": names.has_method}
         hashed: dict[str, Any] = {
@@ -314,8 +308,7 @@ def _plain(value: object) -> object:
 
 
 def _fact(digests: Digests, link: Link, fact: Fact) -> dict[str, Any]:
-    """A condition's result, and the link that it concerns. Its inputs are keyed digests, which can be compared but not
-    read."""
+    """A condition's result, and the link that it concerns. Inputs are keyed digests: comparable, not readable."""
     inputs = islice(fact.inputs.items(), INPUTS)
     return {
         "subject": text(link.subject, NAME_CHARS),

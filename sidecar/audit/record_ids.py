@@ -1,8 +1,4 @@
-"""Makes record ids and timestamps.
-
-Ids sort by time and cannot be guessed; timestamps are readable. A record needs two ids and a timestamp, so the parts
-that stay the same are cached.
-"""
+"""Makes record ids, which sort by time and cannot be guessed, and timestamps. Parts that stay the same are cached."""
 
 from __future__ import annotations
 
@@ -26,10 +22,8 @@ class Clock(Protocol):
 
 
 def time_ordered_ids(clock: Clock, *, entropy: Callable[[int], bytes] = os.urandom) -> Callable[[], str]:
-    """A source of UUIDs of version 7 (RFC 9562): they sort by the millisecond, and 74 bits cannot be guessed.
-
-    Entropy is buffered: after a fork, the child must create its own source.
-    """
+    """A source of UUIDs of version 7 (RFC 9562): they sort by the millisecond, and 74 bits cannot be guessed. After a
+    fork, the child must create its own source, because entropy is buffered."""
     known_ms, time = -1, ""
     chance = _digits(entropy, 19)
 

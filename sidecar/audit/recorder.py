@@ -7,10 +7,7 @@
 
 `decided`, `outcome` and `refused` return when the record is written: passed to the operating system (`strict`), or on
 disk (`disk`). If it cannot be written, they raise Refusal(AUDIT_UNAVAILABLE) and the request is refused. A failed final
-record may be tried once more, as the resulting refusal, unless it is `done` nonetheless:
-
-    except Refusal as refusal:                                # including audit-unavailable
-        await recording.refused(refusal, http_status=503)     # never raises for that reason
+record may be tried once more, as the resulting refusal, unless it is `done` nonetheless.
 
 Cancelling a waiting caller does not undo a started write. With `best_effort` callers do not wait, and losses are
 counted.
@@ -64,12 +61,9 @@ class Audit:
         rotation: Rotation | None = None,
         clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
-        """Record the irregularities that the last run left (`found`). Raises OSError.
-
-        `clock` has both clocks (as the `time` module); `new_id` returns a new unguessable id (`time_ordered_ids`);
-        `evidence_path` is where results are stored, created on first use; without an `attester` there are no
-        checkpoints; `clear_arguments` are the pointers, by object, of arguments that are recorded in clear.
-        """
+        """Record the irregularities that the last run left (`found`). Raises OSError. `new_id` returns a new
+        unguessable id; `evidence_path` is where results are stored, created on first use; without an `attester` there
+        are no checkpoints; `clear_arguments` are the pointers, by object, of arguments that are recorded in clear."""
         self.found = found.what
         """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
@@ -141,15 +135,12 @@ class Audit:
 class Recording:
     """The record of one request while it runs. The pipeline sets the plain attributes as it learns them.
 
-    `enforcement` is the mode in force; in shadow mode the record states what would have denied the call: the policy
-    decision, and the `excused` refusals. `charged` says whether `limits` are charged: 1 while the call may be
-    forwarded, 0 once the charges were returned. `task_id` is the task that the call is about, once it is known to
-    belong to the caller. `tool_error` says that the response reports a failure at the upstream. `credential_fault` says
-    what was wrong with a bad credential. `redactions` counts what was removed from the response; None if no rule
-    examined it. `names` decides which names are known; other names in a refused call are recorded as digests.
+    In shadow mode the record states what would have denied the call: the policy decision, and the `excused` refusals.
+    `charged` is 1 while the call may be forwarded, 0 once the charges of `limits` were returned. `tool_error` says that
+    the response reports a failure at the upstream. `redactions` counts what was removed from the response; None if no
+    rule examined it. `names` decides which names are known; other names in a refused call are recorded as digests.
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
-    stage.
-    """
+    stage."""
 
     audit: Audit = field(repr=False)
     protocol: str
@@ -200,10 +191,8 @@ class Recording:
         self._marked_mono_s = now
 
     async def decided(self) -> None:
-        """Write `decision`, immediately before the upstream is written to.
-
-        Raises Refusal: AUDIT_UNAVAILABLE, or MALFORMED_CALL for arguments that cannot be hashed.
-        """
+        """Write `decision`, immediately before the upstream is written to. Raises Refusal: AUDIT_UNAVAILABLE, or
+        MALFORMED_CALL for arguments that cannot be hashed."""
         if self._known is not None or self.done:
             raise AssertionError("a decision is recorded once, and before the end")
         self._known = self._gather(await self._hashed(self._args_hash), charged=self.charged)
@@ -237,8 +226,7 @@ class Recording:
 
     async def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
         """Write the policy decision on something inside this request: a request from the server to its client, or the
-        response to an earlier call. It is a `decision` with its own id, and has a reason if the message does not reach
-        the client. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        response to an earlier call. Raises Refusal(AUDIT_UNAVAILABLE)."""
         record = self._gather(None, charged=0) | self._described(decision, enforcement)
         reason = None if enforcement == "shadow" else decision.reason
         record |= {"decision_id": self.audit.new_id(), "tool": None, "method": question.action, "reason": reason}
@@ -250,10 +238,8 @@ class Recording:
         await self._end("outcome", reason, http_status, bytes_out)
 
     async def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
-        """Write that the request was refused: a `refusal`, or the `outcome` of a call that was already decided.
-
-        Raises Refusal(AUDIT_UNAVAILABLE), unless that is the refusal itself.
-        """
+        """Write that the request was refused: a `refusal`, or the `outcome` of a call that was already decided. Raises
+        Refusal(AUDIT_UNAVAILABLE), unless that is the refusal itself."""
         if refusal.limit is not None and all(state.name != refusal.limit.name for state in self.limits):
             self.limits = (*self.limits, refusal.limit)
         self.credential_fault = refusal.credential_fault
@@ -310,8 +296,7 @@ class Recording:
         return None if self.call is None else self.audit.describer.args_hash(self.caller, self.call.question)
 
     async def _hashed(self, args_hash: Callable[[], str | None]) -> str | None:
-        """Hash outside the event loop if it may take long: a hundred thousand numbers are serialized one by one
-        (threats I11)."""
+        """Hash outside the event loop if it may take long (threats I11)."""
         return args_hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(args_hash)
 
     def _args_hash_if_any(self) -> str | None:

@@ -57,8 +57,7 @@ class RedisCarrier:
         self._turn = ""
 
     def take(self, end: ChainEnd | None = None) -> FoundEnd:
-        """Become the writer, and inspect what the last run left. A copy continues at `end`, where the copied log ends.
-        Raises SettingsError."""
+        """Become the writer, and inspect what the last run left. A copy continues at `end`. Raises SettingsError."""
         token = secrets.token_hex(8)
         try:
             turn, raw_head, line = self._ask("EVAL", script_text("audit_take"), 2, *self._keys, token)

@@ -1,16 +1,13 @@
 """Stores chosen results beside the log, each named by its outcome record.
 
-For configured tools, the result that the caller is about to get is stored: without redacted parts and protocol-only
-members, in order, as one line of JSON. The `outcome` of the call names it:
+For configured tools, the result that the caller is about to get is stored, without redacted parts and protocol-only
+members, as one line of JSON. The `outcome` of the call names it:
 
     evidence.jsonl     {"data":{...},"id":"<uuid>","mcp_invocation_id":"<decision_id>",...}
     audit.jsonl        {"event":"outcome",...,"evidence":[{"id":"<uuid>","sha256":"<of the line's bytes>"}],...}
 
-Each line has a `salt` that is not in the log. Without it, a reader of the log who may not read the results could guess
-the SHA-256 of `{"confirmed":true}` at once.
-
-The line is written first, so a caller never gets a result that was to be stored and is not. A line that no outcome
-names belongs to a call that was cut off by a crash or is still running.
+Each line has a `salt` that is not in the log, without which a reader of the log could guess the SHA-256 of a short
+result. The line is written first; one that no outcome names belongs to a call that was cut off or is still running.
 """
 
 from __future__ import annotations
@@ -58,8 +55,7 @@ def evidence_record(
     data: Mapping[str, Any],
     said: object = None,
 ) -> dict[str, Any]:
-    """The seed's Evidence without `id`, `timestamp` and `salt`. Of the arguments it has the keyed digest only; `said`
-    is what the tool itself states as evidence."""
+    """The seed's Evidence without `id`, `timestamp` and `salt`. `said` is what the tool itself states as evidence."""
     return {
         "v": VERSION,
         "source_type": "mcp",
@@ -102,8 +98,8 @@ class ResultFile:
         self._file, self._size = -1, 0
 
     def append(self, line: bytes) -> int:
-        """Write one line whole or not at all. Returns the number of bytes removed of a torn line from an earlier run,
-        which was killed while writing; no outcome names that line. Raises OSError."""
+        """Write one line whole or not at all. Returns how many bytes of a torn line from an earlier run were removed.
+        Raises OSError."""
         if self._file >= 0 and not self._is_ours():
             self._let_go()
         torn_bytes = self._open() if self._file < 0 else 0
@@ -166,8 +162,8 @@ class ResultFile:
         return size - self._size
 
     def _is_ours(self) -> bool:
-        """Whether the file is as we left it. If it was deleted, moved or truncated, `verify` reports the missing
-        results; new ones are still stored."""
+        """Whether the file is as we left it. If not, `verify` reports the missing results; new ones are still
+        stored."""
         status = os.fstat(self._file)
         return self._path is not None and is_at(self._path, status) and status.st_size == self._size
 

@@ -1,14 +1,12 @@
 """Detects a log that was rolled back behind its published checkpoints.
 
-An attacker who resets log and anchor together, to a copy or to nothing, leaves two that match. The published
-checkpoints then cover more than the log does. So before it publishes anything, a start compares the log with the newest
-checkpoint under its own key:
+An attacker who resets log and anchor together leaves two that match. So before it publishes anything, a start compares
+the log with the newest checkpoint under its own key:
 
     shorter    the log ends before the attested record
     another    the log has another record at that sequence
 
-Only checkpoints signed with our own key count; others are skipped. The newest is the one with the latest signed time,
-so replaying an old one has no effect.
+The newest is the one with the latest signed time, so replaying an old one has no effect.
 """
 
 from __future__ import annotations

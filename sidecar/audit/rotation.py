@@ -1,12 +1,7 @@
 """Rotates the audit file and writes checkpoints when they are due.
 
-It sits between the writer and the file, and runs in the writing thread between two appends. A checkpoint covers the
-record before it, and a rotated part ends with one. Failures here are logged and retried; they do not affect records,
-which continue to go to the current file.
-
-    append     writes the checkpoint that is due by count; rotates a file that would grow too large
-    look       does what is due by time; called periodically
-    seal       writes a checkpoint, unless the last record is one
+It runs in the writing thread between two appends. A checkpoint covers the record before it, and a rotated part ends
+with one. Failures here are logged and retried; records continue to go to the current file.
 """
 
 from __future__ import annotations
@@ -191,7 +186,7 @@ class RotatingSink:
 
     def _parts(self, path: Path) -> list[tuple[Path, int, ChainEnd]]:
         """The parts of this log, newest first, with their first sequence and their end. Files that only have a part's
-        name, or repeat another part, are not counted and not deleted."""
+        name are not counted and not deleted."""
         found, before_seq = [], self.end.seq + 1
         for part in reversed(parts_of(path)):
             first, end = first_line(part), last_end(part)

@@ -1,11 +1,9 @@
 """Finds the files of one rotated log, in order.
 
-A rotated log is its file and, beside it, the parts. A part is named by the time and the sequence of its last record, so
-that names sort as the records do:
+A part is named by the time and the sequence of its last record, so that names sort as the records do; result files are
+rotated with the log, under the same names:
 
     audit.jsonl    audit.jsonl.head    audit-20261128T141503Z-000000120000.jsonl    evidence-20261128T141503Z-….jsonl
-
-Result files are rotated together with the log, under the same time and sequence.
 """
 
 from __future__ import annotations

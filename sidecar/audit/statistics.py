@@ -1,8 +1,4 @@
-"""Counts and times what an audit log holds.
-
-It counts records that end a request, in bounded memory: names beyond MAX_NAMES are counted together, and times are
-grouped into classes of two per cent.
-"""
+"""Counts and times the requests in an audit log, in bounded memory: names beyond MAX_NAMES are counted together."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Writes audit lines whole to standard output or a pipe.
 
-Standard output is reserved for audit lines: after `take`, prints of this process and its children go to standard error.
-A slow reader blocks the write; a reader that is gone makes it fail. A line whose first byte was written is completed
-before any other, so no reader sees a torn line in the middle.
-
-A pipe cannot be read back: each process starts a new chain, identified by its `instance`, and there is no anchor.
+After `take`, prints of this process and its children go to standard error. A line whose first byte was written is
+completed before any other, so no reader sees a torn line in the middle.
 """
 
 from __future__ import annotations

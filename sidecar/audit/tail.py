@@ -1,10 +1,4 @@
-"""Reads a log from its first file on and follows what is appended.
-
-    lines     every line in the files
-    follow    the same, then every new line, also after rotation
-
-Lines are returned with their newline, and only when complete. A torn tail, which a start removes, is never returned.
-"""
+"""Reads the whole lines of a log from its first file on, and follows what is appended, also after rotation."""
 
 from __future__ import annotations
 
@@ -19,8 +13,7 @@ from sidecar.audit.segments import last_seq_of, parts_of
 
 
 def lines(paths: Sequence[Path]) -> Iterator[bytes]:
-    """Every whole line of some files, in bounded memory; a line longer than a record comes in pieces. Raises
-    OSError."""
+    """Every whole line of some files; a line longer than a record comes in pieces. Raises OSError."""
     for path in paths:
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE_BYTES + 1):
@@ -30,10 +23,8 @@ def lines(paths: Sequence[Path]) -> Iterator[bytes]:
 
 def follow(paths: Sequence[Path], wait: Callable[[], object]) -> Iterator[bytes]:
     """Every whole line of the files, the last of which is still being written, then every new one. `wait` is called
-    when there is nothing new. Never ends.
-
-    Progress is tracked by names and open files, not by the content of lines: a line that claims a high sequence would
-    otherwise hide all later ones."""
+    when there is nothing new. Progress is tracked by names and open files: a line that claims a high sequence must not
+    hide later ones."""
     *older, path = paths
     newest = max(map(last_seq_of, older or parts_of(path)), default=-1)
     shown = {part for part in parts_of(path) if last_seq_of(part) <= newest}

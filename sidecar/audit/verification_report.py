@@ -31,10 +31,8 @@ class VerificationProblem:
 @dataclass(slots=True)
 class VerificationReport:
     """The result of a verification. `ok`: nothing contradicts the evidence; `unproved` states what remains open.
-
-    `unfinished` are decisions without an outcome: calls that a crash cut off or that are still running; `signed_up_to`
-    is the last record under a verified signature; `instances` wrote control records.
-    """
+    `unfinished` are decisions without an outcome; `signed_up_to` is the last record under a verified signature;
+    `instances` wrote control records."""
 
     records: int = 0
     first_seq: int = 0

@@ -56,12 +56,9 @@ def verify(
     public_keys: Keys | None = None,
     progress: Progress = lambda count: None,
 ) -> VerificationReport:
-    """Verify the files of one log, oldest first, and the `evidence` that it names.
-
-    `older` are the keys before `key`; `after` is the chain's end before the first line, if known, so that verified
-    parts need not be read again; `checkpoints` are files of published checkpoints, signed by one of `public_keys`.
-    Raises OSError when a file cannot be read.
-    """
+    """Verify the files of one log, oldest first, and the `evidence` that it names. `older` are the keys before `key`;
+    `after` is the chain's end before the first line, if known; `checkpoints` are files of published checkpoints, signed
+    by one of `public_keys`. Raises OSError when a file cannot be read."""
     report = VerificationReport()
     keys = () if key is None else (key, *older)
     anchor = Path(f"{paths[-1]}{HEAD_SUFFIX}")

@@ -1,7 +1,7 @@
 """Writes audit records in a thread of its own, so that a slow disk never blocks the event loop.
 
-The thread does everything that can block. It takes all records queued since its last turn and writes them in one
-append, so that all waiting callers share one disk write (group commit).
+The thread takes all records queued since its last turn and writes them in one append, so that all waiting callers share
+one disk write (group commit).
 
     waiting     records queued while the thread is busy; the next append
     at work     records that the thread is writing
@@ -9,9 +9,7 @@ append, so that all waiting callers share one disk write (group commit).
                 may still be written: the log may contain more than the caller was told, never less
 
 A record is not dropped while a caller waits for it. With `best_effort` callers do not wait; then a record that finds
-`MAX_WAITING` records queued is dropped and counted.
-
-Before `start`, and in programs without an event loop, records are written synchronously.
+`MAX_WAITING` records queued is dropped and counted. Before `start`, records are written synchronously.
 """
 
 from __future__ import annotations
@@ -226,8 +224,7 @@ class RecordWriter:
 
 
 def _first_of(records: Sequence[dict[str, Any]], sink: RecordSink) -> tuple[int, Exception | None]:
-    """Append the first records. Returns how many, and their error. A record that fits nowhere is isolated and fails
-    alone; after an unexpected exception the callers are refused too."""
+    """Append the first records. Returns how many, and their error. A record that fits nowhere fails alone."""
     while isinstance(written := _tried(partial(sink.append, records)), UnfitHead) and len(records) > 1:
         records = records[: len(records) // 2]
     if isinstance(written, UnfitHead):

@@ -76,8 +76,7 @@ def _never(refusal: Refusal) -> bool:
 def open_store(
     chosen: StoreSettings, clock: Callable[[], float], *, lease_s: float = LEASE_S, observer: StoreObserver = UNSEEN
 ) -> CounterStore:
-    """Build the store of the settings without connecting. `clock` returns seconds since the epoch; Redis uses its
-    own."""
+    """Build the store of the settings without connecting. `clock` returns seconds since the epoch."""
     if chosen.is_memory:
         return MemoryCounters(clock, lease_s=lease_s)
     from sidecar.limits.redis_store import RedisCounters
@@ -101,12 +100,9 @@ class Limiter:
         self._beat: asyncio.TimerHandle | None = None
 
     def reserve(self, plan: LimitPlan, decision_id: str, *, excuse: Excuse = _never) -> Lease:
-        """Charge a plan for the duration of the `async with` block. `decision_id` is our own id, one per call.
-
-        Entering raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT, with the limit that
-        takes longest to have room; or STORE_UNAVAILABLE. If `excuse` returns true for the refusal, the call goes on
-        uncharged. A plan without charges does not contact the store.
-        """
+        """Charge a plan for the duration of the `async with` block. `decision_id` is our own id, one per call. Entering
+        raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT, with the limit that takes
+        longest to have room; or STORE_UNAVAILABLE. If `excuse` returns true for it, the call goes on uncharged."""
         return Lease(self, plan, decision_id, excuse)
 
     async def charge(self, plan: LimitPlan, decision_id: str) -> Verdict:
@@ -166,8 +162,7 @@ class Lease:
 
     @property
     def states(self) -> tuple[LimitState, ...]:
-        """Every limit that was charged and its state at that time, including later returns; or the limit that was
-        excused."""
+        """The state of every limit that was charged, including later returns; or the limit that was excused."""
         if self._verdict is None:
             return (self._excused,) if self._excused else ()
         numbers, charges = self._verdict.numbers, self._plan.charges
@@ -182,8 +177,7 @@ class Lease:
             self._told = self._plan.spent(result)
 
     def answered(self) -> bool:
-        """Mark the response as complete, so that the cost is final. Returns whether this changes the state of its
-        limits."""
+        """Mark the response as complete. Returns whether this changes the state of its limits."""
         if not self._plan.settles or self._verdict is None or self._spent is not None:
             return False
         self._spent = self._told if self._told is not None else self._plan.spent(None)

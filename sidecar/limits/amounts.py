@@ -1,10 +1,8 @@
 """Converts costs to exact decimal amounts.
 
-Costs are counted in whole millionths of their unit (for `usd`, 0.000001 USD), never in floats. Such integers are exact
-in Redis scripts (below 2^53) and as JSON numbers (15 digits).
-
-Amounts in configuration are taken exactly or rejected. Amounts that an upstream reports are rounded up, so that many
-small calls are never free, and clamped to the amount that was reserved.
+Costs are counted in whole millionths of their unit, never in floats: exact in Redis scripts (below 2^53) and as JSON
+numbers (15 digits). Amounts in configuration are taken exactly or rejected. Amounts that an upstream reports are
+rounded up, so that many small calls are never free, and clamped to the amount that was reserved.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ _PARTS: Final = ("task", "message", "statusUpdate", "artifactUpdate")
 
 
 def millionths(written: object) -> int:
-    """Parse a configured amount, a number or a quoted number. Raises ValueError for anything else and for more than six
-    decimal places."""
+    """Parse a configured amount, a number or a quoted number of up to six decimal places. Raises ValueError."""
     text = repr(written) if isinstance(written, int | float) and not isinstance(written, bool) else written
     if isinstance(text, str) and "e-" in text and isinstance(written, float):
         text = format(Decimal(text), "f")  # such as 0.00001

@@ -57,8 +57,7 @@ def load_budgets(path: Path) -> Budgets:
 
 
 def entries_of(offers: Mapping[str, AgentOffer]) -> tuple[BudgetRule, ...]:
-    """Compile the limits in agents' own settings, each as an entry of `tools:`. They count separately from an entry of
-    the same name in budgets.yaml, so the smaller limit holds."""
+    """Compile the limits in agents' own settings. They count separately from an entry in budgets.yaml."""
     found = []
     for name, offer in offers.items():
         if (said := offer.rate_limiting) is not None:
@@ -333,8 +332,7 @@ class BudgetsFile(Section):
             known.add(what)
 
     def _without_costs(self) -> Iterator[Finding]:
-        """Report budgets to which nothing is ever charged, which would allow everything, and budgets into which no call
-        fits, which would allow nothing."""
+        """Report budgets to which nothing is ever charged, and budgets into which no call fits."""
         least: dict[str, int] = {}
         for cost in self.costs:
             most = cost.compiled().most

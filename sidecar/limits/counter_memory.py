@@ -1,11 +1,9 @@
 """Remembers recent counters, to restore a store that lost them.
 
-It keeps two records, for two kinds of loss:
-
     seen     per counter, how much was used in total when this instance last charged it. For a store that was emptied
              or replaced: when all living instances report what they saw last, the store has the latest state.
     charged  this instance's charges of the last two minutes, numbered. For a promoted replica: replication loses a
-             suffix of the writes, never a middle, and the number that the replica has marks where that suffix begins.
+             suffix of the writes, and the number that the replica has marks where that suffix begins.
 
 Both are bounded. Dropped entries are not restored; `dropped` counts them.
 """
@@ -32,8 +30,7 @@ SWEPT_AT_ONCE = 2
 
 
 class SeenUsage(NamedTuple):
-    """A counter as this instance last saw it: when, how much was used, and when all of it is back; µs since the
-    epoch."""
+    """A counter as last seen: when, how much was used, and when all of it is back; µs since the epoch."""
 
     kind: Kind
     key: str

@@ -1,17 +1,15 @@
-"""Implements the arithmetic of each kind of counter.
+"""Implements the arithmetic of each kind of counter, in integer microseconds since the epoch.
 
-It is pure and works on integer microseconds since the epoch. `admit.lua` does the same in Redis; one test compares the
-two. `has_room` and `ask` do not change counts, `charge` is called only after all of a call's limits had room, and
-`give_back` undoes one charge.
+`admit.lua` does the same in Redis; one test compares the two. `has_room` and `ask` do not change counts, `charge` is
+called only after all of a call's limits had room, and `give_back` undoes one charge.
 
     SlidingWindow     hour          one-minute buckets: at most N in any 60 minutes; all N are back after 61 idle ones
     CalendarWindow    day, month    one calendar day or month, UTC
     RateLimit         rate          GCRA: one number, the time at which the whole burst is available again
     ConcurrencySlots  concurrency   leases that expire
 
-A clock that steps back loses no count: a counter continues in the latest bucket, day or month that it has seen. If the
-clock was ahead by more than one further period, the count is moved to the current time; otherwise the limit would stay
-blocked until that future time.
+A clock that steps back loses no count: a counter continues in the latest period that it has seen. If the clock was
+ahead by more than one further period, the count is moved to the current time, so that the limit does not stay blocked.
 """
 
 from __future__ import annotations
@@ -31,10 +29,8 @@ SLOT_WAIT_US = SECOND_US  # the end of a running call is unknown; suggest a retr
 
 
 class CounterState(NamedTuple):
-    """The state of a limit. `wait_us` is 0 if there is room, otherwise the time until there is.
-
-    `reset_us` is when all of it is back if nothing more is charged, in µs since the epoch; 0 for concurrency.
-    """
+    """The state of a limit. `wait_us` is 0 if there is room, otherwise the time until there is. `reset_us` is when all
+    of it is back if nothing more is charged, in µs since the epoch; 0 for concurrency."""
 
     remaining: int
     wait_us: int
@@ -116,8 +112,7 @@ class SlidingWindow:
 
 
 class CalendarWindow:
-    """At most `most` per calendar period. `end_of` returns the end of the period around a moment, in µs; `far_us` is at
-    least the length of two periods."""
+    """At most `most` per calendar period. `end_of` returns a period's end in µs; `far_us` is two periods or more."""
 
     __slots__ = ("_count", "_end_of", "_ends_us", "_far_us")
 
@@ -182,11 +177,9 @@ def month_end_us(moment_us: int) -> int:
 class RateLimit:
     """One call per `interval_us`, and bursts of `most` (the generic cell rate algorithm).
 
-    Once the burst was fully replenished, a charge has already been paid back by time, and returning it as well would
-    exceed the rate. So each charge that finds less than one call of backlog is recorded as a low tide: a return of a
-    charge made before it is worth at most the backlog at that moment; of one made before the previous low tide,
-    nothing.
-    """
+    Once the burst was fully replenished, returning an earlier charge would exceed the rate. So each charge that finds
+    less than one call of backlog is recorded as a low tide: a return of a charge made before it is worth at most the
+    backlog at that moment; of one made before the previous low tide, nothing."""
 
     __slots__ = ("_before_us", "_full_at_us", "_low_at_us", "_low_us")
 

@@ -1,10 +1,8 @@
 """Admits a bounded number of calls locally while the shared store is down.
 
-The number is absolute, per limit, window and instance: `store.degraded_calls`, and never more than the limit itself. It
-is counted locally, continues across outages within a window, and is charged to the store when the store is back. Calls
-that cost money are not admitted: a budget that is not counted has no bound.
-
-When the number is used up the caller gets 503 for the outage, not a limit refusal: the limit may have room.
+The number is absolute, per limit, window and instance, continues across outages within a window, and is charged to the
+store when the store is back. Calls that cost money are not admitted: a budget that is not counted has no bound. When
+the number is used up the caller gets 503 for the outage, not a limit refusal: the limit may have room.
 """
 
 from __future__ import annotations

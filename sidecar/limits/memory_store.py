@@ -1,7 +1,6 @@
 """Keeps counters in this process.
 
-Every step runs between two turns of the event loop, so it is atomic. Counters start empty and belong to this process.
-Expired counters are swept as new ones are added; counters and records are bounded.
+Every step runs between two turns of the event loop, so it is atomic. Counters and records are bounded.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Plans which limits a call touches, and under which counters.
 
-Pure: it turns an allowed call into its charges. Every match applies: the limits of the rules that allowed the call, the
-entries of `tools:` for its object, the entries of `principals:` for each principal in the chain, and the entries of
-`budgets:` for both. A counter's name contains nothing that a caller chooses freely (session, connection, request id,
-arguments, token bytes).
+Every match applies: the limits of the rules that allowed the call, the entries of `tools:` for its object, the entries
+of `principals:` for each principal in the chain, and the entries of `budgets:` for both. A counter's name contains
+nothing that a caller chooses freely (session, connection, request id, arguments, token bytes).
 
-Costs are charged in two steps. Before the call, the maximum cost is reserved in every budget of its unit, so a budget
-is never overspent, however many calls are running. After the response, the unspent part is returned.
+Before the call, its maximum cost is reserved in every budget of its unit, so a budget is never overspent, however many
+calls are running. After the response, the unspent part is returned.
 """
 
 from __future__ import annotations
@@ -46,12 +45,9 @@ class LimitCap:
 @dataclass(frozen=True, slots=True)
 class BudgetRule:
     """One line of budgets.yaml, or of an agent's own settings (`agents`). With `each`, every principal has its own
-    counter; otherwise all share one.
-
-    `pattern` names objects (`tools`, `agents`), or principals or roles (`principals`, `budgets`), with the single
-    wildcard `*`. In `budgets` it may be "", which matches every principal; budgets count what calls on `object` cost in
-    `unit`.
-    """
+    counter; otherwise all share one. `pattern` names objects (`tools`, `agents`), or principals or roles (`principals`,
+    `budgets`), with the single wildcard `*`; in `budgets` "" matches every principal. Budgets count what calls on
+    `object` cost in `unit`."""
 
     source: Source
     pattern: str
@@ -89,12 +85,10 @@ class CallCost:
 
 @dataclass(frozen=True, slots=True)
 class LimitCharge:
-    """One counter that a call moves. `limit` is its label, made of configuration only; `key` names the counter.
-
-    `most` is the limit's number (for a rate, the burst), `interval_us` a rate's time between two calls, `window_s` the
-    length of the window (0 for concurrency, a long month for months). A limit with a `unit` counts costs instead of
-    calls; `most` and `amount` are then in millionths of that unit (`amounts.py`).
-    """
+    """One counter that a call moves. `limit` is its label, made of configuration only; `key` names the counter. `most`
+    is the limit's number (for a rate, the burst), `interval_us` a rate's time between two calls, `window_s` the length
+    of the window (0 for concurrency). A limit with a `unit` counts costs: `most` and `amount` are then in millionths of
+    it."""
 
     limit: str
     kind: Kind
@@ -164,8 +158,7 @@ NOTHING = LimitPlan()
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """All entries of budgets.yaml in file order, and the agents' own limits (`offers`). Caches plans, within a
-    bound."""
+    """All entries of budgets.yaml in file order, and the agents' own limits (`offers`). Caches plans."""
 
     tools: tuple[BudgetRule, ...] = ()
     principals: tuple[BudgetRule, ...] = ()
@@ -202,10 +195,8 @@ class Budgets:
 
 
 def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, decision: Decision) -> LimitPlan:
-    """The charges of an allowed call. Session calls (lists, pings) are limited by `SessionCalls` instead.
-
-    `roles_of` returns all roles of a principal, from tokens and policy; it is called only if an entry names a role.
-    """
+    """The charges of an allowed call. `roles_of` returns all roles of a principal, from tokens and policy; it is called
+    only if an entry names a role."""
     if call.session:
         return NOTHING
     names = tuple([principal.name for principal in chain])

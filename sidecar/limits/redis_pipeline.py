@@ -1,18 +1,16 @@
 """Pipelines commands to Redis over one connection.
 
 Redis answers in the order in which commands are sent, so the oldest pending future owns the next reply, even if its
-caller no longer waits. A cancelled caller leaves its future in the queue; the reply is read and dropped, which keeps
-replies aligned. Two tasks and a timer serve each connection:
+caller no longer waits. Two tasks and a timer serve each connection:
 
     writer    sends everything that was queued since its last turn in one write
     reader    gives each reply to the oldest future
     timer     watches the oldest future with a waiting caller. If nothing was received since it was sent, the connection
-              is condemned and all waiting callers fail at once. If other replies arrived meanwhile, the connection is
-              slow but alive: only the late caller fails and its reply is dropped when it arrives, unless every reply
-              has been late for a while
+              is condemned and all waiting callers fail at once. If other replies arrived meanwhile, only the late
+              caller fails and its reply is dropped when it arrives, unless every reply has been late for a while
 
-redis-py opens the connection (TLS, AUTH, HELLO, SELECT) and parses replies. Its client is not used: it would hold one
-connection per running call and costs three times as much.
+redis-py opens the connection and parses replies. Its client would hold one connection per running call and costs three
+times as much.
 """
 
 from __future__ import annotations
@@ -57,8 +55,7 @@ class PipelineLate(PipelineLost):
 
 
 class Batch:
-    """Commands sent in one write, and the loop time by which the store must answer. The time counts from the write, so
-    a blocked loop does not shorten it."""
+    """Commands sent in one write, and the loop time by which the store must answer, counted from the write."""
 
     __slots__ = ("due_s",)
 
@@ -67,8 +64,7 @@ class Batch:
 
 
 class RedisPipeline:
-    """One open connection. `deadline_s` is the time limit of a reply; `lost` is called once when the connection
-    ends."""
+    """One open connection. `deadline_s` is the time limit of a reply; `lost` is called once when it ends."""
 
     def __init__(self, connection: RedisConnection, deadline_s: float, lost: Callable[[RedisPipeline], None]) -> None:
         self._connection = connection
@@ -159,8 +155,7 @@ class RedisPipeline:
             oldest.set_result(reply)
 
     def _check(self, before: Batch | None = None, turns: int = TURNS) -> None:
-        """Watch the oldest future with a waiting caller, repeatedly until there is none. `turns` are left for the batch
-        that was oldest `before`."""
+        """Watch the oldest future with a waiting caller. `turns` are left for the batch that was oldest `before`."""
         self._timer = None
         batch = next((batch for batch, reply in self._waiting if not reply.done()), None)
         if batch is None:

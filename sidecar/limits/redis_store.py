@@ -215,8 +215,7 @@ class RedisCounters:
             self._say(Settlement("extend", charges, decision_id, self._now_s()))
 
     def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
-        """Charge what was admitted without the store, whatever the limit: now, or when the store is back within that
-        time."""
+        """Charge what was admitted without the store, whatever the limit: now, or when it is back within that time."""
         if charges:
             self._say(Settlement("charge", charges, decision_id, self._now_s() + within_s))
 
@@ -361,14 +360,12 @@ class RedisCounters:
             self._observer.untold(counts)
 
     def _over(self, settlement: Settlement) -> None:
-        """Finish an operation. Only now is the call's holding forgotten, so that a lost charge is repeated in full and
-        then released."""
+        """Finish an operation. Only now may a lost charge of the call be repeated without its slots."""
         if settlement.verb == "release":
             self._recall.released(settlement.charges, settlement.decision_id)
 
     def _settle_debts(self) -> None:
-        """Settle all debts in batches: all at once would delay current calls and be late themselves. A store that
-        refuses is not sent the whole list repeatedly."""
+        """Settle all debts in batches, so that current calls are not delayed; one batch where the store refuses."""
         self._settle_next(AT_ONCE if self._refusing else len(self._owed))
 
     def _settle_next(self, left: int, before: asyncio.Future[Any] | None = None) -> None:
@@ -497,10 +494,9 @@ class _ForeignReplyError(LeaveError):
 
 
 def eviction_warning(info: Any) -> str:
-    """What operators should know about the server's reply to `INFO memory`; "" if all is well or it says nothing.
-
-    An evicted counter restarts its limit unnoticed. Every counter has a time to live, so with a memory bound any policy
-    but `noeviction` may evict it."""
+    """What operators should know about the server's reply to `INFO memory`; "" if all is well or it says nothing. Every
+    counter has a time to live, so with a memory bound any policy but `noeviction` may evict it, which restarts its
+    limit unnoticed."""
     if not isinstance(info, bytes):
         return ""
     said = dict(line.partition(":")[::2] for line in info.decode("latin-1").split("\r\n"))

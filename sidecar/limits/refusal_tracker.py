@@ -1,11 +1,8 @@
 """Tracks refusals of a store that answers but does not do what is asked.
 
-A server may answer with errors because its memory or disk is full or its user lacks a permission. The connection works,
-but calls are refused, so it is reported to operators like an outage.
-
+Its memory or disk may be full, or its user may lack a permission: calls are refused, so it is reported like an outage.
 A refusal holds for the refused operation (a charge, or one way to settle) until that operation succeeds, or for a
-minute if it is not attempted. A permission may be missing for one kind of counter only; then only a successful charge
-of that kind clears the refusal.
+minute if it is not attempted. Where a permission is missing, only a successful charge of that kind clears it.
 """
 
 from __future__ import annotations
@@ -75,8 +72,7 @@ class RefusalTracker:
         return bool(self._nos)
 
     def refused(self, what: str, error: ResponseError, charges: Iterable[LimitCharge], now_s: float) -> None:
-        """Record an error reply. One about a counter that is not in our format says nothing about others and is
-        ignored."""
+        """Record an error reply. One about a counter that is not in our format says nothing about others."""
         if counts_no_more(error) or not passes(error):
             return
         kinds = frozenset(charge.kind for charge in charges) if is_forbidden(error) else frozenset[Kind]()

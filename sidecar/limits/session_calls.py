@@ -1,7 +1,6 @@
-"""Limits lists, pings and other session calls of each principal.
+"""Limits lists, pings and other session calls of each principal, in this process: at most N in any 60 seconds.
 
-Session calls (`initialize`, `ping`, lists, notifications) need no rule and no budget. This limits them per principal,
-in this process: at most N in any 60 seconds.
+Session calls (`initialize`, `ping`, lists, notifications) need no rule and no budget.
 """
 
 from __future__ import annotations

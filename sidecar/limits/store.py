@@ -1,7 +1,4 @@
-"""Defines the interface of a counter store.
-
-Implementations are in this process and in Redis or Valkey. They behave alike; one contract test runs over both.
-"""
+"""Defines the interface of a counter store. One contract test runs over the implementations, which behave alike."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ class CounterUnreadable(StoreUnavailable):
 
 
 class Verdict(NamedTuple):
-    """The result of one reservation: everything was charged or nothing.
-
-    `numbers` holds three numbers per charge, in order; most are never read.
-    """
+    """The result of one reservation. `numbers` holds three numbers per charge, in order; most are never read."""
 
     admitted: bool
     now_us: int
@@ -54,8 +48,7 @@ class StoreObserver:
         """A reservation was answered, admitted or not."""
 
     async def forgot(self, how: Forgot, count: int) -> None:
-        """The store came back with older data and was restored: `count` counters were too low (`emptied` or replaced),
-        or `count` charges were missing (`rolled_back`)."""
+        """The store came back with older data and was restored: `count` counters were too low, or charges missing."""
 
     def untold(self, counts: Mapping[str, int]) -> None:
         """So many more operations could not be sent: `give_back`, `release`, `charge` (admitted while the store was
@@ -90,15 +83,13 @@ class CounterStore(Protocol):
         """Whether this instance counts locally, because the store is down."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        """Check all limits, then charge all or none, in one step. Raises StoreUnavailable, at most 20 ms after the
-        deadline."""
+        """Check all limits, then charge all or none, in one step. Raises StoreUnavailable."""
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
         """Undo a reservation, also one whose reply never came."""
 
     def release(self, charges: Charges, decision_id: str) -> None:
-        """End a call: return `charges`, which are its slots and the unspent part of its reservation. Its other charges
-        stay."""
+        """End a call: return `charges`: its slots and the unspent part of its reservation. Other charges stay."""
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         """Extend the slots of a running call."""

@@ -1,12 +1,11 @@
 """Keeps one connection to the store of limits.
 
     connected   calls are sent at once; a late reply refuses its call, and silence ends the connection
-                (`redis_pipeline.py`)
     mending     the first reconnection attempt runs; calls wait for it, within the deadline
     down        that attempt failed and is repeated once a second; calls are refused at once without waiting
 
-Twice a second the server is asked for its identity, also without calls, so an idle instance notices an outage, a change
-of primary and an emptied store.
+Twice a second the server is asked for its identity, so an idle instance notices an outage, a change of primary and an
+emptied store.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class LeaveError(Exception):
 
 class StoreConnection:
     """One connection. `greet` completes before a new connection is used, and `beat` runs periodically while it is in
-    use; an exception from either ends it. `ready` is called when it may be used. `trouble` says why there is none, for
-    operators."""
+    use; an exception from either ends it. `ready` is called when it may be used."""
 
     def __init__(
         self, finder: Finder, deadline_s: float, *, greet: Step, beat: Step, ready: Callable[[], None]

@@ -1,7 +1,4 @@
-"""Reports the state of the limits store as metrics.
-
-It reports availability, latency, lost and restored counters, and whether this instance counts locally.
-"""
+"""Reports the state of the limits store as metrics, log lines and audit records."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ log = logging.getLogger("sidecar.limits.store_monitor")
 
 @dataclass(slots=True)
 class StoreMonitor(StoreObserver):
-    """Reports the store as metrics, log lines and audit records. `most` is what each limit admits while the store is
-    down."""
+    """Reports the store as metrics, log lines and audit records. `most` is the local allowance in an outage."""
 
     metrics: Metrics
     witness: Witness

@@ -4,8 +4,8 @@
     Sentinels   the server that the Sentinels name as primary, if it confirms that role itself
     Cluster     the node that owns our slot: all our keys share one hash tag, so one node counts
 
-Every queried node has its own deadline, and a node that did not answer is queried last next time: hanging nodes cost an
-attempt, not the store. Passwords and certificates are read for each connection, so they can be rotated.
+Every queried node has its own deadline, and a node that did not answer is queried last next time. Passwords and
+certificates are read for each connection, so they can be rotated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Reports used and remaining limits.
 
 Counters are named by digests, so they cannot be listed. The report covers the counters that the configuration defines
-for known principals: those that this process has charged, and one that the query names. Reading charges nothing and is
-bounded.
+for principals that this process has charged, and one that the query names. Reading charges nothing and is bounded.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The metric series of the sidecar.
-
-Every series of CONTRACT 8 is declared here once, in `Metrics`; no other module uses the name of a series.
+"""The metric series of the sidecar: every series of CONTRACT 8 is declared here once, in `Metrics`.
 
 Label values come from the settings or from closed sets; any other becomes `other`, so that callers cannot create series
-(threats O7). There is also a hard limit on the number of series, and what exceeds it is counted.
-
-The numbers are stored in `registry.py`.
+(threats O7). The number of series is bounded too, and what exceeds it is counted.
 """
 
 from __future__ import annotations
@@ -138,12 +134,9 @@ HELP: Mapping[str, str] = {
 
 
 class Metrics:
-    """Every series, and what updates them. Times are in seconds.
-
-    The attributes that are declared with `.count`, `.put…`, `.time…` and `.only` are called with the series' labels and
-    its value. `upstreams`, those of them that are `agents`, `limits` and `budgets` (limits that count costs) are the
-    configured names; `reconfigured` changes them.
-    """
+    """Every series, and what updates them. Times are in seconds. The attributes that are declared with `.count`,
+    `.put…`, `.time…` and `.only` are called with the series' labels and its value. `budgets` are limits that count
+    costs."""
 
     def __init__(
         self,
@@ -316,8 +309,7 @@ class Metrics:
         self._inflight.add((protocol,), -1)
 
     def decided(self, kind: str, decision: str, reason: str | None) -> None:
-        """Counts a policy decision. `kind` is that of the deciding link; `decision` is allow, deny or, in shadow mode,
-        would_deny."""
+        """Counts a policy decision: allow, deny or, in shadow mode, would_deny. `kind` is that of the deciding link."""
         self._decisions.add((kind, decision, NONE if reason is None else reason))
 
     def budget_used(self, budget: str, ratio: float, until_s: float) -> None:
@@ -406,8 +398,7 @@ class Metrics:
         yield folded
 
     def render(self, accept: str) -> tuple[str, bytes]:
-        """Returns content type and body for an `Accept` header: OpenMetrics 1.0 if it is accepted, otherwise text
-        format 0.0.4."""
+        """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4."""
         if "application/openmetrics-text" in accept:
             return OPENMETRICS, _as_openmetrics(self._registry)
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)

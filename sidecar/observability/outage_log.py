@@ -1,7 +1,4 @@
-"""Logs the begin and end of an outage once each.
-
-A flapping outage is logged at a limited rate.
-"""
+"""Logs the begin and end of an outage once each, and a flapping outage at a limited rate."""
 
 from __future__ import annotations
 

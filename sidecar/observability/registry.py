@@ -1,8 +1,8 @@
 """Stores the samples of one metric so that counting is cheap.
 
 Numbers are in plain dictionaries and become prometheus-client's families at a scrape: an observation costs a tenth of
-the library's own, and a request makes twenty. Labels are looked up first and validated only if that finds nothing. One
-event loop writes, any thread may render: a table only grows, and every number is replaced in one step.
+the library's own. One event loop writes, any thread may render: a table only grows, and every number is replaced in one
+step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ AS_GIVEN: Final = ()  # for a label that only `SeriesTable.only` sets
 
 
 class SeriesTable:
-    """The numbers of one metric, a row for each set of labels; at most MAX_SERIES, and one for the rest.
-
-    A label value that is not among its choices becomes `other`. Choices may change: `chosen_anew`. A row is one number;
-    for a histogram the counts by bucket, not cumulative, the last bucket open, and then the sum.
-    """
+    """The numbers of one metric, a row for each set of labels; at most MAX_SERIES, and one for the rest. A label value
+    that is not among its choices becomes `other`. A row is one number; for a histogram the counts by bucket, not
+    cumulative, the last bucket open, and then the sum."""
 
     __slots__ = ("_choices", "_found", "_late", "bounds", "folded", "help", "kind", "labels", "name", "rows")
 
