@@ -146,9 +146,6 @@ _AGENT: Final[Schema] = {**_TEXT, **SLUG, "description": "only runs of this agen
 _FOLLOW: Final[Schema] = {"type": "boolean", "default": False, "description": "as an event stream, until the run ends"}
 
 
-# --- policy, limits, principals, upstreams ----------------------------------------------------------------------------
-
-
 @_get("/status")
 async def status(asked: AdminRequest) -> Any:
     return asked.app.status()
@@ -257,9 +254,6 @@ def _plain(entry: SwitchEntry) -> dict[str, Any]:
         "by": entry.by or None,
         "source": entry.source,
     }
-
-
-# --- agents, runs, schedules ------------------------------------------------------------------------------------------
 
 
 @_get("/api/agents")
@@ -377,8 +371,6 @@ async def resume_schedule(asked: AdminRequest) -> models.Schedule:
     """Resume a paused schedule."""
     return schedule_of(await asked.app.desk.scheduler.resume(asked.name, asked.by))
 
-
-# --- routing ----------------------------------------------------------------------------------------------------------
 
 _PLACE: Final = {"{any}": "([^?#]{0,4096})", "{name}": "([^/?#]{1,64})", "{id}": "([^/?#]{1,64})"}
 _PATTERNS: Final = [

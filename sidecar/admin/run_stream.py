@@ -119,9 +119,6 @@ def _parted(parts: Sequence[Mapping[str, Any]]) -> tuple[str, list[Mapping[str, 
     return text, [part for part in parts if not isinstance(part.get("text"), str)]
 
 
-# --- what an operator may see -----------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class RunVisibility:
     """The view of one listener. `is_theirs`: whether operators ordered the run."""

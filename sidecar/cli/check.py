@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sidecar.cli.command import INVALID, catalogue_option, config_and_json, print_json
-from sidecar.errors import ConfigError, Fault, visible
+from sidecar.errors import ConfigError, Fault
 
 if TYPE_CHECKING:
     from sidecar.policy_tools.check import CheckReport
@@ -25,7 +25,9 @@ def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue
     """Check configuration, models, rules, budgets and keys, with all that `policy check` finds; serve nothing."""
     report = _reported(config, strict, soon_days, catalogue)
     if as_json:
-        said = {"valid": report.valid, "faults": [_plain(fault) for fault in report.faults]}
+        from sidecar.policy_tools.check.formats import plain
+
+        said = {"valid": report.valid, "faults": [plain(fault) for fault in report.faults]}
         print_json({**said, "revision": report.revision, "rules": report.rules} if report.valid else said)
     else:
         for fault in report.faults:
@@ -63,15 +65,3 @@ def _reported(config: Path, strict: bool, soon_days: float, catalogue: Path | No
 
 def _place_of(fault: Fault) -> tuple[str, int, str, str]:
     return fault.file, fault.line, fault.code, fault.message
-
-
-def _plain(fault: Fault) -> dict[str, object]:
-    return {
-        "file": visible(fault.file),
-        "line": fault.line,
-        "column": fault.column,
-        "code": fault.code,
-        "severity": fault.severity,
-        "message": fault.message,
-        "hint": fault.hint,
-    }

@@ -9,8 +9,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
@@ -147,16 +148,10 @@ async def _run(folder: Path) -> bool:
 async def _play(app: Application, url: str) -> bool:
     from mcp import Client
 
-    good = True
     async with asyncio.timeout(len(SCENES) * CALL_WITHIN_S), Client(url) as client:
         listed = [tool.name for tool in (await client.list_tools()).tools]
         _say(f"The agent sees: {', '.join(listed)}   (the server also has delete_note)\n", dim=True)
-        for number, scene in enumerate(SCENES, 1):
-            heard = await _call(client, scene)
-            record = orjson.loads(app.settings.audit_path.read_bytes().splitlines()[-1])
-            good &= (record["reason"] or "") == scene.reason
-            _show(number, scene, heard, record)
-    return good
+        return await _shown(app, 1, SCENES, partial(_call, client))
 
 
 async def _converse(app: Application, url: str) -> bool:
@@ -164,26 +159,33 @@ async def _converse(app: Application, url: str) -> bool:
     import httpx
     from a2a.client import A2ACardResolver, ClientConfig, ClientFactory
 
-    good = True
     async with asyncio.timeout(len(AGENT_SCENES) * CALL_WITHIN_S), httpx.AsyncClient(trust_env=False) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
         skills = ", ".join(skill.id for skill in card.skills)
         _say(f"The researcher's card, for the planner: {skills}   (it can publish, too)\n", dim=True)
         async with ClientFactory(ClientConfig(httpx_client=http, streaming=False)).create(card) as client:
-            for number, scene in enumerate(AGENT_SCENES, len(SCENES) + 1):
-                heard = await _send(client, scene.arguments["text"], scene.arguments["task_type"])
-                record = orjson.loads(app.settings.audit_path.read_bytes().splitlines()[-1])
-                good &= (record["reason"] or "") == scene.reason
-                _show(number, scene, heard, record)
+            return await _shown(app, len(SCENES) + 1, AGENT_SCENES, partial(_send, client))
+
+
+async def _shown(
+    app: Application, first: int, scenes: Sequence[DemoScene], call: Callable[[DemoScene], Awaitable[str]]
+) -> bool:
+    """Make the calls and show each with its audit record; whether all outcomes are the expected ones."""
+    good = True
+    for number, scene in enumerate(scenes, first):
+        heard = await call(scene)
+        record = orjson.loads(app.settings.audit_path.read_bytes().splitlines()[-1])
+        good &= (record["reason"] or "") == scene.reason
+        _show(number, scene, heard, record)
     return good
 
 
-async def _send(client: Any, text: str, skill: str) -> str:
+async def _send(client: Any, scene: DemoScene) -> str:
     from a2a.types import Message, Part, Role, SendMessageRequest
     from a2a.utils.errors import A2AError
 
-    message = Message(message_id=str(uuid4()), role=Role.ROLE_USER, parts=[Part(text=text)])
-    message.metadata.update({"task_type": skill})
+    message = Message(message_id=str(uuid4()), role=Role.ROLE_USER, parts=[Part(text=scene.arguments["text"])])
+    message.metadata.update({"task_type": scene.arguments["task_type"]})
     try:
         async for event in client.send_message(SendMessageRequest(message=message)):
             return " | ".join(part.text for artifact in event.task.artifacts for part in artifact.parts)

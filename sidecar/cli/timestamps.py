@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime, timedelta
 
 import click
 
-_SPAN = re.compile(r"([0-9]{1,6})([smhd])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+from sidecar.settings.field_types import seconds_from
 
 
 def _span_s(text: str) -> float | None:
-    match = _SPAN.fullmatch(text)
-    return None if match is None else float(int(match[1]) * _UNIT_S[match[2]])
+    try:
+        return float(str(seconds_from(text)))
+    except ValueError:
+        return None
 
 
 class Moment(click.ParamType[str]):

@@ -185,40 +185,6 @@ async def _again(peer: Client, server: Server, root: Path) -> Any:
             await asyncio.sleep(0.1)
 
 
-async def test_files_are_read_and_written_within_the_root_alone(tmp_path: Path, root: Path) -> None:
-    outside = tmp_path / "outside.txt"
-    async with before(tmp_path, "filesystem", root) as (on, _):
-        for era in ERAS:
-            async with client(on.at("filesystem"), era) as peer:
-                read = await peer.call_tool("read_text_file", {"path": str(root / "note.txt")})
-                assert text_of(read) == "hällo"
-                await peer.call_tool("write_file", {"path": str(root / "new.txt"), "content": "grüße"})
-                assert (root / "new.txt").read_text() == "grüße"
-                strayed = await peer.call_tool("write_file", {"path": str(outside), "content": "x"})
-                assert strayed.is_error and "Access denied" in text_of(strayed) and not outside.exists()
-                assert on.ends()[-1]["event"] == "outcome"  # the server's own no, passed on
-
-
-@pytest.mark.parametrize("lends_roots", [False, True])
-async def test_folders_are_the_operators_or_those_a_rule_lends(tmp_path: Path, root: Path, lends_roots: bool) -> None:
-    clients = tmp_path / "clients"
-    clients.mkdir()
-
-    async def on_roots(context: Any) -> types.ListRootsResult:
-        return types.ListRootsResult(roots=[types.Root(uri=clients.as_uri())])
-
-    rules = _allowed("filesystem") + f"p, {PLANNER}, nhi:filesystem, roots/list, -, -, -, allow\n" * lends_roots
-    wanted = str((clients if lends_roots else root).resolve())
-    async with (
-        asyncio.timeout(CALL_WITHIN_S),
-        before(tmp_path, "filesystem", root, rules) as (on, _),
-        Client(on.at("filesystem"), mode="legacy", cache=None, list_roots_callback=on_roots) as peer,
-    ):
-        while wanted not in (text := text_of(await peer.call_tool("list_allowed_directories", {}))):
-            await asyncio.sleep(0.05)
-        assert len(text.splitlines()) == 2  # a heading, and one folder
-
-
 async def test_two_users_have_memories_of_their_own(tmp_path: Path, root: Path) -> None:
     rules = _allowed("memory") + _allowed("memory", who=OTHER)
     async with (

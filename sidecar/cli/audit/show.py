@@ -143,9 +143,6 @@ def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]
         click.echo(f"{unreadable} lines are no records; run `sidecar audit verify`", err=True)
 
 
-# --- stored results ---------------------------------------------------------------------------------------------------
-
-
 def _evidence_beside(path: Path) -> list[Path]:
     folder = path.parent.parent / "evidence"
     return sorted(folder.glob("evidence*.jsonl")) or [folder / "evidence.jsonl"]
@@ -167,9 +164,6 @@ def _show_kept(paths: tuple[Path, ...], wanted: Filter, files: list[Path], as_js
             raise click.ClickException(f"{unreadable(error)}; name it with --evidence-file") from None
     for lost in named:
         click.echo(plain(f"{files[-1]}: the result {lost} is nowhere; run `sidecar audit verify --evidence`"), err=True)
-
-
-# --- counts -----------------------------------------------------------------------------------------------------------
 
 
 def _show_statistics(records: Iterator[dict[str, Any]], as_json: bool) -> None:

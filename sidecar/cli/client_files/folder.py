@@ -125,8 +125,6 @@ class _Importer:
     def fault(self, loc: Loc, message: str, code: str, hint: str = "") -> None:
         self.faults.append(self.file.text.document.fault((*self.server.loc, *loc), message, code, hint))
 
-    # Definitions
-
     def program(self) -> dict[str, Any]:
         server = self.server
         command = self.ours(("command",), server.command or "")
@@ -258,8 +256,6 @@ class _Importer:
             self.fault(("timeout",), "this is no duration", "C104", "write 500ms, 30s, 5m or 1h")
             return None
         return value if isinstance(value, float) else None
-
-    # Output
 
     def ours(self, loc: Loc, text: str) -> str:
         found = translated(text, self.places)

@@ -67,9 +67,6 @@ def names_of(file: ClientFile, base: str) -> dict[Loc, str]:
     return slugs(tuple(server for server in file.servers if not leads_here(server, base)), ours)
 
 
-# Editing
-
-
 def _edits(
     text: JsonText, server: ClientServer, address: str, client: ClientFormat, headers: Mapping[str, str]
 ) -> list[tuple[int, int, str]]:
@@ -126,9 +123,6 @@ def _edited(text: str, edits: list[tuple[int, int, str]]) -> str:
     for start, end, instead in sorted(edits, reverse=True):
         text = text[:start] + instead + text[end:]
     return text
-
-
-# Restoring
 
 
 @dataclass(frozen=True)

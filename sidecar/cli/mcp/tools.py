@@ -168,9 +168,6 @@ def _chosen(rows: list[ToolRow], names: Collection[str], server: str) -> list[To
     return [row for row in rows if not names or row.name in names]
 
 
-# --- showing ----------------------------------------------------------------------------------------------------------
-
-
 def _show(rows: list[ToolRow], left_out: Collection[LeftOut], *, in_full: bool) -> None:
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
@@ -229,16 +226,17 @@ def _lines(value: object) -> list[str]:
     return readable(value).split("\n")
 
 
-# --- pinning ----------------------------------------------------------------------------------------------------------
-
-
 def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> None:
     """Approve the chosen rows after confirmation. A tool that is gone loses its pin."""
     pins = _approved(book.pins or {}, chosen)
     if pins == book.pins:
-        _say("nothing to pin: they are as pinned", quiet)
+        if not quiet:
+            click.echo("nothing to pin: they are as pinned")
         return
-    if ask and not click.confirm(f"approve {_count(pins, book.pins or {})} of {book.server} as shown?", err=True):
+    pinned = book.pins or {}
+    count = sum(pins.get(name) != pinned.get(name) for name in {*pins, *pinned})
+    changes = f"{count} change{'s' * (count != 1)}"
+    if ask and not click.confirm(f"approve {changes} of {book.server} as shown?", err=True):
         raise CommandFailed("nothing was pinned")
     if load_pins(book.file).servers.get(book.server) != book.pins:  # another process has changed the pins meanwhile
         raise CommandFailed(f"the pins of {book.server} changed meanwhile: nothing was pinned, look again")
@@ -246,7 +244,8 @@ def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> No
         write_all({book.file: file_with(book.file, book.server, pins).encode()}, force=True)
     except UnwrittenError as error:
         raise CommandFailed(str(error))
-    _say(f"{book.file}: {len(pins)} tool{'s' * (len(pins) != 1)} of {book.server} pinned", quiet)
+    if not quiet:
+        click.echo(f"{book.file}: {len(pins)} tool{'s' * (len(pins) != 1)} of {book.server} pinned")
 
 
 def _approved(pinned: Mapping[str, Pin], chosen: list[ToolRow]) -> dict[str, Pin]:
@@ -262,16 +261,6 @@ def _approved(pinned: Mapping[str, Pin], chosen: list[ToolRow]) -> dict[str, Pin
             why = row.tool.quarantine_reason or "it is no plain JSON"
             click.echo(f"{row.name} cannot be pinned: {why}", err=True)
     return pins
-
-
-def _say(text: str, quiet: bool) -> None:
-    if not quiet:
-        click.echo(text)
-
-
-def _count(pins: Mapping[str, Pin], pinned: Mapping[str, Pin]) -> str:
-    count = sum(pins.get(name) != pinned.get(name) for name in {*pins, *pinned})
-    return f"{count} change{'s' * (count != 1)}"
 
 
 def _who() -> str:

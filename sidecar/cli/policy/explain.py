@@ -92,9 +92,6 @@ def explain(config: Path, folder: Path | None, as_json: bool, **given: Any) -> N
     sys.exit(0 if found.allowed else NO)
 
 
-# --- the question -----------------------------------------------------------------------------------------------------
-
-
 def _chain(given: Mapping[str, Any]) -> tuple[Principal, ...]:
     names = [name.strip() for text in given["callers"] for name in text.split(",")]
     if not names:
@@ -143,9 +140,6 @@ def _object(text: str, option: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint=option)
     return value
-
-
-# --- the audit record -------------------------------------------------------------------------------------------------
 
 
 def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, Any] | None:

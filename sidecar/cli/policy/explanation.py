@@ -172,9 +172,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-# --- for programs -----------------------------------------------------------------------------------------------------
-
-
 def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[str, Any]:
     decision = found.decision
     data: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import BinaryIO, NoReturn
 import click
 
 from sidecar.audit.chain import MAX_LINE_BYTES
-from sidecar.audit.segments import given
+from sidecar.cli.audit.log_files import logs
 from sidecar.cli.command import FILE, FOLDER, NO, CommandFailed, catalogue_option, json_option, print_json
 from sidecar.cli.policy import write_files
 from sidecar.cli.terminal import progress
@@ -109,17 +109,10 @@ def _read(paths: tuple[Path, ...], wanted: SuggestQuery) -> UsageEvidence:
             if str(path) == "-":
                 evidence.read(_lines(sys.stdin.buffer, tell), wanted, "standard input")
                 continue
-            for part in _given(path):
+            for part in logs([path]):
                 with part.open("rb") as file:
                     evidence.read(_lines(file, tell), wanted, str(part))
     return evidence
-
-
-def _given(path: Path) -> tuple[Path, ...]:
-    try:
-        return given(path)
-    except OSError as error:
-        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
 
 
 def _lines(file: BinaryIO, tell: Callable[[int], None]) -> Iterator[bytes]:

@@ -151,9 +151,6 @@ def _full_name(test: PolicyTest) -> str:
     return f"{test.suite}: {test.name}"
 
 
-# --- watching ---------------------------------------------------------------------------------------------------------
-
-
 def run_again(once: Callable[[], int], changes: Iterable[object], code: int) -> int:
     """Run once more for each change, until they end or Ctrl-C; return the last exit code, at first `code`."""
     try:
