@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sidecar.policy.faults import shown
-from sidecar.policy.grammar import ON_SERVERS
-from sidecar.policy_tools.catalogue import server_of
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
 from sidecar.vocabulary import RuleRef
 
 _UNUSED = "take its rows away, or use it"
 OFTEN = 3  # a name used once, beside a similar one used this often, is probably a typing error
 _LOOKS = str.maketrans({"I": "l", "1": "l", "O": "o", "0": "o"})
+_TIMES = {1: "once", 2: "twice"}
 _ROLE = re.compile(r"role:[!#-&(-)+\-./0-{}~]+")
 
 
@@ -59,43 +57,29 @@ class _Used:
 
 
 def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P634: names that look the same, or whose server differs by a letter (compared with known upstreams by P121)."""
-    for sort, names in _sorts(policy).items():
-        if sort == "server" and policy.names is not None:
-            continue
-        for rare, often in _alike(names, sort):
+    """P634: names that look the same."""
+    for names in _used_names(policy):
+        told: dict[str, str] = {}
+        for rare, often in _folded(names):
+            told.setdefault(rare, often)
+        for rare, often in told.items():
             entry, times = names[rare], names[often].times
-            told = {1: "once", 2: "twice"}.get(times, f"{times} times")
-            message = f"{shown(rare)} looks like {shown(often)}, which is used {told}"
+            message = f"{shown(rare)} looks like {shown(often)}, which is used {_TIMES.get(times, f'{times} times')}"
             hint = "if it is a slip, write the other; if both exist, rename one"
             yield PolicyFinding("P634", message, hint, entry.rule, entry.column, rare, name=entry.row)
 
 
-def _sorts(policy: LintedPolicy) -> Mapping[str, dict[str, _Used]]:
-    """Return the names in use by sort; only names of one sort are compared with each other."""
-    sorts: dict[str, dict[str, _Used]] = {"subject": {}, "server": {}, "object": {}}
-
-    def add(sort: str, name: str, rule: RuleRef | None = None, column: str = "", row: str = "") -> None:
-        sorts[sort].setdefault(name, _Used(rule, column, row)).times += 1
-        if sort == "object" and name.startswith(ON_SERVERS) and "/" in name and "*" not in server_of(name):
-            add("server", server_of(name), rule, column, row)
-
-    for rule in policy.rules:
-        add("subject", rule.subject, rule, "sub")
-        add("object", rule.object, rule, "obj")
-    for sort, links in (("subject", policy.source.roles), ("object", policy.source.sets)):
+def _used_names(policy: LintedPolicy) -> Iterator[dict[str, _Used]]:
+    """Yield the names of subjects, then of objects: only names of one sort are compared with each other."""
+    for column, links in (("sub", policy.source.roles), ("obj", policy.source.sets)):
+        found: dict[str, _Used] = {}
+        for rule in policy.rules:
+            name = rule.subject if column == "sub" else rule.object
+            found.setdefault(name, _Used(rule, column)).times += 1
         for member, containers in links.parents.items():
             for name in (member, *containers):
-                add(sort, name, row=name)
-    return sorts
-
-
-def _alike(used: Mapping[str, _Used], sort: str) -> Iterator[tuple[str, str]]:
-    """Return pairs (rarer, more frequent), each rarer name once."""
-    first: dict[str, str] = {}
-    for rare, often in (*_folded(used), *(_one_letter_off(used) if sort == "server" else ())):
-        first.setdefault(rare, often)
-    return iter(first.items())
+                found.setdefault(name, _Used(row=name)).times += 1
+        yield found
 
 
 def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
@@ -103,7 +87,7 @@ def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
     for often, *rest in _groups(used, lambda name: name.translate(_LOOKS)):
         yield from ((rare, often) for rare in rest)
     for often, *rest in _groups(used, lambda name: name.lower().replace("_", "-")):
-        yield from ((rare, often) for rare in rest if _is_slip(used, rare, often))
+        yield from ((rare, often) for rare in rest if used[rare].times == 1 and used[often].times >= OFTEN)
 
 
 def _groups(used: Mapping[str, _Used], fold: Callable[[str], str]) -> Iterator[list[str]]:
@@ -114,31 +98,6 @@ def _groups(used: Mapping[str, _Used], fold: Callable[[str], str]) -> Iterator[l
     for group in groups.values():
         if len(group) > 1:
             yield sorted(group, key=lambda name: -used[name].times)
-
-
-def _is_slip(used: Mapping[str, _Used], rare: str, often: str) -> bool:
-    return used[rare].times == 1 and used[often].times >= OFTEN
-
-
-def _one_letter_off(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
-    """Yield names that become equal when one letter of each, or of one, is removed; digits must not differ."""
-    by_rest: dict[str, list[str]] = {}
-    for name in used:
-        for rest in {name, *(name[:at] + name[at + 1 :] for at in range(len(name)))}:
-            by_rest.setdefault(rest, []).append(name)
-    for names in by_rest.values():
-        often = max(names, key=lambda name: used[name].times)
-        for rare in names:
-            if rare != often and len(rare) > 3 and _is_slip(used, rare, often) and _differ_by_letter(rare, often):
-                yield rare, often
-
-
-def _differ_by_letter(one: str, other: str) -> bool:
-    """Whether the names differ in one place or by one letter, and in no digit: srv-1 and srv-2 are distinct."""
-    more, less = Counter(one), Counter(other)
-    changed = [*(more - less).elements(), *(less - more).elements()]
-    near = sum(a != b for a, b in zip(one, other, strict=True)) == 1 if len(one) == len(other) else True
-    return near and not any(letter.isdigit() for letter in changed)
 
 
 def alike_ids(policy: LintedPolicy) -> Iterator[PolicyFinding]:

@@ -7,7 +7,6 @@ one removed and one added. Each difference states, where known, whether it grant
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -170,7 +169,7 @@ def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
         was, now = before.get(key), after.get(key)
         if was != now:
             edits.append(Edit(f"{key[0]} {key[1]}", key[2], _cap(was), _cap(now), _cap_direction(key[2], was, now)))
-    return (*edits, *_cost_changes(old, new), *_other_sections(old, new))
+    return (*edits, *_cost_changes(old, new))
 
 
 def _cost_changes(old: Budgets, new: Budgets) -> Iterator[Edit]:
@@ -218,17 +217,6 @@ def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLink
         if was.get(role) != now.get(role):
             counts = (len(was.get(role, ())), len(now.get(role, ())))
             yield Edit(f"{source} {role}", "members", *counts, "unknown")
-
-
-_COMPARED = ("tools", "principals", "spending", "costs")
-
-
-def _other_sections(old: Budgets, new: Budgets) -> Iterator[Edit]:
-    """Yield sections that are not compared cap by cap: their difference is reported without a direction."""
-    for field in fields(Budgets):
-        was, now = getattr(old, field.name), getattr(new, field.name)
-        if field.compare and field.init and field.name not in _COMPARED and was != now:
-            yield Edit(field.name, "entries", None, None, "unknown")
 
 
 Cap = tuple[float, float]  # the maximum, and for a rate the time between two calls in µs
