@@ -129,13 +129,11 @@ class Known:
         return [name for name in self.objects[start:end] if glob(name, pattern)]
 
     def subjects_of(self, kind: PermissionKind) -> Sequence[str]:
-        """Return the possible subjects of a permission kind (CONTRACT 1.3)."""
         if kind not in (PermissionKind.NHI_TO_NHI, PermissionKind.USER_TO_NHI):
             return self.subjects
         return [name for name in self.subjects if name.startswith("nhi:") is (kind is PermissionKind.NHI_TO_NHI)]
 
     def objects_of(self, kind: PermissionKind) -> Sequence[str]:
-        """Return the possible objects of a permission kind."""
         if kind is PermissionKind.AGENT_TO_TOOL:
             return self.objects
         return [name for name in self.objects if name.startswith("nhi:")]

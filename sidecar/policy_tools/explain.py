@@ -97,7 +97,6 @@ def explain(source: PolicySource, budgets: Budgets, chain: Chain, question: Ques
 
 
 def explain_record(candidate: Candidate, budgets: Budgets, asked: RecordedQuestion) -> Explanation:
-    """Decide a recorded question again and trace the answer."""
     answer = candidate.decide(asked)
     case = candidate.case
     trace = _Trace(candidate.source, candidate.engine, asked.chain, asked.question, asked.at_s)

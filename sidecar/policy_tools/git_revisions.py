@@ -121,7 +121,6 @@ class _GitReader:
         self._name, self._directory, self._processes = name, directory, processes
 
     async def line(self, *arguments: str) -> str:
-        """Return git's output as one line; "" if git fails."""
         said, good = await self._run(arguments, most=_MAX_SAID)
         return said.decode("utf-8", "replace").strip() if good else ""
 
@@ -145,7 +144,6 @@ class _GitReader:
         return _Blob(_inside(path, self._name), digest, int(size))
 
     async def contents(self, blobs: Sequence[_Blob]) -> list[tuple[_Blob, bytes]]:
-        """The content of each file, in order."""
         wanted = "".join(f"{blob.digest}\n" for blob in blobs).encode()
         most = sum(blob.size + 128 for blob in blobs)
         said, good = await self._run(("cat-file", "--batch"), most=most, sent=wanted)

@@ -95,7 +95,6 @@ def may_overlap(one: str, other: str) -> bool:
 
 
 def overlap(shapes: Shapes, one: str, other: str) -> str | None:
-    """Return a name that matches both patterns, or None."""
     return witness(shapes, (one, other)) if may_overlap(one, other) else None
 
 

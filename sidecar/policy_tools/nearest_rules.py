@@ -144,7 +144,6 @@ class _Pool:
         (heapq.heappushpop if full else heapq.heappush)(self._heap, entry)
 
     def best(self, most: int, objects: _Objects) -> list[NearestRule]:
-        """Return the nearest rules, each id once."""
         ranked = []
         for score, _, rule in self._heap:
             alike = _alike(self.sought, rule, self.sought.fits(rule))
@@ -158,7 +157,6 @@ class _Pool:
 
 
 def _pairs(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> list[tuple[str, str]]:
-    """Return the question's and the rule's text for each part that does not match."""
     actions = "|".join(rule.actions)
     pairs = ((sought.subject, rule.subject), (sought.object, rule.object), (sought.action, actions))
     return [pair for pair, fit in zip(pairs, fits, strict=False) if not fit]
@@ -173,7 +171,6 @@ def _ends(one: str, other: str) -> float:
 
 
 def _alike(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> float:
-    """Return the least similarity of the parts that do not match; 1 if all match."""
     found = [
         _ROLE_ALIKE
         if said.startswith(("role:", "set:"))

@@ -65,7 +65,6 @@ class RecordedCase:
         return self.assumed.get(key, self.otherwise), {}
 
     def _told(self, condition: Condition, scene: ConditionContext, key: RecordedKey, purse: CostBudget) -> Told | str:
-        """Return the outcome, or why it is unknown."""
         written = [path for path in condition.paths if _by_caller(path)]
         if key.lends or self.asked.without_arguments:  # arguments belong to the question itself
             written = [path for path in written if path[0] != "args"]
@@ -100,8 +99,6 @@ class RecordedCase:
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """Replaces a `Condition` in an engine."""
-
     condition: Condition
     case: RecordedCase
     text: str
@@ -115,7 +112,6 @@ class StandIn:
 
 
 def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:
-    """Return the policy with its conditions answered by `case`."""
     stand_ins: dict[str, Any] = {
         text: StandIn(condition, case, text, condition.digest, condition.paths, condition.from_caller, condition.names)
         for text, condition in source.conditions.items()

@@ -77,8 +77,6 @@ class Candidate:
 
 
 class ChangeKind(NamedTuple):
-    """The values in which records of one group agree; one example stands for all of them."""
-
     change: Change
     chain: str
     object: str
@@ -125,7 +123,6 @@ class Replay:
         return self.wider + self.narrower
 
     def of(self, change: Change) -> list[tuple[ChangeKind, ReplayGroup]]:
-        """Return the groups of one kind of change, the most frequent first."""
         found = [(kind, group) for kind, group in self.groups.items() if kind.change == change]
         return sorted(found, key=lambda pair: (-pair[1].count, pair[1].seq))
 

@@ -48,12 +48,10 @@ def columns(rule: RuleRef) -> dict[str, str]:
 
 
 def csv_field(text: str) -> str:
-    """Return a field of a row, quoted if necessary."""
     return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text
 
 
 def csv_row(rule: RuleRef) -> str:
-    """Return a rule as a row of the built-in models."""
     return ", ".join(("p", *map(csv_field, columns(rule).values())))
 
 

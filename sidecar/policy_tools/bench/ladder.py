@@ -26,8 +26,6 @@ _KINDS = (("agent_to_tool", 0.8), ("user_to_nhi", 0.1), ("nhi_to_nhi", 0.1))
 
 
 class DrawnRow(NamedTuple):
-    """One rule without notes or conditions."""
-
     kind: str
     subject: str
     object: str
@@ -60,7 +58,6 @@ class DrawnQuestion(NamedTuple):
 
 
 def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
-    """Generate a policy with `rows` distinct rows."""
     world = _World(rows, random.Random(f"{seed}/{rows}/{wild}"))
     found: dict[tuple[str, str, str, str], DrawnRow] = {}
     while len(found) < rows:
@@ -109,7 +106,6 @@ def own_questions(source: PolicySource, *, seed: int = 1) -> Iterator[DrawnQuest
 
 
 def write(policy: DrawnPolicy, folder: Path) -> None:
-    """Write the files that load_policy reads."""
     files: dict[str, list[str]] = {f"{kind}.csv": [] for kind, _ in _KINDS}
     for row in policy.rows:
         files[f"{row.kind}.csv"].append(f"p, {row.subject}, {row.object}, {row.actions}, -, -, -, {row.effect}\n")
@@ -120,7 +116,6 @@ def write(policy: DrawnPolicy, folder: Path) -> None:
 
 
 def _caller(row: DrawnRow, members: dict[str, list[str]], rng: random.Random) -> str:
-    """Return a caller whom the row's subject matches, if it matches any."""
     subject = row.subject
     while subject in members:
         subject = rng.choice(members[subject])

@@ -62,7 +62,6 @@ def figures(took_ns: list[int], load_s: float, memory_mb: float) -> dict[str, An
 
 
 def resident_mb() -> float:
-    """Return the resident memory in MiB now if the system reports it, else its peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * resource.getpagesize() / 2**20

@@ -56,7 +56,6 @@ def always_the_same(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _constant(condition: Condition) -> _Never | None:
-    """Return why a condition has the same outcome for every caller and question, if so."""
     if not condition.paths:
         outcome = _without_claims(condition)
         gives = "always fails" if outcome == "error" else f"always gives {outcome}"
@@ -182,7 +181,6 @@ def _is_optional(policy: LintedPolicy, role: str) -> bool:
 
 
 def _optional_in(policy: LintedPolicy, condition: Condition) -> str:
-    """Return the test of a claim without which the condition is false, or ""."""
     text = condition.text
     if _without_claims(condition) != "false":
         return ""

@@ -33,7 +33,6 @@ def level(fault: Fault) -> str:
 
 
 def counted(report: CheckReport) -> dict[str, int]:
-    """Return the numbers of errors, warnings and notes, including those left out of the list."""
     counts = Counter(level(fault) for fault in report.faults)
     for code, more in report.left_out.items():
         counts[CODES[code].level if code in CODES else "warning"] += more
@@ -41,7 +40,6 @@ def counted(report: CheckReport) -> dict[str, int]:
 
 
 def summary(report: CheckReport, where: str) -> str:
-    """Return a one-line summary."""
     parts = [f"{count} {word if count != 1 else word[:-1]}" for word, count in counted(report).items() if count]
     more = "".join(f"; {count} more of {code} not shown" for code, count in report.left_out.items())
     if not report.valid:

@@ -100,11 +100,9 @@ class LintedPolicy:
         return any(self.granting is None or any(one.grants(name) for one in self.granting) for name in roles)
 
     def people(self, role: str) -> list[str]:
-        """Return the users and NHIs that `g` rows put into a role."""
         return [name for name in self.members.get(role, ()) if not name.startswith("role:")]
 
     def things(self, name: str) -> list[str]:
-        """Return the objects that `g2` rows put into a set."""
         return [element for element in self.elements.get(name, ()) if not element.startswith("set:")]
 
     def object_kinds(self, rule: RuleRef) -> frozenset[str]:

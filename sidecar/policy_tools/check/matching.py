@@ -54,7 +54,6 @@ def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
-    """Return the message and the hint."""
     word = max(kinds)
     if rule.kind is PermissionKind.AGENT_TO_TOOL and word == "nhi":
         server = rule.object.removeprefix("nhi:")

@@ -66,16 +66,12 @@ class PatternCover:
 
 @dataclass(slots=True)
 class _OnObjects:
-    """The rules of one subject, by object."""
-
     rules: dict[str, list[RuleRef]] = field(default_factory=dict)
     patterns: PatternCover = field(default_factory=PatternCover)
     over_sets: dict[str, set[str]] = field(default_factory=dict)
 
 
 class Covering:
-    """An index of rules that finds those covering a given rule, once all have been added."""
-
     def __init__(self, policy: LintedPolicy) -> None:
         self._policy = policy
         self._by_subject: dict[str, _OnObjects] = {}
@@ -91,7 +87,6 @@ class Covering:
             alike.append(rule)
 
     def over(self, rule: RuleRef) -> Iterator[RuleRef]:
-        """Yield the rules that cover this one, including itself if it was added."""
         asked = self._policy.asked(rule)
         key = (rule.kind, rule.subject)
         if key not in self._wider:
@@ -208,7 +203,6 @@ def _meet(policy: LintedPolicy, one: RuleRef, other: RuleRef) -> bool:
 
 
 def _have_common(shapes: Shapes, one: str, other: str, container: str, contents: Callable[[str], list[str]]) -> bool:
-    """Whether some name certainly matches both; those of roles and sets are their contents."""
     groups = [set(contents(name)) for name in (one, other) if name.startswith(container)]
     if len(groups) == 2:
         return not groups[0].isdisjoint(groups[1])
@@ -242,8 +236,6 @@ def above_a_budget(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 class _Ceilings:
-    """The most calls in any hour that budgets permit, by subject and object."""
-
     def __init__(self, policy: LintedPolicy) -> None:
         self._policy = policy
         self._entries: dict[str, list[tuple[int, BudgetRule]]] = {}

@@ -38,7 +38,6 @@ class RulePlace:
     width: int = 1
 
     def narrowed(self, part: str) -> RulePlace:
-        """Narrow the place to `part`, if the place contains it."""
         at = self.line.text.find(part, self.column - 1, self.column - 1 + self.width) if part else -1
         return self if at < 0 else RulePlace(self.line, at + 1, len(part))
 
@@ -53,14 +52,12 @@ class RuleSources:
     _links: dict[str, RulePlace] | None = None
 
     def lines(self, file: str) -> list[str]:
-        """Return the lines of a file; [] if it cannot be read (any more)."""
         if file not in self._texts:
             text = read_text(Path(file), Faults())
             self._texts[file] = text.replace("\r\n", "\n").split("\n") if text is not None else []
         return self._texts[file]
 
     def mention(self, file: str, part: str) -> RulePlace | None:
-        """Return the first occurrence in a file."""
         for number, text in enumerate(self.lines(file), 1):
             if (at := text.find(part)) >= 0 and not text.lstrip().startswith("#"):
                 return RulePlace(self.line(file, number), at + 1, len(part))
@@ -80,7 +77,6 @@ class RuleSources:
         return (place or RulePlace(line, start + 1, max(1, len(text) - start))).narrowed(part)
 
     def note(self, rule: RuleRef, key: str) -> str:
-        """Return the note of a rule under this key, or ""."""
         line = self.line(rule.file, rule.line)
         place = self._in_row(rule, line, key) if rule.file.endswith(".csv") else self._in_yaml(line, key)
         return place.line.text[place.column - 1 :][: place.width].strip("\"' ") if place else ""

@@ -97,7 +97,6 @@ def bounded(path: Path, faults: Faults) -> bytes | None:
 
 
 def _is_rows(path: str) -> bool:
-    """Whether this is a file of rows, and not of limits, pins or tests."""
     pure = PurePosixPath(path)
     return pure.suffix in sum(SUFFIXES.values(), ()) and path not in OTHER_FILES and pure.parts[0] != "tests"
 

@@ -58,7 +58,6 @@ class Content:
 
 
 def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | None:
-    """Read a file with its comments; None after a fault."""
     before = len(faults.errors)
     text = decoded(raw, path, faults)
     if text is None:
@@ -123,7 +122,6 @@ def _check_rule(
 
 
 def _try(row: CsvRow, field: CsvField, faults: Faults, read: Callable[..., T], *more: object) -> T | None:
-    """Return what a reader makes of a field, or None after a fault at its place."""
     try:
         return read(field.text, *more)
     except grammar.Wrong as wrong:
@@ -156,7 +154,6 @@ def _with_comments(found: Sequence[tuple[PermissionKind | None, CsvRow]], text: 
 
 
 def _trimmed(lines: Sequence[str]) -> Sequence[str]:
-    """Remove empty lines at both ends."""
     found = [number for number, line in enumerate(lines) if line]
     return lines[found[0] : found[-1] + 1] if found else []
 
@@ -195,7 +192,6 @@ Said = dict[tuple[str, str], list[object]]
 
 
 def said(content: Content, columns: Columns) -> Said:
-    """Return the content of the rows, by kind and type, in order."""
     found: Said = {}
     head: dict[str, str] = {}
     for entry in content.entries:

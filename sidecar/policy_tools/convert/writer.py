@@ -22,7 +22,6 @@ _NOTE_PLAIN = re.compile(r"[^\s\"]+")
 
 
 def csv_of(content: Content) -> str:
-    """Return the rows as a CSV file."""
     lines = [*content.head, ""] if content.head else []
     for entry in content.entries:
         lines += entry.above
@@ -62,7 +61,6 @@ def _section(name: str, lines: Iterator[str]) -> Iterator[str]:
 
 
 def _rules(entries: Sequence[ContentEntry]) -> Iterator[list[ContentEntry]]:
-    """Group the rows by rule."""
     group: list[ContentEntry] = []
     for entry in entries:
         if group and "part_of" not in entry.row.notes:

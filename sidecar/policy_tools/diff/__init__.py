@@ -74,13 +74,11 @@ class Difference:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Return the number of regions of each change."""
         found = Counter(region.change for region in self.regions)
         return {change: found[change] for change in _CHANGES}
 
     @property
     def may_be_wider(self) -> bool:
-        """Whether answers, limits or budgets are wider, or may be."""
         edits = [edit for change in self.rules.changed for edit in change.edits if edit.field in _AMOUNTS]
         if self.lifted or any(region.change != "narrower" for region in self.regions):
             return True

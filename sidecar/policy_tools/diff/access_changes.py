@@ -94,7 +94,6 @@ def _parted(
 
 
 def _lifted(rows: Sequence[RowMeaning], draft: AccessChange) -> Iterator[AccessChange]:
-    """Yield what the deny row of this change took from these allow rows."""
     if any(row.covers(draft.base) for row in rows):
         yield draft
     elif len(rows) > MAX_LIFTED:
@@ -145,7 +144,6 @@ def trimmed(draft: AccessChange, effort: Effort) -> AccessChange | None:
 
 
 def _takes_all(one: RowMeaning, other: RowMeaning, base: RowMeaning) -> bool:
-    """Whether one row takes away all of a base that the other one does."""
     return (
         one.actions >= other.actions & base.actions
         and (one.object.covers(other.object) or one.object.covers(base.object))

@@ -62,7 +62,6 @@ def implies(one: str, other: str) -> bool:
 
 
 def _bounds(one: str, other: str) -> bool:
-    """Compare integer bounds. Each comparison is an interval."""
     mine, theirs = _COMPARED.fullmatch(one), _COMPARED.fullmatch(other)
     if mine is None or theirs is None or mine[1] != theirs[1]:
         return False
@@ -77,7 +76,6 @@ def _bounds(one: str, other: str) -> bool:
 
 
 def _texts(one: str, other: str) -> bool:
-    """Compare strings: equality, membership and prefix."""
     mine, theirs = _EQUAL.fullmatch(one) or _AMONG.fullmatch(one), _AMONG.fullmatch(other)
     if mine is not None and theirs is not None:
         return mine[1] == theirs[1] and _listed(mine) <= _listed(theirs)
@@ -89,7 +87,6 @@ def _texts(one: str, other: str) -> bool:
 
 
 def _listed(match: re.Match[str]) -> frozenset[str]:
-    """Return the strings that a part names."""
     return frozenset(re.findall("'([^']*)'", match[0]))
 
 

@@ -74,7 +74,6 @@ def _together(whens: Iterable[str]) -> str:
 
 
 def _unless(other: RowGuard, guard: RowGuard) -> str:
-    """Return what another row needs that this guard does not give."""
     whens = guard.missing(other.whens)
     lasts = other.before is None or (guard.before is not None and guard.before <= other.before)
     ends = "" if lasts or other.before is None else moment(other.before)
@@ -113,7 +112,6 @@ _SIDES = ("objects", "subjects", "actions")
 
 
 def _joined(regions: list[Region], side: str) -> list[Region]:
-    """Join the regions that agree in all but one side."""
     found: dict[object, Region] = {}
     for region in regions:
         same = _all_but(region, side)
@@ -127,7 +125,6 @@ def _joined(regions: list[Region], side: str) -> list[Region]:
 
 
 def _all_but(region: Region, side: str) -> tuple[object, ...]:
-    """Return the values in which regions must agree to be joined."""
     within = frozenset(frozenset(row.key for row in group) for group in region.within)
     exceptions = frozenset(row.key for row in region.exceptions)
     guards = (region.guard, region.lost_guard, frozenset(region.unless))

@@ -71,7 +71,6 @@ def _point_text(point: Point) -> str:
 
 
 def before_after(region: Region) -> tuple[str, str]:
-    """Return both answers to the witness."""
     if region.change == "unknown":
         return "depends", "depends"
     allowed = "not denied" if region.kind is PermissionKind.GUARDRAIL else "allowed"
@@ -93,7 +92,6 @@ def _at(rule: RuleRef) -> str:
 
 
 def _how(rule: RuleRef, found: Difference) -> str:
-    """Return what happened to a rule of a region."""
     if rule.id not in found.old_ids:
         return "was added"
     if rule.id not in found.new_ids:
@@ -106,7 +104,6 @@ def _how(rule: RuleRef, found: Difference) -> str:
 
 
 def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
-    """Yield the other differences by category; only those that exist."""
     rules = found.rules
     sections: tuple[tuple[str, list[str]], ...] = (
         ("rules added", [_rule_text(rule) for rule in rules.added]),
@@ -212,7 +209,6 @@ def _cell(text: str) -> str:
 
 
 def as_data(found: Difference) -> dict[str, Any]:
-    """Return all differences as plain values."""
     rules = found.rules
     return {
         "old": found.old,

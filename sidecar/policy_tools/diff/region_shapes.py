@@ -45,7 +45,6 @@ class Region:
     undecided: bool = False
 
     def contains(self, point: Point) -> bool:
-        """Whether the region contains this point."""
         subject, obj = (point.subject, point.roles), point.object
         return (
             point.action in self.actions
@@ -59,7 +58,6 @@ class Region:
 
     @property
     def terms(self) -> int:
-        """Return the length of its description."""
         parts = (self.subjects, self.objects, self.not_subjects, self.not_objects)
         return sum(map(len, parts)) + 3 * len(self.exceptions) + 3 * sum(map(len, self.within))
 
@@ -71,8 +69,6 @@ def _has(row: RowMeaning, point: Point) -> bool:
 
 
 class Shaped(NamedTuple):
-    """A change and the region made of it."""
-
     draft: AccessChange
     region: Region
 
@@ -84,7 +80,6 @@ class RegionShaper:
         self._search, self._kind = search, kind
 
     def __call__(self, draft: AccessChange, change: Change) -> Region | None:
-        """Return the region; None if it is empty."""
         if any(row.covers(draft.base) for row in draft.outside):
             return None
         left = _less(draft)
@@ -147,8 +142,6 @@ class RegionShaper:
 
 @dataclass(slots=True)
 class _Left:
-    """What is left of a box while others are taken away."""
-
     subject: RowTerm
     object: RowTerm
     actions: frozenset[str]
@@ -226,7 +219,6 @@ def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
 
 
 def _not_said(left: _Left, rows: Sequence[RowMeaning]) -> list[RowMeaning]:
-    """Remove exceptions that are covered by what is left out already."""
     return [
         row._replace(actions=row.actions & left.actions)
         for row in rows

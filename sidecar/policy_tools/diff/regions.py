@@ -31,7 +31,6 @@ def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) 
 
 
 def _only_here(here: Side, there: Side) -> int:
-    """Return the number of rows that the other policy does not have."""
     pairs = ((here.allows, there.allows), (here.denies, there.denies))
     return sum(len({row.key for row in mine} - {row.key for row in theirs}) for mine, theirs in pairs)
 
@@ -80,7 +79,6 @@ def _overlap(one: AccessChange, other: AccessChange) -> AccessChange:
 
 
 def _without_covered(shaped: list[Shaped]) -> list[Shaped]:
-    """Remove regions that another one covers under a guard that needs no more."""
     left: list[Shaped] = []
     for one in sorted(shaped, key=lambda one: one.region.terms):
         if not any(_tells(other, one) for other in left):
@@ -89,7 +87,6 @@ def _without_covered(shaped: list[Shaped]) -> list[Shaped]:
 
 
 def _tells(one: Shaped, other: Shaped) -> bool:
-    """Whether one region, which has no exceptions, covers the other."""
     region = one.region
     parted = region.within or region.exceptions or region.not_subjects or region.not_objects or region.undecided
     return (

@@ -53,8 +53,6 @@ class RuleChanges(NamedTuple):
 
 
 class LinkChange(NamedTuple):
-    """A `g` or `g2` row that was added or removed."""
-
     how: str
     member: str
     container: str

@@ -119,7 +119,6 @@ class Search:
         yield from (name for _, name in sorted(found, key=lambda item: len(item[0])))
 
     def _object(self, inside: frozenset[RowTerm], outside: frozenset[RowTerm]) -> str | None:
-        """Return an object in all of `inside` and none of `outside`."""
         if (inside, outside) not in self._found:
             self._found[inside, outside] = self._new_object(inside, outside)
         return self._found[inside, outside]
@@ -144,7 +143,6 @@ def _named(terms: Iterable[RowTerm]) -> set[str]:
 
 
 def _action(obj: str, actions: set[str]) -> str:
-    """Return the most usual action on such an object."""
     return next(action for action in (*_usual(obj), *sorted(actions)) if action in actions)
 
 

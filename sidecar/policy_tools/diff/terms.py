@@ -45,7 +45,6 @@ class RowTerm:
         return self.pattern is None and not self.names and not self.tokens
 
     def meets(self, name: str, roles: frozenset[str] = frozenset()) -> bool:
-        """Whether it matches this name, with these roles from its token."""
         if self.pattern is None:
             return name in self.names or not self.tokens.isdisjoint(roles)
         if name == ANONYMOUS and not self.anonymous:
@@ -93,7 +92,6 @@ class RowGuard(NamedTuple):
         return RowGuard(self.whens | other.whens, min(ends, default=None))
 
     def implies(self, other: RowGuard) -> bool:
-        """Whether the other one holds whenever this one does."""
         lasts = other.before is None or (self.before is not None and self.before <= other.before)
         return lasts and not self.missing(other.whens)
 
@@ -235,7 +233,6 @@ def _granted(roles: Iterable[str]) -> frozenset[str]:
 
 @lru_cache(4096)
 def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
-    """Return every action that matches one of the patterns."""
     return frozenset(action for action in ACTIONS if globs(action, "|".join(patterns)))
 
 

@@ -67,7 +67,6 @@ class _State:
         self.width = len(grid.subjects)
 
     def places(self, box: Box) -> list[int]:
-        """Return the rows of a box."""
         subjects = list(bits(box.subjects))
         return [a * self.width + s for a in bits(box.actions) for s in subjects]
 
@@ -137,7 +136,6 @@ def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
 
 
 def _needed(state: _State, boxes: Sequence[Box]) -> list[Box]:
-    """Return for each box the smallest box around the cells that no other one covers."""
     _, twice = _layers(state, boxes)
     alone = [mask & ~more for mask, more in zip(state.uncovered(()), twice, strict=True)]
     return [state.hull(alone, box) for box in boxes]

@@ -44,8 +44,6 @@ _SKIPPED = tuple(
 
 
 class Triple(NamedTuple):
-    """One action of one subject on one object."""
-
     kind: PermissionKind
     subject: str
     object: str
@@ -177,7 +175,6 @@ class UsageEvidence:
             self.leave_out("it asked several things, and its record names the first only", _decision(record))
 
     def leave_out(self, why: str, decision: str) -> None:
-        """Count a record that cannot be used, by reason."""
         times, example = self.left_out.get(why, (0, decision))
         self.left_out[why] = (times + 1, example)
 

@@ -41,7 +41,6 @@ Group = tuple[str, ...]
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Yield the indexes in a mask, ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -91,11 +90,9 @@ class Grid:
                     yield s, o, a
 
     def holds(self, box: Box) -> bool:
-        """Whether every cell of the box was used."""
         return not box.objects & ~self.objects_with(box.subjects, box.actions)
 
     def objects_with(self, subjects: int, actions: int) -> int:
-        """Return the objects that all these subjects used with all these actions."""
         mask = (1 << len(self.objects)) - 1
         for a in bits(actions):
             row = self.rows[a]
@@ -106,7 +103,6 @@ class Grid:
         return mask
 
     def subjects_with(self, objects: int, actions: int) -> int:
-        """Return the subjects that used all these objects with all these actions."""
         mask = (1 << len(self.subjects)) - 1
         for a in bits(actions):
             column = self.columns[a]
@@ -117,7 +113,6 @@ class Grid:
         return mask
 
     def actions_with(self, subjects: int, objects: int) -> int:
-        """Return the actions with which all these subjects used all these objects."""
         return sum(1 << a for a, row in enumerate(self.rows) if all(not objects & ~row[s] for s in bits(subjects)))
 
     def grown(self, box: Box, order: str = "soa") -> Box:
@@ -133,7 +128,6 @@ class Grid:
         return Box(subjects, objects, actions)
 
     def names(self, groups: Sequence[Group], mask: int) -> frozenset[str]:
-        """Return the names of a mask of one side."""
         return frozenset(name for index in bits(mask) for name in groups[index])
 
 
@@ -188,7 +182,6 @@ class BoxPool:
 
 
 def pool(grid: Grid) -> BoxPool:
-    """Return the boxes from which a cover can be made."""
     lists, complete = _action_lists(grid)
     found: dict[Box, None] = {}
     by_subject: dict[Box, None] = {}
@@ -244,7 +237,6 @@ def _boxes(grid: Grid, actions: int) -> tuple[list[Box], bool]:
 
 
 def _table(tables: list[list[int]], actions: int, count: int) -> list[int]:
-    """Return the rows (or columns) of what was used with all of these actions."""
     masks = [-1] * count
     for a in bits(actions):
         masks = [mask & other for mask, other in zip(masks, tables[a], strict=True)]

@@ -51,7 +51,6 @@ def csv_files(suggestion: Suggestion, present: Present) -> dict[str, str]:
 
 
 def yaml_text(suggestion: Suggestion, present: Present) -> str:
-    """Return the same in the YAML of CONTRACT 2.1, as one file."""
     content = Content((*_rules(suggestion, present), *_links(suggestion)), _commented([_ORIGIN]))
     return yaml_of(content, present.columns)
 
@@ -111,14 +110,12 @@ def _links(suggestion: Suggestion) -> Iterator[ContentEntry]:
 
 
 def _reason(rule: Suggested) -> str:
-    """Return the rule's evidence, in one line."""
     cited = ", ".join(_plain(decision) for decision in rule.decisions)
     seen = f"{rule.first} to {rule.last}" if rule.first != rule.last else rule.first
     return f"{_count(rule.uses, 'use')} of {_count(rule.triples, 'triple')}, {_plain(seen)}; decisions {cited}"
 
 
 def _comments(rule: Suggested, present: Present) -> Iterator[str]:
-    """Yield further comments above a rule."""
     if "*" in rule.object:
         yield f"fits {_some([name for name in rule.objects if name not in rule.widened])}"
     if rule.widened:
@@ -197,7 +194,6 @@ def notes(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> 
 
 
 def _grants(suggestion: Suggestion) -> set[tuple[str, str]]:
-    """Return which subjects have any grant on which server, as (subject, nhi:<server>)."""
     found: set[tuple[str, str]] = set()
     for rule in suggestion.rules:
         if rule.kind is PermissionKind.AGENT_TO_TOOL:

@@ -80,7 +80,6 @@ class RuleShaper:
     def _rule(
         self, kind: PermissionKind, grid: Grid, must: Box, box: Box, pattern: str, backed: Backed
     ) -> tuple[RuleDraft, Box]:
-        """Return one rule that holds all of `must`, and the box that it covers."""
         actions = tuple(sorted(grid.names(grid.actions, must.actions)))
         may = box.subjects if pattern else grid.subjects_with(must.objects, must.actions)
         least, most = grid.names(grid.subjects, must.subjects), grid.names(grid.subjects, may)
@@ -154,7 +153,6 @@ class _RuleRows:
             self._enter(at, box)
 
     def needed(self, at: int) -> Box:
-        """Return the smallest box around what only this one covers."""
         box, hull = self._boxes[at], Box(0, 0, 0)
         for a, s in product(bits(box.actions), bits(box.subjects)):
             own = box.objects & self._grid.rows[a][s]

@@ -222,7 +222,6 @@ def rule_id(draft: RuleDraft, subject: str, obj: str, taken: set[str]) -> str:
 
 
 def _in_common(names: Sequence[str]) -> str:
-    """Return the common beginning of all names, up to the end of a word."""
     head = common_head(names)
     return _slug(head[: max(head.rfind(mark) for mark in _WORD_ENDS) + 1])
 
@@ -243,7 +242,6 @@ def _slug(text: str) -> str:
 
 
 def _free(word: str, stem: str, taken: set[str]) -> str:
-    """Return the name, with a number if it is taken."""
     name = f"{word}{stem or SUGGESTED}"
     numbered = (f"{name}-{number}" for number in count(2 if stem else 1))
     free = next(one for one in chain([name] if stem else [], numbered) if one not in taken)

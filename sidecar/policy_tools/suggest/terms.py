@@ -63,8 +63,6 @@ Groups = Mapping[PermissionKind, Mapping[Terms, Backed]]
 
 
 class Backing:
-    """The allow rows of the present policy, indexed by what they match."""
-
     def __init__(self, source: PolicySource) -> None:
         self._source = source
         self._rows: dict[tuple[PermissionKind, str], list[RuleRef]] = {}
@@ -117,7 +115,6 @@ class Backing:
         return written == name or (name != ANONYMOUS and glob(name, written))
 
     def _about(self, triple: Triple) -> tuple[RuleRef, ...]:
-        """Return the rows whose object matches this one."""
         kind, obj = triple.kind, triple.object
         if (kind, obj) not in self._found:
             keys = {obj, *self._source.sets.closure((obj,)), f"{place_of(obj)}{WILDCARD}", WILDCARD}

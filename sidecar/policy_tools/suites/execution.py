@@ -75,7 +75,6 @@ class DecidingRules:
         self._wavering_by: dict[tuple[PermissionKind, str], list[RuleRef]] | None = None  # few runs need it
 
     def of(self, decision: Decision, chain: Chain, now_s: float, *, session: bool = False) -> frozenset[str]:
-        """Return the ids of the rules that the answer rests on."""
         if decision.allowed:
             links = [link for at, link in enumerate(decision.links) if not (session and at == len(chain) - 1)]
             rules = [rule for link in links for rule in link.rules if rule.effect == "allow"]
@@ -106,7 +105,6 @@ class DecidingRules:
 
 
 def covered(rules: Iterable[RuleRef], exercised: frozenset[str]) -> CoveredRules:
-    """Return how many of the rules were exercised, and which were not."""
     first = {rule.id: rule for rule in reversed(list(rules))}
     missing = [rule for name, rule in first.items() if name not in exercised]
     missing.sort(key=lambda rule: (rule.file, rule.line, rule.id))

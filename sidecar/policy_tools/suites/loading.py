@@ -27,8 +27,6 @@ SUFFIXES = (".yaml", ".yml")
 
 
 class SuitePlace(NamedTuple):
-    """A position, and the text of its line."""
-
     span: YamlSpan
     source: str
 

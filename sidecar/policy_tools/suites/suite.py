@@ -112,7 +112,6 @@ def self_test(
 
 
 def fault_of(result: TestResult) -> Fault:
-    """Return a failed test as a fault of its file."""
     test = result.test
     span, source = test.expects_at
     message = f'the test "{test.name}" fails: {"; ".join(result.problems)}'
@@ -164,7 +163,6 @@ def answer_in_words(got: TestOutcome) -> str:
 
 
 def _hint(test: PolicyTest, got: TestOutcome, rules: Iterable[RuleRef]) -> str:
-    """Suggest what was probably intended, as far as the test alone can be wrong."""
     wanted = test.expect.rule
     if wanted is not None and wanted not in got.rests_on:
         ids = {rule.id for rule in rules}
