@@ -14,6 +14,7 @@ from a2a.utils.signing import create_signature_verifier
 
 from sidecar.app.loader import check_files
 from sidecar.cli.free_ports import free_ports
+from tests import wire
 from tests.a2a.world import (
     ALICE,
     BOB,
@@ -34,19 +35,7 @@ p, user:alice, nhi:researcher, use|card/extended, -, -, call.tool == 'search', a
 p, user:bob, nhi:researcher, tasks/get, -, -, -, allow
 """
 RULES = {"user_to_nhi": SKILLS, "nhi_to_nhi": "p, nhi:planner, nhi:researcher, use|card/extended, -, -, -, allow\n"}
-CARD_03: dict[str, Any] = {
-    "name": "Researcher",
-    "description": "d",
-    "version": "1",
-    "protocolVersion": "0.3.0",
-    "url": "http://10.1.2.3:9200/",
-    "preferredTransport": "JSONRPC",
-    "additionalInterfaces": [{"url": "http://10.1.2.3:9200/rest", "transport": "HTTP+JSON"}],
-    "capabilities": {"streaming": True},
-    "defaultInputModes": ["text/plain"],
-    "defaultOutputModes": ["text/plain"],
-    "skills": [{"id": "search", "name": "Search", "description": "s", "tags": []}],
-}
+CARD_03: dict[str, Any] = wire.table("cards")["a researcher's of 0.3"]
 
 
 async def card(world: AgentWorld, who: Any = None, path: str = "", **headers: str) -> tuple[int, Any, Any]:

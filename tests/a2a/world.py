@@ -22,6 +22,7 @@ from sidecar.protocols.a2a.status import DETAILS, infos_in
 from sidecar.protocols.a2a.v03 import request_name, response_name
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.settings.shipped_files import shipped
+from tests import wire
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.world import PATIENCE_S, listening, started, until
 
@@ -42,23 +43,7 @@ CALLED_BACK = 'callbacks: {allow: ["127.0.0.1:*"], schemes: [http], networks: [1
 WORKING = "TASK_STATE_WORKING"
 HOOK = "http://127.0.0.1:9/hook"
 HELLO: dict[str, Any] = {"messageId": "m1", "role": "ROLE_USER", "parts": [{"text": "hello"}]}
-CARD_10: dict[str, Any] = {
-    "name": "Researcher",
-    "description": "Finds things out. See http://10.1.2.3:9200/help",
-    "version": "1.2",
-    "supportedInterfaces": [
-        {"url": "http://10.1.2.3:9200/a2a/jsonrpc", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
-        {"url": "10.1.2.3:9300", "protocolBinding": "GRPC", "protocolVersion": "1.0"},
-    ],
-    "capabilities": {"streaming": True, "pushNotifications": True},
-    "defaultInputModes": ["text/plain"],
-    "defaultOutputModes": ["text/plain"],
-    "skills": [
-        {"id": "search", "name": "Search", "description": "s", "tags": ["a"]},
-        {"id": "write", "name": "Write", "description": "w", "tags": ["a"]},
-    ],
-    "signatures": [{"protected": "eyJhbGciOiJFUzI1NiJ9", "signature": "AAAA"}],
-}
+CARD_10: dict[str, Any] = wire.table("cards")["a researcher's of 1.0"]
 Respond = Callable[[str, dict[str, Any]], Any]
 
 

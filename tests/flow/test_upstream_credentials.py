@@ -15,7 +15,6 @@ import jwt
 import pytest
 
 from sidecar.app.loader import check_files
-from sidecar.errors import SettingsError
 from sidecar.identity.jwks import JwksError, parse_jwks
 from tests.flow.apart import SessionsOnly, StatelessOnly
 from tests.flow.federated import At
@@ -376,39 +375,6 @@ async def test_a_check_warns_of_passthrough_and_writes_nothing(tmp_path: Path) -
     (tmp_path / "sidecar.yaml").write_text(text.replace("{passthrough: true, own_bearer_path: own}", "{signed: {}}"))
     assert check_files(tmp_path / "sidecar.yaml", {})[1] == ()
     assert not (tmp_path / "data" / "keys" / "signing.pem").exists()
-
-
-ISSUER = "token_url: 'https://a/t', client_id: a"
-SENSELESS = [
-    ("{passthrough: true, bearer_path: own}", "bearer_path and passthrough at once"),
-    (f"{{signed: {{}}, client_credentials: {{{ISSUER}, secret_path: own}}}}", "at once"),
-    ("{own_bearer_path: own, bearer_path: own}", "own_bearer_path is for passthrough"),
-    ("{client_credentials: {token_url: 'http://idp.example/t', client_id: a, secret_path: own}}", "https only"),
-    (f"{{client_credentials: {{{ISSUER}}}}}", '"secret_path" is missing'),
-    (f"{{token_exchange: {{{ISSUER}, auth: private_key_jwt, secret_path: own}}}}", '"key_path" is missing'),
-    ("{signed: {ttl_s: 3600}}", "at most 300"),
-    ("{passthrough: true}, anonymous: true", "anonymous callers have no token"),
-    (f"{{token_exchange: {{{ISSUER}, secret_path: none}}}}", "is no file"),
-    ("{bearer_path: none}", "is no file"),
-]
-
-
-@pytest.mark.parametrize(
-    ("mcp", "credential", "message"),
-    [("url: 'https://a/mcp'", *row) for row in SENSELESS]
-    + [("command: cat", "{signed: {}}", "a program is shown no credential")],
-)
-def test_a_credential_that_makes_no_sense_stops_the_start(
-    mcp: str, credential: str, message: str, tmp_path: Path
-) -> None:
-    (tmp_path / "own").write_text(OWN)
-    for name in ("models", "policies"):
-        (tmp_path / name).mkdir()
-    path = tmp_path / "sidecar.yaml"
-    path.write_text(f"version: 1\nupstreams:\n  a: {{mcp: {{{mcp}}}, credential: {credential}}}\n")
-    with pytest.raises(SettingsError) as caught:
-        check_files(path, {})
-    assert message in str(caught.value)
 
 
 # --- further fronts ---------------------------------------------------------------------------------------------------

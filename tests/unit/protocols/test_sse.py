@@ -4,7 +4,7 @@ import gc
 import re
 import time
 import tracemalloc
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import sse
+from tests import wire
 
 KIBIBYTE, MEBIBYTE = 2**10, 2**20
 
@@ -75,46 +76,10 @@ def test_a_stream_byte_by_byte_says_the_same_as_at_once(text: str) -> None:
     assert events_of(*(raw[at : at + 1] for at in range(len(raw)))) == events_of(raw)
 
 
-READ: Sequence[tuple[str, bytes, list[sse.SseEvent]]] = (
-    ("one event", b"data: x\n\n", [sse.SseEvent("x")]),
-    ("no blank after the colon", b"data:x\n\n", [sse.SseEvent("x")]),
-    ("one blank is eaten, not two", b"data:  x\n\n", [sse.SseEvent(" x")]),
-    ("lines of data are joined", b"data: a\ndata\ndata: b\n\n", [sse.SseEvent("a\n\nb")]),
-    ("name and id", b"event: message\nid: 7\ndata: x\n\n", [sse.SseEvent("x", "7", "message")]),
-    (
-        "the last name, id and retry win",
-        b"id:1\nid:2\nevent:a\nevent:b\nretry:1\nretry:2\n\n",
-        [sse.SseEvent(None, "2", "b", 2)],
-    ),
-    ("CRLF", b"data: x\r\n\r\n", [sse.SseEvent("x")]),
-    ("CR", b"data: x\r\r", [sse.SseEvent("x")]),
-    ("all three", b"data: a\r\ndata: b\rdata: c\n\r\n", [sse.SseEvent("a\nb\nc")]),
-    ("byte order mark", b"\xef\xbb\xbfdata: x\n\n", [sse.SseEvent("x")]),
-    ("byte order mark later on", b"data: a\n\n\xef\xbb\xbfdata: b\n\n", [sse.SseEvent("a")]),
-    ("comment", b": ping\n\n", [sse.COMMENT]),
-    ("comment inside of an event", b"data: a\n:\ndata: b\n\n", [sse.COMMENT, sse.SseEvent("a\nb")]),
-    ("priming: an id and empty data (MCP 2025-11-25)", b"id: 1\ndata:\n\n", [sse.SseEvent("", "1")]),
-    ("priming: an id and no data", b"id: 1\n\n", [sse.SseEvent(None, "1")]),
-    ("polling: retry alone", b"retry: 500\n\n", [sse.SseEvent(retry_ms=500)]),
-    ("retry beyond an hour", b"retry: 999999999\n\n", [sse.SseEvent(retry_ms=sse.MAX_RETRY_MS)]),
-    ("retry that is no number", b"retry: 5s\nretry: -1\nretry: 1e3\nretry: \xd9\xa3\nretry:\n\n", []),
-    ("retry of a thousand digits", b"retry: " + b"1" * 1000 + b"\n\n", []),
-    ("an id with NUL is none", b"id: a\0b\ndata: x\n\n", [sse.SseEvent("x")]),
-    ("an empty id is one", b"id\ndata: x\n\n", [sse.SseEvent("x", "")]),
-    ("unknown fields alone are no event", b"foo: bar\nData: x\n data: y\n\n", []),
-    ("blank lines are no events", b"\n\n\r\n\r\r", []),
-    ("an event without its end has not come", b"data: x\n", []),
-    (
-        "what other line ends end",
-        "data: a\x0bb\x0cc\x1cd\u2028e\x85\n\n".encode(),
-        [sse.SseEvent("a\x0bb\x0cc\x1cd\u2028e\x85")],
-    ),
-)
-
-
-@pytest.mark.parametrize(("raw", "expected"), [row[1:] for row in READ], ids=[row[0] for row in READ])
-def test_a_stream_is_read_as(raw: bytes, expected: list[sse.SseEvent]) -> None:
-    assert events_of(raw) == expected == events_of(*(raw[at : at + 1] for at in range(len(raw))))
+@pytest.mark.parametrize(("name", "text", "expected"), wire.table("event_streams")["read"])
+def test_a_stream_is_read_as(name: str, text: str, expected: list[dict[str, Any]]) -> None:
+    raw, events = text.encode(), [sse.SseEvent(**one) for one in expected]
+    assert events_of(raw) == events == events_of(*(raw[at : at + 1] for at in range(len(raw)))), name
 
 
 def test_an_event_is_handed_over_with_the_very_byte_that_ends_it() -> None:

@@ -29,6 +29,7 @@ from sidecar.protocols.a2a.operations import CARD
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.v03 import JSON_FORM, PROTO_FORM
 from sidecar.protocols.a2a.wire import WIRES
+from tests import wire
 from tests.unit.protocols.a2a.test_schema import of, whole
 
 ROOT = Path(__file__).parents[4]
@@ -44,71 +45,9 @@ INTERFACES = (
     cards.Interface(f"{OURS}/agents/planner", "http_json", "0.3"),
 )
 
-SKILLS = [
-    {"id": "plan", "name": "Plan", "description": "Plans a trip", "tags": ["travel"], "examples": ["To Rome"]},
-    {"id": "book", "name": "Book", "description": "Books it", "tags": [], "security": [{"key": []}]},
-]
-OLD: dict[str, Any] = {
-    "protocolVersion": "0.3.0",
-    "name": "Planner",
-    "description": f"Plans. See http://{HOST}:9000/docs, or ask at {HOST}:9000.",
-    "url": f"http://{HOST}:9000/sub/path",
-    "preferredTransport": "JSONRPC",
-    "additionalInterfaces": [
-        {"url": f"http://{HOST}:9000/sub/path", "transport": "JSONRPC"},
-        {"url": "planner-rpc:50051", "transport": "GRPC"},
-    ],
-    "provider": {"organization": "Acme", "url": "https://acme.example"},
-    "documentationUrl": f"http://{HOST}:9000/docs",
-    "iconUrl": "https://acme.example/icon.png",
-    "version": "1.2.3",
-    "capabilities": {
-        "streaming": True,
-        "pushNotifications": False,
-        "stateTransitionHistory": True,
-        "extensions": [
-            {"uri": "https://acme.example/ext/v1", "params": {"at": "grpc://planner-rpc:50051", "of": 2**60}},
-            {"uri": f"http://{HOST}/ext", "required": True},
-        ],
-    },
-    "securitySchemes": {
-        "key": {"type": "apiKey", "name": "x-key", "in": "header"},
-        "login": {"type": "oauth2", "flows": {"password": {"tokenUrl": f"https://{HOST}/token", "scopes": {"a": "b"}}}},
-    },
-    "security": [{"key": []}],
-    "defaultInputModes": ["text/plain"],
-    "defaultOutputModes": ["text/plain", "application/json"],
-    "skills": SKILLS,
-    "supportsAuthenticatedExtendedCard": True,
-    "signatures": [{"protected": "e30", "signature": "c2ln"}],
-}
-AT = "odd.internal, 10.0.0.3, 110.0.0.3 and [fd00::3]:9000/x"
-NEW: dict[str, Any] = {
-    "name": "Planer für Reisen 旅",
-    "description": "Plans",
-    "supportedInterfaces": [
-        {"url": f"{OURS}/agents/planner/", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
-        {"url": "http://10.0.0.3:9000/a2a", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0", "tenant": "t"},
-        {"url": "http://[fd00::3]:9000/a2a", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
-        {"url": "http://odd.internal:99999", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
-    ],
-    "provider": {"organization": "Acme", "url": f"http://{HOST.upper()}./"},
-    "version": "2",
-    "documentationUrl": "javascript:alert(1)",
-    "iconUrl": "https://acme.example/icon.png?from=http%3A%2F%2Fx&at=10.0.0.3",
-    "capabilities": {"streaming": True, "pushNotifications": True, "extendedAgentCard": True},
-    "securitySchemes": {"key": {"apiKeySecurityScheme": {"name": "x-key", "location": "header"}}},
-    "securityRequirements": [{"schemes": {"key": {}}}],
-    "defaultInputModes": ["text/plain"],
-    "defaultOutputModes": ["text/plain"],
-    "skills": [
-        {"id": "plan", "name": "Plan", "description": f"At {AT}", "tags": ["a"]},
-        {"id": "book", "name": "Book", "description": "", "tags": ["b"], "securityRequirements": [{}]},
-    ],
-    "signatures": [{"protected": "e30", "signature": "c2ln"}],
-}
-LEAST: dict[str, Any] = {"name": "n", "version": "1", "url": "http://planner:9000", "capabilities": {}, "skills": []}
-GIVEN = {"of 0.3": OLD, "of 1.0": NEW, "with little": LEAST}
+CARDS = wire.table("cards")
+GIVEN = {name: CARDS[name] for name in ("of 0.3", "of 1.0", "with little")}
+OLD, NEW, LEAST = GIVEN.values()
 WRITERS = {
     "everybody": lambda card: cards.document(card),
     "the seed": cards.seed_card,
@@ -177,7 +116,9 @@ def read_by_03(documents: dict[str, Any]) -> Any:
 @given(data=st.data())
 def test_of_every_card_that_is_read_all_forms_can_be_written(data: st.DataObject) -> None:
     drawn = V10.read("AgentCard", data.draw(of(V10, "AgentCard")))
-    card = ours({"capabilities": {}, "supportedInterfaces": [], **drawn, "name": "n", "version": "1", "skills": SKILLS})
+    card = ours(
+        {"capabilities": {}, "supportedInterfaces": [], **drawn, "name": "n", "version": "1", "skills": OLD["skills"]}
+    )
     json.dumps([write(card) for write in WRITERS.values()])
     assert WIRES["1.0"].encode("AgentCard", card)
     assert WIRES["0.3"].encode("AgentCard", cards03.to_proto(card))

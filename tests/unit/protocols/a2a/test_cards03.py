@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sidecar.protocols.a2a import cards03
 from sidecar.protocols.a2a.messages import PROTO03, V10
 from sidecar.protocols.a2a.schema import UnreadableMessage
+from tests import wire
 from tests.unit.protocols.a2a.test_schema import of, whole
 
 JUDGED = settings(max_examples=8)
@@ -84,30 +85,10 @@ def without_params(card: dict[str, Any]) -> dict[str, Any]:
     return card
 
 
-FLOWS = "/securitySchemes/a/flows"
 CARD: dict[str, Any] = {"name": "n", "version": "1", "url": "http://a", "capabilities": {}, "skills": []}
 
 
-@pytest.mark.parametrize(
-    ("changed", "where"),
-    [
-        ({"name": 1}, "/name"),
-        ({"skills": {}}, "/skills"),
-        ({"skills": [1]}, "/skills/0"),
-        ({"skills": [{"id": "a", "security": [{"a": "b"}]}]}, "/skills/0/security/0/a"),
-        ({"security": {}}, "/security"),
-        ({"security": [{"a": [1]}]}, "/security/0/a"),
-        ({"capabilities": []}, "/capabilities"),
-        ({"capabilities": {"streaming": "yes"}}, "/capabilities/streaming"),
-        ({"securitySchemes": {"a": {}}}, "/securitySchemes/a/type"),
-        ({"securitySchemes": {"a": {"type": "basic"}}}, "/securitySchemes/a/type"),
-        ({"securitySchemes": {"a": {"type": "http"}}}, "/securitySchemes/a/scheme"),
-        ({"securitySchemes": {"a": {"type": "apiKey", "name": "k", "in": "body"}}}, "/securitySchemes/a/in"),
-        ({"securitySchemes": {"a": {"type": "oauth2", "flows": {"password": {}}}}}, FLOWS + "/password/tokenUrl"),
-        ({"url": "a", "Url": "b", "additionalInterfaces": "c"}, "/additionalInterfaces"),
-        ({"protocolVersion": "0.3.0", "protocol_version": "0.3.0"}, "/protocol_version"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changed", "where"), wire.table("a2a_wrong")["card of 0.3"])
 def test_a_wrong_card_is_told_with_its_place(changed: dict[str, Any], where: str) -> None:
     with pytest.raises(UnreadableMessage) as caught:
         cards03.from_json({**CARD, **changed})

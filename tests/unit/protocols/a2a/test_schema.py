@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.schema import FieldSpec, Schema, UnreadableMessage, camel, schema_from
+from tests import wire
 
 # --- the judge: what we read is what protobuf reads ---------------------------------------------------------------
 
@@ -92,26 +93,7 @@ def test_what_is_read_is_what_protobuf_reads_and_read_again_as_itself(name: str,
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("written", "where"),
-    [
-        ({"message": {"messageId": "a", "message_id": "a"}}, "/message/message_id"),
-        ({"message": {"parts": [{"text": "a"}, {"text": "a", "url": "b"}]}}, "/message/parts/1/url"),
-        ({"message": {"role": "user"}}, "/message/role"),
-        ({"message": {"role": 3}}, "/message/role"),
-        ({"message": {"role": True}}, "/message/role"),
-        ({"message": []}, "/message"),
-        ({"message": {"parts": {}}}, "/message/parts"),
-        ({"message": {"parts": [{"raw": "*"}]}}, "/message/parts/0/raw"),
-        ({"message": {"parts": [{"raw": "A"}]}}, "/message/parts/0/raw"),
-        ({"message": {"metadata": []}}, "/message/metadata"),
-        ({"configuration": {"historyLength": 2**31}}, "/configuration/historyLength"),
-        ({"configuration": {"historyLength": 1.5}}, "/configuration/historyLength"),
-        ({"configuration": {"historyLength": True}}, "/configuration/historyLength"),
-        ({"configuration": {"returnImmediately": "true"}}, "/configuration/returnImmediately"),
-        ([], ""),
-    ],
-)
+@pytest.mark.parametrize(("written", "where"), wire.table("a2a_wrong")["1.0"])
 def test_a_wrong_value_is_told_with_its_place(written: Any, where: str) -> None:
     with pytest.raises(UnreadableMessage) as caught:
         V10.read("SendMessageRequest", written)
