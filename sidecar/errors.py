@@ -97,11 +97,9 @@ AuditStatus = Literal["success", "permission_denied", "rate_limited", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How one reason is answered. `http` is the HTTP status for the stateless era and plain HTTP, `session_http` for
-    the session era, where a 403 would end the client's session. `live_http` is for a message in a live session, where
-    it differs: session-era clients stop at every 4xx that answers a message. `code` is the JSON-RPC error code: the
-    HTTP status, which lies outside every range that JSON-RPC, MCP and A2A reserve, unless the protocol defines its
-    own."""
+    """How one reason is answered: `http` in the stateless era and over plain HTTP, `session_http` in the session era,
+    where a 403 would end the client's session, and `live_http` in a live session, where clients stop at every 4xx.
+    `code` is the JSON-RPC code: the HTTP status, outside all reserved ranges, unless the protocol defines one."""
 
     http: int
     session_http: int
@@ -203,8 +201,7 @@ ANSWERS: Mapping[Reason, Answer] = {
 
 
 class LimitState(NamedTuple):
-    """The state of one limit. `window_s` is its length in seconds; `reset_at` is in seconds since the epoch; `charged`
-    is what this call consumes. A limit with a `unit` counts that unit; any other counts calls."""
+    """The state of one limit, of calls unless it has a `unit`. `charged` is what this call consumes."""
 
     name: str
     limit: float
@@ -332,20 +329,19 @@ class Together:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Continues after a reader that raised ConfigError. The reader's result is then missing: see `refuse`."""
+        """Continues after a reader that raised ConfigError."""
         try:
             yield
         except ConfigError as error:
             self.errors.append(error)
 
     def call(self, read: Callable[..., object], *given: object) -> None:
-        """Calls a reader whose result is not needed, as in `noted`."""
+        """Calls a reader whose result is not needed."""
         with self.noted():
             read(*given)
 
     def refuse(self) -> None:
-        """Raises the collected faults, each once, as an error of the first one's class. Does nothing if there are
-        none."""
+        """Raises the collected faults, each once, as an error of the first one's class, if there are any."""
         if self.errors:
             raise type(self.errors[0])(tuple(dict.fromkeys(fault for error in self.errors for fault in error.faults)))
 
@@ -356,8 +352,7 @@ def fault_in(path: Path | str, message: str, *, code: str, hint: str = "") -> Fa
 
 
 def visible(text: str) -> str:
-    """Escapes characters that are not printable. Line ends are escaped too, so that a name cannot begin a line of its
-    own."""
+    """Escapes characters that are not printable, line ends too: a name must not begin a line of its own."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

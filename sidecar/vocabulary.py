@@ -40,7 +40,6 @@ class Principal:
 
     @property
     def kind(self) -> str:
-        """`user`, `nhi` or `anonymous`."""
         return self.name.partition(":")[0]
 
     @property
@@ -57,10 +56,10 @@ SCHEDULE: Final = "schedule"
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A presented credential as it may be recorded, without the secret. For a schedule, `key_id` is its name in the
-    settings. For a certificate, `issuer` is the name by which it was looked up, `key_id` its thumbprint, and `trust`
-    the digest of the trusted authorities. For a token, `trust` is the part that was looked up in its issuer's tables,
-    and `signed_by` the thumbprint of the key. `trust` and `signed_by` are not recorded."""
+    """A presented credential without the secret. For a schedule, `key_id` is its name. For a certificate, `issuer` is
+    the name by which it was looked up, `key_id` its thumbprint, and `trust` the digest of the authorities. For a token,
+    `trust` is the part looked up in its issuer's tables, and `signed_by` the key's thumbprint. `trust` and `signed_by`
+    are not recorded."""
 
     kind: CredentialKind
     issuer: str = ""
@@ -71,11 +70,8 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A chain that was authenticated on this request. `expires_at` is in seconds since the epoch; None never ends.
-
-    `token` is the verified bearer token, set only at addresses whose upstream receives it or a token exchanged for it,
-    otherwise "". It is excluded from comparison and from printing.
-    """
+    """A chain that was authenticated on this request, until `expires_at`. `token` is the verified bearer token where
+    the upstream receives it or one exchanged for it, else ""; it is never compared or printed."""
 
     chain: Chain
     credentials: tuple[Credential, ...]
@@ -127,11 +123,8 @@ ERROR_CODE = "error_code"  # the member of a failed task's message that holds th
 
 
 class Question(NamedTuple):
-    """One object and action that a caller requests, named by CONTRACT 1.2 and 1.4.
-
-    `server` is the upstream's name, `name` the tool, prompt or URI ("" for the server as a whole). `arguments` and
-    `meta` are what a condition may read as `args` and `call.meta`; both come from the caller.
-    """
+    """One object and action that a caller requests (CONTRACT 1.2, 1.4). `server` is the upstream's name, `name` the
+    tool, prompt or URI ("" for the server). Conditions read `arguments` and `meta`, which come from the caller."""
 
     object: str
     action: str
@@ -160,13 +153,10 @@ class Question(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One parsed request, as the stages need it. `method` is the protocol's method, `protocol_version` the revision.
-
-    All `questions` must be allowed; the first one names the call in audit and limits. A `session` call (initialize,
-    ping, lists, notifications) needs no row of its own: any live grant on the server allows it, a deny row on
-    `nhi:<server>` closes it. `tasks` are the tasks that it names: each must be the caller's own, and the question that
-    created it is decided again. `wants_task` requests that the answer be a task.
-    """
+    """One parsed request. All `questions` must be allowed; the first one names the call in audit and limits. A
+    `session` call (initialize, ping, lists, notifications) needs no row of its own: any live grant on the server allows
+    it, a deny row on `nhi:<server>` closes it. Each of the `tasks` that it names must be the caller's own, and the
+    question that created it is decided again. `wants_task` requests that the answer be a task."""
 
     protocol: str
     protocol_version: str
@@ -233,11 +223,8 @@ class RowLimit(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The answer to a question for a whole chain, under one policy revision.
-
-    `until` is the nearest expiry (seconds since the epoch) among the rules it rests on, None if there is none. `roles`
-    are the roles through which the last link's rules matched, for the audit's `agent_role`.
-    """
+    """The answer for a whole chain, under one policy revision. `until` is the nearest expiry among the rules it rests
+    on. `roles` are those through which the last link's rules matched, for the audit's `agent_role`."""
 
     allowed: bool
     revision: str
@@ -263,7 +250,6 @@ class Decision(NamedTuple):
 
 
 class Witness(Protocol):
-    """Records an action of an operator or of the sidecar as a control record. Raises Refusal(AUDIT_UNAVAILABLE) or
-    SettingsError if it cannot be recorded."""
+    """Records an action of an operator or of the sidecar. Raises Refusal(AUDIT_UNAVAILABLE) or SettingsError."""
 
     async def __call__(self, what: str, by: str, **facts: object) -> None: ...

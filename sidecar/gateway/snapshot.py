@@ -40,7 +40,7 @@ from sidecar.policy import Engine, PolicySource
 from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
-from sidecar.settings.upstream_health import ProbeSettings
+from sidecar.settings.upstreams import ProbeSettings
 from sidecar.settings.upstreams import UpstreamSettings as Definition
 from sidecar.upstreams import McpTransport, ToolCatalogue, UpstreamAccount
 from sidecar.upstreams.agents import AgentUpstream

@@ -85,8 +85,7 @@ def is_host_name(text: str) -> bool:
 
 
 def is_destination(host: str) -> bool:
-    """Whether a request can be sent to the host: an IP address, or a name that no resolver reads as one (127.1,
-    0x7f.1)."""
+    """Whether it is an IP address, or a name that no resolver reads as one (127.1, 0x7f.1)."""
     try:
         ip_address(host)
     except ValueError:

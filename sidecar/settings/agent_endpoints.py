@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 from uuid import UUID
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema
@@ -32,7 +32,7 @@ from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_nodes import Loc
 
 Transport = Literal["json_rpc", "http_json", "grpc"]
-TRANSPORTS: Final[tuple[Transport, ...]] = ("json_rpc", "http_json", "grpc")
+TRANSPORTS: Final[tuple[Transport, ...]] = get_args(Transport)
 BASE_PATH: Final = r"(/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+"  # readers differ on segments that begin with a dot
 MAX_BASE_PATH: Final = 256
 # First segments of the sidecar's own paths, on any listener, and those that CONTRACT 5 reserves.
@@ -148,8 +148,8 @@ class EndpointAuth(Section):
 
 
 class RateLimiting(Section):
-    """The seed's A2ARateLimit. It counts as an entry of `tools:` in budgets.yaml for `nhi:<name>` does, beside those:
-    what is written there can only narrow it."""
+    """The seed's A2ARateLimit: counts as a `tools:` entry in budgets.yaml for `nhi:<name>`; entries there can only
+    narrow it."""
 
     requests_per_second: PerSecond | None = None
     """Requests a second, of all callers together."""

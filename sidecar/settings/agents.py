@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, get_args
 
 import jsonschema_rs
 from pydantic import AfterValidator, Field
@@ -27,7 +27,7 @@ from sidecar.settings.field_types import (
     VariableName,
 )
 from sidecar.settings.programs import variables_in_file
-from sidecar.settings.upstream_health import BreakerSettings, ProbeSettings
+from sidecar.settings.upstreams import BreakerSettings, ProbeSettings
 from sidecar.settings.validation_errors import Finding, reject
 
 Mode = Literal["task", "interactive"]
@@ -36,14 +36,7 @@ Output = Literal["stdout", "file", "json-rpc"]
 Access = Literal["read-only", "read-write"]
 Newlines = Literal["refuse", "space", "json"]
 Method = Literal["message/send", "message/stream", "tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe"]
-METHODS: Final[tuple[Method, ...]] = (
-    "message/send",
-    "message/stream",
-    "tasks/get",
-    "tasks/list",
-    "tasks/cancel",
-    "tasks/resubscribe",
-)
+METHODS: Final[tuple[Method, ...]] = get_args(Method)
 # The patterns of each of the seed's `agent_type` values.
 TYPES: Final[Mapping[str, tuple[Input, Output]]] = {
     "stdin-stdout": ("stdin", "stdout"),
@@ -96,8 +89,7 @@ def _pattern(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _matcher(pattern: str) -> jsonschema_rs.Draft202012Validator:
-    """Compile a matcher of whole values whose time is linear, whatever value a caller chooses (threats X2). Raises
-    ValidationError."""
+    """Compile a matcher of whole values in linear time (threats X2). Raises ValidationError."""
     schema = {"type": "string", "pattern": f"^(?:{pattern})$"}  # as in JSON Schema, $ is the very end
     options = jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
     return jsonschema_rs.Draft202012Validator(schema, pattern_options=options)
@@ -112,8 +104,8 @@ class Allowed(Section):
     values: Many[Argument] = ()
     """The allowed values, exactly as written. An option whose only value is "" is passed without a value."""
     matches: Pattern | None = None
-    """A regular expression as in JSON Schema, without look-around and back-references. It must match the whole value,
-    which has at most 256 characters."""
+    """A regular expression that matches the whole value, of at most 256 characters; no look-around, no
+    back-references."""
 
     def _faults(self) -> Iterator[Finding]:
         if bool(self.values) == (self.matches is not None):
@@ -200,8 +192,7 @@ class Capabilities(Section):
         "text/plain",
         "application/json",
     )
-    """Media types of the parts that it takes. A data part that only says how it is called is taken anyway: its `prompt`
-    is text."""
+    """Media types of the parts that it takes. A data part that only says how it is called is always taken."""
 
 
 class Endpoint(AgentOffer):
@@ -238,9 +229,9 @@ class CliAgent(Section):
     executable: Command
     """The program: a path, or a name on PATH. No shell reads it."""
     args: Many[Argument] = ()
-    """Its arguments, each as it stands here, but for `{input_file}`, `{output_file}` and `{prompt}`, where one of these
-    is a whole argument. A prompt that begins with `-` is refused where `{prompt}` has no `--` before it; without
-    `{prompt}` the prompt is last, behind `--`."""
+    """Its arguments. `{input_file}`, `{output_file}` and `{prompt}` are replaced where they are whole arguments;
+    without `{prompt}` the prompt is last, behind `--`. A prompt that begins with `-` is refused where `{prompt}` has no
+    `--` before it."""
     cli_args: dict[Argument, Argument] = Field(default_factory=dict)
     """Options and their values, `--name: value`, before `args`; of one without a value the value is ""."""
     working_directory: PathField | None = None
@@ -248,8 +239,8 @@ class CliAgent(Section):
     envs: dict[VariableName, Argument] = Field(default_factory=dict)
     """Its environment, beside PATH, HOME, LANG and TMPDIR of the sidecar's own."""
     env_path: PathField | None = None
-    """File with more of its environment, a line `NAME=value` each, for what is secret: its values are taken out of
-    whatever the program says. `envs` wins."""
+    """File of further, secret variables, a line `NAME=value` each; their values are taken out of what it says. `envs`
+    wins."""
     mode: Mode = "task"
     """`task` is a process for each run, `interactive` one for each conversation of a caller."""
     input_pattern: Input | None = None
@@ -277,16 +268,14 @@ class CliAgent(Section):
     keep_alive: bool = True
     """Whether the process of a conversation is kept between its turns; else each turn has a new one."""
     max_sessions: Count = 16
-    """How many conversations have a process at once; a further one ends the one that was silent longest, of the
-    caller who has most."""
+    """How many conversations have a process; beyond, the one that was silent longest, of the caller with most, ends."""
     turn_end: Annotated[str, Field(min_length=1, max_length=64)] = "\n"
     """What ends a turn's answer on standard output in a conversation: by default the end of a line."""
     newlines: Newlines = "refuse"
-    """What becomes of a prompt of several lines in a conversation on standard input, where a line is a turn: it is
-    refused, its lines are joined by a `space`, or each prompt is a string as `json` writes it, line ends spelt out."""
+    """What becomes of a prompt of several lines where a line is a turn: it is refused, its lines are joined by a
+    `space`, or each prompt is written as a `json` string."""
     greets: bool = False
-    """Whether it says `turn_end` once before it is told anything, as what shows a prompt of its own does; what it says
-    until then is no answer."""
+    """Whether it shows a prompt of its own first: what it says up to the first `turn_end` is no answer."""
     strip_control: bool = True
     """Whether terminal control sequences are taken out of what it says."""
     per_call: PerCall = Field(default_factory=PerCall)

@@ -79,8 +79,8 @@ class CheckpointSettings(Section):
     to: Many[Literal["stdout", "store"]] = ()
     """Where they are published besides: standard output, the store: out of reach of the log's own host."""
     known_path: PathField | None = None
-    """A file of checkpoints of this log that were published: a start that is behind the newest of them says so. It asks
-    the store too, if they go there."""
+    """A file of this log's published checkpoints (those in the store are read too): a start that is behind them says
+    so."""
 
 
 class RotationSettings(Section):
@@ -91,8 +91,7 @@ class RotationSettings(Section):
     every_s: Seconds | None = None
     """Once its first record is so old."""
     keep: Count | None = None
-    """How many files that were set aside are kept: the oldest are deleted, each after it is on record what it was. By
-    default all are."""
+    """How many files that were set aside are kept; deleting an older one is on record first. By default all are."""
 
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
@@ -134,15 +133,13 @@ class AuditSettings(Section):
     key_path: PathField | None = None
     """File with the key of the hashes; by default one is made in the data folder at first start."""
     previous_key_paths: Many[PathField] = ()
-    """Files with keys that were used before: what a start finds of their time it can check. `keys/audit.previous.key`
-    in the data folder is one too."""
+    """Files with earlier keys, for records of their time; `keys/audit.previous.key` in the data folder is one too."""
     clear_arguments: Annotated[dict[ClearObject, ClearPointers], Field(max_length=64)] = Field(default_factory=dict)
-    """Arguments that are recorded in clear, for `policy replay`: up to 8 JSON Pointers for each of up to 64 tools or
-    prompts, by their exact names. Readers of the log read them. Only texts of up to 256 characters, numbers,
-    booleans and null, and nothing that looks like a credential."""
+    """Arguments recorded in clear, for `policy replay`: up to 8 JSON Pointers for each of up to 64 exact tools or
+    prompts. Only texts of up to 256 characters, numbers, booleans and null, and nothing that looks like a
+    credential."""
     checkpoint_key_path: PathField | None = None
-    """PEM file with the Ed25519 key that signs checkpoints; by default one is made in the data folder at first
-    start."""
+    """PEM file with the Ed25519 key that signs checkpoints; by default one is made in the data folder."""
     checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
     """How often it is attested where the log ends, and to whom."""
     rotate: RotationSettings = Field(default_factory=RotationSettings)

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from sidecar.settings.addresses import is_host_name
-from sidecar.settings.field_types import Bytes, Many, PathField, Seconds, Section
+from sidecar.settings.field_types import Many, PathField, Seconds, Section
 from sidecar.settings.validation_errors import reject
 
 Network = IPv4Network | IPv6Network
@@ -86,9 +86,8 @@ NetworkField = Annotated[
 
 
 class CallbackSettings(Section):
-    """Callbacks and push notifications: what leaves to addresses that callers chose. They wait in `records.sqlite` in
-    the data folder, or with `tasks.store: memory` in memory, which a restart forgets. Who registered what is in the
-    store that replicas share, with `tasks.store: redis`."""
+    """Callbacks and push notifications to addresses that callers chose. They wait in `records.sqlite`, or in memory
+    with `tasks.store: memory`; with `tasks.store: redis`, replicas share who registered what."""
 
     allow: Many[PlaceField] = ()
     """Hosts that may be called back: `hooks.acme.example`, `*.acme.example` (every name below it), with a port where it
@@ -96,16 +95,12 @@ class CallbackSettings(Section):
     schemes: Annotated[Many[Literal["https", "http"]], Field(min_length=1)] = ("https",)
     """What may be spoken. With `http`, the network between can read what is sent."""
     networks: Many[NetworkField] = ()
-    """Networks that are not public (loopback, private, link-local …) and may be reached nonetheless, at hosts of
-    `allow`."""
+    """Networks that are not public (loopback, private, …) and may be reached nonetheless, at hosts of `allow`."""
     blocked: Many[NetworkField] = Field(default=("168.63.129.16/32",), validate_default=True)
     """Public addresses that may never be reached. The default is what Azure's machines trust."""
     key_path: PathField | None = None
-    """File with the key of their signatures; by default one is made in the data folder when it is first needed.
-    Replicas must have the same."""
+    """File with the key of their signatures, the same at all replicas; by default one is made in the data folder."""
     ca_path: PathField | None = None
     """PEM file of authorities that receivers' certificates may come from, beside those of the system."""
     timeout_s: Seconds = 5.0
     """How long one attempt may take, from looking the name up to the answer's status."""
-    max_body: Bytes = 1024 * 1024
-    """The largest callback that is taken."""

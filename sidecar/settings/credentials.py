@@ -60,10 +60,6 @@ class TokenClient(Section):
                 yield Finding(f"{key} is not for auth: {self.auth}", "S113", "remove it", (key,), on_key=True)
 
 
-class ClientCredentials(TokenClient):
-    """A token of our own from a token endpoint (OAuth client credentials), the same for every caller."""
-
-
 class TokenExchange(TokenClient):
     """A token for the caller, in exchange for the one that the caller showed (RFC 8693)."""
 
@@ -85,8 +81,7 @@ class Signed(Section):
     roles: bool = False
     """Whether it says which roles the caller's token granted to the first of the chain: for another sidecar."""
     own: NhiName | None = None
-    """Who the sidecar's own questions are from, such as the list of tools; by default its address, which is no name
-    that another sidecar knows."""
+    """The subject of the sidecar's own requests, such as the list of tools; by default its address."""
 
 
 class UpstreamCredential(Section):
@@ -98,15 +93,15 @@ class UpstreamCredential(Section):
     """The header to send instead."""
     value_path: PathField | None = None
     """File with that header's value."""
-    client_credentials: ClientCredentials | None = None
-    """A token from a token endpoint, for us."""
+    client_credentials: TokenClient | None = None
+    """A token of our own from a token endpoint (OAuth client credentials), the same for every caller."""
     token_exchange: TokenExchange | None = None
     """A token from a token endpoint, for each caller. Callers who show no token are refused."""
     signed: Signed | None = None
     """A token that we sign, naming each caller."""
     passthrough: bool = False
-    """The caller's own token, as it came. What is told to one server can then be told to another: only for a server
-    that is meant to have it. Callers who show no token are refused."""
+    """The caller's own token, only for a server that is meant to have it: it can use it elsewhere. Callers without are
+    refused."""
     own_bearer_path: PathField | None = None
     """Beside `passthrough`: file with a token for what the sidecar asks by itself, such as the list of tools."""
 
@@ -137,16 +132,16 @@ class SigningSettings(Section):
     """Our own signing key. Its public half stands at `/.well-known/jwks.json`."""
 
     key_path: PathField | None = None
-    """PEM file with a private key (P-256, Ed25519 or RSA). By default `keys/signing.pem` in the data folder, made when
-    it is first needed; replicas need one in common."""
+    """PEM file with a private key (P-256, Ed25519 or RSA), the same at all replicas; by default one is made in the data
+    folder."""
     previous_paths: Many[PathField] = ()
-    """PEM files of keys that signed before: their public halves are served on. `keys/signing.previous.pem` in the data
-    folder is one too."""
+    """PEM files of earlier keys, whose public halves are served; `keys/signing.previous.pem` in the data folder is one
+    too."""
 
 
 def header_faults(headers: Iterable[str], own: str, *, grpc: bool = False) -> Iterator[Finding]:
-    """Headers of `headers` that the sidecar writes itself (`own` is the prefix of its protocol's), that hold a
-    credential, or that are there twice."""
+    """Headers that the sidecar writes itself (`own` is its protocol's prefix), that hold a credential, or stand
+    twice."""
     seen: set[str] = set()
     for name in headers:
         lower, at = name.lower(), ("headers", name)

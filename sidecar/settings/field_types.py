@@ -172,9 +172,8 @@ Listen = Annotated[
 
 
 def _command_from(value: object, info: ValidationInfo) -> object:
-    """Parse a command. A name without a slash is found on PATH. Any other becomes an absolute path, because the program
-    starts in another folder; links are kept, because a program such as a virtual environment's Python finds its files
-    by the path it was called with."""
+    """Parse a command. A name without a slash is found on PATH; any other becomes an absolute path, because programs
+    start in another folder. Links are kept: a virtual environment's Python finds its files by them."""
     if value == "":
         reject("the command is empty")
     if isinstance(value, str) and "/" in value:
@@ -219,8 +218,8 @@ def url_of(*schemes: str) -> AfterValidator:
 
 
 def https_url(message: str, hint: str = "use https://") -> AfterValidator:
-    """Return the check that a URL is https, or http on this machine; `message` refuses others. Over http, an attacker
-    on the network could read or replace what is exchanged. In `hint`, `{rest}` is the URL without its scheme."""
+    """Return the check that a URL is https, or http on this machine; `message` refuses others. In `hint`, `{rest}` is
+    the URL without its scheme."""
 
     def check(text: str) -> str:
         parts = split_url(text, "https", "http")

@@ -144,8 +144,8 @@ class CertificateSettings(Section):
     spiffe: Many[CertificateDomain] = ()
     """Trust domains: a certificate with a SPIFFE ID is that workload, and its other names count for nothing."""
     names: Annotated[Mapping[CertificateName, str], Field(max_length=10_000)] = {}
-    """Name in a certificate → `nhi:<name>` or `user:<id>`. A name is `spiffe://…`, `uri:…`, `dns:…`, or
-    `subject:CN=planner,O=Acme` (RFC 4514)."""
+    """Name in a certificate (`spiffe://…`, `uri:…`, `dns:…`, `subject:CN=planner,O=Acme`) → `nhi:<name>` or
+    `user:<id>`."""
     others: Literal["refuse", "ignore"] = "refuse"
     """What a certificate without a known name is: a bad credential, or only the key that a token may be bound to."""
 
@@ -214,9 +214,8 @@ class IssuerSettings(Section):
     """What every bare `sub` is, where kinds has both; each `act.sub` is an NHI then, bare as RFC 8693 shows it."""
 
     actors: Many[NhiName] = ()
-    """Makes it a peer, another sidecar: the NHIs for which it may speak. Its tokens count only where the newest actor
-    is one of them: whom the token names last, or who presents a token that was lent to it (its audience is that NHI).
-    """
+    """Makes it a peer, another sidecar: the NHIs for which it may speak. The newest actor of its tokens, or the
+    audience of a token that was lent, must be one of them."""
     relays: Many[Slug] = ()
     """Of a peer without a namespace: the namespaces of other issuers whose names it may pass on."""
 

@@ -42,18 +42,16 @@ class ShownSettings:
 
 
 def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool = True) -> Settings:
-    """Load settings from a file and the environment. Raises SettingsError with all faults of file, variables and
-    values.
-
-    With `check_files`, named files must exist and the sidecar's own secrets must be strong."""
+    """Load settings. Raises SettingsError with all faults of file, variables and values; with `check_files` also of
+    named files and the sidecar's own secrets."""
     return load(path, environ, check_files=check_files).settings
 
 
 def load(
     path: Path, environ: Mapping[str, str], *, check_files: bool = True, all_at_once: bool | None = None
 ) -> LoadedSettings:
-    """As `load_settings`, with the document, for callers that report the origin of values. `all_at_once` (by default
-    `check_files`) also checks files when there are other faults."""
+    """As `load_settings`, with the document. `all_at_once` (by default `check_files`) also checks files when there are
+    other faults."""
     all_at_once = check_files if all_at_once is None else all_at_once
     if not path.exists():
         hint = "write a working folder with `sidecar init`, or name the file with -c"
@@ -76,7 +74,7 @@ def load(
 
 
 def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Fault]:
-    """Files, folders and programs that are named but missing, and weak secrets of the sidecar."""
+    """Named files, folders and programs that are missing, and weak secrets of the sidecar."""
     settings, document = loaded.settings, loaded.document
     nothing = []
     if settings.policy.path.parent.name == NOTHING_YET:
@@ -86,8 +84,7 @@ def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Faul
 
 
 def _faults_of_the_rest(document: Document, folder: Path, environ: Mapping[str, str]) -> Iterator[Fault]:
-    """Missing files, folders and programs of the valid agents and upstreams when another section has faults, so that
-    all faults are reported at once."""
+    """Missing files and programs of the valid agents and upstreams when another section has faults."""
     for section in ("agents", "upstreams"):
         entries = document.data.get(section) if isinstance(document.data, dict) else None
         for name, entry in entries.items() if isinstance(entries, dict) else ():

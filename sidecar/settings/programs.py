@@ -35,10 +35,8 @@ def executable_of(command: str, named: Mapping[str, str], environ: Mapping[str, 
 
 
 def variables_in_file(path: Path) -> dict[str, str]:
-    """The variables in a file: `NAME=value`, quoted if the value has blanks; `#` begins a comment.
-
-    Accepts only what shells, systemd and container tools read alike; nothing is expanded. Raises SettingsError, whose
-    text never shows a line of the file."""
+    """The variables in a file: `NAME=value`, quoted if it has blanks, and `#` comments: what shells, systemd and
+    container tools read alike. Nothing is expanded. Raises SettingsError, which shows no line of the file."""
     raw = read_bytes(path, max_bytes=MAX_BYTES)
     if len(raw) > MAX_BYTES:
         raise SettingsError([fault_in(path, f"larger than {MAX_BYTES} bytes", code="Y002")])

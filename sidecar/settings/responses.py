@@ -32,15 +32,14 @@ class RedactionSettings(Section):
     """One rule of what is taken out of answers before they go on."""
 
     tools: Annotated[Many[ToolPattern], Field(min_length=1)] = ("*",)
-    """The tools it is for; `*` is any run of characters. A rule for `*` is also for prompts, resources, completions
-    and errors."""
+    """The tools it is for, with `*`. A rule for `*` is also for prompts, resources, completions and errors."""
     classes: Many[SecretClass] = ()
     """Kinds of secrets to look for in every text of the answer, and of whatever the server says beside answers."""
     prefixes: Many[Prefix] = ()
     """Beginnings of tokens of your own: each, and the 8 or more letters, digits, `_` or `-` that follow it."""
     pointers: Many[Pointer] = ()
-    """Places in the result that are replaced whatever stands there: JSON Pointers, `*` for any member or index. What
-    lies in `structuredContent` is also replaced in a text that repeats it as JSON."""
+    """JSON Pointers, with `*`, of what is always replaced; for `structuredContent` also in a text that repeats it as
+    JSON."""
     replace: Replacement = "[redacted]"
     """What stands there instead: up to 16 asterisks, or words in `[...]` or `<...>`."""
 
@@ -55,13 +54,11 @@ class ResponseSettings(Section):
     redact: Many[RedactionSettings] = ()
     """What is taken out; every rule that is for the tool applies."""
     max_bytes: Bytes | None = None
-    """Largest answer to a call of a tool, a prompt or a resource, as the server sent it; larger ones are refused. By
-    default `server.max_response_bytes` alone."""
+    """Largest answer to a call of a tool, prompt or resource. By default `server.max_response_bytes`."""
     max_bytes_of: dict[ToolPattern, Bytes] = Field(default_factory=dict)
     """The same for some tools, by name or pattern, instead of `max_bytes`; of several that fit the smallest holds."""
     check_output: bool = False
-    """Whether a result must fit the `outputSchema` that its tool declares. A tool whose `outputSchema` cannot be used
-    is then quarantined."""
+    """Whether results must fit the tool's `outputSchema`; a tool whose `outputSchema` cannot be used is quarantined."""
     evidence: Many[ToolPattern] = ()
     """Tools whose results are kept, redacted, in `evidence/evidence.jsonl` in the data folder."""
 

@@ -69,8 +69,7 @@ class ScheduleSettings(Section):
     missed: Literal["once", "skip"] = "once"
     """What becomes of runs that were due while no sidecar ran: one run for all of them, or none."""
     missed_within: Seconds = 3600.0
-    """How late a run may begin; one that was due longer ago is not made up for. With `missed: skip` it is a minute at
-    most."""
+    """How late a run may begin, else it is left out; with `missed: skip` at most a minute."""
     overlap: Literal["skip", "allow"] = "skip"
     """What becomes of a run that is due while the one before goes on: it is left out, or runs beside it."""
 
@@ -96,8 +95,7 @@ def acts_as(key: str, schedule: ScheduleSettings) -> str:
 def schedule_faults(
     schedules: Mapping[str, ScheduleSettings], agents: Collection[str], names: Collection[str]
 ) -> Iterator[Finding]:
-    """Faults of a schedule against other settings. `agents` are those that can be called, `names` all upstreams and
-    agents."""
+    """Faults against other settings. `agents` are those that can be called, `names` all upstreams and agents."""
     seen: dict[tuple[str, str], str] = {}
     for key, schedule in schedules.items():
         if schedule.agent not in agents:

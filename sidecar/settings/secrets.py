@@ -72,8 +72,7 @@ def fault_of_secret(secret: str, whose: Whose) -> Finding | None:
 
 
 def exposure_of(path: Path, mode: int) -> Finding | None:
-    """What is wrong with the mode of a secret file: readable by others than its owner and group, or writable by the
-    group."""
+    """What is wrong with the mode of a secret file: others can read it, or its group can write it."""
     if not mode & OPEN_TO_OTHERS:
         return None
     return Finding(f"{path} can be read by others (mode {stat.S_IMODE(mode):04o})", "S121", f"chmod 600 {path}")
@@ -90,8 +89,8 @@ def check_private(path: Path) -> None:
 
 
 def keep_once(path: Path, content: bytes) -> None:
-    """Create a file (mode 0600) unless it exists. It is written aside and linked into place, so that two sidecars that
-    start together get the same complete content, and a killed one leaves nothing in the way. Raises OSError."""
+    """Create a file (mode 0600) unless it exists. Two sidecars that start together get the same complete content, and a
+    killed one leaves nothing in the way. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -114,8 +113,8 @@ def make_hex_key(path: Path, entropy: Callable[[int], bytes]) -> None:
 
 
 def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> bytes:
-    """The key in a file: one line of hexadecimal digits for 32 bytes or more, which only its owner may read. With
-    `strong` it must not be guessable. Raises SettingsError, OSError if it cannot be read."""
+    """The key in a file: one line of hexadecimal digits for at least 32 bytes, which only its owner may read. With
+    `strong` it must not be guessable. Raises SettingsError, OSError."""
 
     def unusable(
         message: str, hint: str = "restore the file, or make a new key: openssl rand -hex 32"
@@ -162,7 +161,7 @@ def _repeats(secret: str) -> bool:
 
 
 def _walks(secret: str, stride: int) -> bool:
-    """Whether most characters are next to the one before, in the alphabet or on a keyboard. With a stride of 2, next to
-    the one before that: `0a1b2c3d`."""
+    """Whether most characters are next to the one before (with a stride of 2: `0a1b2c3d`), on a keyboard or in the
+    alphabet."""
     pairs = [one + other for one, other in zip(secret, secret[stride:], strict=False)]
     return sum(pair in _NEXT or pair[0] == pair[1] for pair in pairs) > MAX_NEIGHBOURS * len(pairs)

@@ -36,8 +36,7 @@ class TlsFiles(Section):
     client_ca_path: PathField | None = None
     """PEM file with the authorities of client certificates; TLS is 1.3 then. Who they are: `identity.certificates`."""
     client_certificate: Literal["optional", "required"] = "optional"
-    """Whether a caller may come without one. One that no authority signed is never let in.
-    The gRPC listener asks for none."""
+    """Whether callers may come without one; one that no authority signed is refused. gRPC asks for none."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.client_certificate == "required" and self.client_ca_path is None:
@@ -65,13 +64,12 @@ class ServerSettings(Section):
     allowed_origins: Many[Origin] = ()
     """Origins of web pages that may call us and read the answers (CORS). None by default: agents are no browsers."""
     grpc: Listen | None = None
-    """Address of the A2A gRPC listener. Its certificate is that of `tls`. A call is for the agent that its tenant names
-    (1.0), else for that of `grpc_authority_header`, else for the only agent there is. An agent can have a port of its
-    own (`a2a.grpc_port`)."""
+    """Address of the A2A gRPC listener, with the certificate of `tls`. A call is for the agent that its tenant names
+    (1.0), else for that of `grpc_authority_header`, else for the only one. Agents can have ports of their own
+    (`a2a.grpc_port`)."""
     grpc_url: GrpcUrl | None = None
-    """That address as cards tell it, where a proxy is in front: `https://gw.acme.example`, or `host:port` for clients
-    that give it to gRPC as it is; `{agent}` as the first label is the agent's name. By default the host of
-    `public_url` and the port of `grpc`."""
+    """That address in cards, where a proxy is in front: `https://gw.acme.example`, or `host:port`; `{agent}` as the
+    first label is the agent's name. By default the host of `public_url` and the port of `grpc`."""
     grpc_authority_header: HeaderName | None = None
     """The header in which a proxy passes on the `:authority` of a gRPC call: its first label names the agent."""
     max_body_bytes: Bytes = 2**20
@@ -87,8 +85,8 @@ class ServerSettings(Section):
     max_connections: Count = 1024
     """Open connections at once. When all are taken, a new one replaces an idle one of the address with most."""
     max_connections_per_peer: Count | None = None
-    """Open connections of one address at once, or of one /64 of IPv6. By default three quarters of `max_connections`
-    for a listener beyond loopback, unless `tls` is external: then it is the proxy in front that has them all."""
+    """Open connections of one address, or of one /64 of IPv6. By default three quarters of `max_connections` for a
+    listener beyond loopback, and unbounded with `tls: external`, where all come from the proxy."""
     max_lag_s: Seconds = 0.25
     """How late the event loop may be, a second on end, before a share of new calls is refused as `overloaded`."""
     shutdown_grace_s: Seconds = 30.0
@@ -171,8 +169,8 @@ class SessionSettings(Section):
     """How many MCP sessions, and how busy."""
 
     store: Literal["memory", "redis"] = "memory"
-    """`redis` is the store of limits (`store.url`): a session that began at one replica goes on at all of them, where
-    the server behind keeps its own part. While that store is out, sessions are answered 503."""
+    """`redis` (`store.url`): sessions go on at every replica, as far as the server allows; while it is out, they are
+    503."""
     session_calls_per_minute: Count = 600
     """Calls of one principal that need no rule of their own: initialize, ping, lists, notifications."""
     idle_s: Seconds = 1800.0
@@ -211,16 +209,14 @@ class TaskSettings(Section):
     """Who owns which task of MCP and A2A, the tasks of the task API, and the runs of agents that are programs."""
 
     store: Literal["file", "memory", "redis"] = "file"
-    """`file` is `records.sqlite` in the data folder. What `memory` held is gone after a restart: then no caller owns or
-    follows it. `redis` is the store of limits (`store.url`), which replicas share: a task that one of them created is
-    there at all of them, and one that dies leaves its tasks to the others."""
+    """`file` is `records.sqlite` in the data folder. `memory` is lost at a restart: then no caller owns its tasks.
+    `redis` (`store.url`) is shared by replicas, which take over the tasks of one that dies."""
     keep_s: Seconds = 7 * 86_400.0
     """How long an owner is remembered at most; a task that says that it lasts shorter is forgotten with its end."""
     max_per_principal: Count = 1_000
     """Tasks of one chain; the oldest is forgotten, one that ended first."""
     max: Count = 100_000
-    """Tasks of all together. Beyond, an ended one of the chain with most gives way; where none ended, no new one
-    is created."""
+    """Tasks in all. Beyond, an ended one of the chain with most is forgotten; if none ended, no new one is created."""
     follow_s: Seconds = 86_400.0
     """How long a task of the task API may take at most; then it is cancelled at its agent, and has failed."""
     ask_every_s: Seconds = 10.0
@@ -231,10 +227,10 @@ class RefusalSettings(Section):
     """Bounds on refusals. A limit's refusals do not count, nor what is out or broken."""
 
     per_peer_per_minute: Count = 600
-    """Refusals of callers without an identity, for each address (with IPv6, each /64). What is one too many is closed
-    unanswered, and counted. Behind a proxy all strangers have one address: set it to what they need together."""
+    """Refusals of callers without an identity, for each address (IPv6: each /64); beyond, connections are closed, and
+    counted. Behind a proxy all strangers share one address: set it to what they need together."""
     per_principal_per_minute: Count = 600
     """Refusals of one chain. Then all its calls are `too-many-refusals` (429) for the rest of that minute."""
     recorded_per_principal_per_minute: Count = 100
-    """Refusals of one chain by limits, or because something is out, that have an audit record each. Those beyond are
-    answered all the same, and counted once a minute in a `control` record `refusals-counted`."""
+    """Refusals of one chain by limits or outages that have an audit record each; those beyond are counted once a minute
+    in a `control` record `refusals-counted`."""

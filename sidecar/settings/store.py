@@ -180,11 +180,11 @@ class StoreSettings(Section):
     tls: StoreTls | None = None
     """Authorities and certificate for `rediss…://`."""
     timeout: Annotated[Seconds, Field(ge=0.01, le=10.0)] = DEADLINE_S
-    """How long the store may take to answer one question. A call with limits that it does not answer in time is refused
-    within 20 ms more; raise it for a store that is far away or slow."""
+    """How long the store may take to answer; then calls with limits are refused. Raise it for a store that is far
+    away."""
     on_failure: Literal["deny", "degraded"] = "deny"
-    """What becomes of calls with limits while the store is out: refused, or admitted up to `degraded_calls`. Budgets of
-    money are refused in both."""
+    """Whether calls with limits are refused while the store is out, or admitted up to `degraded_calls`; budgets of
+    money are always refused."""
     degraded_calls: Count | None = None
     """How many calls each instance admits by itself while the store is out, per limit and window of it."""
 
@@ -219,14 +219,14 @@ class StoreSettings(Section):
             yield Finding("the in-process store has no users", "S136", "remove it", ("username",))
 
     def login(self) -> dict[str, Any]:
-        """The arguments of redis-py connections for the user, the password and the database. Reads the password file at
-        each call. Raises SettingsError."""
+        """The user, password and database of redis-py connections. Reads the password file each time. Raises
+        SettingsError."""
         place = self.place
         password = place.password if self.password_path is None else read_secret(self.password_path, "theirs")
         return {"username": self.username or place.username, "password": password, "db": place.database}
 
     def certificates(self) -> dict[str, Any]:
-        """The arguments of redis-py connections for authorities and certificates."""
+        """The authorities and certificate of redis-py connections."""
         files = {"ssl_min_version": ssl.TLSVersion.TLSv1_2}
         if self.tls is None:
             return files

@@ -6,12 +6,12 @@ members of that file, written by a newer release, are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final
 
 import orjson
+from pydantic import Field, TypeAdapter
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.shipped_files import shipped
@@ -27,12 +27,11 @@ _HINT: Final = "remove it to begin anew: any version is taken then"
 
 @dataclass(frozen=True, slots=True)
 class StoredPolicy:
-    """One policy from a source. `name` is the SHA-256 of a bundle or the id of a commit, and the name of its folder.
-    `of` is the policy's name, or the repository and folder. `version` rises; for a commit it is the commit time. Times
-    are in seconds since the epoch. `manifest` is the SHA-256 of a bundle's manifest, which a further signature does not
-    change."""
+    """One policy from a source. `name`, the SHA-256 of a bundle or the id of a commit, is its folder. `of` is the
+    policy's name, or repository and folder. `version` rises; of a commit it is its time. `manifest` is the SHA-256 of a
+    bundle's manifest, which further signatures do not change."""
 
-    name: str
+    name: Annotated[str, Field(pattern="^[0-9A-Za-z]+$")]
     kind: str
     of: str
     version: int
@@ -46,17 +45,23 @@ class StoredPolicy:
         return orjson.dumps({"v": VERSION, **asdict(self)}, option=orjson.OPT_INDENT_2) + b"\n"
 
 
+_STORED: Final = TypeAdapter(StoredPolicy)
+
+
 def shelf_of(settings: Settings) -> Path:
     return settings.data / FOLDER
 
 
 def kept_for(settings: Settings) -> StoredPolicy | None:
-    """The last policy that was taken and found valid; None if there is none. Raises SettingsError for an unreadable
-    record: without it, older policies could replace newer ones."""
+    """The last policy that was taken; None if there is none. Raises SettingsError for an unreadable record: without it,
+    older policies could replace newer ones."""
     path = shelf_of(settings) / CURRENT
     try:
         with path.open("rb") as file:
-            return _kept(orjson.loads(file.read(MAX_BYTES)))
+            said = orjson.loads(file.read(MAX_BYTES))
+        if said["v"] != VERSION:
+            raise ValueError(f"it is of version {said['v']!r}")
+        return _STORED.validate_python(said)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -73,22 +78,3 @@ def placed(settings: Settings, kept: StoredPolicy | None = None) -> Settings:
     models = folder / "models"
     there = {"path": folder / "policies", "models": models if models.is_dir() else shipped("models")}
     return settings.model_copy(update={"policy": settings.policy.model_copy(update=there)})
-
-
-def _kept(said: Mapping[str, Any]) -> StoredPolicy:
-    if said["v"] != VERSION:
-        raise ValueError(f"it is of version {said['v']!r}")
-    name = str(said["name"])
-    if not name.isalnum():
-        raise ValueError("it names no folder of ours")
-    return StoredPolicy(
-        name,
-        str(said["kind"]),
-        str(said["of"]),
-        int(said["version"]),
-        int(said["size"]),
-        str(said["signer"]),
-        float(said["created_at"]),
-        float(said["taken_at"]),
-        str(said.get("manifest", "")),
-    )

@@ -27,11 +27,30 @@ from sidecar.settings.field_types import (
 )
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.responses import ResponseSettings
-from sidecar.settings.upstream_health import BreakerSettings, ProbeSettings
 from sidecar.settings.validation_errors import Finding
 
 CARD_PATH = "/.well-known/agent-card.json"
 _PLACES_OF_PROGRAMS = 1024  # requests in flight on one connection
+
+
+class BreakerSettings(Section):
+    """When calls of a faulty upstream are refused at once. Faults: it cannot be reached, answers late or 5xx, or breaks
+    off."""
+
+    failures: Count = 5
+    """Faults in a row that open the breaker."""
+    open_s: Seconds = 30.0
+    """How long it stays open before one call, or one probe of ours, may try again."""
+
+
+class ProbeSettings(Section):
+    """How an upstream is asked whether it is well: by `ping` or `server/discover`, an agent for its card, a program for
+    its file."""
+
+    enabled: bool = True
+    """Whether it is asked at all; without probes only calls show how it is."""
+    every_s: Seconds = 30.0
+    """How often, give or take a fifth."""
 
 
 class McpUpstream(Section):
@@ -70,8 +89,7 @@ class McpUpstream(Section):
     max_connections: Count = 100
     """Connections at once; further calls wait for one within their own time."""
     max_calls_per_caller: Count | None = None
-    """How many calls of one caller it has at once, whatever its transport; further ones of that caller wait. By default
-    three quarters of `max_connections`, and 768 for a program."""
+    """Calls of one caller at once; further ones wait. By default 3/4 of `max_connections`, and 768 for a program."""
 
     @property
     def longest_s(self) -> float:
@@ -114,11 +132,10 @@ class A2aUpstream(AgentOffer):
     binding: Literal["jsonrpc", "http_json", "grpc"] | None = None
     """What is spoken there; by default `grpc` for a grpc address, else `jsonrpc`."""
     version: Literal["auto", "0.3", "1.0"] = "auto"
-    """The version that is spoken there; `auto` is 0.3 where the agent's card names that alone for this binding, else
-    1.0."""
+    """The version spoken there; `auto` is 0.3 where the agent's card names that alone for this binding, else 1.0."""
     card_url: HttpUrl | None = None
-    """Where its card is; by default `/.well-known/agent-card.json` at the host of `url`. A card is read for what the
-    agent can do, and tells us no address to call."""
+    """Where its card is; by default `/.well-known/agent-card.json` at the host of `url`. No address is taken from
+    it."""
     headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
     """What every request of ours says beside. A secret is a `credential`."""
     timeout_s: Seconds = 60.0
@@ -126,8 +143,7 @@ class A2aUpstream(AgentOffer):
     max_connections: Count = 100
     """Connections at once; further calls wait for one within their own time. Streams have others."""
     max_calls_per_caller: Count | None = None
-    """How many calls of one caller it has at once; further ones of that caller wait. By default three quarters of
-    `max_connections`."""
+    """Calls of one caller at once; further ones wait. By default three quarters of `max_connections`."""
 
     @property
     def spoken(self) -> Literal["jsonrpc", "http_json", "grpc"]:
@@ -163,23 +179,21 @@ class UpstreamSettings(Section):
     a2a: A2aUpstream | None = None
     """It speaks A2A."""
     credential: UpstreamCredential | None = None
-    """What we call it with; by default nothing for an MCP server, and for an agent a token of ours that names the chain
-    (`signed`) and is meant for `nhi:<name>`."""
+    """What we call it with; by default nothing, and for an agent a token of ours (`signed`) for `nhi:<name>`."""
     anonymous: bool = False
     """Whether callers without any credential reach it as `anonymous`; rules must still allow that word."""
     scopes: Many[Scope] = ()
     """OAuth scopes that a caller's token must bear."""
     pins: Literal["require", "warn", "off"] | None = None
     """What a tool that is not as pinned costs: `require` takes it out of lists and refuses its calls, `warn` only
-    tells, `"off"` (in quotes: YAML reads a bare off as false) does not look. By default `warn` until the server has a
-    pin, then `require`."""
+    tells, `"off"` (in quotes) does not look. By default `warn` until the server has a pin, then `require`."""
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
     """What becomes of hidden characters in what the server lists, and in its instructions: `flag` tells of them,
     `strip` takes them out of what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
     similar_keys: Literal["refuse", "allow"] = "refuse"
-    """What becomes of calls whose arguments have keys that differ only in case or in Unicode normal form from each
-    other, from a property of the tool's schema, or from a name that a condition reads. `allow` is for servers that tell
-    such keys apart and need them: a rule then reads one of them, and the server is trusted to read the same one."""
+    """What becomes of calls whose arguments have keys that differ only in case or Unicode normal form from each other,
+    from a property of the tool's schema, or from a name that a condition reads. `allow` is for servers that need such
+    keys, and is trusted to read the one that rules read."""
     responses: ResponseSettings | None = None
     """What of its answers may reach callers, and what of them is kept."""
     breaker: BreakerSettings = Field(default_factory=BreakerSettings)

@@ -189,8 +189,7 @@ def fault_in_object(text: str) -> str:
 
 
 def _normal(text: str) -> str:
-    """Normalise case and encoding (RFC 3986, section 6.2.2), and by scheme (6.2.3) ports, empty paths, and the
-    authority of `file:`."""
+    """Normalise case and encoding (RFC 3986, 6.2.2), ports, empty paths, and the authority of `file:` (6.2.3)."""
     found = _PARTS.match(text)
     if found is None:
         return text

@@ -9,9 +9,8 @@ from tempfile import NamedTemporaryFile
 
 
 def write_whole(path: Path, raw: bytes, *, mode: int | None = None) -> None:
-    """Replaces the content of `path`, synced to disk when this returns. Links are followed. With `mode` None, the mode
-    of an existing file is kept. Raises OSError, also if `path` is a device, a pipe or a folder, which the rename would
-    destroy."""
+    """Replaces the content of `path`, synced to disk. Links are followed; with `mode` None an existing file keeps its
+    mode. Raises OSError, also for a device, a pipe or a folder, which the rename would destroy."""
     path = path.resolve()
     check_replaceable(path)
     if mode is None:

@@ -41,14 +41,8 @@ class Document:
         """The content in dicts, lists and scalars; None if the file is empty."""
         return self.root.plain()
 
-    def position_of(self, loc: Loc, key: bool = False) -> tuple[int, int, int]:
-        """Line and column, both from 1, and width of the value at `loc`, or of its key. For a missing value it is the
-        position of its nearest parent; (0, 0, 1) is the file as a whole."""
-        span = self.span_of(loc, key=key)
-        return span.line, span.column, span.width
-
     def span_of(self, loc: Loc, *, key: bool = False) -> YamlSpan:
-        """As `position_of`, with the name of the file or environment variable."""
+        """The position of the value at `loc`, or of its key. For a missing value it is that of its nearest parent."""
         node = self.nearest(loc)
         is_collection = isinstance(node.value, dict | list)
         return node.key if node.key and (key or is_collection) else node.span
@@ -102,8 +96,8 @@ def read_document(
     max_bytes: int = MAX_BYTES,
     inside: Path | None = None,
 ) -> Document:
-    """Read a YAML file strictly. `text`, if given, replaces its content. Links that lead out of the folder `inside` are
-    not followed. Raises `error` with all faults."""
+    """Read a YAML file, or `text`, strictly. Links that lead out of `inside` are not followed. Raises `error` with all
+    faults."""
     content = read_bytes(path, error=error, max_bytes=max_bytes, inside=inside) if text is None else text
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > max_bytes:
@@ -124,8 +118,7 @@ def read_document(
 def read_bytes(
     path: Path, *, error: type[ConfigError] = SettingsError, max_bytes: int = MAX_BYTES, inside: Path | None = None
 ) -> bytes:
-    """Read a file, up to one byte more than `max_bytes`, by which the document reader notices that it is too large.
-    `inside` is as in `read_document`. Raises `error`."""
+    """Read a file, up to one byte more than `max_bytes`; `inside` is as in `read_document`. Raises `error`."""
     if inside is not None and (fault := leading_out(path, inside)) is not None:
         raise error([fault])
     try:
@@ -137,8 +130,8 @@ def read_bytes(
 
 
 def leading_out(path: Path, folder: Path) -> Fault | None:
-    """The fault of a link that leads out of the policy's folder. Faults quote lines, so such a link would let its
-    author read the first line of any file. Links within the folder (Kubernetes' `..data`) are allowed."""
+    """The fault of a link that leads out of the policy's folder: faults quote lines, so its author could read any file.
+    Links within the folder (Kubernetes' `..data`) are allowed."""
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         return None
     hint = "put the file itself there; links may lead only to what is inside the folder"

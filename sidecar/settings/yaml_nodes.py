@@ -35,9 +35,8 @@ Loc = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class YamlSpan:
-    """A position. `line` and `column` count from 1, `width` is in characters; line 0 is `file` as a whole.
-
-    `file` is a path, or another origin of a value: `env SIDECAR_STORE__URL`."""
+    """A position in `file`, or in `env SIDECAR_STORE__URL`. `line` and `column` count from 1; line 0 is the whole
+    file."""
 
     file: str
     line: int = 0
@@ -47,9 +46,8 @@ class YamlSpan:
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value and its position. `key` is the position of its key, None in lists and at the root.
-
-    `secret`: never to be shown. `shown`: the text to show in place of the value (before `${VAR}` was expanded)."""
+    """A value and its position; `key` is that of its key. `secret`: never to be shown. `shown`: the text to show
+    instead (before `${VAR}` was expanded)."""
 
     value: Scalar | dict[str, YamlNode] | list[YamlNode]
     span: YamlSpan
@@ -188,8 +186,7 @@ class _Composer:
         return True
 
     def check_properties(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent) -> None:
-        """Refuse anchors, which place values where readers do not see them, and tags, which choose types behind the
-        schema."""
+        """Refuse anchors, which place values out of sight, and tags, which choose types behind the schema."""
         if event.anchor is not None:
             self.fault(self.span(event), "Y008", f"&{event.anchor} is an anchor", "write the value where it is needed")
         if event.tag is not None:

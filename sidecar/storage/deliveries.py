@@ -1,18 +1,7 @@
-"""Stores deliveries that wait, and defines a delivery and its state table.
+"""Stores deliveries that wait, and defines a delivery and its states (MOVES).
 
 Deliveries have a table of their own in the file of the data folder, beside the records: they are bounded by bytes, are
 listed without their content in the order in which they came, and never leave the replica that accepted them.
-
-state       event           next
-waiting     its turn        sending
-sending     2xx             delivered       final
-sending     410             given_up        final: the receiver wants no more deliveries
-sending     refused         refused         final: the address is not allowed, or no request can be made of it
-sending     withheld        withheld        final: the caller is disabled, or may no longer have the content
-sending     anything else   waiting         after a growing delay, told as `failed`; after the last attempt: given_up
-sending     process dies    waiting         sent again: at least once
-waiting     too old         given_up        final
-waiting     dropped         forgotten       not reported
 """
 
 from __future__ import annotations
@@ -36,8 +25,7 @@ GONE: Final = 410
 
 
 class OnBehalfOf(NamedTuple):
-    """On whose behalf a delivery is made: the caller, and the agent `server` that was asked for `skill` ("" for none).
-    This is enough to check later whether the delivery is still allowed."""
+    """On whose behalf a delivery is made: enough to check later whether it is still allowed. `skill` is "" for none."""
 
     caller: Caller
     server: str
@@ -45,8 +33,8 @@ class OnBehalfOf(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """One delivery. `kind` and `ref` are for the code that queued it; `owner` is the binding of the chain it is sent
-    for. `headers` may hold credentials for the receiver, so a delivery is never printed."""
+    """One delivery for the chain `owner`; `kind` and `ref` are its sender's. Never printed: `headers` may hold
+    secrets."""
 
     id: str
     kind: Kind
@@ -96,13 +84,13 @@ class Happening(StrEnum):
     """An event that moves a delivery to another state."""
 
     TURN = "turn"
-    ACCEPTED = "accepted"
-    UNWANTED = "unwanted"
-    REFUSED = "refused"
-    WITHHELD = "withheld"
+    ACCEPTED = "accepted"  # answered 2xx
+    UNWANTED = "unwanted"  # answered 410: the receiver wants no more deliveries
+    REFUSED = "refused"  # the address is not allowed, or no request can be made of it
+    WITHHELD = "withheld"  # the caller is disabled, or may no longer have the content
     FAILED = "failed"
-    EXHAUSTED = "exhausted"
-    POSTPONED = "postponed"
+    EXHAUSTED = "exhausted"  # the last attempt failed, or it is too old
+    POSTPONED = "postponed"  # whether it arrived is not known: it is sent again
     DROPPED = "dropped"
 
 
@@ -123,8 +111,7 @@ Result = Literal["delivered", "failed", "refused", "withheld", "given_up"]
 
 
 class DeliveryOutcome(NamedTuple):
-    """The result of one attempt, for the code that queued the delivery. After `failed` another attempt follows. `why`
-    is a status or a sentence of the sidecar's, never the receiver's text."""
+    """The result of one attempt; after `failed` another follows. `why` is never the receiver's text."""
 
     id: str
     kind: Kind
@@ -153,8 +140,7 @@ _ENDED: Final = "DELETE FROM deliveries WHERE id = ?"
 
 
 class DeliveryStore:
-    """Stores deliveries in a file, or in a database in memory. Every method raises RecordStoreOut. `up` says whether
-    the store answered last time."""
+    """Stores deliveries in a file or in memory. Every method raises RecordStoreOut."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
@@ -181,18 +167,15 @@ class DeliveryStore:
 
     async def waiting(self) -> Sequence[PendingDelivery]:
         """Returns all stored deliveries, the oldest first."""
-        if not self._file.is_there:
-            return []
-        return await self._file.run(lambda connection: [PendingDelivery(*row) for row in connection.execute(_WAITING)])
+        return await self._file.read(lambda file: [PendingDelivery(*row) for row in file.execute(_WAITING)], [])
 
     async def get(self, id_: str) -> Delivery | None:
-        """Returns one delivery with its content, or None. Raises ValueError if it is damaged; other deliveries are not
-        affected."""
+        """Returns one delivery with its content, or None. Raises ValueError if it is damaged."""
         row = await self._file.run(lambda connection: connection.execute(_GET, (id_,)).fetchone())
         return None if row is None else _delivery(row)
 
     async def again(self, id_: str, attempts: int, due_at: float) -> None:
-        """Records that `attempts` attempts have failed, and when the next is due."""
+        """Records the failed attempts, and when the next one is due."""
         await self._file.run(lambda connection: connection.execute(_AGAIN, (attempts, due_at, id_)))
 
     async def ended(self, ids: Sequence[str]) -> None:

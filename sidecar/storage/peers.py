@@ -43,9 +43,8 @@ class RevisionSkew(NamedTuple):
 
 @dataclass(slots=True)
 class Peers:
-    """Exchanges revisions with the other replicas. `me` names this process, `serving` returns what it serves now, and
-    `news` is called when another replica has loaded something this one does not serve. `skew` is None while the other
-    replicas cannot be heard."""
+    """Exchanges revisions. `news` is called when another replica serves something newly loaded that this one does not.
+    `skew` is None while the others cannot be heard."""
 
     me: str
     run_script: Run
@@ -82,8 +81,7 @@ class Peers:
 
 
 def _understood(told: list[Any]) -> dict[str, ServedRevision]:
-    """Parses the other replicas' entries. Unknown members are ignored; entries that cannot be parsed are not
-    counted."""
+    """Parses the other replicas' entries; those that cannot be parsed are not counted."""
     found = {}
     for name, said in zip(told[::2], told[1::2], strict=False):
         try:

@@ -11,12 +11,10 @@ from sidecar.vocabulary import Caller
 
 
 class PushRecord(NamedTuple):
-    """A caller's push configuration: the task, the receiver's address and the A2A version; and the handle of the
-    sidecar's own address that the agent was given instead. The agent authenticates with `secret`; `token`, `scheme` and
-    `credentials` are the caller's, for its receiver, so a record is never printed. `task_id` is "" until the agent
-    reports the task it created. `caller` registered the configuration with a send for `skill` ("" for none), and is
-    checked again for each push; `owner` is its binding. `named_at` is when the agent accepted it last; of two
-    configurations of one name the later one counts."""
+    """A caller's push configuration, and the `handle` of the sidecar's own address that the agent was given instead.
+    The agent authenticates with `secret`; `token`, `scheme` and `credentials` are the caller's, for its receiver, so a
+    record is never printed. `task_id` is "" until the agent reports the task it created. `caller` is checked again for
+    each push. Of two configurations of one name, the one with the later `named_at` counts."""
 
     handle: str
     owner: str

@@ -24,17 +24,15 @@ log = logging.getLogger("sidecar.storage")
 
 @dataclass(frozen=True, slots=True)
 class RecordCodec(Generic[R]):
-    """Encodes a record as bytes and decodes it. `decode` raises ValueError, TypeError or LookupError for data that is
-    damaged or was written by a newer version. Every field of a decoded record has been checked, so code that uses it
-    need not check again."""
+    """Encodes and decodes a record. `decode` raises ValueError, TypeError or LookupError for data that is damaged or
+    newer; every field of a decoded record has been checked."""
 
     encode: Callable[[R], bytes]
     decode: Callable[[bytes | str], R]
 
 
 def record_codec(kind: type[R]) -> RecordCodec[R]:
-    """Returns the encoding of a NamedTuple, and of NamedTuples in it, as JSON by member names. A decoded record is
-    complete and of the right types; members that a newer version added are left out."""
+    """Returns the encoding of a NamedTuple as JSON by member names. Members that a newer version added are left out."""
     whole, known = TypeAdapter(kind, config=FINITE), _reader(kind)
 
     def encode(record: R) -> bytes:
@@ -51,8 +49,7 @@ def _plain(part: Any) -> Any:
 
 
 def _reader(kind: Any) -> Any:
-    """Returns a function that takes the members that this version knows out of a stored value of this type; None if
-    such values stay as they are."""
+    """Returns a function that takes the known members out of a stored value of this type; None if it stays as it is."""
     if kind is Caller:
         return caller_from
     if not hasattr(kind, "_fields"):
@@ -77,12 +74,9 @@ def _reader(kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RecordKind(Generic[R]):
-    """One kind of record. `what` names one such record in a sentence; `key` is its name in every store. The key and the
-    codec are a storage format, which neighbouring versions share.
-
-    An unfinished record of a kind that is work (`is_work`) may be held and never expires; of another kind it is never
-    taken, and expires as a finished one does. `told` holds the unreadable records already logged.
-    """
+    """One kind of record. `what` names one in a sentence. `key`, its name in every store, and the codec are a storage
+    format that neighbouring versions share. An unfinished record of a kind that is work may be held and never expires;
+    one of another kind is never taken, and expires. `told` holds the unreadable records already logged."""
 
     what: str
     codec: RecordCodec[R]
@@ -102,8 +96,7 @@ class RecordKind(Generic[R]):
         )
 
     def read(self, body: bytes | str | None, record_id: str | None = None) -> R:
-        """Decodes a stored record. Raises UnreadableRecord if it cannot be decoded, or is another than the one of this
-        id: an unreadable record must not be reported as missing."""
+        """Decodes a stored record. Raises UnreadableRecord, also for another record than the one of this id."""
         try:
             record = self.codec.decode(body or b"")
             if record_id is None or record.id == record_id:

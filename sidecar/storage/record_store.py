@@ -18,8 +18,8 @@ FORGOTTEN_AT_ONCE: Final = 100  # per `add`, of a target with too many finished 
 
 
 class RecordStoreOut(Refusal):
-    """The store did not answer, or not in time. A call that needs the record is refused: without it, another caller's
-    task could be used, or a disabled caller served. `str` says what happened, for operators; callers never see it."""
+    """The store did not answer in time. Calls that need the record are refused, else another caller's task could be
+    used. `str` says what happened, for operators only."""
 
     def __init__(self, what_happened: str = "it did not answer") -> None:
         super().__init__(Reason.STORE_UNAVAILABLE)
@@ -38,13 +38,9 @@ class UnreadableRecord(RecordStoreOut):
 
 
 class StoredRecord(Protocol):
-    """What a store knows of a record; only the code that writes and reads the record knows the rest.
-
-    `standing` is the state by which records are counted and filtered. `is_done` means that no work is left: the record
-    is not taken over, and may be deleted from `expires_at` on. A record whose `target` is "" stands in no list of all
-    owners, and is not counted by its standing. `revision` grows by one with each change. Times are seconds since the
-    epoch.
-    """
+    """What a store knows of a record. `standing` is the state by which records are counted and filtered. `is_done`: no
+    work is left, so it is not taken over, and may be deleted from `expires_at` on. A record whose `target` is "" is in
+    no list of all owners, and not counted. `revision` grows by one with each change."""
 
     @property
     def id(self) -> str: ...
@@ -92,8 +88,8 @@ class RecordBounds(NamedTuple):
 
 
 class RecordShare(NamedTuple):
-    """How many records a holder may have at once: in total, and per owner, so that one owner's endless records don't
-    keep another's waiting."""
+    """How many records a holder may have at once: in total, and per owner, so that one owner cannot keep others
+    waiting."""
 
     total: int = 1_000
     per_owner: int = 250
@@ -112,8 +108,7 @@ NOTHING: Final[Mapping[str, int]] = {}
 
 
 class RecordStore(Protocol[R]):
-    """Stores records of one kind. Every method raises RecordStoreOut. `up` says whether the store answered last time;
-    `is_durable` says whether records outlive this process."""
+    """Stores records of one kind. Every method raises RecordStoreOut. `up`: the store answered last time."""
 
     @property
     def up(self) -> bool: ...
@@ -121,8 +116,8 @@ class RecordStore(Protocol[R]):
     def is_durable(self) -> bool: ...
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        """Stores a new record, held by `holder`. An id is taken as long as its record is stored, unless that one had
-        expired when this one was created. Once this returns KEPT, no crash loses the record."""
+        """Stores a new record, held by `holder`, unless an unexpired one has its id. Once it returns KEPT, no crash
+        loses it."""
 
     async def get(self, record_id: str) -> R | None:
         """Returns the record with this id, of any owner, or None."""
@@ -131,16 +126,16 @@ class RecordStore(Protocol[R]):
         """Returns those records of these ids that exist, of any owner."""
 
     async def page(self, owner: str | None, page: RecordPage) -> tuple[list[R], int]:
-        """Returns a page of an owner's records (of all owners if None, for operators) and the total count. A record
-        that cannot be read is missing from its page; the others keep their positions."""
+        """Returns a page of an owner's records (None: of all owners) and the total. Unreadable ones are missing from
+        their page."""
 
     async def replace(self, record: R) -> bool:
-        """Replaces the previous revision with this one. Returns False if the stored record is not the previous
-        revision, or if it is done and this one is not: use `reopen` to continue a finished record."""
+        """Replaces the previous revision. Returns False if another one is stored, or if a finished one would be
+        continued."""
 
     async def reopen(self, record: R, holder: str, until_s: float) -> bool:
-        """Replaces the previous revision, which is done, with this one, which is not, and holds it. Returns False if
-        the stored record is not that revision."""
+        """Replaces the previous revision, which is done, by an unfinished one, and holds it. Returns False as `replace`
+        does."""
 
     async def remove(self, record_ids: Sequence[str]) -> None:
         """Deletes these records, finished or not."""
@@ -148,11 +143,9 @@ class RecordStore(Protocol[R]):
     async def take(
         self, holder: str, now_s: float, until_s: float, share: RecordShare, known: Mapping[str, int] = NOTHING
     ) -> list[R]:
-        """Takes unfinished records that this holder holds or whose hold has lapsed, within `share`, and holds them
-        until `until_s`. Records already held come first, then the oldest (in Redis, those free for longest). A hold
-        that ends more than twice as far ahead as this one would was set by a clock that ran ahead, and counts as
-        lapsed. Records whose revision matches `known` are held but not returned, so that frequent calls don't transfer
-        every record."""
+        """Takes unfinished records that this holder holds or whose hold has lapsed, its own first, and holds them until
+        `until_s`. A hold that ends more than twice as far ahead was set by a clock that ran ahead, and counts as
+        lapsed. Records whose revision matches `known` are held but not returned."""
 
     async def let_go(self, holder: str) -> None:
         """Releases every record of this holder."""

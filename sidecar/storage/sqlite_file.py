@@ -141,10 +141,10 @@ class SqliteFile:
         self._is_busy = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
 
-    @property
-    def is_there(self) -> bool:
-        """Whether the file exists."""
-        return self._connection is not None or (self._path is not None and self._path.exists())
+    async def read(self, work: Callable[[sqlite3.Connection], T], absent: Any) -> T:
+        """As `run`, but creates no file: returns `absent` if there is none."""
+        is_there = self._connection is not None or (self._path is not None and self._path.exists())
+        return await self.run(work) if is_there else absent
 
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `work` in a transaction, which other work may share. Once this returns, no crash loses the result.
@@ -187,8 +187,7 @@ class SqliteFile:
     # --- batches ------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Hands all waiting jobs to the thread. Jobs that arrive meanwhile form the next batch, so that many callers
-        wait for one sync."""
+        """Hands all waiting jobs to the thread: many callers wait for one sync."""
         if self._is_busy or not self._waiting:
             return
         jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_AT_ONCE))]
@@ -288,8 +287,7 @@ def _tell(job: _SqliteJob, end: object) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Checks that a start could use this file; a missing file is fine. Only reads, and leaves nothing beside it. Raises
-    SettingsError."""
+    """Checks that a start could use this file, or none. Leaves nothing beside it. Raises SettingsError."""
     if not os.path.lexists(path):
         return
     try:

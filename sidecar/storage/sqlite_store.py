@@ -106,15 +106,13 @@ class SqliteRecordStore(Generic[R]):
         return found[0] if found else None
 
     async def find(self, record_ids: Sequence[str]) -> list[R]:
-        if not self._file.is_there:  # a lookup creates no file
-            return []
         kind = self._kind
 
         def work(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
             rows = ((one, connection.execute(_GET, (kind.key, one)).fetchone()) for one in record_ids)
             return [(one, row[0]) for one, row in rows if row is not None]
 
-        return [kind.read(body, one) for one, body in await self._file.run(work)]
+        return [kind.read(body, one) for one, body in await self._file.read(work, [])]
 
     async def page(self, owner: str | None, page: RecordPage) -> tuple[list[R], int]:
         whose = (self._kind.key,) if owner is None else (self._kind.key, owner)
@@ -125,9 +123,7 @@ class SqliteRecordStore(Generic[R]):
             places = connection.execute(f"SELECT rowid {those} {_NEWEST}", (*wanted, page.limit, page.offset))
             return [connection.execute(_AT, place).fetchone()[0] for place in places.fetchall()], total
 
-        if not self._file.is_there:
-            return [], 0
-        bodies, total = await self._file.run(work)
+        bodies, total = await self._file.read(work, ([], 0))
         return self._kind.readable(bodies), total
 
     async def replace(self, record: R) -> bool:
@@ -143,7 +139,7 @@ class SqliteRecordStore(Generic[R]):
     async def take(
         self, holder: str, now_s: float, until_s: float, share: RecordShare, known: Mapping[str, int] = NOTHING
     ) -> list[R]:
-        if not (self._kind.is_work and self._file.is_there):
+        if not self._kind.is_work:
             return []
         asked = (self._kind.key, holder, now_s, *share, until_s + (until_s - now_s))
 
@@ -153,16 +149,13 @@ class SqliteRecordStore(Generic[R]):
             unknown = (place for place, one, revision in rows if known.get(one) != revision)
             return [connection.execute(_AT, (place,)).fetchone()[0] for place in unknown]
 
-        return self._kind.readable(await self._file.run(work))
+        return self._kind.readable(await self._file.read(work, []))
 
     async def let_go(self, holder: str) -> None:
-        if self._file.is_there:
-            await self._file.run(lambda connection: connection.execute(_LET_GO, (self._kind.key, holder)))
+        await self._file.read(lambda connection: connection.execute(_LET_GO, (self._kind.key, holder)), None)
 
     async def counts(self) -> Mapping[str, int]:
-        if not self._file.is_there:
-            return {}
-        return await self._file.run(lambda connection: dict(connection.execute(_COUNTS, (self._kind.key,))))
+        return await self._file.read(lambda connection: dict(connection.execute(_COUNTS, (self._kind.key,))), {})
 
     async def has_room(self, bounds: RecordBounds) -> bool:
         if self.up and self._total is not None and self._total < bounds.total:
@@ -173,9 +166,7 @@ class SqliteRecordStore(Generic[R]):
     async def sweep(self, now_s: float) -> int:
         """Deletes expired records, 1,000 per transaction, so that other callers don't wait long."""
         swept, asked = 0, (self._kind.key, now_s, SWEPT_AT_ONCE)
-        while self._file.is_there and (
-            some := await self._file.run(lambda connection: connection.execute(_SWEEP, asked).rowcount)
-        ):
+        while some := await self._file.read(lambda connection: connection.execute(_SWEEP, asked).rowcount, 0):
             swept += some
         return swept
 

@@ -28,12 +28,9 @@ AMENDED_TIMES: Final = 20  # while other calls change the same record
 
 
 class OwnerRecord(NamedTuple):
-    """The owner of one task. `task_id` is the upstream's, unique at its `server`; `owner` is `Caller.binding`, never
-    empty.
-
-    `object` and `action` are the question that created it, and `method` the method on the wire. Times are seconds since
-    the epoch. `state` is how the task ended, "" until its end is seen.
-    """
+    """The owner of one task. `task_id` is unique at its `server`; `owner` is `Caller.binding`. `object`, `action` and
+    `method` are the question that created it and its method on the wire. `state` is how it ended, "" until that is
+    seen."""
 
     namespace: Namespace
     server: str
@@ -89,7 +86,7 @@ class TaskOwners:
     bounds: RecordBounds = field(default_factory=partial(RecordBounds, evicts_open=True))
 
     async def owned(self, caller: Caller, server: str, task_id: str, *, namespace: Namespace = "mcp") -> OwnerRecord:
-        """Returns the record of the caller's task. Raises Refusal: TASK_UNKNOWN, also for another's task, or
+        """Returns the record of the caller's task. Raises Refusal: TASK_UNKNOWN (also for another's),
         STORE_UNAVAILABLE."""
         records = await self.all_owned(caller, server, (task_id,), namespace=namespace)
         return records[0]
@@ -136,10 +133,9 @@ class TaskOwners:
         namespace: Namespace = "mcp",
         state: str = "",
     ) -> OwnerRecord:
-        """Records that the caller owns this task; the record survives a crash. `by` is the question that created it,
-        `ttl_s` how long the upstream keeps it (None if it does not say), and `state` how it ended, if it has. Recording
-        a task twice is allowed. Raises Refusal: RESPONSE_REFUSED if the id has another owner or was created by another
-        question, because a task never changes owners."""
+        """Records that the caller owns this task, which `by` created; no crash loses it. `ttl_s` is how long the
+        upstream keeps it, if known, and `state` how it ended, if it has. Recording a task twice is allowed. Raises
+        Refusal: RESPONSE_REFUSED if the id has another owner or question, because a task never changes owners."""
         if caller.is_anonymous:
             raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for an anonymous caller")
         if not 0 < len(task_id) <= MAX_ID_CHARS:
@@ -161,8 +157,8 @@ class TaskOwners:
         return standing
 
     async def used(self, record: OwnerRecord) -> None:
-        """Extends the record because its owner still uses the task; otherwise the record would expire, and another
-        caller could claim the id. Raises Refusal(STORE_UNAVAILABLE)."""
+        """Extends the record of a task in use; else it would expire, and another caller could claim the id. Raises
+        Refusal."""
         expires_at = self._expiry(self.clock(), None)
         if record.expires_at < expires_at - self.keep_s / 2:  # not on every message of a conversation
             await self._amend(record, record.state, expires_at)
@@ -172,8 +168,7 @@ class TaskOwners:
         return any(record.owner != owner for record in await self._found(namespace, server, (task_id,)))
 
     async def saw(self, record: OwnerRecord, state: str, ttl_s: float | None) -> None:
-        """Records the state that the upstream reported, if the task ended or its lifetime changed. Raises
-        Refusal(STORE_UNAVAILABLE)."""
+        """Records the state that the upstream reported, if the task ended or its lifetime changed. Raises Refusal."""
         expires_at = record.expires_at if ttl_s is None else self._expiry(record.created_at, ttl_s)
         ended = state if state in TERMINAL and not record.state else record.state
         if ended == record.state and abs(expires_at - record.expires_at) < 1.0:

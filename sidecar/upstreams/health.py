@@ -16,7 +16,7 @@ from random import Random
 from typing import Final, Protocol
 
 from sidecar.errors import Reason, Refusal
-from sidecar.settings.upstream_health import ProbeSettings
+from sidecar.settings.upstreams import ProbeSettings
 from sidecar.upstreams.breaker import BreakerState
 from sidecar.upstreams.health_report import sentence
 from sidecar.upstreams.upstream_account import UpstreamAccount

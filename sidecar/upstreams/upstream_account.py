@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.http.client import NoCapacity, QueueFull
 from sidecar.settings.timestamps import rfc3339
-from sidecar.settings.upstream_health import BreakerSettings
+from sidecar.settings.upstreams import BreakerSettings
 from sidecar.upstreams.breaker import Breaker, BreakerPass, BreakerState
 from sidecar.upstreams.mcp.transport import FULL_PATIENCE, OfOneCaller
 

@@ -465,11 +465,13 @@ async def test_who_asked_to_be_called_back_hears_of_the_end_signed_and_at_least_
         assert all(headers["webhook-signature"] for headers, _ in receiver.heard)
 
 
-async def test_an_end_whose_result_is_no_callback_is_told_without(tmp_path: Path) -> None:
+async def test_an_end_whose_result_is_no_callback_is_told_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     receiver = Receiver()
-    settings = CALLED_BACK.replace("allow:", "max_body: 1024, allow:")
+    monkeypatch.setattr(outbox, "MAX_BODY_BYTES", 1024)
     agent = saying(SendMessage={"task": {**task(), **LONG}})
-    async with listening(receiver.handle) as hook, agent_world(tmp_path, agent, settings=settings) as world:
+    async with listening(receiver.handle) as hook, agent_world(tmp_path, agent, settings=CALLED_BACK) as world:
         found = await ended(world, await create(world, callback_url=hook))
         await until(lambda: bool(receiver.heard))
         assert receiver.heard[0][1] == {**found, "result": None, "result_omitted": True}

@@ -15,7 +15,7 @@ import pytest
 
 from sidecar.errors import Refusal
 from sidecar.protocols.a2a.operations import SEND
-from sidecar.settings.upstream_health import BreakerSettings
+from sidecar.settings.upstreams import BreakerSettings
 from sidecar.tasks.programs.program_agent import ProgramProbe
 from sidecar.tasks.programs.run_events import OVER
 from sidecar.tasks.programs.run_record import RunState

@@ -37,7 +37,7 @@ def load_disabled(path: Path) -> Disabled:
         return NONE_DISABLED
     document = read_document(path, error=PolicyError, inside=path.parent)
     file = document.validate(DisabledFile)
-    lines = [document.position_of(("disabled", index))[0] for index in range(len(file.disabled))]
+    lines = [document.span_of(("disabled", index)).line for index in range(len(file.disabled))]
     return Disabled(
         tuple(
             SwitchEntry(entry.principal, f"{path}:{line}", entry.reason, entry.until)

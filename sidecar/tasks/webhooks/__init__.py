@@ -69,7 +69,6 @@ def callbacks_from(
         post=guard.post,
         objection=objection,
         witness=witness,
-        rules=lambda: now().callbacks,
         key=key,
         counts=counts,
         clock=time.time,

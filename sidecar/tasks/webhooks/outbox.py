@@ -17,7 +17,6 @@ from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.http.client import Accepted, EgressError, InvalidRequest, NotAllowed
 from sidecar.http.client.origin import parse_strictly
 from sidecar.observability.metrics import Metrics
-from sidecar.settings.callbacks import CallbackSettings
 from sidecar.storage import RecordStoreOut
 from sidecar.storage.deliveries import (
     GONE,
@@ -41,6 +40,7 @@ from sidecar.vocabulary import Witness
 LOOK_AGAIN_S: Final = 30.0  # for deliveries left by another process, and for changes to the clock
 BOUNDS: Final = DeliveryBounds(per_owner=1_000, total=10_000, total_bytes=256 * 2**20)  # of deliveries that wait
 PER_TARGET_PER_MINUTE: Final = 600  # attempts at one host and port, those of all callers together
+MAX_BODY_BYTES: Final = 2**20
 MAX_ATTEMPTS: Final = 12
 MAX_AGE_S: Final = 86_400.0
 FIRST_RETRY_S, MAX_RETRY_S = 5.0, 3_600.0  # the delay doubles with each attempt
@@ -75,7 +75,6 @@ class Outbox:
     post: Post
     objection: Objection
     witness: Witness
-    rules: Callable[[], CallbackSettings]
     key: Callable[[], CallbackKey]
     counts: Metrics
     clock: Callable[[], float]
@@ -99,7 +98,7 @@ class Outbox:
     async def put(self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes) -> str:
         """Queues a delivery; returns its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         now_s = self.clock()
-        if len(body) > self.rules().max_body:
+        if len(body) > MAX_BODY_BYTES:
             raise Refusal(Reason.TOO_LARGE, "the callback is too large")
         callback = Delivery(self.new_id(), kind, ref, behalf.caller.binding, url, now_s, headers, body, behalf)
         if not await self.store.put(callback, now_s, BOUNDS):

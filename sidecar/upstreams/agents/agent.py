@@ -14,8 +14,7 @@ from sidecar.http.client import fetch
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.settings.credentials import Signed, UpstreamCredential
-from sidecar.settings.upstream_health import ProbeSettings
-from sidecar.settings.upstreams import A2aUpstream
+from sidecar.settings.upstreams import A2aUpstream, ProbeSettings
 from sidecar.settings.upstreams import UpstreamSettings as Definition
 from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent

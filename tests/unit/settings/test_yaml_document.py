@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Annotated
 
@@ -116,7 +117,7 @@ POSITIONS = [
 def test_every_value_knows_its_place(loc: tuple[str | int, ...], key: bool, expected: tuple[int, int, int]) -> None:
     text = "# head\nserver:\n  listen: 127.0.0.1:8080\nlocal:\n  - {principal: one}\n  - {principal: two}\nüber: é x\n"
     document = read("a: 1\n" + text.removeprefix("# head\n"))
-    assert document.position_of(loc, key) == expected
+    assert astuple(document.span_of(loc, key=key))[1:] == expected
 
 
 @pytest.mark.parametrize("password", ["hunter2", "hun@er2", "hun/er2", "hun:er2"])
@@ -202,5 +203,5 @@ def test_no_text_makes_the_reader_fail_in_another_way(text: str | bytes) -> None
         assert all(str(fault) for fault in error.faults)
         return
     for loc, _ in document.root.leaves():
-        line, column, width = document.position_of(loc)
-        assert 0 <= line <= len(document.lines) and column >= 0 and width >= 1
+        span = document.span_of(loc)
+        assert 0 <= span.line <= len(document.lines) and span.column >= 0 and span.width >= 1

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from sidecar.errors import Reason, SettingsError, Unsent
 from sidecar.http.signing_keys import SigningKey, generate
-from sidecar.settings.credentials import ClientCredentials, Signed, TokenExchange, UpstreamCredential
+from sidecar.settings.credentials import Signed, TokenClient, TokenExchange, UpstreamCredential
 from sidecar.settings.sidecar_file import Settings
 from sidecar.upstreams.credentials import (
     NO_CREDENTIAL,
@@ -49,7 +49,7 @@ async def granted(
     """A source of tokens before a token endpoint, on a clock of its own."""
     (folder / "secret").write_text(SECRET + "\n")
     async with issuing() as endpoint:
-        model = ClientCredentials if kind == "client_credentials" else TokenExchange
+        model = TokenClient if kind == "client_credentials" else TokenExchange
         secret = {} if "key_path" in more else {"secret_path": folder / "secret"}
         told = {"token_url": endpoint.url, "client_id": "side car"[:4], **secret, **more}
         clock = Clock()
@@ -408,7 +408,7 @@ def kinds(tmp_path: Path) -> dict[str, UpstreamCredential]:
     return {
         "bearer": UpstreamCredential(bearer_path=tmp_path / "one"),
         "header": UpstreamCredential(header="X-Key", value_path=tmp_path / "one"),
-        "client": UpstreamCredential(client_credentials=ClientCredentials(**client)),
+        "client": UpstreamCredential(client_credentials=TokenClient(**client)),
         "exchange": UpstreamCredential(token_exchange=TokenExchange(**client)),
         "signed": UpstreamCredential(signed=Signed()),
         "passed": UpstreamCredential(passthrough=True),

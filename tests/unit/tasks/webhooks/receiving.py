@@ -82,7 +82,6 @@ def outbox(store: DeliveryStore, seen: Seen, ids: str = "msg", **rules: Any) -> 
         post=GuardedClient(lambda: settings, nobody).post,
         objection=seen.objection,
         witness=seen.witness,
-        rules=lambda: settings,
         key=lambda: KEY,
         counts=seen,
         clock=time.time,

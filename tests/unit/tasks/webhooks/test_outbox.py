@@ -139,7 +139,8 @@ async def test_a_third_party_is_called_so_often_a_minute_and_not_more(monkeypatc
 
 async def test_too_many_and_too_large_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox_module, "BOUNDS", DeliveryBounds(per_owner=2, total=3, total_bytes=10_000))
-    async with running(max_body=1024) as (box, _):
+    monkeypatch.setattr(outbox_module, "MAX_BODY_BYTES", 1024)
+    async with running() as (box, _):
         nowhere = "http://127.0.0.1:9/"
         for number in range(2):
             await put(box, nowhere, body=b"%d" % number)
