@@ -50,7 +50,6 @@ class AdminApp:
     _scraper: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "scrapes"))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request."""
         try:
             headers = headers_of(request)
             check_target(request.raw_path, headers)

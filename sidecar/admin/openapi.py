@@ -94,8 +94,7 @@ _PLACES: Final[Mapping[str, Schema]] = {
 
 
 class CallerOperation(NamedTuple):
-    """An operation of the data listener, whose paths are those of `gateway.routing`: its success in words, and the
-    reasons for which it is refused. The summary is that of its name in `_SUMMARIES`."""
+    """An operation of the data listener: its success in words, and the reasons for which it is refused."""
 
     name: str
     method: str
@@ -147,7 +146,6 @@ MODELS: Final = (
 
 
 def document() -> dict[str, Any]:
-    """The OpenAPI document."""
     paths: dict[str, Any] = {}
     for path, verb, item, operation in [*_of_callers(), *_of_operators()]:
         paths.setdefault(path, item)[verb] = operation
@@ -242,7 +240,6 @@ def _operation(name: str, summary: str, query: Mapping[str, Schema]) -> dict[str
 
 
 def _places(path: str) -> list[dict[str, Any]]:
-    """The parameters of a path."""
     found = re.findall(r"(\w+)/\{(\w+)\}", path)
     return [{"name": name, "in": "path", "required": True, **_split(_PLACES[before])} for before, name in found]
 
@@ -300,7 +297,6 @@ def _headers(status: int) -> dict[str, Any]:
 
 
 def header(told: str, *names: str, required: bool = False, schema: Schema | None = None) -> dict[str, Any]:
-    """Headers with the same description."""
     described = {"description": told, "required": required, "schema": dict(schema or {"type": "string"})}
     return dict.fromkeys(names, described)
 

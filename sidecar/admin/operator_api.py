@@ -52,8 +52,7 @@ T = TypeVar("T")
 
 
 class RunQuery(NamedTuple):
-    """A query for runs; "" and False select all. `owner` is a principal anywhere in the run's chain, and `active`
-    selects runs that are not over."""
+    """A query for runs; "" and False select all. `owner` is any principal of the chain; `active` runs are not over."""
 
     agent: str = ""
     state: str = ""
@@ -66,12 +65,11 @@ class RunQuery(NamedTuple):
 
     @property
     def standing(self) -> str | None:
-        """The state or status by which a store selects runs."""
         return self.status or self.state or None
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the query has filters that stores do not support."""
+        """Whether it has filters that stores do not support."""
         return bool(self.schedule or self.owner or (self.status and self.state))
 
     def means(self, run: Execution) -> bool:
@@ -87,8 +85,7 @@ class RunQuery(NamedTuple):
 
 @dataclass(slots=True)
 class OperatorApi:
-    """What operators can do with agents. `witness` records an action and raises Refusal(AUDIT_UNAVAILABLE);
-    `is_draining` says that event streams must end."""
+    """What operators do with agents. `witness` records an action; streams end when `is_draining`."""
 
     live: Live
     executions: Executions
@@ -146,8 +143,7 @@ class OperatorApi:
         return (text if _is_ours(record) else await all_sanitized(text)) or record.output
 
     async def follow(self, run_id: str) -> AsyncGenerator[RunNews | None]:
-        """The news of a run, from its beginning to its end; None is a keep-alive. Raises Refusal: TASK_UNKNOWN,
-        STORE_UNAVAILABLE."""
+        """The news of a run to its end; None is a keep-alive. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         hearing = RunStream()
         discretion = RunVisibility(is_theirs=_is_ours(await self._run(run_id)))
         async with (
@@ -167,8 +163,7 @@ class OperatorApi:
             yield RunNews(END, run_in_full(await self._run(run_id)))
 
     async def order(self, name: str, body: Mapping[str, Any], by: str, *, here: bool) -> models.RunOrdered:
-        """Run an agent, as a caller. `here` says that the order came over the control socket: only then can it name
-        another principal. Raises Refusal, as over HTTP."""
+        """Run an agent; only over the control socket (`here`) as another principal. Raises Refusal, as over HTTP."""
         if not self._definition(name).enabled:
             raise Refusal(Reason.UPSTREAM_UNKNOWN, "the agent is not enabled")
         principal, task_id = body.get("principal", OPERATOR), self.new_id()
@@ -180,8 +175,7 @@ class OperatorApi:
         return {"agent": name, "principal": principal, **self._ordered(await self._taken(record))}
 
     async def answer(self, run_id: str, body: Mapping[str, Any], by: str, *, here: bool) -> models.RunOrdered:
-        """Answer a run that waits for input, on behalf of its caller. Raises Refusal, as over HTTP; MALFORMED_CALL for
-        a run that does not wait."""
+        """Answer a run on behalf of its caller. Raises Refusal, as over HTTP; MALFORMED_CALL if it does not wait."""
         run = await self._run(run_id)
         caller = _answering(run, by, here=here)
         if run.task["status"]["state"] not in WAITS:
@@ -193,8 +187,9 @@ class OperatorApi:
         return {"agent": run.target, "principal": whom, **self._ordered(await self._taken(record))}
 
     async def cancel(self, run_id: str, reason: str, by: str) -> models.Run:
-        """Cancel a run. It is cancelled even if the audit cannot record it, which is then reported. Raises Refusal:
-        TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
+        """Cancel a run, even if the audit cannot record it, which is then reported. Raises Refusal: TASK_UNKNOWN,
+        NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE.
+        """
         if is_over((await self._run(run_id)).task):
             raise Refusal(Reason.NOT_CANCELABLE, "it is over")
         record = await self.executions.cancel(run_id, GIVEN_UP)  # for the caller; the audit record has who and why
@@ -210,16 +205,16 @@ class OperatorApi:
         return {"schedule": name, **self._ordered(record)}
 
     async def add_schedule(self, body: Mapping[str, Any], by: str, *, here: bool) -> models.Schedule:
-        """Store a schedule that is not in sidecar.yaml. `here` as in `order`: over the admin listener, a schedule
-        cannot act as a principal that has a credential or a schedule of its own. Raises Refusal, Conflict."""
+        """Store a schedule that is not in sidecar.yaml. Over the admin listener it cannot act as a principal that has a
+        credential or a schedule of its own. Raises Refusal, Conflict.
+        """
         key, wanted = body["name"], _schedule_in(body)
         if not here:
             self._check_own(key, wanted)
         return schedule_of(await self.scheduler.add(key, wanted, by))
 
     async def _active(self, wanted: RunQuery, targets: Sequence[str]) -> models.Runs:
-        """The runs that are not over. States are read in the order of a run's life, so that a run that changes
-        meanwhile is read twice and not missed."""
+        """Read states in the order of a run's life: a run that changes meanwhile is read twice and not missed."""
         found: dict[str, Execution] = {}
         for state in RunState:
             page, _ = await self.executions.page(None, targets, state, MAX_LOOKED_AT, 0)
@@ -251,8 +246,7 @@ class OperatorApi:
         raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
 
     async def _taken(self, record: Task) -> Task:
-        """The task once its agent has taken it, or as it is after TAKEN_S. Raises Refusal if the agent cannot be
-        reached or does not take it."""
+        """The task once its agent has taken it, or after TAKEN_S. Raises Refusal if the agent does not take it."""
         pause_s = LOOK_S
         with suppress(TimeoutError, RecordStoreOut):
             async with asyncio.timeout(TAKEN_S):
@@ -287,7 +281,6 @@ class OperatorApi:
 
 
 def _input(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The agent's input, as in the task API."""
     return {"prompt": "", **{member: body[member] for member in _INPUT if member in body}}
 
 
@@ -303,7 +296,6 @@ def _schedule_in(body: Mapping[str, Any]) -> ScheduleSettings:
 
 
 def _speaking_as(principal: str, by: str) -> Caller:
-    """The caller for whom an operator acts."""
     return Caller((Principal(principal, OPERATORS),), (Credential("local", OPERATORS, by),))
 
 
@@ -314,8 +306,7 @@ def _check_principal(name: str, *, here: bool) -> None:
 
 
 def _answering(run: Execution, by: str, *, here: bool) -> Caller:
-    """The caller for whom a run may be answered: that of runs ordered by operators, and over the control socket also
-    that of scheduled runs, which have no other caller to answer. Raises Refusal(INSUFFICIENT_SCOPE)."""
+    """The caller for whom a run may be answered: an operator's, or over the control socket a schedule's."""
     asked = run.caller.last.name
     caller = run.caller if run.schedule and here else _speaking_as(asked, by)
     if caller.binding != run.owner:
@@ -330,7 +321,7 @@ def _is_ours(run: Execution) -> bool:
 
 
 async def _unless(is_over: Callable[[], bool], events: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """The events until `is_over` is true, which is also checked while no event comes."""
+    """The events until `is_over`, which is also checked while none comes."""
     while not is_over():
         coming = asyncio.ensure_future(anext(events))
         try:

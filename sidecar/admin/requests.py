@@ -70,19 +70,16 @@ def query_in(raw_path: str, parameters: Mapping[str, Schema]) -> dict[str, Any]:
 
 
 def answered(value: Any, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
-    """A successful response."""
     return _json(value, status, JSON, headers)
 
 
 def problem(error: str, status: int, headers: Mapping[str, str] = {}, **more: Any) -> web.Response:
-    """An error response with a message of the admin API."""
     told = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "error": error}
     return _json({**told, **more}, status, PROBLEM_JSON, headers)
 
 
 def refused(refusal: Refusal) -> web.Response:
-    """An error response for a refusal that callers get too. Operators see all of it, whatever `answers.disclosure`
-    says."""
+    """A refusal that callers get too. Operators see all of it, whatever `answers.disclosure` says."""
     facts = dict(facts_of(refusal, "", DenyManner()))
     del facts["decision_id"]
     told = {

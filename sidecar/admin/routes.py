@@ -62,8 +62,7 @@ class OperatorAction(Protocol):
 
 
 class AdminRequest(NamedTuple):
-    """One authorized request, its sender, the name in its path, its query and its body. `here` says that it came over
-    the control socket, which only the owner of the data folder can open."""
+    """One authorized request. `here`: it came over the control socket, which only the data folder's owner can open."""
 
     app: OperatorAction
     request: web.BaseRequest
@@ -78,9 +77,9 @@ Handler = Callable[[AdminRequest], Awaitable[Any]]
 
 
 class OperatorRoute(NamedTuple):
-    """One row of the table. `request` is the model of the body, `query` the schemas of the parameters. A route whose
-    handler returns a model is in the OpenAPI document, named and described as its handler, with the statuses of its
-    `errors`."""
+    """One row of the table. A route whose handler returns a model is in the OpenAPI document, with the statuses of its
+    `errors`.
+    """
 
     method: str
     path: str
@@ -112,8 +111,7 @@ def _route(
     errors: tuple[int, ...] = DONE,
     query: Mapping[str, Schema] = {},
 ) -> Callable[[Handler], Handler]:
-    """Add a function to the table. `{any}` in a path may hold a `/` that is not percent-encoded, because principals are
-    written as they are."""
+    """Add a function to the table. `{any}` may hold a plain `/`, because principals are written as they are."""
 
     def add(handler: Handler) -> Handler:
         ROUTES.append(OperatorRoute(method, path, handler, request, status, errors, query))

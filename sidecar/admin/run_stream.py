@@ -50,8 +50,6 @@ class NewsArtifact:
 
 @dataclass(slots=True)
 class RunStream:
-    """The state of one listener's stream."""
-
     _heard: dict[str, NewsArtifact] = field(default_factory=dict)
     _status: Mapping[str, Any] = field(default_factory=dict)
 

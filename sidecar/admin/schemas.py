@@ -37,8 +37,6 @@ _TYPES: Final = {"boolean": "true or false", "integer": "a whole number", "numbe
 
 
 class SchemaMember(NamedTuple):
-    """One member of a model."""
-
     name: str
     hint: object
     told: str
@@ -60,12 +58,10 @@ def members_of(model: type) -> Iterator[SchemaMember]:
 
 
 def whole_number(least: int, most: int, default: int) -> Schema:
-    """The schema of a whole number."""
     return {"type": "integer", "minimum": least, "maximum": most, "default": default}
 
 
 def ref(model: type) -> dict[str, str]:
-    """A reference to a model's schema."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 

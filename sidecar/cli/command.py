@@ -33,8 +33,6 @@ def config_and_json(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class CommandFailed(click.ClickException):
-    """Ends the command with a message and an exit code."""
-
     def __init__(self, message: str, code: int = NO, *, hint: str = "") -> None:
         super().__init__(visible_lines(message) + (f"\n   hint: {hint}" if hint else ""))
         self.exit_code = code  # type: ignore[misc]
@@ -51,7 +49,6 @@ def print_json(value: object, *, as_line: bool = False, err: bool = False) -> No
 
 
 def print_result(value: object, text: str, as_json: bool) -> None:
-    """Print a value as JSON, or the text that says the same."""
     if as_json:
         print_json(value)
     else:

@@ -46,7 +46,6 @@ def schema(kind: str) -> None:
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """Return the JSON Schema of a sidecar file, or the OpenAPI document."""
     match kind:
         case "config":
             from sidecar.settings.sidecar_file import Settings

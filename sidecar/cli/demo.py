@@ -60,8 +60,6 @@ p, *, tool:*/delete_*, tools/call, -, -, -, deny
 
 
 class DemoScene(NamedTuple):
-    """One call of the demo, and what it shows."""
-
     title: str
     tool: str
     arguments: dict[str, Any]
@@ -114,7 +112,6 @@ def demo(keep: Path | None) -> None:
 
 
 def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int, agent: int) -> Path:
-    """Write a working folder for the five ports; return its sidecar.yaml."""
     from sidecar.settings.shipped_files import shipped
 
     shutil.copytree(shipped("models"), folder / "models", dirs_exist_ok=True)

@@ -16,8 +16,6 @@ from starlette.applications import Starlette
 
 
 class Researcher(AgentExecutor):
-    """Answers requests from a small set of facts."""
-
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         task_id, context_id = context.task_id or "", context.context_id or ""
         status = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)

@@ -16,14 +16,10 @@ from sidecar.errors import ConfigError, visible_lines
 
 
 class Group(click.Group):
-    """A group of commands.
+    """A group of commands, each imported only when it is used, so that `--help` stays fast.
 
-    `commands_in` maps a name to the module that holds the command, under that name (`list_` for `list`, `a_b` for
-    `a-b`), and to its one-line help. The module is imported when the command is used, so that `--help` and completion
-    stay fast.
-
-    A command ends with a message if an operator's file is invalid or unreadable, also where the command itself does not
-    handle it.
+    `commands_in` maps a name to its module (there it is `list_` for `list`, `a_b` for `a-b`) and to its one-line help.
+    A command ends with a message if an operator's file is invalid or unreadable.
     """
 
     def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]] = {}, **more: Any) -> None:
@@ -76,8 +72,6 @@ class Group(click.Group):
 
 
 class Root(Group):
-    """The program itself."""
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):

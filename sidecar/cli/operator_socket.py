@@ -81,7 +81,6 @@ def answer_in(status: int, body: bytes) -> Any:
 
 
 def refused(status: int, answer: Mapping[str, Any], *, quiet: bool = False, hints: Mapping[str, str] = {}) -> NoReturn:
-    """Print the refusal and end the command. `hints` as in `ask`."""
     is_usage = status == 400 and answer.get("reason") != Reason.BAD_ARGUMENTS
     code = USAGE if is_usage else NO
     if quiet:
@@ -99,8 +98,6 @@ def reaching(hint: str = NOT_RUNNING) -> Iterator[None]:
 
 
 class SocketEvent(NamedTuple):
-    """One event of a stream."""
-
     name: str
     data: Mapping[str, Any]
 

@@ -99,11 +99,8 @@ async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) 
 def settle_interpreter() -> None:
     """Tune the garbage collector and thread switching for serving.
 
-    Objects made at start live as long as the process, so the collector need not visit them again. Calls leave little
-    garbage, so it may run less often; a full pass then visits a few thousand objects instead of half a million.
-
-    Other threads hash large data. Such a thread releases the GIL to the event loop on request; by default only after
-    5 ms, each time that the loop runs.
+    Objects made at start need not be visited again, and calls leave little garbage. Threads that hash large data
+    hand the GIL to the event loop on request; by default only after 5 ms, each time it runs.
     """
     gc.collect()
     gc.freeze()

@@ -33,8 +33,6 @@ class Moment(click.ParamType[str]):
 
 
 class Duration(click.ParamType[float]):
-    """`30s`, `15m`, `1h`, `90d`, in seconds."""
-
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:

@@ -126,7 +126,6 @@ def unwrap(path: Path, as_json: bool) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Report a file that cannot be written."""
     try:
         yield
     except OSError as error:

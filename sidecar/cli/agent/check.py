@@ -116,8 +116,6 @@ async def _tried(name: str, definition: CliAgent, processes: Processes, text: st
 
 
 class _Whys(logging.Handler):
-    """Collects the reasons of log records that have one."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.kept: list[str] = []

@@ -20,7 +20,6 @@ def ending(run: Mapping[str, Any]) -> str:
 
 
 def asks(run: Mapping[str, Any]) -> bool:
-    """Whether the run waits for input from its caller."""
     return run["is_over"] and run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")
 
 

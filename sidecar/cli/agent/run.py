@@ -194,7 +194,6 @@ def _print_taken(answer: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _finish(run: Mapping[str, Any], as_json: bool) -> None:
-    """Print how the run ended where its output does not show it."""
     if as_json:
         print_json(run)
     elif run["status"] != "success":

@@ -59,7 +59,6 @@ class RunOutput:
         self._draw()
 
     def output(self, data: Mapping[str, Any]) -> None:
-        """Write more of the run's output."""
         if self.quiet:
             return
         self.clear()

@@ -72,7 +72,6 @@ class StdioBridge:
     _parameters: dict[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     async def run(self, lines: AsyncIterator[bytes]) -> None:
-        """Forward messages until the client closes its side, then end the session."""
         try:
             async for line in lines:
                 if line.strip():
@@ -106,7 +105,6 @@ class StdioBridge:
         self._under_way.pop(request_id, None)
 
     async def _told(self, message: Message) -> None:
-        """Forward a notification, or the client's response to the server."""
         if isinstance(message, Notification) and message.method == "notifications/cancelled" and not self.session_id:
             task = self._under_way.get(message.params.get("requestId", ""))
             if task is not None and self.version == "":

@@ -72,8 +72,6 @@ class _ServerEntry(BaseModel):
 
 
 class _SeedEntry(BaseModel):
-    """An entry of MCPConfig, with the seed's rules."""
-
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
     name: Annotated[str, Field(pattern="^[A-Za-z0-9-]+$")]
     command: Annotated[str, Field(min_length=1)]
@@ -148,7 +146,6 @@ class ClientFile:
 
     @property
     def client(self) -> ClientFormat:
-        """The format of the client whose file it is."""
         return client_of(self.path, (server.url_key for server in self.servers), self.text.document.root.value)
 
     @property

@@ -108,8 +108,6 @@ def unread_client(path: Path, root: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ClientAddress:
-    """A base address, and whether callers must authenticate there."""
-
     base: str
     needs_key: bool
 
@@ -129,12 +127,10 @@ def entrance_of(settings: Settings) -> ClientAddress | None:
 
 
 def headers_for(entrance: ClientAddress, client: ClientFormat) -> dict[str, str]:
-    """A placeholder for the API key, if one is needed: the key itself stays in the environment."""
     return {"X-API-Key": client.variable % KEY_VARIABLE} if entrance.needs_key else {}
 
 
 def snippet(client: ClientFormat, entrance: ClientAddress, names: Iterable[str]) -> dict[str, Any]:
-    """The part of the client's file that names these upstreams."""
     return {client.container: {name: _entry(client, entrance, name) for name in names}}
 
 
@@ -152,7 +148,6 @@ def _entry(client: ClientFormat, entrance: ClientAddress, name: str) -> dict[str
 
 
 def program(address: str, *, needs_key: bool) -> dict[str, Any]:
-    """The bridge to an address, as a program that a client starts."""
     key = ["--api-key-path", KEY_FILE] if needs_key else []
     return {"command": "sidecar", "args": ["connect", address, *key]}
 

@@ -54,7 +54,6 @@ class TranslatedText:
 
 
 def translated(text: str, places: ReferencePlaces) -> TranslatedText:
-    """Return the text with the references of sidecar.yaml."""
     result = TranslatedText("")
     if places.bare:
         text = _BARE.sub(r"${\1}", text)
@@ -82,7 +81,6 @@ def variables_in(text: str) -> tuple[str, ...]:
 
 
 def without_defaults(text: str) -> str:
-    """Return the text with the defaults of its references removed."""
     return _OURS.sub(lambda found: f"${{{found[1]}}}", text)
 
 

@@ -43,7 +43,6 @@ def leads_here(server: ClientServer, base: str) -> bool:
 
 
 def wrap_at(file: ClientFile, base: str, names: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
-    """Rewrite each server in `names` to `<base>/mcp/<name>`."""
     addresses = {loc: f"{base}/mcp/{name}" for loc, name in names.items()}
     return wrapped_at(file, addresses, headers)
 

@@ -40,8 +40,6 @@ MAX_SHOWN_LINES: Final = 400  # per tool; the file contains the rest
 
 @dataclass(frozen=True, slots=True)
 class ToolRow:
-    """One tool: the server's listing, its pin, and the differences between them."""
-
     name: str
     status: str
     tool: Tool | None

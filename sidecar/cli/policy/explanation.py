@@ -134,7 +134,6 @@ def _together(found: Explanation) -> Iterator[str]:
 
 
 def _counting(found: Explanation) -> list[str]:
-    """Return the rules whose own limit counts this call."""
     return [limit.rule_id for limit in found.decision.limits] if found.limits else []
 
 

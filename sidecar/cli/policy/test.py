@@ -91,7 +91,6 @@ def test(
         return TESTS_FAILED if report.failures else 0
 
     def watched() -> Sequence[Path]:
-        """The files and folders whose changes matter."""
         try:
             ours = (place().models, place().policies, config, *paths)
         except ConfigError:
@@ -131,9 +130,7 @@ def _write_file(path: Path, content: bytes) -> None:
 
 
 def wanted_by(pattern: str | None) -> Callable[[PolicyTest], bool] | None:
-    """Return a predicate for a `--filter`: a regular expression between slashes, a pattern with `*`, or a part of the
-    text `suite: name`; case-insensitive except for the expression.
-    """
+    """Return a predicate for `--filter`: a /regular expression/, a pattern with `*`, or a part of `suite: name`."""
     if pattern is None:
         return None
     if len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/"):
