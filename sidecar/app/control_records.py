@@ -164,11 +164,11 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
     older = [load_key(path) for path in settings.previous_audit_key_paths if path.exists()]
     key = load_or_make_key(settings.audit_key_path)
     instance = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
-    opened = open_sink(settings, key, instance, older)
+    sink, found = open_sink(settings, key, instance, older)
     try:
         audit = Audit(
-            opened.sink,
-            opened.found,
+            sink,
+            found,
             key=key,
             durability=settings.audit.durability,
             instance=instance,
@@ -181,9 +181,9 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
             rotation=Rotation(rotate.max_bytes, rotate.every_s, rotate.keep),
         )
     except OSError as error:
-        opened.sink.close()
+        sink.close()
         message = f"the audit cannot be written: {error}"
-        raise SettingsError([fault_in(opened.place, message, code="A111")]) from None
+        raise SettingsError([fault_in(place_of(settings), message, code="A111")]) from None
     if audit.found:
         log.warning("the audit log was not in order at the start", extra={"found": audit.found})
     return audit

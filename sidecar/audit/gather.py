@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -21,7 +20,6 @@ from typing import BinaryIO, Final
 from sidecar.audit.chain import MAX_LINE_BYTES, SealedRecord, unseal
 
 MAX_CHAINS: Final = 10_000
-MAX_OPEN: Final = 64
 _RECORD: Final = b'{"v":'
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -37,8 +35,9 @@ class GatheredChain:
     size: int = 0
     places: array[int] = field(default_factory=lambda: array("q"))
 
-    def take(self, file: BinaryIO, sealed: SealedRecord, line: bytes) -> None:
-        file.write(line + b"\n")
+    def take(self, sealed: SealedRecord, line: bytes) -> None:
+        with self.path.open("ab") as file:  # records of many instances alternate: none is kept open
+            file.write(line + b"\n")
         self.places.extend((sealed.seq, self.size, len(line) + 1))
         self.size += len(line) + 1
         self.in_order = self.in_order and sealed.seq > self.last_seq
@@ -62,37 +61,12 @@ class GatheredChain:
         aside.replace(self.path)
 
 
-class _Files:
-    """Keeps a bounded number of files open, since records of many instances alternate."""
-
-    def __init__(self) -> None:
-        self._open: dict[Path, BinaryIO] = {}
-
-    def of(self, path: Path) -> BinaryIO:
-        if path not in self._open and len(self._open) >= MAX_OPEN:
-            self.close()
-        return self._open.get(path) or self._open.setdefault(path, path.open("ab"))
-
-    def close(self) -> None:
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
-
-
 def gather(lines: Iterable[bytes], folder: Path) -> list[Path]:
     """Write every record into an empty folder. Returns the files by name. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise FileExistsError(17, "is not empty", str(folder))
     chains: list[GatheredChain] = []
-    with closing(_Files()) as files:
-        _sort_out(lines, folder, chains, files)
-    for chain in chains:
-        chain.settle()
-    return sorted(chain.path for chain in chains)
-
-
-def _sort_out(lines: Iterable[bytes], folder: Path, chains: list[GatheredChain], files: _Files) -> None:
     by_instance: dict[str, GatheredChain] = {}
     for line in lines:
         sealed = unseal(line) if line.startswith(_RECORD) else None
@@ -106,7 +80,10 @@ def _sort_out(lines: Iterable[bytes], folder: Path, chains: list[GatheredChain],
             chain = GatheredChain(folder / _name(instance, len(chains)))
             chains.append(chain)
         by_instance[instance] = chain
-        chain.take(files.of(chain.path), sealed, line)
+        chain.take(sealed, line)
+    for chain in chains:
+        chain.settle()
+    return sorted(chain.path for chain in chains)
 
 
 def lines_in(file: BinaryIO) -> Iterator[bytes]:

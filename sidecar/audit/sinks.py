@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
@@ -41,32 +41,27 @@ REDIS_CONNECT_S: Final = 1.0
 REDIS_ANSWER_S: Final = 1.5  # below the writer's deadline, so that a lost reply is asked for again within it
 
 
-class OpenedSink(NamedTuple):
-    """A sink, and what was found in it. `place` is its name for operators."""
-
-    sink: ChainSink
-    found: FoundEnd
-    place: str
-
-
-def open_sink(settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = ()) -> OpenedSink:
-    """Open the configured sink. `older` are previous keys. Raises SettingsError."""
+def open_sink(
+    settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = ()
+) -> tuple[ChainSink, FoundEnd]:
+    """Open the configured sink; also returns what was found in it. `older` are previous keys. Raises SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
         carrier, found = _carrier(settings, chosen.sink, key, instance, None, older)
-        return OpenedSink(ChainedCarrier(carrier, found.end), found, place_of(settings))
+        return ChainedCarrier(carrier, found.end), found
     file = AuditFile.open(path, key, older=older, to_disk=chosen.durability == "disk")
     if chosen.also is None:
-        return OpenedSink(file, file.found, place_of(settings))
+        return file, file.found
     try:
         carrier, _ = _carrier(settings, chosen.also, key, instance, file.end)
     except SettingsError:
         file.close()
         raise
-    return OpenedSink(CopySink(file, file.end, carrier), file.found, place_of(settings))
+    return CopySink(file, file.end, carrier), file.found
 
 
 def place_of(settings: Settings) -> str:
+    """The name of the configured sink for operators."""
     chosen = settings.audit
     places = {
         "file": str(settings.audit_path),

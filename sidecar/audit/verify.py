@@ -28,11 +28,10 @@ after it.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from sidecar.audit.chain import BEGINNING, HEAD_BYTES, HEAD_SUFFIX, ChainEnd, ChainHead, parse_head
 from sidecar.audit.checkpoints import Checkpoint, Keys, read_checkpoints
@@ -64,7 +63,7 @@ def verify(
     anchor = Path(f"{paths[-1]}{HEAD_SUFFIX}")
     before = _read_anchor(anchor)
     published = list(islice(_published(report, checkpoints, public_keys or {}), MAX_CHECKPOINTS))
-    named = () if before.head is None else (before.head.end.seq, before.head.next.seq)
+    named = () if before is None else (before.end.seq, before.next.seq)
     walk = LineWalk(
         report,
         part=part,
@@ -82,7 +81,7 @@ def verify(
         _check_evidence(report, evidence, walk.named)
     _check_end(walk, anchor, before, _read_anchor(anchor), keys)
     _check_published(walk, paths[-1], published)
-    _sum_up(walk, before.head, keys)
+    _sum_up(walk, before, keys)
     _sum_up_checkpoints(walk, published, public_keys)
     _sum_up_end(walk, public_keys)
     return report
@@ -121,36 +120,27 @@ def _check_evidence(report: VerificationReport, paths: Sequence[Path], named: Ma
 # --- the anchor -------------------------------------------------------------------------------------------------------
 
 
-class _Anchor(NamedTuple):
-    """`head` is None if there is no anchor file (`there` is false) or it is malformed."""
-
-    there: bool
-    head: ChainHead | None
-
-
-def _read_anchor(path: Path) -> _Anchor:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block until it has a writer
-            return _Anchor(True, None)
-        with path.open("rb") as file:
-            return _Anchor(True, parse_head(file.read(HEAD_BYTES + 1)))
-    except FileNotFoundError:
-        return _Anchor(False, None)
+def _read_anchor(path: Path) -> ChainHead | None:
+    """The anchor; None if there is none or it is malformed."""
+    if not path.is_file():  # opening a pipe would block until it has a writer
+        return None
+    with path.open("rb") as file:
+        return parse_head(file.read(HEAD_BYTES + 1))
 
 
-def _check_end(walk: LineWalk, path: Path, before: _Anchor, after: _Anchor, keys: Sequence[AuditKey]) -> None:
+def _check_end(
+    walk: LineWalk, path: Path, head: ChainHead | None, after: ChainHead | None, keys: Sequence[AuditKey]
+) -> None:
     report = walk.report
     last_seq = report.last_seq
-    head = before.head
     if head is None:
-        if before.there:
+        if path.exists():
             report.add(path, 0, "forged", "this is no anchor")
         elif not walk.part:
             report.add(path, 0, "no-anchor", "there is none, so the end of the log cannot be verified")
         return
     # Whether the log was written meanwhile, so that the anchor has moved past what was read.
-    moved = after.head is not None and after.head.next.seq >= last_seq
-    went_on = moved and (not keys or (after.head is not None and after.head.made_with_any(keys)))
+    went_on = after is not None and after.next.seq >= last_seq and (not keys or after.made_with_any(keys))
     if keys and not head.made_with_any(keys):
         names = ", ".join(key.id for key in keys)
         report.add(path, 0, "forged", f"the key {names} did not make this anchor (it names {head.key_id})")
@@ -162,7 +152,7 @@ def _check_end(walk: LineWalk, path: Path, before: _Anchor, after: _Anchor, keys
         report.add(path, 0, "changed", f"record {head.next.seq} is not the one that the anchor announces")
     elif last_seq > head.next.seq and not went_on:
         report.add(path, 0, "inserted", f"the anchor knows {head.next.seq} records, the log has {last_seq}")
-    elif head.end != head.next and after.head == head:
+    elif head.end != head.next and after == head:
         report.notes.append(
             f"an append that would have ended with record {head.next.seq} was cut short by a kill: it was never "
             "acknowledged, and a cut in it does not show"

@@ -1,6 +1,6 @@
 """Is exactly what happened on record, and nothing that must not be?
 
-Six hundred requests of every kind against a real process, a hundred at once; then the clients' journal, the
+Four hundred requests of every kind against a real process, a hundred at once; then the clients' journal, the
 upstream's journal, the audit, the metrics and the log are laid side by side.
 """
 
@@ -31,7 +31,7 @@ from tests.flow.process import Served, recompute, served
 from tests.flow.talk import decision_id_of
 from tests.flow.world import ACCEPT, SESSION, STATELESS, Upstream, listening, request, stateless
 
-REQUESTS, AT_ONCE = 600, 100
+REQUESTS, AT_ONCE = 400, 100
 RULES = """\
 p, nhi:planner, tool:github/search_code, use, -, -, args.repo.startsWith('acme/'), allow
 p, nhi:planner, tool:github/get_file, use, -, -, -, allow

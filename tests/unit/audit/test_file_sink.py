@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import resource
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -357,29 +356,3 @@ def test_what_is_behind_an_anchor_is_told_once_and_taken_away(path: Path) -> Non
         file.write(b"more")
     assert found_at_start(path) == ("anchor-forged",)
     assert found_at_start(path) == ()
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True)
-    if mount.returncode:
-        pytest.skip("no file system can be mounted here; the file size limit stands in for it above")
-    yield disk
-    subprocess.run(["umount", disk], check=True)
-
-
-def test_on_a_full_disk_calls_are_refused_until_there_is_room(tiny_disk: Path) -> None:
-    path, ballast = tiny_disk / "audit.jsonl", tiny_disk / "ballast"
-    ballast.write_bytes(b"x" * 20_000)
-    audit = open_audit(path)
-    with pytest.raises(Refusal) as refused:
-        for _ in range(100):
-            forward(audit)
-    assert refused.value.reason is Reason.AUDIT_UNAVAILABLE
-    assert verify([path], key=KEY).ok
-    ballast.unlink()
-    forward(audit)
-    at_once(audit.close())
-    assert verify([path], key=KEY).ok

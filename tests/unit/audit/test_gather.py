@@ -104,9 +104,9 @@ def test_a_stream_is_read_back_with_its_anchor(tmp_path: Path) -> None:
     with running_valkey() as valkey:
         stream = "audit: {sink: redis, redis: {stream: evidence}}"
         folder.write_text(f"version: 1\nstore: {{url: '{valkey.url}'}}\n{stream}\n")
-        opened = open_sink(load_settings(folder, {}, check_files=False), KEY, "one")
+        sink, found = open_sink(load_settings(folder, {}, check_files=False), KEY, "one")
         named = {"key": KEY, "durability": "strict", "instance": "one", "clock": FakeClock(), "new_id": numbered_ids()}
-        audit = Audit(opened.sink, opened.found, **named)
+        audit = Audit(sink, found, **named)
         for _ in range(250):
             forward(audit)
         at_once(audit.close())

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from sidecar.audit.chain import UnfitHead
-from sidecar.audit.verify import verify
 from sidecar.audit.writer import MAX_AT_ONCE, RecordWriter
 from sidecar.errors import Reason, Refusal
-from tests.unit.audit.scenes import KEY, Counted, forward_over_a_loop, open_audit, records, understood
+from tests.unit.audit.scenes import open_audit, records, understood
 
 
 class Disk:
@@ -220,18 +219,6 @@ async def test_closing_writes_what_waits_and_then_nothing() -> None:
 
 
 # --- as evidence ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("durability", ["strict", "disk", "best_effort"])
-async def test_a_thousand_calls_at_once_are_one_chain(tmp_path: Path, durability: str) -> None:
-    counted = Counted()
-    audit = open_audit(tmp_path / "audit.jsonl", durability=durability, metrics=counted)
-    audit.writer.start()
-    await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(1000)))
-    await audit.close()
-    report = verify([tmp_path / "audit.jsonl"], key=KEY)
-    assert report.ok and report.records == 2000 and not report.unfinished
-    assert counted.counts == {("decision", "written"): 1000, ("outcome", "written"): 1000}
 
 
 async def test_a_caller_who_leaves_in_the_middle_of_a_record_has_one_terminal_record(tmp_path: Path) -> None:

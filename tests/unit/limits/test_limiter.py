@@ -10,7 +10,7 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import NOTHING, LimitCharge, Limiter, LimitPlan
 from tests.flow.world import until
-from tests.unit.limits.stages import DAY_US, HOUR_US, START_US, charge, memory_stage, opened
+from tests.unit.limits.stages import DAY_US, START_US, charge, memory_stage, opened
 
 HOUR, DAY, RATE, SLOTS = (
     charge("hour", 2),
@@ -114,11 +114,3 @@ async def test_more_counters_than_the_bound_are_refused_and_never_forgotten() ->
     assert (await refusal_of(limiter, charge("hour", 2, "c"))).reason is Reason.STORE_UNAVAILABLE
     stage.wait(DAY_US)
     await take(limiter, charge("hour", 2, "c"), call="c")
-
-
-async def test_counters_that_time_has_emptied_make_room_as_new_ones_come() -> None:
-    stage = memory_stage(max_counters=10)
-    limiter = Limiter(stage.store)
-    for number in range(100):
-        await take(limiter, charge("hour", 2, str(number)), call=str(number))
-        stage.wait(HOUR_US // 8)
