@@ -42,9 +42,7 @@ class UnreadableAuditLine(Exception):
 
 
 class RecordedFact(NamedTuple):
-    """The outcome of a condition. `inputs` are keyed digests by path, None for values that cannot be compared. `lends`
-    is true for lent authority, which has no arguments.
-    """
+    """The outcome of a condition. `inputs` are keyed digests by path; `lends` is true for lent authority."""
 
     condition: str
     outcome: str
@@ -99,10 +97,7 @@ def is_session(question: Question) -> bool:
 
 
 def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
-    """Return the question of a record; None if policy was not asked, or if another record holds the question.
-
-    Raises UnreadableAuditLine for a record that the sidecar did not write.
-    """
+    """Return the question of a record; None if it has none, or another record has it. Raises UnreadableAuditLine."""
     if fields.get("event") not in ("decision", "refusal", "outcome") or not fields.get("links"):
         return None
     try:

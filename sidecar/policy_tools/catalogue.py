@@ -1,7 +1,4 @@
-"""Collects the names that are known to exist: from a catalogue, a policy, and recorded use.
-
-A catalogue is a file that maps servers to the names of their tools, or a list of full object names.
-"""
+"""Collects the names that are known to exist: from a catalogue, a policy, and recorded use."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ class KnownCatalogue:
 
 
 def read_catalogue(path: Path) -> KnownCatalogue:
-    """Read a YAML or JSON file: server → its tools' names (or full object names), or a list of full object names.
-
-    Raises SettingsError with every fault.
-    """
+    """Read server → its tools' names (or full object names), or a list of full object names. Raises SettingsError."""
     document = read_document(path, text=_json_text(path))
     faults, found, servers = list[Fault](), set[str](), set[str]()
 

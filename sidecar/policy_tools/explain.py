@@ -1,8 +1,4 @@
-"""Explains decisions link by link.
-
-The serving engine answers; its answer is traced back to rows, roles, sets, conditions and limits. For an audit record,
-missing information is reconstructed by `recorded_conditions`.
-"""
+"""Explains decisions link by link: the serving engine answers, and its answer is traced back to rows and limits."""
 
 from __future__ import annotations
 

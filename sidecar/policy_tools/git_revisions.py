@@ -1,9 +1,8 @@
-"""Reads policies out of git revisions.
+"""Reads policies out of git revisions: `main`, `HEAD~1`, `abc123`, or `rev:path` for a folder.
 
-`main`, `HEAD~1`, `abc123`, or `rev:path` for a folder inside the repository: the files of `models/` and `policies/` are
-read from git's objects, byte for byte (no filter, attribute or hook runs), and written into a private temporary folder
-while they are needed. Git is started without a shell, with a deadline and a bound on its output; names that begin with
-`-`, links and paths that lead out are refused.
+Files are read from git's objects, byte for byte (no filter, attribute or hook runs), into a private temporary folder.
+Git runs without a shell, with a deadline and a bound on its output; names that begin with `-`, links and paths that
+lead out are refused.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ class _Blob(NamedTuple):
 
 @contextmanager
 def opened(name: str, *, directory: Path) -> Iterator[Revision]:
-    """Open a folder, or a git revision of the repository that contains `directory`, for the duration of the block.
-
-    Raises SettingsError when it is neither.
-    """
+    """Open a folder, or a git revision of the repository that contains `directory`. Raises SettingsError."""
     folder = directory / name
     if name and folder.is_dir():
         yield Revision(name, in_folder(Path(name) if directory == Path() else folder))
@@ -157,9 +153,7 @@ class _GitReader:
         return found
 
     async def _run(self, arguments: Sequence[str], *, most: int, sent: bytes = b"") -> tuple[bytes, bool]:
-        """Return git's output, and whether it succeeded. More than `most` bytes of output, or an exceeded deadline, is
-        a fault.
-        """
+        """Return git's output, and whether it succeeded. Refuses more than `most` bytes and an exceeded deadline."""
         path = executable_of("git", {}, os.environ)
         if path is None:
             _refuse(self._name, "this is no folder, and git is not installed")

@@ -2,13 +2,7 @@
 
 Patterns have one wildcard (`*`, any run of characters, anchored). They are run together as small automata over the
 characters that they name, and one that stands for all others, within a `GlobShape`: the grammar of names of one kind
-(CONTRACT 1.1, 1.2). The search is breadth first, so that a result is shortest; and exact, so that no result means that
-no such name exists.
-
-    may_overlap(a, b)               cheap: False only if no text matches both
-    witness(shapes, all_of, …)      a name, as natural as possible, or None
-    overlap(shapes, a, b)           a name that matches both, or None
-    classes(shapes, all_of, others) which of the others can match together, with a name for each
+(CONTRACT 1.1, 1.2). The search is breadth first and exact: no result means that no such name exists.
 """
 
 from __future__ import annotations
@@ -101,11 +95,7 @@ def overlap(shapes: Shapes, one: str, other: str) -> str | None:
 def witness(
     shapes: Shapes, all_of: Sequence[str], none_of: Collection[str] = (), avoid: Collection[str] = ()
 ) -> str | None:
-    """Return a name that matches all of these patterns and none of the others, and is not one of `avoid`; None if there
-    is none.
-
-    Raises TooManyStates.
-    """
+    """Return a name that matches `all_of`, none of `none_of`, and is none of `avoid`; or None. Raises TooManyStates."""
     for name in _natural(shapes, all_of):
         fits = name not in avoid and all(glob(name, pattern) for pattern in all_of)
         if fits and not any(glob(name, pattern) for pattern in none_of):

@@ -1,8 +1,7 @@
-"""Finds the rules nearest to a denied question.
+"""Finds the rules nearest to a denied question, in one pass over the rules.
 
-One pass over the rules keeps a bounded pool of the nearest. A rule's rank is the number of its parts that match
-(subject, object, action; then expiry, condition, shadow); ties are broken by the similarity of the other parts to the
-question. Parts are compared as in the built-in models.
+A rule's rank is the number of its parts that match (subject, object, action; then expiry, condition, shadow); ties are
+broken by the similarity of the other parts to the question. Parts are compared as in the built-in models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Replays recorded decisions through another policy.
+"""Replays recorded decisions through another policy, each at its own time.
 
-Every recorded `decision` and `refusal` that policy answered is decided by a candidate policy, at its own time. What the
-record cannot answer is tried both ways: only if the answer depends on it, the record is undecidable, with the reason.
+What a record cannot answer is tried both ways: only if the answer depends on it, the record is undecidable.
 """
 
 from __future__ import annotations
@@ -100,10 +99,7 @@ class ReplayGroup:
 
 @dataclass(slots=True)
 class Replay:
-    """The result. `unasked` are records without a policy answer: outcomes, control, refusals before policy.
-
-    `revisions` counts the policies that the records are from.
-    """
+    """The result. `unasked` are records without a policy answer; `revisions` counts the policies of the records."""
 
     records: int = 0
     replayed: int = 0

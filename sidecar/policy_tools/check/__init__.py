@@ -1,13 +1,4 @@
-"""Checks a policy for errors and suspicious rules.
-
-    codes             every code: its meaning and its remedy
-    linted_policy     what the lints know: a loaded policy and its surroundings
-    matching          rules that never match, match too much, or end
-    overlaps          rules that others make pointless
-    names             unused, empty, look-alike
-    conditions        conditions with unintended meaning
-    source_positions  the positions of rules' fields
-    formats           text, JSON, SARIF, GitHub's commands
+"""Checks a policy for errors and suspicious rules: `matching`, `overlaps`, `names` and `conditions` are the lints.
 
 Errors of the loader are reported alone, because lints need a whole policy. With one, every lint runs over all of it;
 each takes time about linear in the number of rules.

@@ -1,9 +1,6 @@
-"""The catalogue of check codes, with explanations: `codes.txt`, parsed.
+"""The catalogue of check codes: `codes.txt`, parsed into `code level: about` and the remedy below it.
 
-It is the only table of the codes of policy faults: `docs/policy-errors.md`, SARIF's rules and the tests read it. Codes
-of other files (`sidecar.yaml`, `budgets.yaml`) begin with other letters and belong to their own readers.
-
-Each entry is `code level: about`, and below it how the fault is mended. The level `error` is left out.
+`docs/policy-errors.md`, SARIF's rules and the tests read it. The level `error` is left out.
 """
 
 from __future__ import annotations

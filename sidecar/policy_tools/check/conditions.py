@@ -1,8 +1,4 @@
-"""Lints for conditions that do not test what they seem to.
-
-What a condition reads is taken from its syntax tree (`Condition.paths`); its spelling is checked in its text, without
-quoted strings.
-"""
+"""Lints for conditions that do not test what they seem to, by their syntax tree (`Condition.paths`) and their text."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Formats findings as text, JSON, SARIF and GitHub annotations.
-
-text      the usual form of errors in files, then a summary line
-json      one object, for programs
-sarif     SARIF 2.1.0 (OASIS), for code scanning
-github    workflow commands, which GitHub shows beside the changed lines
-"""
+"""Formats findings as text, JSON, SARIF 2.1.0 (OASIS) for code scanning, and GitHub's workflow commands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The policy as the lints see it.
+"""The policy as the lints see it: with budgets, upstreams, the roles that tokens can grant, and the current time.
 
-A loaded policy with its surroundings (budgets, upstreams, the roles that tokens can grant, the current time), and the
-relations that several lints use: members of roles and sets, and the actions possible on an object. Everything is looked
-up by name; no lint compares all pairs of rules.
+Everything is looked up by name; no lint compares all pairs of rules.
 """
 
 from __future__ import annotations
@@ -33,9 +31,7 @@ _OF_SERVERS = (ACTIONS - _OF_AGENTS - frozenset(ACTION_ON.values())) | MCP_TASK_
 
 
 class Granting(NamedTuple):
-    """The roles that one issuer's tokens can grant: `role:<namespace>/<value>`, for the values that match `only`
-    (empty: all). `required`: its tokens always have the claim.
-    """
+    """The roles that an issuer's tokens grant, with the values `only` (empty: all). `required`: they have the claim."""
 
     namespace: str
     only: tuple[str, ...] = ()

@@ -1,8 +1,4 @@
-"""Finds the file positions of rules.
-
-A `RuleRef` holds its file and line; the column is searched for only when a finding is reported. A CSV line is parsed
-again by the reader of rows; in YAML the key is searched for from the rule's line on.
-"""
+"""Finds the file positions of rules. A `RuleRef` holds its file and line; the column is searched for when needed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Converts policies between CSV and YAML without loss.
+"""Converts policies between CSV and YAML without loss, comments included.
 
-Rows are read with the readers that serve and written in the other form: ids, owners, reasons, rules of several rows,
-roles, sets, their order, and the comments above them. The result is read again and must contain the same rows and, if
-the policy loads at all, have the same revision.
+The result is read again and must contain the same rows and, if the policy loads at all, have the same revision.
 """
 
 from __future__ import annotations

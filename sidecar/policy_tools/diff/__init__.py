@@ -1,18 +1,4 @@
-"""Compares the access that two policies grant.
-
-    load, difference  two policies → Difference
-
-    terms             rows of both policies in one form; conjuncts, the parts of their conditions; role_conditions,
-                      the roles that conditions test
-    search            a point in some boxes and out of others, or the certainty that there is none
-    access_changes    the ways in which a caller may gain access
-    region_shapes     a short description of one of them, and a witness
-    regions           where answers are wider, narrower or unknown
-    existing_objects  regions that contain existing objects
-    lifted_limits     limits that no longer apply where the call is still allowed
-    describe          merges and describes regions
-    rules             textual differences: rules, limits, budgets, roles, sets, models
-    formats           text and Markdown; json_report, JSON
+"""Compares the access that two policies grant: `load` both, then `difference`.
 
 The comparison covers the single questions that a policy answers: (subject, object, action) of one kind; guardrails are
 a fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both.
@@ -34,8 +20,7 @@ from sidecar.policy_tools.diff import rules as texts
 from sidecar.policy_tools.diff import terms
 from sidecar.policy_tools.diff.access_changes import lifted, lost_limits
 from sidecar.policy_tools.diff.describe import merged
-from sidecar.policy_tools.diff.region_shapes import Change, Region
-from sidecar.policy_tools.diff.regions import changed_regions, with_something_in_them
+from sidecar.policy_tools.diff.regions import Change, Region, changed_regions, with_something_in_them
 from sidecar.policy_tools.diff.search import Search, TooHard
 from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.glob_algebra import TooManyStates

@@ -1,8 +1,4 @@
-"""Describes changed access in few words.
-
-Regions that agree in all but one dimension are merged. The shortest description comes first, then wider before
-narrower.
-"""
+"""Describes changed access in few words. Regions that agree in all but one dimension are merged."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 
 from sidecar.policy.grammar import ACTIONS, USE, USED
 from sidecar.policy.patterns import WILDCARD
-from sidecar.policy_tools.diff.region_shapes import Region
+from sidecar.policy_tools.diff.regions import Region
 from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, actions_of
 from sidecar.policy_tools.rule_text import cut, moment
 

@@ -9,7 +9,7 @@ from typing import Any
 from sidecar.policy_tools.diff import Difference
 from sidecar.policy_tools.diff.condition_parts import asks_of
 from sidecar.policy_tools.diff.describe import actions_text, described, exceptions_text, guard_text
-from sidecar.policy_tools.diff.region_shapes import Region
+from sidecar.policy_tools.diff.regions import Region
 from sidecar.policy_tools.diff.rules import Edit, LinkChange, RuleChange
 from sidecar.policy_tools.diff.search import Point
 from sidecar.policy_tools.diff.terms import RowMeaning

@@ -1,23 +1,243 @@
-"""Computes for which (subject, object, action) the answer changes, from the rules of both policies.
+"""Computes for which (subject, object, action) the answer changes, each region with a short description and a witness.
 
-What is gained from the old policy to the new is wider; what is lost is narrower. Where conditions or the time determine
-whether access is gained or lost, the change is unknown.
+A change is unknown where conditions or the time determine whether access is gained or lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Literal, NamedTuple
 
 from sidecar.policy import grammar
-from sidecar.policy_tools.diff.access_changes import MAX_COMPARED, AccessChange, Effort, gained, inside, trimmed
-from sidecar.policy_tools.diff.region_shapes import Change, Region, RegionShaper, Shaped
+from sidecar.policy_tools.diff.access_changes import (
+    MAX_COMPARED,
+    MAX_LIFTED,
+    AccessChange,
+    Effort,
+    gained,
+    inside,
+    trimmed,
+)
 from sidecar.policy_tools.diff.search import Point, Search, TooHard
-from sidecar.policy_tools.diff.terms import Side
-from sidecar.vocabulary import PermissionKind
+from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, Side
+from sidecar.policy_tools.glob_algebra import TooManyStates
+from sidecar.vocabulary import PermissionKind, RuleRef
 
+Change = Literal["wider", "narrower", "unknown"]
 MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison is given up
+MAX_WAYS = 2_000  # combinations of rows that a region lies within, tried for a witness
+MAX_LISTED = 1000  # names of a difference between two roles or sets that are listed one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where an answer changes: one of `subjects` and none of `not_subjects`, likewise the object, one of `actions`; in
+    one of each group of `within`; in none of `exceptions`.
+
+    A region that is not `unknown` excludes points that are in one that is. `guard` is what must hold, and `unless` what
+    must not, for the change to be visible, and `witness` a point where it is; None if it is `undecided`: given up at a
+    bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`.
+    """
+
+    kind: PermissionKind
+    change: Change
+    subjects: tuple[RowTerm, ...]
+    objects: tuple[RowTerm, ...]
+    actions: frozenset[str]
+    guard: RowGuard
+    witness: Point | None
+    causes: tuple[RuleRef, ...]
+    not_subjects: tuple[RowTerm, ...] = ()
+    not_objects: tuple[RowTerm, ...] = ()
+    within: tuple[tuple[RowMeaning, ...], ...] = ()
+    exceptions: tuple[RowMeaning, ...] = ()
+    unless: tuple[RowGuard, ...] = ()
+    lost_guard: RowGuard | None = None
+    undecided: bool = False
+
+    def contains(self, point: Point) -> bool:
+        subject, obj = (point.subject, point.roles), point.object
+        return (
+            point.action in self.actions
+            and any(term.meets(*subject) for term in self.subjects)
+            and any(term.meets(obj) for term in self.objects)
+            and not any(term.meets(*subject) for term in self.not_subjects)
+            and not any(term.meets(obj) for term in self.not_objects)
+            and all(any(_has(row, point) for row in group) for group in self.within)
+            and not any(_has(row, point) for row in self.exceptions)
+        )
+
+    @property
+    def terms(self) -> int:
+        parts = (self.subjects, self.objects, self.not_subjects, self.not_objects)
+        return sum(map(len, parts)) + 3 * len(self.exceptions) + 3 * sum(map(len, self.within))
+
+
+def _has(row: RowMeaning, point: Point) -> bool:
+    return (
+        point.action in row.actions and row.object.meets(point.object) and row.subject.meets(point.subject, point.roles)
+    )
+
+
+class Shaped(NamedTuple):
+    draft: AccessChange
+    region: Region
+
+
+class RegionShaper:
+    """Converts changes of one kind to regions with short descriptions and witnesses."""
+
+    def __init__(self, search: Search, kind: PermissionKind) -> None:
+        self._search, self._kind = search, kind
+
+    def __call__(self, draft: AccessChange, change: Change) -> Region | None:
+        if any(row.covers(draft.base) for row in draft.outside):
+            return None
+        left = _less(draft)
+        if not left.actions or left.subject.is_empty or left.object.is_empty:
+            return None
+        base = draft.base._replace(subject=left.subject, object=left.object, actions=left.actions)
+        try:
+            point = self._point(replace(draft, base=base), (), draft.outside)
+            if point is None:
+                return None
+        except (TooHard, TooManyStates):
+            point, change = None, "unknown"
+        return Region(
+            kind=self._kind,
+            change=change,
+            subjects=_spelled(left.subject),
+            objects=_spelled(left.object),
+            actions=left.actions,
+            guard=draft.guard,
+            witness=point,
+            causes=draft.causes,
+            not_subjects=tuple(left.not_subjects),
+            not_objects=tuple(left.not_objects),
+            within=draft.within,
+            exceptions=tuple(left.exceptions),
+            unless=draft.unless,
+            undecided=point is None,
+        )
+
+    def _point(self, draft: AccessChange, more: Sequence[RowMeaning], outside: Sequence[RowMeaning]) -> Point | None:
+        for number, rows in enumerate(product(*draft.within)):
+            if number == MAX_WAYS:
+                raise TooHard
+            point = self._search.find((draft.base, *rows, *more), outside)
+            if point is not None:
+                return point
+        return None
+
+    def without(self, one: Shaped, others: Sequence[AccessChange]) -> list[Shaped]:
+        """Return what these leave of a region: nothing, the rest if it is of one simple form, or all of it."""
+        if any(self._is_inside(one.draft, other) for other in others):
+            return []
+        other = others[0] if len(others) == 1 else None
+        if other is None or other.within or len(other.outside) > MAX_LIFTED or not other.base.covers(one.draft.base):
+            return [one]
+        parts = [inside(row, one.draft) for row in other.outside if row.may_meet(one.draft.base)]
+        shaped = ((part, self(part, one.region.change)) for part in parts)
+        return [Shaped(part, region) for part, region in shaped if region is not None]
+
+    def _is_inside(self, one: AccessChange, other: AccessChange) -> bool:
+        """Whether every point of one change is in the other; False also where that is too hard to decide."""
+        ways_out: list[tuple[tuple[RowMeaning, ...], tuple[RowMeaning, ...]]] = [((), (other.base,))]
+        ways_out += [((), group) for group in other.within]
+        ways_out += [((row,), ()) for row in other.outside]
+        try:
+            return all(self._point(one, more, (*one.outside, *less)) is None for more, less in ways_out)
+        except (TooHard, TooManyStates):
+            return False
+
+
+@dataclass(slots=True)
+class _Left:
+    subject: RowTerm
+    object: RowTerm
+    actions: frozenset[str]
+    not_subjects: dict[RowTerm, None] = field(default_factory=dict)
+    not_objects: dict[RowTerm, None] = field(default_factory=dict)
+    exceptions: list[RowMeaning] = field(default_factory=list)
+
+
+def _less(draft: AccessChange) -> _Left:
+    """Return the base of a change less its outside rows, dimension by dimension as far as that is possible."""
+    left = _Left(draft.base.subject, draft.base.object, draft.base.actions)
+    outside = list(dict.fromkeys(draft.outside))
+    for row in outside:
+        if row.subject.covers(left.subject) and row.object.covers(left.object):
+            left.actions -= row.actions
+    outside = _meeting(left, outside)
+    for row in outside:
+        if row.actions >= left.actions and row.object.covers(left.object):
+            left.subject = _minus(left.subject, row.subject)
+        elif row.actions >= left.actions and row.subject.covers(left.subject):
+            left.object = _minus(left.object, row.object)
+    for row in _meeting(left, outside):
+        if row.actions >= left.actions and row.object.covers(left.object):
+            left.not_subjects[_by_token(row.subject, left.subject)] = None
+        elif row.actions >= left.actions and row.subject.covers(left.subject):
+            left.not_objects[row.object] = None
+        else:
+            left.exceptions.append(row)
+    left.not_subjects = dict.fromkeys(_widest(left.not_subjects))
+    left.not_objects = dict.fromkeys(_widest(left.not_objects))
+    left.exceptions = _not_said(left, left.exceptions)
+    return left
+
+
+def _meeting(left: _Left, rows: Iterable[RowMeaning]) -> list[RowMeaning]:
+    near = (row for row in rows if not row.actions.isdisjoint(left.actions))
+    return [row for row in near if row.object.may_meet(left.object) and row.subject.may_meet(left.subject)]
+
+
+def _minus(term: RowTerm, other: RowTerm) -> RowTerm:
+    """Return the difference of listed names. Those that only a token's roles match may still be in both."""
+    if term.pattern is not None:
+        return term
+    names = frozenset(name for name in term.names if not other.meets(name))
+    tokens = term.tokens - other.tokens
+    return term if (names, tokens) == (term.names, term.tokens) else RowTerm("", None, names, tokens)
+
+
+def _by_token(term: RowTerm, base: RowTerm) -> RowTerm:
+    """Restrict a role to these names: where none of them has it by row, only a token can grant it."""
+    named = base.names if base.pattern is None else {base.pattern} if base.exact else None
+    if term.pattern is not None or not term.tokens or named is None or base.tokens or not term.names.isdisjoint(named):
+        return term
+    return RowTerm(f"{term.label} by token", None, tokens=term.tokens)
+
+
+def _spelled(term: RowTerm) -> tuple[RowTerm, ...]:
+    """Return a difference name by name; any other term unchanged."""
+    if term.label:
+        return (term,)
+    names = [RowTerm(name, name) for name in sorted(term.names)]
+    tokens = [RowTerm(f"{role} by token", None, tokens=frozenset((role,))) for role in sorted(term.tokens)]
+    spelled = (*names, *tokens)
+    return spelled if len(spelled) <= MAX_LISTED else (replace(term, label=f"{len(spelled)} names"),)
+
+
+def _widest(terms: Collection[RowTerm]) -> list[RowTerm]:
+    """Remove terms that another one covers. Names, of which there may be thousands, cover no pattern."""
+    names = [term for term in terms if term.exact]
+    left: list[RowTerm] = []
+    for term in terms:
+        if not term.exact and not any(other.covers(term) for other in left):
+            left = [other for other in left if not term.covers(other)] + [term]
+    return left + [term for term in names if not any(other.covers(term) for other in left)]
+
+
+def _not_said(left: _Left, rows: Sequence[RowMeaning]) -> list[RowMeaning]:
+    return [
+        row._replace(actions=row.actions & left.actions)
+        for row in rows
+        if not any(term.covers(row.subject) for term in left.not_subjects)
+        and not any(term.covers(row.object) for term in left.not_objects)
+    ]
 
 
 def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) -> list[Region]:

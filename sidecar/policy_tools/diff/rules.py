@@ -1,8 +1,4 @@
-"""Compares rules, limits, budgets, roles, sets and models as written.
-
-Rules are matched by id; a rule without an id has one derived from its content, so that a change of it is reported as
-one removed and one added. Each difference states, where known, whether it grants more or less.
-"""
+"""Compares rules, limits, budgets, roles, sets and models as written. Rules are matched by id."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from sidecar.policy.model import ALLOW_AND_DENY, guardrail_model
 from sidecar.policy.roles import RoleLinks
 from sidecar.policy_tools.diff.condition_parts import conjuncts
 from sidecar.policy_tools.diff.describe import actions_text
-from sidecar.policy_tools.diff.region_shapes import Change
+from sidecar.policy_tools.diff.regions import Change
 from sidecar.policy_tools.diff.terms import RowGuard
 from sidecar.policy_tools.rule_text import moment
 from sidecar.vocabulary import PermissionKind, RuleRef

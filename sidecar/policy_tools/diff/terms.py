@@ -1,9 +1,7 @@
 """Normalizes rows so that two policies can be compared.
 
-A `RowTerm` is one field of a row: a pattern, or an expanded role or set. A role is the names that have it by `g` rows
-and the roles that a token may grant to the same effect; `role:x` of two policies is therefore one term exactly if its
-members are the same. A `Box` is (subject, object, actions); a `RowMeaning` is a box with an effect and a `RowGuard`. A
-guard is what else must hold: a condition, and the time before an expiry. Conditions with different texts are treated as
+A role is the names that have it by `g` rows and the roles that a token may grant to the same effect; `role:x` of two
+policies is therefore one term exactly if its members are the same. Conditions with different texts are treated as
 independent.
 """
 

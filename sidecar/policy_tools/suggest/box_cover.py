@@ -34,9 +34,7 @@ class Cover:
 
 
 def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
-    """Return the fewest boxes found. `wide` are boxes that may be used although they hold unused cells: they are used
-    where they reduce the number of boxes, and then nothing is proved.
-    """
+    """Return the fewest boxes found. `wide` ones, which hold unused cells, are used where they reduce the number."""
     known = pool(grid)
     state = _State(grid)
     best = _found(state, known, ())

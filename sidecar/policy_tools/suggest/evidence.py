@@ -1,9 +1,7 @@
-"""Reads recorded use from the audit log.
+"""Reads recorded use from the audit log: the distinct (kind, subject, object, action), with counts and times.
 
-Records are read one by one and not kept; only the distinct (kind, subject, object, action), with counts and times, and
-the names seen are kept. A call counts as it passed: each principal of its chain lent the next one its authority
-(`delegate`), the last one did the action. Calls that a deny rule would have stopped are never counted, not even if
-shadow mode let them pass.
+A call counts as it passed: each principal of its chain lent the next one its authority (`delegate`), the last one did
+the action. Calls that a deny rule would have stopped never count, not even if shadow mode let them pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Writes suggestions as files and data.
+"""Writes suggestions as files and data, each rule with its evidence in a comment.
 
-Each rule has a comment with its evidence. Comments contain nothing that a terminal or a reader of rows would interpret:
-text from a record was checked by the grammar of names, or is escaped here.
+Text from a record was checked by the grammar of names, or is escaped here.
 """
 
 from __future__ import annotations

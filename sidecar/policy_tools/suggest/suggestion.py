@@ -1,8 +1,6 @@
-"""Builds suggestions, cites their records, and names their roles, sets and rules.
+"""Builds suggestions, cites their records, and names their roles, sets and rules by what the members have in common.
 
-A name is built from what the members have in common, so that a reviewer need not look them up; else from a number. No
-name of the present policy is used, and no role's name contains a slash: such roles are granted by tokens (CONTRACT
-1.1).
+No name of the present policy is used, and no role's name has a slash: tokens grant such roles (CONTRACT 1.1).
 """
 
 from __future__ import annotations

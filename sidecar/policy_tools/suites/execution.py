@@ -55,9 +55,7 @@ class TestOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoveredRules:
-    """How much of a policy was exercised. `missing` is one `RuleRef` for each id that no answer rested on, in the order
-    of files and lines; `rules` and `exercised` count ids.
-    """
+    """How much of a policy was exercised, by ids of rules. `missing` are in the order of files and lines."""
 
     rules: int
     exercised: int

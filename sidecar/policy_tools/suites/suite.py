@@ -1,9 +1,4 @@
-"""Runs policy test suites.
-
-read_suites   files of tests → suites, or PolicyError
-run_suites    suites, on the engine that serves → SuiteReport
-self_test     the same for a reload: the faults of tests that do not pass
-"""
+"""Runs policy test suites: `run_suites` for the command, `self_test` for a reload."""
 
 from __future__ import annotations
 

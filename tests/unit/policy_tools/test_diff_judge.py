@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sidecar.policy import Engine
 from sidecar.policy_tools.diff import Difference, difference, load
-from sidecar.policy_tools.diff.region_shapes import Region
+from sidecar.policy_tools.diff.regions import Region
 from sidecar.policy_tools.diff.search import Point
 from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.policy_location import in_folder
