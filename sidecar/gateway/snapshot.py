@@ -361,7 +361,7 @@ def snapshot_from(
         place, own_path = place_of(name, AGENTS), offers[name].base_path if name in offers else None
         own_url = f"{base_url}{own_path}" if own_path else ""
         audiences[place] = Audience(
-            f"{base_url}/{place}", agent.anonymous, agent.scopes, agent.needs_token, identity.gates.of(name), own_url
+            f"{base_url}/{place}", agent.anonymous, agent.scopes, agent.needs_token, identity.gates.get(name), own_url
         )
     return Snapshot(
         settings=settings,

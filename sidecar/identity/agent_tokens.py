@@ -8,7 +8,7 @@ replaced token has another key id.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
@@ -17,6 +17,7 @@ from sidecar.vocabulary import Caller, Credential, Principal
 
 KIND: Final = "agent_token"
 _DOMAIN: Final = b"sidecar/agent-token/v1\0"
+_ISSUER: Final = "agent:"
 _KEY_ID_CHARS: Final = 12
 
 
@@ -31,45 +32,29 @@ class AgentTokenRule:
     digest: bytes = field(repr=False)
     required: bool = True
 
-    @property
-    def issuer(self) -> str:
-        return f"agent:{self.agent}"
-
-    @property
-    def key_id(self) -> str:
-        return self.digest.hex()[:_KEY_ID_CHARS]
-
     def opens(self, shown: str) -> bool:
         return hmac.compare_digest(digest_of(shown), self.digest)
 
     @property
     def bearer(self) -> Principal:
-        return Principal(self.principal, self.issuer)
+        return Principal(self.principal, self.credential.issuer)
 
     @property
     def credential(self) -> Credential:
-        return Credential(KIND, self.issuer, self.key_id)
+        return Credential(KIND, f"{_ISSUER}{self.agent}", self.digest.hex()[:_KEY_ID_CHARS])
 
     def let_in(self, caller: Caller) -> bool:
         """Whether an authenticated caller, here or elsewhere, has presented it."""
         return self.credential in caller.credentials
 
 
-class AgentTokenRules:
-    def __init__(self, gates: Iterable[AgentTokenRule] = ()) -> None:
-        self._by_agent: Mapping[str, AgentTokenRule] = {gate.agent: gate for gate in gates}
-        self._by_issuer: Mapping[str, AgentTokenRule] = {gate.issuer: gate for gate in self._by_agent.values()}
-
-    def of(self, agent: str) -> AgentTokenRule | None:
-        return self._by_agent.get(agent)
-
-    def knows(self, credential: Credential, principal: str) -> bool:
-        """Whether the token of this credential is still valid for the same principal."""
-        gate = self._by_issuer.get(credential.issuer)
-        return gate is not None and gate.credential == credential and gate.principal == principal
-
-
 def digest_of(token: str) -> bytes:
     """The stored digest of a token. A token has at least 128 bits (`settings/secrets.py`), so its digest does not
     reveal it."""
     return sha256(_DOMAIN + token.encode("utf-8", "surrogateescape")).digest()
+
+
+def gate_of(credential: Credential, gates: Mapping[str, AgentTokenRule]) -> AgentTokenRule | None:
+    """Return the rule whose token is still the one of this credential. `gates` are by agent."""
+    gate = gates.get(credential.issuer.removeprefix(_ISSUER))
+    return gate if gate is not None and gate.credential == credential else None

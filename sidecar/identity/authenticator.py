@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from sidecar.errors import CredentialFault
 from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN
-from sidecar.identity.agent_tokens import AgentTokenRule, AgentTokenRules
+from sidecar.identity.agent_tokens import AgentTokenRule, gate_of
 from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.certificate_names import ClientCertificate
 from sidecar.identity.certificates import Certificates
@@ -48,7 +48,7 @@ MAX_REMEMBERED = 10_000
 LOCAL: Final = "local"
 CERTIFICATE: Final = "certificate"
 NO_CERTIFICATES = Certificates()
-NO_GATES = AgentTokenRules()
+NO_GATES: Final[Mapping[str, AgentTokenRule]] = {}
 NO_SCHEDULES: Final[Mapping[str, str]] = {}
 _CALLED = {
     "api_key": "an API key",
@@ -86,7 +86,7 @@ class Identity:
         issuers: Iterable[TrustedIssuer] = (),
         keys: ApiKeys | None = None,
         certificates: Certificates = NO_CERTIFICATES,
-        gates: AgentTokenRules = NO_GATES,
+        gates: Mapping[str, AgentTokenRule] = NO_GATES,
         aliases: Iterable[str] = (),
         schedules: Mapping[str, str] = NO_SCHEDULES,
         *,
@@ -230,7 +230,8 @@ class Identity:
         if credential.kind == "api_key":
             return self._api_keys.knows(credential.key_id, caller.last.name, self._clock())
         if credential.kind == AGENT_TOKEN:
-            return self.gates.knows(credential, caller.last.name)
+            gate = gate_of(credential, self.gates)
+            return gate is not None and gate.principal == caller.last.name
         if credential.kind == CERTIFICATE:
             return self._certificates.knows(credential, caller.last.name)
         if credential.kind == SCHEDULE:

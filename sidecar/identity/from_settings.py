@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import ip_network
 
 from sidecar.errors import SettingsError, Together, fault_in
-from sidecar.identity.agent_tokens import AgentTokenRule, AgentTokenRules, digest_of
+from sidecar.identity.agent_tokens import AgentTokenRule, digest_of
 from sidecar.identity.api_keys import ApiKeys, read_pepper, records_of
 from sidecar.identity.certificates import Certificates, TrustedProxyRule
 from sidecar.identity.credentials import UNIX
@@ -74,17 +74,18 @@ def api_keys_from(settings: Settings, now: float) -> ApiKeys:
     return ApiKeys(records, read_pepper(pepper))
 
 
-def gates_from(settings: Settings) -> AgentTokenRules:
-    """The tokens of agents' own addresses. Raises SettingsError for one that is unreadable or weak."""
-    together, gates = Together(), []
+def gates_from(settings: Settings) -> dict[str, AgentTokenRule]:
+    """The tokens of agents' own addresses, by agent. Raises SettingsError for one that is unreadable or weak."""
+    together, gates = Together(), dict[str, AgentTokenRule]()
     for name, _, offer in settings.offers():
         auth = offer.authentication
         if auth is None or auth.principal is None:
             continue
         with together.noted():
-            gates.append(AgentTokenRule(name, auth.principal, auth.header, digest_of(auth.token()), auth.required))
+            token = digest_of(auth.token())
+            gates[name] = AgentTokenRule(name, auth.principal, auth.header, token, auth.required)
     together.refuse()
-    return AgentTokenRules(gates)
+    return gates
 
 
 def aliases_in(settings: Settings) -> tuple[str, ...]:

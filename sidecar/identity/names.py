@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 from urllib.parse import urlsplit
 
 from sidecar.vocabulary import ANONYMOUS
@@ -64,18 +64,11 @@ class NamingRule:
         return found == self.namespace if self.namespace else found not in self.foreign
 
 
-class UrlParts(NamedTuple):
-    scheme: str
-    host: str
-    port: int
-    path: str
-
-
-def parts_of_url(url: str) -> UrlParts:
-    """The parts of a URL that may be compared. An invalid port is 0, which fits no origin."""
+def parts_of_url(url: str) -> tuple[str, str, int, str]:
+    """The parts of a URL that may be compared: scheme, host, port, path. An invalid port is 0, which fits no origin."""
     parts = urlsplit(url)
     try:
         port = parts.port or _PORTS.get(parts.scheme, 0)
     except ValueError:
         port = 0
-    return UrlParts(parts.scheme, parts.hostname or "", port, parts.path)
+    return parts.scheme, parts.hostname or "", port, parts.path

@@ -7,6 +7,7 @@ checked before it is parsed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -19,12 +20,16 @@ from sidecar.protocols import base64url
 
 MAX_PAIRS: Final = 256
 _MANY: Final = frozenset({"by", "uri", "dns"})
+_PAIR: Final = re.compile(r' *([A-Za-z0-9]+) *=(?:"((?:[^"\\]|\\.)*)"|([^;,"=]*))([;,]|\Z)', re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 
 Element = Mapping[str, list[str]]
 
 
 def read_forwarded(line: str, *, first: bool) -> ClientCertificate:
     """The certificate of the last element, or of the first. Raises CertificateError."""
+    if not line.isascii():
+        raise CertificateError("the forwarded certificate is malformed")
     element = list(_elements(line))[0 if first else -1]
     told = _hash(element)
     if pem := _one(element, "cert"):
@@ -71,36 +76,13 @@ def _pairs(line: str) -> Iterator[tuple[str, str, str]]:
     """Returns (key in lower case, value, the following delimiter: `;`, `,` or nothing)."""
     place = 0
     for _ in range(MAX_PAIRS):
-        equals = line.find("=", place)
-        key = line[place:equals].strip(" ").lower()
-        if equals < 0 or not key.isalnum() or not line.isascii():
+        found = _PAIR.match(line, place)
+        if found is None:
             raise CertificateError("the forwarded certificate is malformed")
-        value, place = _quoted(line, equals + 2) if line[equals + 1 : equals + 2] == '"' else _plain(line, equals + 1)
-        end = line[place : place + 1]
-        if end not in ("", ";", ","):
-            raise CertificateError("the forwarded certificate is malformed")
-        yield key, value, end
+        key, quoted, plain, end = found.groups()
+        value = plain.strip(" ") if quoted is None else _ESCAPED.sub(r"\1", quoted)
+        yield key.lower(), value, end
         if not end:
             return
-        place += 1
+        place = found.end()
     raise CertificateError("the forwarded certificate has too many parts")
-
-
-def _plain(line: str, place: int) -> tuple[str, int]:
-    ends = [found for sign in ';,"=' if (found := line.find(sign, place)) >= 0]
-    end = min(ends, default=len(line))
-    return line[place:end].strip(" "), end
-
-
-def _quoted(line: str, place: int) -> tuple[str, int]:
-    value: list[str] = []
-    while place < len(line):
-        sign = line[place]
-        if sign == '"':
-            return "".join(value), place + 1
-        if sign == "\\":
-            place += 1
-            sign = line[place : place + 1]
-        value.append(sign)
-        place += 1
-    raise CertificateError("the forwarded certificate is malformed")

@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sidecar.errors import Reason
-from sidecar.policy.bounded_cache import BoundedCache
 from sidecar.policy.compiler import RowTest
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Outcome
 from sidecar.policy.grammar import ON_SERVERS
@@ -26,6 +25,7 @@ MAX_OPENING_RULES = 8  # enough evidence of a grant on a server
 MAX_OPENING_ROWS = 10_000  # rows searched for a live one
 MEMO_SIZE = 4096  # cases in each of the cache's two generations
 MAX_CASE_ROWS, MAX_CASE_ANSWERS = 32, 32  # of a cached case
+CaseKey = tuple[PolicySubject, str, str]  # subject, object, action
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 _BY_ID = attrgetter("id", "file", "line")
 
@@ -52,23 +52,25 @@ class Evaluation:
         self.roles_of = known.roles_of
         self.purse: CostBudget | None = None
 
-    def run(self, condition: Condition, place: int, lends: bool) -> tuple[Outcome, Fact | None]:
-        """Evaluate a condition for the link at `place`. A link that `lends` has no arguments."""
-        if self.listing and condition.from_caller and not lends:
-            return "assumed", None
+    def run_all(
+        self, conditions: Iterable[Condition], place: int, lends: bool
+    ) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
+        """Evaluate each condition once for the link at `place`; return the outcomes and what was read. A link that
+        `lends` has no arguments."""
         if self.purse is None:
             self.purse = CostBudget()
         arguments = _NO_ARGUMENTS if lends else self.question.arguments
         scene = ConditionContext(self.chain, place, self.question, arguments, self.now_s, self.roles_of)
-        outcome, read = condition.run(scene, self.purse)
-        return outcome, Fact(condition.digest, outcome, read)
-
-    def run_all(
-        self, conditions: Iterable[Condition], place: int, lends: bool
-    ) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
-        """Evaluate each condition once; return the outcomes and what was read."""
-        ran = [self.run(condition, place, lends) for condition in conditions]
-        return tuple([outcome for outcome, _ in ran]), tuple([fact for _, fact in ran if fact is not None])
+        outcomes: list[Outcome] = []
+        facts: list[Fact] = []
+        for condition in conditions:
+            if self.listing and condition.from_caller and not lends:
+                outcomes.append("assumed")
+                continue
+            outcome, read = condition.run(scene, self.purse)
+            outcomes.append(outcome)
+            facts.append(Fact(condition.digest, outcome, read))
+        return tuple(outcomes), tuple(facts)
 
 
 class LinkAnswer(NamedTuple):
@@ -104,6 +106,30 @@ class _Case(NamedTuple):
     answers: dict[tuple[tuple[Outcome, ...], tuple[bool, ...]], LinkAnswer]
 
 
+class _CaseCache:
+    """A bounded cache of two generations. A case read from the older one moves to the younger one; when that is full,
+    the older one is dropped: a flood of new keys costs bounded memory, and cases in use stay cached."""
+
+    __slots__ = ("_old", "_young")
+
+    def __init__(self) -> None:
+        self._young: dict[CaseKey, _Case] = {}
+        self._old: dict[CaseKey, _Case] = {}
+
+    def get(self, key: CaseKey) -> _Case | None:
+        case = self._young.get(key)
+        if case is None:
+            case = self._old.get(key)
+            if case is not None:
+                self.put(key, case)
+        return case
+
+    def put(self, key: CaseKey, case: _Case) -> None:
+        if len(self._young) >= MEMO_SIZE:
+            self._old, self._young = self._young, {}
+        self._young[key] = case
+
+
 class KindPolicy:
     """Decides all requests of one permission kind. Pure apart from its cache; safe to use from several threads."""
 
@@ -121,11 +147,11 @@ class KindPolicy:
         self._effect = model.effect
         self._subjects, self._objects = _ASKS[model.kind]
         self._conditions = [conditions.get(shape.when) for shape in table.shapes]
-        self._cases: BoundedCache[tuple[PolicySubject, str, str], _Case] = BoundedCache(MEMO_SIZE)
+        self._cases = _CaseCache()
         self._asked: set[int] = set()
 
     def forget(self) -> None:
-        self._cases = BoundedCache(MEMO_SIZE)
+        self._cases = _CaseCache()
         self._asked.clear()
 
     def answer(self, obj: str, act: str, evaluation: Evaluation, place: int, *, lends: bool) -> LinkAnswer:
@@ -148,7 +174,7 @@ class KindPolicy:
             case.answers[came_out] = answer
         return answer._replace(link=answer.link._replace(facts=facts)) if facts else answer
 
-    def _remember(self, key: tuple[PolicySubject, str, str], case: _Case) -> None:
+    def _remember(self, key: CaseKey, case: _Case) -> None:
         """Cache a case from its second request on, so that one-time requests cost no memory."""
         mark = hash(key)
         if mark not in self._asked:

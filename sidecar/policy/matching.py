@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from sidecar.policy.bounded_cache import BoundedCache
 from sidecar.policy.compiler import Check, Facet, MatcherPlan, RowTest, compiled, plan_of
 from sidecar.policy.expression import FunctionCall, Name
 from sidecar.policy.grammar import ON_SERVERS
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 WALKED = 12  # rows that are cheaper to scan than to search
 MAX_ACTIONS = 128  # cached, of the few dozen that exist
+MAX_SERVERS = 512  # cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Matcher:
             from sidecar.policy.casbin_matcher import CasbinMatcher  # takes a third of a second to import
 
             self._foreign = CasbinMatcher(model, self.plan.foreign, table, ways)
-        self._on_server: BoundedCache[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = BoundedCache(256)
+        self._servers: dict[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = {}
 
     def rows(self, asked: RowTest) -> list[int]:
         """Return the matching rows, in no particular order."""
@@ -179,18 +179,19 @@ class Matcher:
 
     def _texts_on(self, server: str) -> tuple[frozenset[int], tuple[tuple[int, int], ...]]:
         """Return the objects on a server: single texts (patterns, sets, the server itself), and runs of texts."""
-        known = self._on_server.get(server)
-        if known is None:
-            texts = self._table.texts.texts
-            prefixes = [f"{word}{server}/" for word in ON_SERVERS]
-            # "0" follows "/" in ASCII: every text with the prefix sorts between the two.
-            spans = [(bisect_left(texts, prefix), bisect_left(texts, prefix[:-1] + "0")) for prefix in prefixes]
-            if self._objects is None:
-                wild = sorted(number for number in set(self._table.obj) if WILDCARD in texts[number])
-                self._objects = _Side(_ANY_OBJECT, self._table, array("I", wild), self._ways)
-            single = self._objects.meeting(server, prefixes)
-            known = frozenset(single), tuple(span for span in spans if span[0] < span[1])
-            self._on_server.put(server, known)
+        if (known := self._servers.get(server)) is not None:
+            return known
+        texts = self._table.texts.texts
+        prefixes = [f"{word}{server}/" for word in ON_SERVERS]
+        # "0" follows "/" in ASCII: every text with the prefix sorts between the two.
+        spans = [(bisect_left(texts, prefix), bisect_left(texts, prefix[:-1] + "0")) for prefix in prefixes]
+        if self._objects is None:
+            wild = sorted(number for number in set(self._table.obj) if WILDCARD in texts[number])
+            self._objects = _Side(_ANY_OBJECT, self._table, array("I", wild), self._ways)
+        single = self._objects.meeting(server, prefixes)
+        if len(self._servers) >= MAX_SERVERS:
+            self._servers.clear()
+        known = self._servers[server] = frozenset(single), tuple(span for span in spans if span[0] < span[1])
         return known
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 
-from sidecar.policy.bounded_cache import BoundedCache
 from sidecar.policy.grammar import NONE
 from sidecar.vocabulary import Principal
 
 MAX_DEPTH = 8  # CONTRACT 2.1
-MEMO_SIZE = 4096  # principals in each of the cache's two generations
+MAX_SUBJECTS = 8192  # cached principals
 _NOTHING: frozenset[str] = frozenset()
 
 
@@ -174,23 +174,11 @@ class PolicySubjects:
 
     def __init__(self, ways: RolePaths) -> None:
         self._ways = ways
-        self._memo: BoundedCache[tuple[str, frozenset[str]], PolicySubject] = BoundedCache(MEMO_SIZE)
+        self._known = lru_cache(MAX_SUBJECTS)(partial(_subject, ways))
+        self.forget = self._known.cache_clear
 
     def asker(self, principal: Principal) -> PolicySubject:
-        key = (principal.name, principal.roles)
-        known = self._memo.get(key)
-        if known is None:
-            name = principal.name  # `user:<namespace>/<id>`
-            domain = name.partition(":")[2].partition("/")[0] if "/" in name else NONE
-            roles = self._ways.containers(principal.name, domain)
-            for granted in principal.roles:
-                roles = roles | {granted} | self._ways.containers(granted, domain)
-            known = PolicySubject(principal.name, principal.roles, roles, domain)
-            self._memo.put(key, known)
-        return known
-
-    def forget(self) -> None:
-        self._memo = BoundedCache(MEMO_SIZE)
+        return self._known(principal.name, principal.roles)
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         return self.asker(principal).roles
@@ -207,3 +195,11 @@ class PolicySubjects:
         if role in asker.granted or role in links.parents.get(asker.name, ()):
             return (role,)
         return links.way((asker.name, *asker.granted), role)
+
+
+def _subject(ways: RolePaths, name: str, granted: frozenset[str]) -> PolicySubject:
+    domain = name.partition(":")[2].partition("/")[0] if "/" in name else NONE  # `user:<namespace>/<id>`
+    roles = ways.containers(name, domain)
+    for role in granted:
+        roles = roles | {role} | ways.containers(role, domain)
+    return PolicySubject(name, granted, roles, domain)

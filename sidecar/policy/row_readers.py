@@ -263,7 +263,7 @@ class LinkReader(_Reader):
         super().__init__(draft, scopes, file)
         self._path = file
         self._plain = not scopes and not draft.by_domain
-        self._good: dict[str, tuple[set[str], set[str]]] = {group: (set(), set()) for group in _LINKS}
+        self._good = {group: [_KnownValues(_good(check)) for check in checks] for group, checks in _LINKS.items()}
 
     def read(self, row: CsvRow) -> None:
         """Add one row, or report its faults."""
@@ -301,23 +301,10 @@ class LinkReader(_Reader):
         group, member, container = fields
         members, containers = self._good[group]
         pair, links = (member, container, ""), self._draft.links[group]
-        if pair in links or not (
-            (member in members or self._is_good(group, 0, member))
-            and (container in containers or self._is_good(group, 1, container))
-        ):
+        if pair in links or members[member] < 0 or containers[container] < 0:
             return False
         links[pair] = (self._path, number)
         self._draft.rows += 1
-        return True
-
-    def _is_good(self, group: str, side: int, text: str) -> bool:
-        try:
-            read = _LINKS[group][side](_plain_text(text))
-        except Wrong:
-            return False
-        if any(_normal_form_doubts(text, read)):
-            return False
-        self._good[group][side].add(text)
         return True
 
 
@@ -337,6 +324,11 @@ class _KnownValues(dict[str, int]):
         if number >= 0:
             self[text] = number
         return number
+
+
+def _good(check: Callable[[str], str]) -> Callable[[str], int]:
+    """Return a function that maps a member or container of a plain line to 0, or to NOT_TAKEN."""
+    return lambda text: NOT_TAKEN if any(_normal_form_doubts(text, check(_plain_text(text)))) else 0
 
 
 def _plain_text(raw: str) -> str:

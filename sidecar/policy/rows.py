@@ -25,6 +25,7 @@ Plain = Callable[[str, int], bool]
 
 BLANKS = " \t"
 _QUOTES = 'quote the whole field and double its quotes: "args.x == ""y"""'
+_FIELD = re.compile(r'[ \t]*(?:(?P<quoted>"(?:[^"]|"")*"(?!"))[ \t]*|(?P<plain>(?![ \t"])[^,]*))')
 _NOTE = re.compile(r'([A-Za-z_]+)=("(?:[^"]|"")*"|[^\s"]+)(?=\s|$)')
 
 
@@ -138,47 +139,27 @@ def _read_row(
 def _fields(line: SourceLine, faults: Faults) -> list[CsvField] | None:
     text, at, fields = line.text, 0, []
     while True:
-        while at < len(text) and text[at] in BLANKS:
-            at += 1
-        read = _quoted if text[at : at + 1] == '"' else _plain
-        one = read(line, at, faults)
-        if one is None:
+        found = _FIELD.match(text, at)
+        if found is None:  # it begins with a quote, and none ends it
+            start = len(text) - len(text[at:].lstrip(BLANKS))
+            message, width = "the quoted field does not end on its line", len(text) - start
+            faults.error("P102", message, line, start + 1, width, _QUOTES)
             return None
-        fields.append(one)
-        at = one.column - 1 + one.width
-        while at < len(text) and text[at] in BLANKS:
-            at += 1
-        if at == len(text):
+        group = "quoted" if found["plain"] is None else "plain"
+        raw, column, end = found[group].rstrip(BLANKS), found.start(group) + 1, found.end()
+        if group == "quoted":
+            fields.append(CsvField(raw[1:-1].replace('""', '"'), column, len(raw), quoted=True))
+        elif '"' in raw:
+            faults.error("P102", "a double quote inside an unquoted field", line, column + raw.index('"'), hint=_QUOTES)
+            return None
+        else:
+            fields.append(CsvField(raw, column, len(raw)))
+        if end == len(text):
             return fields
-        if text[at] != ",":
-            faults.error("P102", "only a comma may follow a quoted field", line, at + 1)
+        if text[end] != ",":
+            faults.error("P102", "only a comma may follow a quoted field", line, end + 1)
             return None
-        at += 1
-
-
-def _plain(line: SourceLine, at: int, faults: Faults) -> CsvField | None:
-    end = line.text.find(",", at)
-    raw = line.text[at : end if end >= 0 else len(line.text)].rstrip(BLANKS)
-    quote = raw.find('"')
-    if quote >= 0:
-        faults.error("P102", "a double quote inside an unquoted field", line, at + quote + 1, hint=_QUOTES)
-        return None
-    return CsvField(raw, at + 1, len(raw))
-
-
-def _quoted(line: SourceLine, at: int, faults: Faults) -> CsvField | None:
-    end = at + 1
-    while True:
-        end = line.text.find('"', end)
-        if end < 0:
-            faults.error(
-                "P102", "the quoted field does not end on its line", line, at + 1, len(line.text) - at, _QUOTES
-            )
-            return None
-        if line.text[end + 1 : end + 2] != '"':
-            break
-        end += 2
-    return CsvField(line.text[at + 1 : end].replace('""', '"'), at + 1, end + 1 - at, quoted=True)
+        at = end + 1
 
 
 def _notes(line: SourceLine, faults: Faults) -> dict[str, CsvField]:

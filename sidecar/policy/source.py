@@ -54,9 +54,9 @@ class PolicySource:
     warnings: tuple[Fault, ...] = ()
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> Iterator[RuleRef]:
         """All rules, kind by kind, in the order of their files; each is created on access."""
-        return Rules([self.tables[kind] for kind in PermissionKind if kind in self.tables])
+        return chain.from_iterable(self.tables[kind] for kind in PermissionKind if kind in self.tables)
 
     def limited(self, most: int) -> tuple[RuleRef, ...]:
         """Return up to `most` rows that have a limit; a rule may have several."""
@@ -64,19 +64,6 @@ class PolicySource:
             (table, row) for table in self.tables.values() for row, bits in enumerate(table.flags) if bits & LIMITED
         )
         return tuple(table.rule(row) for table, row in islice(rows, most))
-
-
-class Rules:
-    """The rules of several tables, each created on access."""
-
-    def __init__(self, tables: list[RowTable]) -> None:
-        self._tables = tables
-
-    def __len__(self) -> int:
-        return sum(map(len, self._tables))
-
-    def __iter__(self) -> Iterator[RuleRef]:
-        return chain.from_iterable(self._tables)
 
 
 NO_IDS: Final[Mapping[str, str]] = {}

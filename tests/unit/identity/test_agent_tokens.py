@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.identity import Audience, Presented
-from sidecar.identity.agent_tokens import AgentTokenRule, AgentTokenRules, digest_of
+from sidecar.identity.agent_tokens import AgentTokenRule, digest_of
 from sidecar.identity.authenticator import check_caller
 from sidecar.vocabulary import Credential
 from tests.unit.identity.test_chain_builder import api_key, keys_of
@@ -28,7 +28,7 @@ def at(gate: AgentTokenRule | None, *, anonymous: bool = False) -> Audience:
 
 @pytest.fixture
 def world() -> World:
-    gates = AgentTokenRules([gate("authorization")])
+    gates = {"summariser": gate("authorization")}
     return a_world(keys=keys_of("nhi:planner", "user:alice"), gates=gates, aliases=("/tools/summarise", "/tools/lint"))
 
 
@@ -104,7 +104,7 @@ async def test_evidence_names_the_token_and_a_changed_one_is_another(world: Worl
     assert world.identity.vouches_for(caller)
     changed = AgentTokenRule("summariser", "nhi:ci", "authorization", digest_of(OTHER))
     anothers = AgentTokenRule("summariser", "nhi:other", "authorization", digest_of(TOKEN))
-    for gates in (AgentTokenRules(), AgentTokenRules([changed]), AgentTokenRules([anothers])):
+    for gates in ({}, {"summariser": changed}, {"summariser": anothers}):
         assert not a_world(gates=gates).identity.vouches_for(caller)
 
 

@@ -276,8 +276,8 @@ def test_what_is_remembered_is_bounded(tmp_path: Path) -> None:
         assert asked.decide(chain(f"nhi:a{number}"), tool(f"s/t{number}"), NOW).allowed
         asked.enter(chain("nhi:a"), session(f"s{number}"), NOW)
     matcher = asked._dockets[PermissionKind.AGENT_TO_TOOL]._matcher
-    assert len(asked._askers._memo) <= 2 * 4096
-    assert len(matcher._on_server) <= 2 * 256
+    assert asked._askers._known.cache_info().currsize <= 8192
+    assert len(matcher._servers) <= 512
     for number in range(1000):
         asked.decide(chain("nhi:a"), Question("tool:s/t", f"action/{number}", "s"), NOW)
     assert len(matcher._actions) <= 128

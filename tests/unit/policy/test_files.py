@@ -131,13 +131,13 @@ def test_a_kubernetes_mount_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to("..2027")
     (tmp_path / "agent_to_tool.csv").symlink_to("..data/agent_to_tool.csv")
     (tmp_path / "teams").symlink_to("..data/teams")
-    assert len(source(tmp_path, {}).rules) == 3
+    assert len([*source(tmp_path, {}).rules]) == 3
 
 
 def test_links_in_a_circle_end(tmp_path: Path) -> None:
     write(tmp_path, {"a/agent_to_tool.csv": ROWS})
     (tmp_path / "a" / "up").symlink_to(tmp_path)
-    assert len(source(tmp_path, {}).rules) == 2
+    assert len([*source(tmp_path, {}).rules]) == 2
 
 
 @pytest.mark.parametrize("end", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
@@ -222,8 +222,8 @@ def test_a_model_may_order_its_columns_anew(tmp_path: Path) -> None:
 
 
 def test_rules_without_an_id_are_called_by_their_content(tmp_path: Path) -> None:
-    first = source(tmp_path / "a", {"agent_to_tool.csv": ROWS}).rules
-    moved = source(tmp_path / "b", {"x/agent_to_tool.csv": "\n# moved\n" + ROWS}).rules
+    first = [*source(tmp_path / "a", {"agent_to_tool.csv": ROWS}).rules]
+    moved = [*source(tmp_path / "b", {"x/agent_to_tool.csv": "\n# moved\n" + ROWS}).rules]
     assert [rule.id for rule in first] == [rule.id for rule in moved]
     assert len({rule.id for rule in first}) == 2
 

@@ -32,7 +32,7 @@ def test_it_loads_and_half_of_what_is_asked_is_allowed(tmp_path: Path) -> None:
     policy = ladder.drawn(2_000)
     ladder.write(policy, tmp_path)
     source = load_policy(shipped("models"), tmp_path)
-    assert len(source.rules) == 2_000
+    assert len([*source.rules]) == 2_000
     engine = Engine(source)
     asked = list(islice(ladder.questions(policy, 1_000), 1_000))
     allowed = sum(engine.decide(one.chain, one.question, time.time()).allowed for one in asked)
