@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, closing
@@ -15,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -25,10 +25,9 @@ from sidecar.protocols.mcp.messages import METHODS
 from sidecar.protocols.mcp.task_messages import RELATED_TASK
 from tests.flow.federated import At
 from tests.flow.idp import SETTINGS, Idp, bearer
-from tests.flow.process import Served, served
 from tests.flow.streams import EVENT_STREAM, Emitter, event, hearing
 from tests.flow.talk import DECLARED, ERAS, Answer, Era, Talk, reason_of
-from tests.flow.world import ACCEPT, STATELESS, Upstream, World, listening, stateless, until, world
+from tests.flow.world import STATELESS, Upstream, World, stateless, until, world
 
 GOOD = {"repo": "acme/site"}
 WHO = ("nhi:planner", "nhi:other", "anonymous")
@@ -499,30 +498,15 @@ async def test_a_memory_store_may_be_asked_for(tmp_path: Path) -> None:
         assert not (on.running.folder / "data" / "records.sqlite").exists()
 
 
-async def ask_served(running: Served, http: aiohttp.ClientSession, key: str, method: str, name: str) -> Any:
-    params = {"name": name, "arguments": GOOD} if method == "tools/call" else {"taskId": name}
-    message = stateless(method, params)
-    message["params"]["_meta"].update(DECLARED)
-    routing = {"Mcp-Method": method, "Mcp-Name": name, "MCP-Protocol-Version": STATELESS, "Accept": ACCEPT}
-    async with http.post(f"{running.url}/mcp/github", json=message, headers={**routing, **bearer(key)}) as response:
-        return await response.json()
-
-
 async def test_an_owner_is_known_after_a_kill_and_so_is_everybody_else(tmp_path: Path) -> None:
-    owner, other = IDP.api_key("nhi:planner"), IDP.api_key("nhi:other")
-    server = TaskServer()
-    async with (
-        listening(server.handle) as base,
-        served(f"{base}/mcp", rules=RULES, settings=SETTINGS, files=IDP.files()) as running,
-        aiohttp.ClientSession() as http,
-    ):
-        created = (await ask_served(running, http, owner, "tools/call", "search_code"))["result"]
-        assert created["resultType"] == "task"
-        await running.kill()  # the answer is out: so is its evidence, and whose task it is
-        await running.start()
-        for key, reason in ((owner, ""), (other, "task-unknown")):
-            answer = await ask_served(running, http, key, "tasks/get", created["taskId"])
-            assert answer.get("error", {}).get("data", {}).get("reason", "") == reason
+    async with stage(tmp_path / "one") as on:
+        task_id = await on.create(on.talk("nhi:planner", "stateless"))
+        # What a kill leaves: the answer is out, so its evidence is written, and whose task it is.
+        no_sockets = shutil.ignore_patterns("*.sock*", "*.lock")
+        shutil.copytree(tmp_path / "one" / "data", tmp_path / "two" / "data", ignore=no_sockets)
+    async with stage(tmp_path / "two", on.server) as on:
+        for who, reason in (("nhi:planner", ""), ("nhi:other", "task-unknown")):
+            assert reason_of(await op(on.talk(who, "stateless"), "tasks/get", task_id)) == reason
 
 
 @pytest.mark.parametrize("era", ERAS)

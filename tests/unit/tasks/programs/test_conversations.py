@@ -12,7 +12,7 @@ import pytest
 
 from bench import conversations as bench
 from sidecar.errors import Reason
-from sidecar.tasks.programs.attempt import Event, OutputChunk, ProgressNote, Started, TimeLimit
+from sidecar.tasks.programs.attempt import Event, ProgressNote, Started, TimeLimit
 from sidecar.tasks.programs.conversations import MOVES, Conversations, Endings, Phase, _Conversation
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.upstreams.processes import Exit, Processes, WaitLimit
@@ -410,10 +410,3 @@ async def test_why_of_very_many_is_bounded() -> None:
     for key in keys:
         endings.keep(key, "why")
     assert [endings.take(key) for key in (keys[0], keys[-1], keys[-1])] == ["", "why", ""]
-
-
-async def test_what_it_says_is_heard_as_it_comes(processes: Processes) -> None:
-    source = "import time\ninput(); print('first', end='', flush=True); time.sleep(0.1); print(' last', flush=True)"
-    async with talking(processes, source) as (chat, _):
-        heard = [event.text async for event in chat.run(order("one")) if isinstance(event, OutputChunk)]
-        assert heard == ["first", " last"]

@@ -210,23 +210,6 @@ async def test_what_writes_waits_for_what_a_sidecar_left_that_was_killed_before(
     assert (await ran(says, strays_s=60.0)).status is RunStatus.SUCCESS
 
 
-async def test_no_try_begins_before_nothing_is_left_of_the_one_before() -> None:
-    there = 0
-
-    async def script(order: ProgramOrder) -> AsyncGenerator[Event]:
-        nonlocal there
-        assert there == 0
-        there += 1
-        try:
-            yield Started(1)
-            yield DONE if order.attempt == 3 else AttemptEnd(Exit(code=75), Usage(), SORRY)
-        finally:
-            await asyncio.sleep(0.02)
-            there -= 1
-
-    assert (await ran(script, retries={"max": 2, "backoff_s": 0.001})).status is RunStatus.SUCCESS
-
-
 # --- giving up --------------------------------------------------------------------------------------------------------
 
 
@@ -312,14 +295,6 @@ async def test_a_full_queue_is_a_refusal_and_nothing_is_kept_of_it() -> None:
         assert stage.executions.standing("writer") == (1, 1, 1)
         with refused(Reason.UPSTREAM_UNKNOWN):
             await stage.begin(name="painter")
-
-
-async def test_what_one_agent_waits_for_keeps_no_other_waiting() -> None:
-    stage = staged(Working(), max_concurrent_executions=1)
-    stage.executions.offer({"writer": agent(max_concurrent_executions=1), "painter": agent()})
-    async with running(stage):
-        await stage.begin()
-        await stage.at_work(name="painter")
 
 
 # --- who listens ------------------------------------------------------------------------------------------------------

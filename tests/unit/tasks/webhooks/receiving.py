@@ -21,6 +21,7 @@ from sidecar.storage.deliveries import DeliveryOutcome, DeliveryStore, Kind, OnB
 from sidecar.tasks.webhooks.outbox import Outbox
 from sidecar.tasks.webhooks.signature import CallbackKey
 from sidecar.vocabulary import Caller, Credential, Principal
+from tests.flow.world import PATIENCE_S
 from tests.unit.http.client.hostile import Conversation, Script
 
 KEY = CallbackKey(b"k" * 32)
@@ -58,9 +59,9 @@ class Seen:
     def results(self, id_: str) -> list[str]:
         return [each.result for each in self.told if each.id == id_]
 
-    async def until(self, number: int, within_s: float = 5.0) -> None:
+    async def until(self, number: int) -> None:
         """Until so many attempts were told."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.told) < number:
                 await asyncio.sleep(0.002)
 
