@@ -14,7 +14,6 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +75,14 @@ class Bench:
         self.most = 0
         self.conversations = Conversations("bench", self._section, self._launch)
 
-    async def _launch(self, order: ProgramOrder, lost: Callable[[ConversationProcess], None]) -> ConversationProcess:
+    async def _launch(self, order: ProgramOrder) -> ConversationProcess:
         lines = LineDialogue("\n", "refuse", greets=False, max_said_bytes=1_000_000)
         talk = RpcDialogue(1_000_000) if self._section.patterns.input == "json-rpc" else lines
         told = talk.begin(order)
         argv = ["python", "-I", "-S", "-c", self._source]
         attended = await SupervisedProcess.start(self._processes, Program(sys.executable, argv, {}), CleaningRules())
         self.counts["processes"] += 1
-        return ConversationProcess(attended, talk, told, CleaningRules(), self._section, lost)
+        return ConversationProcess(attended, talk, told, CleaningRules(), self._section)
 
     async def turn(self, who: str, context: str, number: int, deed: str, given_up_s: float | None) -> None:
         """One turn, and whether what it heard was meant for it."""

@@ -68,23 +68,9 @@ def streams(definition: CliAgent) -> bool:
 
 
 def _capabilities(definition: CliAgent) -> dict[str, Any]:
-    able = definition.a2a.capabilities
-    return {
-        "supported_methods": list(able.supported_methods),
-        "max_input_size": able.max_input_size,
-        "max_output_size": able.max_output_size,
-        "streaming_support": able.streaming_support,
-        "concurrent_execution": definition.places > 1,
-        "supported_content_types": list(able.supported_content_types),
-        "mode": definition.mode,
-    }
+    able = definition.a2a.capabilities.model_dump(mode="json")
+    return able | {"concurrent_execution": definition.places > 1, "mode": definition.mode}
 
 
 def _skill(skill: Skill) -> dict[str, Any]:
-    return {
-        "id": skill.id,
-        "name": skill.name,
-        "description": skill.description or skill.name,  # A2A requires one
-        "tags": list(skill.tags),
-        "examples": list(skill.examples),
-    }
+    return skill.model_dump(mode="json") | {"description": skill.description or skill.name}  # A2A requires one

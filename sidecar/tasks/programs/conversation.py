@@ -70,7 +70,7 @@ class OutputFile:
 
 
 class ConversationProcess:
-    """A running process whose first turn has begun. `lost` is called when no further turn is possible."""
+    """A running process whose first turn has begun."""
 
     def __init__(
         self,
@@ -79,11 +79,10 @@ class ConversationProcess:
         told: bytes,
         cleaning: CleaningRules,
         definition: CliAgent,
-        lost: Callable[[ConversationProcess], None] = lambda _: None,
         file: OutputFile | None = None,
     ) -> None:
         self._attended, self._talk, self._cleaning = attended, talk, cleaning
-        self._definition, self._tell_lost, self._file = definition, lost, file
+        self._definition, self._file = definition, file
         self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by what a turn may output
         self._chunks = 0
         self._broke = self.how = ""  # how it ended, once it has `failed`, for the next turn
@@ -240,7 +239,6 @@ class ConversationProcess:
             self._broke = broke
             self._is_lost = True
             self._heard.put_nowait(None)
-            self._tell_lost(self)
 
     def _shown(self, answer: TurnAnswer) -> TurnAnswer:
         failure = answer.failure
@@ -256,6 +254,6 @@ def ended(answer: TurnAnswer, exit_: Exit | None, usage: Usage) -> AttemptEnd:
     return AttemptEnd(exit_, usage, answer.failure, state=answer.state, message=answer.message, alone=answer.alone)
 
 
-Launch = Callable[[ProgramOrder, Callable[[ConversationProcess], None]], Coroutine[Any, Any, ConversationProcess]]
-"""Starts a process for an order and sends it the turn; the second argument is called when the process is lost. Raises
-StartFailed, and UnsayableError before anything is started."""
+Launch = Callable[[ProgramOrder], Coroutine[Any, Any, ConversationProcess]]
+"""Starts a process for an order and sends it the turn. Raises StartFailed, and UnsayableError before anything is
+started."""

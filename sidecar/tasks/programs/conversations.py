@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Reason
@@ -232,7 +231,7 @@ class Conversations:
         await self._take_room(until_s)
         conversation.moves(Phase.STARTING, self._clock())
         try:
-            launching = asyncio.ensure_future(self._launch(order, partial(self._is_lost, conversation)))
+            launching = asyncio.ensure_future(self._launch(order))
             conversation.changing = launching
             partner = await launching
         except BaseException:
@@ -347,11 +346,6 @@ class Conversations:
                 self._let_go(conversation, "it has answered")
             elif partner.is_lost:
                 self._let_go(conversation)
-
-    def _is_lost(self, conversation: _Conversation, partner: ConversationProcess) -> None:
-        """Handles a process that ended by itself. A turn under way detects that itself."""
-        if conversation.partner is partner and conversation.phase is Phase.SILENT:
-            self._let_go(conversation)
 
     def _let_go(self, conversation: _Conversation, why: str = "", *, is_withdrawn: bool = False) -> None:
         """Ends its process, if it has one; without `why`, it ended by itself. A turn under way fails, or is

@@ -26,12 +26,11 @@ from sidecar.tasks.programs import run_events, working_folders
 from sidecar.tasks.programs.attempt import CANCELED, Objection, ProgramRunner, Prompt, no_objection
 from sidecar.tasks.programs.concurrency import RunSlots
 from sidecar.tasks.programs.prompts import prompt_from
-from sidecar.tasks.programs.run_lifecycle import GivenUp, RunLifecycle, RunOffer, RunServices
+from sidecar.tasks.programs.run_lifecycle import RunLifecycle, RunOffer, RunServices
 from sidecar.tasks.programs.run_record import (
     MAX_TRANSITIONS,
     Category,
     Execution,
-    Failure,
     RunState,
     RunStatus,
     Transition,
@@ -120,7 +119,7 @@ class Executions:
         for course in list(self._courses.values()):
             if course.offer.name not in offers and course.waits:
                 why = "the agent is not offered any more"
-                course.give_up(GivenUp(RunState.FAILED, why, Failure(Category.PERMANENT, why)))
+                course.give_up(RunState.FAILED, why, Category.PERMANENT)
         self._turns = {name: one for name, one in self._turns.items() if name in offers or one.running or one.waiting}
         self.metrics.agents_offered(offers)
         self._let_go_of_retired()
@@ -232,7 +231,7 @@ class Executions:
         course = self._courses.get(run_id)
         if course is None or (course.record.is_done and await self._has_left(run_id)):
             return await self._cancel_kept(run_id, why)
-        course.give_up(GivenUp(RunState.CANCELLED, why))
+        course.give_up(RunState.CANCELLED, why)
         with suppress(TimeoutError):
             async with asyncio.timeout(CANCEL_S):
                 await course.over.wait()
@@ -243,7 +242,7 @@ class Executions:
     def review(self) -> None:
         for course in list(self._courses.values()):
             if (why := self.withdrawn(course.record, course.prompt.skill)) is not None:
-                course.give_up(GivenUp(RunState.CANCELLED, why))
+                course.give_up(RunState.CANCELLED, why)
 
     def withdrawn(self, record: Execution, skill: str) -> str | None:
         """Returns why the caller has lost the permission for this run, in a sentence, or None."""
@@ -434,7 +433,7 @@ class Executions:
     def _stop(self, courses: list[RunLifecycle], when: str) -> None:
         why = f"{STOPPED} {when}"
         for course in courses:
-            course.give_up(GivenUp(RunState.FAILED, why, Failure(Category.SYSTEM, why)))
+            course.give_up(RunState.FAILED, why, Category.SYSTEM)
 
 
 def _lapsed(record: Execution, why: str, now_s: float) -> Execution:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
@@ -80,12 +80,6 @@ class RunServices:
     writes_from_mono_s: float
 
 
-class GivenUp(NamedTuple):
-    state: RunState
-    why: str
-    failure: Failure | None = None
-
-
 @dataclass(slots=True, eq=False)
 class RunLifecycle:
     """One run. `record` is its present state."""
@@ -138,13 +132,13 @@ class RunLifecycle:
             await self._settled()
         return self._newest()
 
-    def give_up(self, because: GivenUp) -> None:
+    def give_up(self, state: RunState, why: str, category: Category | None = None) -> None:
+        """Ends the run if it has not ended. The first reason holds; with a category it is a failure."""
         if self.is_ending:
             return
-        if because.failure is not None:
-            self.record = self.record._replace(failure=because.failure)
-        told = stood(self.record.task, _AS_TOLD[because.state], because.why, self._now())
-        self._ends(because.state, because.why, told)
+        if category is not None:
+            self.record = self.record._replace(failure=Failure(category, why))
+        self._ends(state, why, stood(self.record.task, _AS_TOLD[state], why, self._now()))
         if self._body is not None:
             self._body.cancel()
 
@@ -202,7 +196,7 @@ class RunLifecycle:
 
     async def _keep(self, lease: WriteLease) -> None:
         await lease.keep()
-        self.give_up(GivenUp(RunState.FAILED, lease.why, Failure(Category.SYSTEM, lease.why)))
+        self.give_up(RunState.FAILED, lease.why, Category.SYSTEM)
 
     async def _may_begin(self, attempt: int) -> bool:
         """Whether an attempt may begin: the store must know of the first one before, so that no other process takes it
@@ -332,7 +326,7 @@ class RunLifecycle:
 
     def _asked(self) -> None:
         self.record = self.record._replace(cancel_requested=True)
-        self.give_up(GivenUp(RunState.CANCELLED, "it was cancelled"))
+        self.give_up(RunState.CANCELLED, "it was cancelled")
 
     def _lost(self, theirs: Execution | None) -> None:
         """Hands the run over: another process ended it, and its record replaces this one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from sidecar.settings.agents import CliAgent
@@ -44,9 +44,7 @@ def runner_from(
     return OneShot(name, command, processes)
 
 
-async def launch(
-    command: CommandLine, processes: Processes, order: ProgramOrder, lost: Callable[[ConversationProcess], None]
-) -> ConversationProcess:
+async def launch(command: CommandLine, processes: Processes, order: ProgramOrder) -> ConversationProcess:
     """Starts a process for an order and sends it the turn. Raises StartFailed, and UnsayableError before anything is
     started."""
     definition, prompt = command.definition, order.prompt
@@ -67,4 +65,4 @@ async def launch(
         if file is not None:
             file.remove()
         raise
-    return ConversationProcess(attended, talk, told, command.cleaning, definition, lost, file)
+    return ConversationProcess(attended, talk, told, command.cleaning, definition, file)

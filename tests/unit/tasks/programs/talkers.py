@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from sidecar.settings.agents import CliAgent
@@ -104,11 +103,11 @@ class Launcher:
         """Another program, from now on."""
         self._program = Program(path, [path, *arguments], dict(self._program.env))
 
-    async def __call__(self, order: ProgramOrder, lost: Callable[[ConversationProcess], None]) -> ConversationProcess:
+    async def __call__(self, order: ProgramOrder) -> ConversationProcess:
         talk = self._talk()
         told = talk.begin(order)
         attended = await SupervisedProcess.start(self._processes, self._program, self._cleaning)
-        self.started.append(ConversationProcess(attended, talk, told, self._cleaning, self._section, lost))
+        self.started.append(ConversationProcess(attended, talk, told, self._cleaning, self._section))
         return self.started[-1]
 
     def _talk(self) -> Dialogue:
