@@ -96,18 +96,15 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
 def _check_data(settings: Settings, together: Together) -> None:
     """Check what earlier runs left in the data folder."""
     together.call(SwitchLedger.open, settings.data / LEDGER_FILE)
-    together.call(records_from, settings, open_store(StoreSettings(), time.time))
+    together.call(
+        RecordStores.open, settings.tasks.store, settings.records_path, open_store(StoreSettings(), time.time).run
+    )
     together.call(check_callbacks, settings)
     with together.noted(), suppress(OSError):  # missing, already reported, or readable only by the serving user
         load_key(settings.audit_key_path, ours=True)
     for path in settings.previous_audit_key_paths:
         with together.noted(), suppress(OSError):
             load_key(path)
-
-
-def records_from(settings: Settings, shared: CounterStore) -> RecordStores:
-    """Open the stores of all records, creating no file. Raises SettingsError for an unusable file."""
-    return RecordStores.open(settings.tasks.store, settings.records_path, shared.run)
 
 
 def executions_from(

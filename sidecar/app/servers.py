@@ -177,10 +177,7 @@ def _patience(settings: Settings) -> ListenerDeadlines:
             extra={"connections": connections},
         )
     return ListenerDeadlines(
-        server.header_timeout_s,
-        server.keepalive_timeout_s,
-        connections,
-        server.connections_per_peer,
+        server.header_timeout_s, server.keepalive_timeout_s, connections, server.connections_per_peer
     )
 
 

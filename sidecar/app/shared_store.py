@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Self
 
-from sidecar.app.loader import records_from
 from sidecar.audit import Audit
 from sidecar.errors import Reason, Refusal
 from sidecar.identity.key_proofs import KEY
@@ -45,7 +44,7 @@ class SharedStore:
         counting = StoreMonitor(metrics, audit.control, settings.store.degraded_calls)
         limiter = Limiter(open_store(settings.store, time.time, observer=counting))
         undo.push_async_callback(limiter.close)
-        records = records_from(settings, limiter.store)
+        records = RecordStores.open(settings.tasks.store, settings.records_path, limiter.store.run)
         undo.push_async_callback(records.close)
         chosen = settings.tasks
         bounds = RecordBounds(chosen.max_per_principal, chosen.max, evicts_open=True)

@@ -183,7 +183,7 @@ class ResponseFilter:
         if isinstance(meta, dict):
             meta.pop(LEFT_OUT, None)  # no server reports the entries that are omitted here
         if left_out:
-            told = [one.told for one in left_out[:MAX_LEFT_OUT]]
+            told = [one._asdict() for one in left_out[:MAX_LEFT_OUT]]
             result["_meta"] = {**(meta if isinstance(meta, dict) else {}), LEFT_OUT: told}
         if "instructions" in result:  # models read instructions as they do descriptions
             for text in self._legible([result.pop("instructions")]):

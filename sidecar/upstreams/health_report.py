@@ -44,7 +44,7 @@ class HealthReport:
     def plain(self) -> dict[str, Any]:
         """The report as JSON values."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return {**values, "left_out": [one.told for one in self.left_out]}
+        return {**values, "left_out": [one._asdict() for one in self.left_out]}
 
 
 async def report_on(upstream: McpTransport, *, now_s: float) -> HealthReport:

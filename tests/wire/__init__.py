@@ -6,11 +6,12 @@ cards.json          agents' cards in both formats
 content_types.json  values of Content-Type
 egress/             addresses that callbacks may and may not go to
 event_streams.json  event streams, and the events in them
-headers.json        values of Accept and Origin
+headers.json        values of Accept, Origin and Host
 hidden_text.json    texts with characters that people do not see, without them, and their kind
 parameter_headers.json  `Mcp-Param-*` headers that do not mirror these arguments
 paths.json          request targets: `served`, `elsewhere` (404) or `refused` (400)
 secrets.json        texts with secrets of a class, and what is left of them
+responses.json      HTTP responses that two readers could read differently
 routing.json        MCP routing headers against bodies: the era, or the JSON-RPC code
 """
 

@@ -11,8 +11,6 @@ A policy from a source passes the same checks as a folder, including self-test a
 policy, not that it is correct.
 """
 
-from sidecar.app.policy_sources.poller import SourcePoller, origin_of
-from sidecar.app.policy_sources.tarball import SourceError
-from sidecar.settings.stored_policy import kept_for
+from sidecar.app.policy_sources.poller import SourcePoller
 
-__all__ = ["SourceError", "SourcePoller", "kept_for", "origin_of"]
+__all__ = ["SourcePoller"]

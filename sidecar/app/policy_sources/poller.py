@@ -53,13 +53,6 @@ class AdoptPolicy(Protocol):
     async def __call__(self, taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None: ...
 
 
-def origin_of(settings: Settings, processes: Processes, clock: Callable[[], float]) -> PolicyOrigin | None:
-    source = settings.policy.source
-    if source is None:
-        return None
-    return BundleOrigin(clock) if source.bundle is not None else GitOrigin(clock, processes)
-
-
 @dataclass(slots=True)
 class SourcePoller:
     """Polls the source. `random` returns numbers from 0 to 1. `trouble` says why the source's current policy does not
@@ -186,7 +179,8 @@ class SourcePoller:
     def _origin_for(self, settings: Settings) -> PolicyOrigin | None:
         kind = settings.policy.source.kind if settings.policy.source else ""
         if kind != self._kind:
-            self._origin, self._kind = origin_of(settings, self.processes, self.clock), kind
+            made = {"": None, "bundle": BundleOrigin(self.clock), "git": GitOrigin(self.clock, self.processes)}
+            self._origin, self._kind = made[kind], kind
         return self._origin
 
     def _good(self, settings: Settings) -> None:

@@ -103,7 +103,7 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, config: Pat
         raise CommandFailed(f"{server} cannot be asked: {refusal.reason.value}: {shown(refusal.detail)}")
     chosen = _chosen(book.rows, names, server)
     if as_json:
-        left_out = [one.told for one in book.left_out]
+        left_out = [one._asdict() for one in book.left_out]
         print_json({"pinned": book.pins is not None, "tools": [row.plain() for row in chosen], "left_out": left_out})
     else:
         _show(chosen, book.left_out, in_full=pin or book.pins is not None)

@@ -10,33 +10,17 @@ A form converts messages to the canonical one when reading, and from it when wri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import CARD, Binding, Operation, Version
-from sidecar.protocols.a2a.v03 import JSON_FORM, PROTO_FORM, ProtoForm
+from sidecar.protocols.a2a.v03 import JSON_FORM, PROTO_FORM, JsonForm, ProtoForm
 
 Params = dict[str, Any]
 
 
-class WireForm(Protocol):
-    """One form. What is read is checked; what is written is not, because the sidecar made it."""
-
-    def read_params(self, operation: Operation, given: object) -> Params:
-        """A caller's parameters. Raises UnreadableMessage."""
-
-    def write_params(self, operation: Operation, params: Params) -> Params:
-        """Parameters for an agent."""
-
-    def read_result(self, operation: Operation, given: object) -> Params:
-        """An agent's result; of an operation that streams, one event. Raises UnreadableMessage."""
-
-    def write_result(self, operation: Operation, result: Params) -> Any:
-        """A result for a caller; of an operation that streams, one event."""
-
-
 class CanonicalForm:
-    """The form of 1.0."""
+    """The form of 1.0. As in every form, what is read is checked, and what the sidecar writes is not."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
         return V10.read(operation.request, given)
@@ -61,6 +45,7 @@ class HttpJsonForm(ProtoForm):
         return (JSON_FORM if operation is CARD else PROTO_FORM).write_result(operation, result)
 
 
+WireForm = CanonicalForm | JsonForm | ProtoForm
 _CANONICAL: Final = CanonicalForm()
 _FORMS: Final[Mapping[tuple[Version, Binding], WireForm]] = {
     ("1.0", "jsonrpc"): _CANONICAL,

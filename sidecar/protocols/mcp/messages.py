@@ -146,10 +146,6 @@ class LeftOut(NamedTuple):
     name: str
     reason: str
 
-    @property
-    def told(self) -> dict[str, str]:
-        return self._asdict()
-
 
 KINDS: Mapping[str, str] = {
     "tools": "tool",

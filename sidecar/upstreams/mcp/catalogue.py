@@ -192,7 +192,7 @@ class ToolCatalogue:
             "server": greeting.server if greeting else None,
             "handshake_latency_ms": round(greeting.took_s * 1000, 3) if greeting else None,
             "quarantined": quarantined,
-            "left_out": [one.told for one in self.left_out],
+            "left_out": [one._asdict() for one in self.left_out],
             "protocol_version": self._enquiry.version,
             "failure": None if self._failure is None else self._failure.reason.value,
         }

@@ -139,11 +139,6 @@ def test_subscribing_and_completing_are_asked_with_the_same_metadata_as_reading(
     assert all(question.meta["acme/ticket"] == 7 for question in (*watched, *completed))
 
 
-def test_what_a_server_asks_of_its_client_is_asked_on_the_server() -> None:
-    for action in messages.SERVER_REQUESTS:
-        assert messages.server_question("github", action) == Question("nhi:github", action, "github")
-
-
 # --- parameters -----------------------------------------------------------------------------------------------------
 
 MISSHAPEN: dict[str, list[tuple[str, Mapping[str, Any]]]] = {

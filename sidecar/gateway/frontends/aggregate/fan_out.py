@@ -207,7 +207,7 @@ class GatheredPage(NamedTuple):
         """Yields the entries that the list does not show, at the server's own address or here."""
         meta = self.result.get("_meta", {})
         told = meta.get(LEFT_OUT, ()) if isinstance(meta, dict) else ()
-        yield from ({"server": self.server, **one} for one in (*told, *(one.told for one in self.unnamed)))
+        yield from ({"server": self.server, **one} for one in (*told, *(one._asdict() for one in self.unnamed)))
 
     @property
     def cursor(self) -> str | None:
@@ -244,7 +244,7 @@ class FanOut:
         missing = [one for one in found if isinstance(one, UnavailableServer)]
         note(request, servers, missing)
         if missing and not pages:
-            told = {"unavailable": [one.told for one in missing]}
+            told = {"unavailable": [one._asdict() for one in missing]}
             raise Refusal(missing[0].refusal.reason, "none of the servers answered", data=told)
         return pages, missing
 
@@ -303,7 +303,7 @@ def note(request: RequestContext, servers: Sequence[Service], missing: Sequence[
     """Notes the servers called and those that did not answer, for the audit record."""
     request.record.federation = {
         "servers": [service.name for service in servers[:MAX_NAMED]],
-        "unavailable": [one.told for one in missing[:MAX_NAMED]],
+        "unavailable": [one._asdict() for one in missing[:MAX_NAMED]],
     }
 
 

@@ -9,71 +9,18 @@ from hypothesis import strategies as st
 
 from sidecar.http.client import ConnectionBroken, InvalidRequest, UnacceptableResponse
 from sidecar.http.client.http1 import MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM, RequestForm, ResponseReader
+from tests import wire
 from tests.unit.http.client.hostile import chunked, response
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-LIES = {
-    "length and chunks": OK + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-    "chunks and length": OK + b"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-    "two lengths": OK + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\nok",
-    "the same length twice": OK + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\nok",
-    "a list of lengths": OK + b"Content-Length: 2, 2\r\n\r\nok",
-    "a signed length": OK + b"Content-Length: +2\r\n\r\nok",
-    "a negative length": OK + b"Content-Length: -2\r\n\r\nok",
-    "a length in hexadecimal": OK + b"Content-Length: 0x2\r\n\r\nok",
-    "an empty length": OK + b"Content-Length:\r\n\r\nok",
-    "a length beyond 64 bits": OK + b"Content-Length: 99999999999999999999\r\n\r\nok",
-    "an absurd length": OK + b"Content-Length: 9999999999999999\r\n\r\nok",
-    "another transfer coding": OK + b"Transfer-Encoding: xchunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-    "chunks around gzip": OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-    "gzip around chunks": OK + b"Transfer-Encoding: chunked, gzip\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-    "identity coding": OK + b"Transfer-Encoding: identity\r\n\r\nok",
-    "chunked twice": OK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunk size with prefix": CHUNKED + b"0x2\r\nok\r\n0\r\n\r\n",
-    "negative chunk size": CHUNKED + b"-2\r\nok\r\n0\r\n\r\n",
-    "blank after chunk size": CHUNKED + b"2 \r\nok\r\n0\r\n\r\n",
-    "huge chunk size": CHUNKED + b"FFFFFFFFFFFFFFFFF\r\nok\r\n0\r\n\r\n",
+LIES = {name: raw.encode("latin-1") for name, raw in wire.table("responses").items()} | {
     "chunk size line without end": CHUNKED + b"0" * 20_000 + b"2\r\nok\r\n0\r\n\r\n",
     "chunk extension without end": CHUNKED + b"2;" + b"a" * 20_000 + b"\r\nok\r\n0\r\n\r\n",
-    "bare LF after chunk size": CHUNKED + b"2\nok\r\n0\r\n\r\n",
-    "chunk longer than its size": CHUNKED + b"2\r\nokXX0\r\n\r\n",
     "trailers without end": CHUNKED + b"0\r\n" + b"X: y\r\n" * 3_000 + b"\r\n",
-    "NUL in a trailer": CHUNKED + b"0\r\nX: \0\r\n\r\n",
-    "bare LF": b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok",
-    "bare LF after a header": OK + b"X: y\nContent-Length: 2\r\n\r\nok",
-    "bare CR in a header": OK + b"X: a\rY: b\r\nContent-Length: 2\r\n\r\nok",
-    "folded header": OK + b"X: a\r\n b\r\nContent-Length: 2\r\n\r\nok",
-    "blank before the colon": OK + b"Content-Length : 2\r\n\r\nok",
-    "NUL in a value": OK + b"X: a\0b\r\nContent-Length: 2\r\n\r\nok",
-    "control character in a value": OK + b"X: a\x01b\r\nContent-Length: 2\r\n\r\nok",
-    "NUL in a name": OK + b"X\0: a\r\nContent-Length: 2\r\n\r\nok",
-    "header without a name": OK + b": a\r\nContent-Length: 2\r\n\r\nok",
-    "header without a colon": OK + b"abc\r\nContent-Length: 2\r\n\r\nok",
-    "HTTP/0.9": b"<html>hello</html>\r\n\r\n",
-    "HTTP/1.2": b"HTTP/1.2 200 OK\r\nContent-Length: 2\r\n\r\nok",
-    "HTTP/2.0": b"HTTP/2.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
-    "another protocol": b"ICY 200 OK\r\nContent-Length: 2\r\n\r\nok",
-    "a request": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-    "status of two digits": b"HTTP/1.1 20 OK\r\nContent-Length: 2\r\n\r\nok",
-    "status of four digits": b"HTTP/1.1 2000 OK\r\nContent-Length: 2\r\n\r\nok",
-    "status 099": b"HTTP/1.1 099 OK\r\nContent-Length: 2\r\n\r\nok",
-    "status 999": b"HTTP/1.1 999 OK\r\nContent-Length: 2\r\n\r\nok",
-    "NUL in the reason": b"HTTP/1.1 200 O\0K\r\nContent-Length: 2\r\n\r\nok",
-    "empty lines first": b"\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\nok",
-    "one empty line first": b"\r\n" + OK + b"Content-Length: 2\r\n\r\nok",
-    "an upgrade": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
-    "an upgrade without saying to what": b"HTTP/1.1 101 Switching\r\n\r\n",
     "interim responses without end": CONTINUE * (MAX_INTERIM + 1) + OK + b"Content-Length: 2\r\n\r\nok",
-    "gzip": OK + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok",
-    "identity and gzip": OK + b"Content-Encoding: identity, gzip\r\nContent-Length: 2\r\n\r\nok",
-    "gzip in HTTP's other header": OK + b"Content-Encoding: br\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "two content types": OK + b"Content-Type: a/b\r\nContent-Type: c/d\r\nContent-Length: 2\r\n\r\nok",
-    "two session ids": OK + b"Mcp-Session-Id: a\r\nmcp-session-id: b\r\nContent-Length: 2\r\n\r\nok",
-    "two locations": OK + b"Location: a\r\nLocation: b\r\nContent-Length: 2\r\n\r\nok",
     "too many headers": OK + b"X: y\r\n" * MAX_HEADERS + b"Content-Length: 2\r\n\r\nok",
     "a head that is too large": OK + b"X: " + b"y" * MAX_HEAD_BYTES + b"\r\nContent-Length: 2\r\n\r\nok",
 }

@@ -83,23 +83,6 @@ async def test_a_connection_that_closes_or_fails_makes_room_as_one_that_comes_fr
     assert client.open_connections == 0
 
 
-async def test_who_leaves_the_line_takes_no_place_with_them() -> None:
-    tap = Tap()
-    async with meeting(tap.script, max_connections=2) as (server, client):
-        first = [asyncio.create_task(call(client)) for _ in range(2)]
-        await busy(server, 2)
-        leaving = [asyncio.create_task(call(client)) for _ in range(5)]
-        await asyncio.sleep(0.01)
-        for task in leaving:
-            task.cancel()
-        await asyncio.wait(leaving)
-        for _ in range(2 + 8):
-            tap.open.release()
-        assert await asyncio.gather(*first) == [b"{}"] * 2
-        assert await asyncio.gather(*(call(client) for _ in range(8))) == [b"{}"] * 8
-        assert len(server.requests) == 10
-
-
 async def test_who_is_cancelled_in_the_instant_of_their_turn_hands_it_on() -> None:
     line = SendQueue(1, max_waiting=10)
     assert line.step_in()
