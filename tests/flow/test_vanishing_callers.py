@@ -182,8 +182,8 @@ async def test_who_does_not_read_is_hung_up_on(handle: Any) -> None:
     async with place_of(handle, reading_timeout_s=0.3) as (place, _), wire(place, receive_bytes=4096) as connection:
         connection.stop_reading()
         await connection.send(request(place))
-        await until(lambda: under_way("RequestHandler.start"))
-        await until(lambda: not under_way("RequestHandler.start"))
+        await until(lambda: under_way("ServerConnection.start"))
+        await until(lambda: not under_way("ServerConnection.start"))
 
 
 def under_way(name: str) -> bool:
