@@ -124,7 +124,7 @@ class Application:
         self.pipeline, self.callbacks, self.scheduler, self.task_api = way
         self.audit, self.limiter, self.metrics = evidence.audit, shared.limiter, self.pipeline.metrics
         self.live, self.switch = self.pipeline.live, self.pipeline.switch
-        self.sessions = self.pipeline.exchanges.sessions
+        self.sessions = self.pipeline.forwarder.sessions
         live, metrics, witness = self.live, self.metrics, evidence.witness
         executions.objection = ContinuedPermission(live, self.switch).ends
         self.watcher = FileWatcher(path, lambda: live.current.settings, seen)
@@ -187,13 +187,13 @@ class Application:
         await self.audit.close()
 
     def _run_background(self) -> None:
-        exchanges = self.pipeline.exchanges
+        forwarder = self.pipeline.forwarder
         health = HealthProbes(lambda: self.live.current.upstreams, random=secrets.SystemRandom())
         follow = partial(self.follower.run, lambda: self.live.current.settings, self.reloader.adopt)
         for name, run in (
             ("probing upstreams", health.run),
-            ("ending sessions at their servers", exchanges.run_farewells),
-            ("reviewing streams", exchanges.run_sweeps),
+            ("ending sessions at their servers", forwarder.run_farewells),
+            ("reviewing streams", forwarder.run_sweeps),
             ("forgetting records", self.shared.records.run_sweeps),
             ("calling back", self.callbacks.outbox.run),
             ("the task API", self.task_api.runner.worker.run),
@@ -203,7 +203,7 @@ class Application:
             ("the evidence's schedule", self.evidence.run),
             ("watching files", partial(self.watcher.run, self.reloader.files_changed)),
             ("following the policy's source", follow),
-            ("watching the loop", self.pipeline.pressure.run),
+            ("watching the loop", self.pipeline.load_shedding.run),
             ("counting refusals", partial(self.pipeline.refusals.run, self.audit.control)),
             ("hearing of replicas", self.replicas.run),
             ("looking around", self._look_around),

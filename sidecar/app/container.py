@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.shared_store import SharedStore
@@ -15,6 +15,7 @@ from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
 from sidecar.gateway.frontends.a2a.task_ownership import TASKS as OF_AGENTS
 from sidecar.gateway.frontends.a2a.task_pages import TaskPages
 from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
+from sidecar.gateway.frontends.mcp import McpFrontend
 from sidecar.gateway.frontends.rest import RestFrontend
 from sidecar.gateway.kill_switch import KillSwitch, SwitchLedger
 from sidecar.gateway.pipeline import Pipeline
@@ -58,7 +59,7 @@ def way_from(
     first.identity.share_proofs(shared.proof)
     live = Live(first, time.time)
     switch = KillSwitch(ledger, share=shared.run, witness=audit.control, clock=time.time)
-    exchanges = _exchanges(settings, live, switch, shared, RequestStates(Seal(audit.key.secret), time.time))
+    forwarder = _forwarder(settings, live, switch, shared, RequestStates(Seal(audit.key.secret), time.time))
     session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
     callbacks = callbacks_from(
         lambda: live.current.settings,
@@ -78,24 +79,28 @@ def way_from(
     means = TaskServices(shared.task_store, shared.tasks, live, switch, audit, callbacks.outbox, shared.limiter)
     holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
     runner = TaskRunner(means, metrics, holder)
-    pressure = LoadShedding(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
+    load_shedding = LoadShedding(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
     refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics.refusal_unanswered, time.monotonic)
-    orders = TaskOrders(runner, pressure, refusals, metrics)
-    task_api = TaskFrontend(exchanges, orders, callbacks.guard.check, audit.new_id)
+    orders = TaskOrders(runner, load_shedding, refusals, metrics)
+    task_api = TaskFrontend(forwarder, orders, callbacks.guard.check, audit.new_id)
+    mcp: dict[str, Any] = {"forwarder": forwarder, "switch": switch, "clock": time.time}
     pipeline = Pipeline(
         live=live,
         session_calls=session_calls,
         limiter=shared.limiter,
         audit=audit,
         metrics=metrics,
-        exchanges=exchanges,
-        federation=AggregateFrontend(exchanges, metrics, Seal(secrets.token_bytes(32))),
-        plain=RestFrontend(exchanges, session_calls),
-        agents=AgentFrontend(exchanges, callbacks.pushes, TaskPages(audit.key.secret)),
-        task_front=task_api,
+        forwarder=forwarder,
+        mcp=McpFrontend(**mcp),
+        aggregate=AggregateFrontend(
+            **mcp, metrics=metrics, seal=Seal(secrets.token_bytes(32)), session_calls=session_calls
+        ),
+        rest=RestFrontend(**mcp, session_calls=session_calls),
+        agents=AgentFrontend(forwarder, callbacks.pushes, TaskPages(audit.key.secret)),
+        task_api=task_api,
         switch=switch,
         tasks=shared.tasks,
-        pressure=pressure,
+        load_shedding=load_shedding,
         refusals=refusals,
         clock=time.time,
     )
@@ -103,7 +108,7 @@ def way_from(
     return RequestPath(pipeline, callbacks, scheduler, task_api)
 
 
-def _exchanges(
+def _forwarder(
     settings: Settings, live: Live, switch: KillSwitch, shared: SharedStore, states: RequestStates
 ) -> Forwarder:
     sessions = Sessions(

@@ -24,11 +24,11 @@ class SampledGauges:
     _observed: set[UpstreamAccount] = field(default_factory=set)
 
     def look(self) -> None:
-        metrics, exchanges, audit = self.pipeline.metrics, self.pipeline.exchanges, self.pipeline.audit
-        metrics.sessions(len(exchanges.sessions))
+        metrics, forwarder, audit = self.pipeline.metrics, self.pipeline.forwarder, self.pipeline.audit
+        metrics.sessions(len(forwarder.sessions))
         for protocol in ("mcp", "a2a"):
-            metrics.streams(protocol, sum(one.call.protocol == protocol for one in exchanges.streams))
-        self._crowds.look(len(exchanges.streams) + self._held())
+            metrics.streams(protocol, sum(one.call.protocol == protocol for one in forwarder.streams))
+        self._crowds.look(len(forwarder.streams) + self._held())
         if self.replicas.skew is not None:
             metrics.replicas(*self.replicas.skew)
         metrics.budgets_reset(time.time())
@@ -39,7 +39,7 @@ class SampledGauges:
 
     def _held(self) -> int:
         """The peak of bytes held by bodies and responses since the last sample, in units of streams."""
-        pace, held = self.pipeline.pace, self.pipeline.pace.most + ANSWERS.most
+        pace, held = self.pipeline.body_admission, self.pipeline.body_admission.most + ANSWERS.most
         pace.most, ANSWERS.most = pace.held, ANSWERS.held
         return held // STREAM_BYTES
 

@@ -95,7 +95,7 @@ class StatusReport:
         for told in self.jobs.trouble:
             yield Trouble("task-ended", (told,))
         yield from self._stores()
-        if self.pipeline.pressure.refused_share:
+        if self.pipeline.load_shedding.refused_share:
             yield Trouble("overloaded", ("the loop cannot keep up: a share of new calls is refused",))
         if not self.pipeline.audit.writer.up:
             yield Trouble("audit-out", ("the evidence cannot be written: what needs it is refused",))
@@ -113,7 +113,7 @@ class StatusReport:
         for code, needed, up, told in (
             ("task", now.upstreams, pipeline.tasks.store.up, "tasks is out: tasks cannot be read"),
             ("run", now.settings.agents, self.executions.store.up, "runs is out: no program can be called"),
-            ("session", now.services, pipeline.exchanges.roaming.up, "sessions is out: they are answered 503"),
+            ("session", now.services, pipeline.forwarder.roaming.up, "sessions is out: they are answered 503"),
             ("callback", now.agents, self.way.callbacks.outbox.store.up, "callbacks is out: none is taken"),
             ("task-api", now.agents, api.up, "the task API is out: no task can be created or shown"),
             ("schedule", now.settings.schedules, self.way.scheduler.up, "schedules is out: nothing runs by the clock"),
@@ -150,7 +150,7 @@ class StatusReport:
                 "degraded": store.degraded,
             },
             "evidence": {"found_at_start": list(self.pipeline.audit.found), "up": self.pipeline.audit.writer.up},
-            "sessions": len(self.pipeline.exchanges.sessions),
+            "sessions": len(self.pipeline.forwarder.sessions),
         }
 
     def _policy(self) -> Mapping[str, Any]:

@@ -21,12 +21,12 @@ from sidecar.gateway.frontends import mcp_requests
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, AskIntent, ListenIntent, ServerIntent
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.reauthorization import LOOK_EVERY_S, Reauthorization, end_of
-from sidecar.gateway.request import RequestContext, UpstreamExchange, WatchedExchange
+from sidecar.gateway.request import Charged, RequestContext, UpstreamExchange, WatchedExchange
 from sidecar.gateway.request_state import RequestStates
 from sidecar.gateway.response_filter import ResponseFilter
 from sidecar.gateway.response_stream import ResponseStream
 from sidecar.gateway.routing import EVERY
-from sidecar.gateway.snapshot import Live, Service
+from sidecar.gateway.snapshot import Live
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.server.event_stream import EventStream
 from sidecar.http.server.response import WholeResponse
@@ -38,7 +38,7 @@ from sidecar.upstreams import UpstreamAnswer
 from sidecar.upstreams.mcp.session_store import SessionStore
 from sidecar.upstreams.mcp.sessions import Session, Sessions, upstream_id_from
 from sidecar.upstreams.statuses import refusal_of
-from sidecar.vocabulary import Caller, Decision, Question
+from sidecar.vocabulary import Caller, Question
 
 FAREWELL_DEADLINE_S = 5.0
 FAREWELLS_AT_ONCE = 8  # so that one upstream that does not answer them does not delay the others
@@ -79,14 +79,15 @@ class Forwarder:
 
     @property
     def streams(self) -> set[WatchedExchange]:
-        return self.oversight.streams
+        return self.oversight.open.streams
 
-    async def carry_out(self, exchange: UpstreamExchange, intent: ServerIntent) -> web.StreamResponse:
+    async def carry_out(self, charged: Charged, intent: ServerIntent) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
         denials of what the upstream requests of the caller. The outcome is recorded before the answer is complete."""
+        exchange = self.opened(charged, intent)
         match intent:
             case AskIntent():
-                async with exchange.under_way(self.oversight.calls):
+                with exchange:
                     return await self._ask(exchange, intent)
             case mcp_requests.NotifyIntent():
                 sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
@@ -104,22 +105,16 @@ class Forwarder:
             case _:
                 assert_never(intent)
 
-    def opened(
-        self,
-        request: RequestContext,
-        service: Service,
-        caller: Caller,
-        decision: Decision,
-        intent: ServerIntent,
-        timeout_s: float | None,
-    ) -> UpstreamExchange:
-        limit_s = min(service.timeout_s, timeout_s or service.timeout_s)
-        longest_s = min(service.longest_s, timeout_s or service.longest_s)
-        until, now = end_of(caller, decision, request.now), request.now
-        return UpstreamExchange(
-            request, caller, intent.call, limit_s, self.streams, now, until,
-            service=service, session=intent.session, outward=request.outward, longest_s=longest_s,
-        )  # fmt: skip
+    def opened(self, charged: Charged, intent: ServerIntent) -> UpstreamExchange:
+        request, caller, timeout_s = charged.request, charged.caller, charged.timeout_s
+        service, until = request.now.services[request.server], end_of(caller, charged.decision, request.now)
+        limit_s = service.timeout_s if timeout_s is None else min(service.timeout_s, timeout_s)
+        exchange = UpstreamExchange(
+            request, caller, intent.call, limit_s, self.oversight.open, until, service, intent.session
+        )
+        exchange.longest_s = service.longest_s if timeout_s is None else min(service.longest_s, timeout_s)
+        exchange.outward = request.outward
+        return exchange
 
     async def _ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
         asked, catalogue = intent.message, exchange.service.catalogue
@@ -269,14 +264,14 @@ class Forwarder:
     def drain(self) -> None:
         """Ends endless streams on which no answer is to be sent; calls in flight continue to their answers."""
         answering = {session_id for session_id, paired in self.pairs.items() if paired.busy}
-        for exchange in {*self.streams, *self.oversight.calls}:  # some are still waiting for their first event
+        for exchange in {*self.streams, *self.oversight.open.calls}:  # some are still waiting for their first event
             session = exchange.session if isinstance(exchange, UpstreamExchange) else None
             if exchange.endless and (session is None or session.id not in answering):
                 exchange.cut_off(Reason.DRAINING)
 
     def cut_off(self) -> None:
         """Ends every exchange when the grace time is over."""
-        for exchange in {*self.streams, *self.oversight.calls}:
+        for exchange in {*self.streams, *self.oversight.open.calls}:
             exchange.cut_off(Reason.DRAINING)
 
     def say_farewell(self, session: Session) -> None:

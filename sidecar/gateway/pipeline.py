@@ -1,22 +1,22 @@
 """The request pipeline: identity, policy, arguments, limits, audit, then the upstream.
 
-The stages run in this order. Each takes typed values and returns one, or raises a `Refusal`; the audit record around
-them is closed exactly once.
+Every call passes these stages in this order, whatever its protocol. A stage returns what the next one needs, or raises
+a `Refusal`. The audit record around them is closed exactly once.
 
-    stage       checks               refuses with       module
-    routing     address              403 404 405        routing.py
-    identity    caller               401                identity/
-    frontend    operation            400 404 413 415    frontends/, tasks/api/
+    stage       checks               refuses with       where
+    routing     address              403 404 405        `Pipeline._read`, routing.py
+    identity    caller               401                `Pipeline._identify`, identity/
+    parse       operation            400 404 413 415    `Frontend.parse`: frontends/, tasks/api/
                 memory for the body  503                http/server/body_admission.py
-    admission   load, refusals       429 503            http/server/load_shedding.py, http/server/refusal_throttle.py
-    switch      disabled principals  403                kill_switch/
-    policy      permission           403                policy/
-    ownership   owners of tasks      404                ownership.py, storage/task_owners.py
-    arguments   pinned definition    403                upstreams/mcp/pins.py
-                input schema         a tool's error     upstreams/mcp/arguments.py
-    limits      rates and budgets    429 503            limits/
-    audit       decision record      503                audit/
-    forwarder   upstream             502 504            forwarder.py, response_stream.py, response_filter.py
+    admission   load, refusals       429 503            `Pipeline._admit`
+    switch      disabled principals  403                `Pipeline._carry_out`, kill_switch/
+    policy      permission           403                `Pipeline._carry_out`, policy/
+    ownership   owners of tasks      404                ownership.py, `Frontend.check`
+    check       what the upstream    403                `Frontend.check`: pins, argument schemas, breaker
+                would be sent
+    limits      rates and budgets    429 503            `Pipeline._carry_out`, limits/
+    audit       decision record      503                `Pipeline._carry_out`, audit/
+    upstream    the answer           502 504            `Frontend.carry_out`
 
 In shadow mode, refusals by policy and limits are recorded and the call passes; all other refusals stand.
 """
@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiohttp import web
 
@@ -37,18 +37,17 @@ from sidecar.audit import Audit, Recording
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.gateway import ownership, routing
 from sidecar.gateway.error_responses import AnswerShape, ErrorResponse, tell
-from sidecar.gateway.forwarder import Forwarder, SessionLost
-from sidecar.gateway.frontends import dispatch, mcp_requests
+from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
-from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
-from sidecar.gateway.frontends.mcp_requests import JSON, AskIntent, Intent, ServerIntent, SpreadIntent
+from sidecar.gateway.frontends.mcp import McpFrontend
+from sidecar.gateway.frontends.mcp_requests import JSON, STREAM
 from sidecar.gateway.frontends.rest import RestFrontend
 from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.request import RequestContext
+from sidecar.gateway.request import Charged, Operation, RequestContext
 from sidecar.gateway.request_metrics import measure
 from sidecar.gateway.routing import Entrance, Route
-from sidecar.gateway.snapshot import Live, Service, all_of
+from sidecar.gateway.snapshot import Live, all_of
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import ConnectFailed, QueueFull
 from sidecar.http.server.body_admission import BodyAdmission
@@ -57,15 +56,12 @@ from sidecar.http.server.load_shedding import LoadShedding
 from sidecar.http.server.refusal_throttle import RefusalThrottle
 from sidecar.http.server.response import NO_HEADERS, SilentResponse, WholeResponse
 from sidecar.identity import Audience, Presented
-from sidecar.limits import Lease, Limiter, SessionCalls, plan_charges
+from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.observability.metrics import Metrics
-from sidecar.policy.similar_keys import SIMILAR_KEY, Keys, similar_key
 from sidecar.protocols import sse
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Notification, Request, malformed
-from sidecar.protocols.mcp import eras, task_messages
-from sidecar.protocols.mcp.eras import Era
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Request, malformed
+from sidecar.protocols.mcp import task_messages
 from sidecar.storage.task_owners import TaskOwners
-from sidecar.upstreams.mcp.arguments import Violation
 from sidecar.upstreams.mcp.sessions import Session
 from sidecar.vocabulary import ANONYMOUS, Call, Caller, Credential, Decision, Principal
 
@@ -77,32 +73,41 @@ METADATA_FOLDERS = {
     routing.TASKS_METADATA: routing.TASK_API,
 }
 CACHED = {"Cache-Control": "max-age=300"}
-TASK_ROUTES = (routing.TASKS, routing.TASK, routing.TASK_CANCEL)
 STRANGER = Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
 
 log = logging.getLogger("sidecar.gateway.pipeline")
 
 
-class TaskFrontend(Protocol):
-    """The task API, which has state that outlives requests and is built above the gateway. An operation has its `call`;
-    `here` says that it is carried out here, while its caller waits. `check` runs before anything is charged."""
+class Frontend(Protocol):
+    """What one protocol adds to the pipeline. All methods raise Refusal."""
 
-    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> Any: ...
+    folder: str
+    """The folder of its addresses, which determines the audience of credentials."""
 
-    async def check(self, request: RequestContext, caller: Caller, asked: Any) -> None: ...
+    def enter(self, request: RequestContext, route: Route) -> None:
+        """Prepares for refusals before the caller is known: they are written in the protocol of the address."""
 
-    async def carry_out(
-        self,
-        request: RequestContext,
-        caller: Caller,
-        decision: Decision,
-        asked: Any,
-        lease: Lease,
-        timeout_s: float | None,
-    ) -> web.StreamResponse: ...
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
+        """Reads the operation. Only what was parsed is decided on and sent."""
 
+    async def check(self, request: RequestContext, caller: Caller, content: Any, decision: Decision) -> Any:
+        """Checks the content of a permitted operation before anything is charged. Returns it as it is to be sent."""
+
+    async def carry_out(self, charged: Charged) -> web.StreamResponse:
+        """Sends the operation to its upstream, and returns the answer once its outcome is recorded."""
+
+
+class TaskApi(Frontend, Protocol):
     def close(self) -> None:
         """Stops accepting tasks."""
+
+
+class Asked(NamedTuple):
+    """A request that was read, and who asks."""
+
+    caller: Caller
+    frontend: Frontend
+    operation: Operation
 
 
 @dataclass(slots=True)
@@ -114,41 +119,50 @@ class Pipeline:
     limiter: Limiter
     audit: Audit
     metrics: Metrics
-    exchanges: Forwarder
-    federation: AggregateFrontend
-    plain: RestFrontend
+    forwarder: Forwarder
+    mcp: McpFrontend
+    aggregate: AggregateFrontend
+    rest: RestFrontend
     agents: AgentFrontend
-    task_front: TaskFrontend
+    task_api: TaskApi
     switch: KillSwitch
     tasks: TaskOwners
-    pressure: LoadShedding
+    load_shedding: LoadShedding
     refusals: RefusalThrottle
     clock: Callable[[], float]
-    pace: BodyAdmission = field(default_factory=BodyAdmission)
+    body_admission: BodyAdmission = field(default_factory=BodyAdmission)
     draining: bool = False
     inside: int = 0
     _under_way: dict[asyncio.Task[Any], RequestContext] = field(default_factory=dict)
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
+    _frontends: Mapping[str, Frontend] = field(init=False)
+
+    def __post_init__(self) -> None:
+        tasks = dict.fromkeys((routing.TASKS, routing.TASK, routing.TASK_CANCEL), self.task_api)
+        rest = dict.fromkeys((routing.TOOLS, routing.TOOL), self.rest)
+        self._frontends = {
+            routing.MCP: self.mcp, routing.SSE: self.mcp, routing.AGENT: self.agents, **rest, **tasks
+        }  # fmt: skip
 
     async def handle(self, http: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
         """Answers one request. `entrance` is the listener that received it."""
-        request = self._received(http)
-        request.prefix = entrance.prefix
-        if entrance.shared:
-            request.shared = shared_with(request.headers, entrance.shared)
+        request = self._received(http, entrance)
         self.metrics.request_started(request.protocol)
-        response = await self._answered(request, self._way(request, entrance))
+        response = await self._answered(request, self._read(request, entrance))
         if request.shared and isinstance(response, WholeResponse):
             response.add(request.shared)
         return response
 
-    async def _answered(self, request: RequestContext, way: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+    async def _answered(
+        self, request: RequestContext, reading: Awaitable[Asked | web.StreamResponse]
+    ) -> web.StreamResponse:
         """Guarantees one answer and one end for each request."""
         task = asyncio.current_task()
         assert task is not None
         self._under_way[task] = request
         try:
-            return await way
+            asked = await reading
+            return await self._carry_out(request, *asked) if isinstance(asked, Asked) else asked
         except Refusal as refusal:
             return await self._refuse(request, refusal)
         except asyncio.CancelledError:
@@ -167,249 +181,96 @@ class Pipeline:
             if not request.handed_on:
                 self._finish(request)
 
+    def _received(self, http: web.BaseRequest, entrance: Entrance) -> RequestContext:
+        headers = routing.headers_of(http)
+        path = routing.origin_form(http.raw_path)
+        record = Recording(
+            self.audit,
+            protocol=routing.protocol_of(path, self.live.current.aliases),
+            peer=http.remote or "local",
+            trace_id=routing.trace_id_of(headers),
+            run_id=routing.correlation_of(headers, "x-run-id"),
+            thread_id=routing.correlation_of(headers, "x-thread-id"),
+        )
+        request = RequestContext(http, path, self.live.take(), headers, record, self.body_admission)
+        request.prefix = entrance.prefix
+        if entrance.shared:
+            request.shared = shared_with(headers, entrance.shared)
+        if request.now.shadow_until is not None and request.now.shadows(self.clock()):
+            request.shadow, record.enforcement = True, "shadow"
+        return request
+
     def _finish(self, request: RequestContext) -> None:
         self.live.leave(request.now)
         measure(self.metrics, request)
         request.let_go()
 
-    async def _way(self, request: RequestContext, entrance: Entrance) -> web.StreamResponse:
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    async def _read(self, request: RequestContext, entrance: Entrance) -> Asked | web.StreamResponse:
+        """Routes and reads a request. Returns the response to what needs no decision."""
         self.agents.greet(request)
-        routing.check_framing(request.http.version, request.headers)
-        routing.check_target(request.http.raw_path, request.headers)
-        routing.check_entrance(request.headers, entrance)
-        asked = wanted_verb(request.verb, request.headers) if request.shared else ""
-        route = routing.route_of(request.raw_path, asked or request.verb, request.now.aliases, request.prefix)
-        if asked:
-            return await _public(request, "preflight", 204, headers=allowed(asked, request.headers))
+        headers = request.headers
+        routing.check_framing(request.http.version, headers)
+        routing.check_target(request.http.raw_path, headers)
+        routing.check_entrance(headers, entrance)
+        preflight = wanted_verb(request.verb, headers) if request.shared else ""
+        route = routing.route_of(request.path, preflight or request.verb, request.now.aliases, request.prefix)
+        if preflight:
+            return await _public(request, "preflight", 204, headers=allowed(preflight, headers))
+        if entrance.principal and headers.get("host"):  # a local listener, which knows its principal
+            request.base = f"http://{headers['host'][0]}"
+        frontend = self._frontends.get(route.kind)
+        if frontend is None:
+            return await self._read_other(request, route, entrance)
+        if frontend is self.mcp and route.server == routing.EVERY:
+            frontend = self.aggregate
+        frontend.enter(request, route)
+        caller = await self._identify(request, route.server, entrance, frontend.folder, route.alias)
+        operation = await frontend.parse(request, caller, route)
+        request.record.call = operation.call
+        request.record.mark("parse")
+        return Asked(caller, frontend, operation)
+
+    async def _read_other(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
+        """Answers what is no call: documents, cards, agents' pushes, and the messages of HTTP+SSE."""
+        now = request.now
         if route.kind in METADATA_FOLDERS:
-            document = request.now.resource_metadata(route.server, METADATA_FOLDERS[route.kind], route.alias)
+            document = now.resource_metadata(route.server, METADATA_FOLDERS[route.kind], route.alias)
             return await _public(request, "metadata", 200, document, CACHED)
         if route.kind == routing.ISSUER:  # clients of MCP 2025-03-26 request its metadata at the server
-            if not (url := request.now.issuer_metadata_url):
+            if not (url := now.issuer_metadata_url):
                 raise Refusal(Reason.ROUTE_UNKNOWN)
             return await _public(request, "metadata", 307, headers={"Location": url, **CACHED})
         if route.kind == routing.KEYS:
-            return await _public(request, "jwks", 200, request.now.signer.key_set, CACHED)
-        if entrance.principal and request.headers.get("host"):  # a local listener, which knows its principal
-            request.base = f"http://{request.headers['host'][0]}"
-        if route.kind == routing.PUSH:
-            with self._admitted(request, begins=True):
-                return await self.agents.pushed(request, route)
-        if route.kind in (routing.CARD, routing.SEED_CARD):
-            return await self._card(request, route, entrance)
-        if route.kind == routing.AGENT:
-            return await self._operate(request, route, entrance)
-        if route.kind in TASK_ROUTES:
-            return await self._task(request, route, entrance)
-        caller = await self._identify(request, route.server, entrance)
+            return await _public(request, "jwks", 200, now.signer.key_set, CACHED)
         if route.kind == routing.MESSAGES:
-            return await self._take(request, caller)
-        intent = await dispatch.understand(self.exchanges, request, caller, route)
-        with self._admitted(request, begins=_begins(intent)):
-            if isinstance(intent, SpreadIntent):
-                return await self._spread(request, caller, intent)
-            return await self._carry(request, caller, intent)
+            return await self._take(request, await self._identify(request, route.server, entrance))
+        caller = None if route.kind == routing.PUSH else await self._card_reader(request, route, entrance)
+        self._admit(request)
+        self.inside += 1
+        try:
+            if caller is None:
+                return await self.agents.pushed(request, route)
+            return await self.agents.card(request, route, caller)
+        finally:
+            self.inside -= 1
 
-    async def _take(self, request: RequestContext, caller: Caller) -> web.StreamResponse:
-        """Accepts a message that is answered on its session's stream (MCP 2024-11-05): 202 here, at once."""
-        session, paired = self.exchanges.paired(routing.session_in(request.raw_path), caller, request.server)
-        message = await dispatch.read(request, routing.head_of(request.headers))
-        request.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
-        if self.draining and isinstance(message, Request):
-            raise Refusal(Reason.DRAINING)
-        task = paired.take(message, partial(self._answer_there, request, caller, session, paired, message))
-        request.handed_on, request.paired, request.shape = True, paired, AnswerShape.SESSION
-        task.add_done_callback(partial(self._abandoned, request))
-        return WholeResponse(202)
-
-    async def _answer_there(
-        self, request: RequestContext, caller: Caller, session: Session, paired: SseSession, message: Message
-    ) -> None:
-        request.handed_on = False
-        response = await self._answered(request, self._further(request, caller, session, message))
-        if isinstance(response, WholeResponse) and response.body and isinstance(message, Request):
-            with suppress(Refusal):  # the caller left; the outcome of its call is recorded
-                await paired.outlet().write(sse.encode_event(response.body))
-
-    async def _further(
-        self, request: RequestContext, caller: Caller, session: Session, message: Message
-    ) -> web.StreamResponse:
-        with self._admitted(request, begins=isinstance(message, Request)):
-            intent = dispatch.understand_paired(self.exchanges, request, caller, session, message)
-            assert not isinstance(intent, SpreadIntent)
-            return await self._carry(request, caller, intent)
-
-    def _abandoned(self, request: RequestContext, task: asyncio.Task[None]) -> None:
-        """Closes the request if the stream ended before the task's first step."""
-        if request.handed_on:
-            told = asyncio.create_task(request.remember(Refusal(Reason.CALLER_GONE), 499))
-            self._telling.add(told)
-            told.add_done_callback(self._telling.discard)
-            told.add_done_callback(lambda _: self._finish(request))
-
-    async def _carry(self, request: RequestContext, caller: Caller, intent: ServerIntent) -> web.StreamResponse:
-        """Carries out an admitted call from the decision to the answer, which `drain` waits for."""
-        decision = await self._ask_again(request, caller, intent.call, self._decide(request, caller, intent.call))
-        service = request.now.service(request.server)
-        if request.front == routing.EVERY:
-            self.federation.admit(request, service, caller)
-        if not isinstance(
-            intent, mcp_requests.LeaveIntent
-        ):  # a session can be ended also while its upstream is off or unavailable
-            self.switch.switched_off.refuse_use(intent.call, self.clock())
-            service.account.breaker.check()  # before waiting for the server's tools, and before charging
-        intent = self._resumed(caller, intent)
-        await request.breathe()
-        await self._check_arguments(request, service, intent, decision)
-        async with self._charged(request, caller, intent.call, decision) as (lease, timeout_s):
-            opened = partial(self.exchanges.opened, request, service, caller, decision, timeout_s=timeout_s)
-            if request.front != routing.EVERY:
-                lease.forwarded = True
-                carry_out = self.plain.carry_out if request.plain else self.exchanges.carry_out
-                return await carry_out(opened(intent), intent)
-            attached = await self.federation.attach(request, service, caller, intent)
-            lease.forwarded = True
-            try:
-                return await self.exchanges.carry_out(opened(attached), attached)
-            except SessionLost:
-                if attached is intent:  # no session was opened for it: the message concerns the lost session
-                    raise
-            # The server lost its member session and did not execute the call, which is sent once more in a new one.
-            attached = await self.federation.attach(request, service, caller, intent)
-            return await self.exchanges.carry_out(opened(attached), attached)
-
-    async def _operate(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
-        """Carries out a call of an agent; the stages run on the canonical operation."""
-        self.agents.enter(request, route)
-        caller = await self._identify(request, route.server, entrance, routing.AGENTS, route.alias)
-        intent = await self.agents.understand(request, route)
-        with self._admitted(request, begins=True):
-            decision = self._decide(request, caller, intent.call)
-            agent, owning = self.agents.agent(request, route), TaskOwnership(self.tasks, caller, intent)
-            if agent.unable(intent.operation) is None:  # otherwise no task may be disclosed
-                await owning.check()
-                request.record.task_id = owning.task
-            agent.account.breaker.check()
-            async with self._charged(request, caller, intent.call, decision) as (lease, timeout_s):
-                return await self.agents.carry_out(request, agent, decision, owning, lease, timeout_s)
-
-    async def _task(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
-        """Carries out a request of the task API; the stages run on its operation."""
-        caller = await self._identify(request, route.server, entrance, routing.TASK_API)
-        asked = await self.task_front.understand(request, caller, route)
-        with self._admitted(request, begins=True):
-            decision = self._decide(request, caller, asked.call)
-            await self.task_front.check(request, caller, asked)
-            async with self._charged(request, caller, asked.call, decision, here=asked.here) as (lease, timeout_s):
-                return await self.task_front.carry_out(request, caller, decision, asked, lease, timeout_s)
-
-    async def _card(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
-        """Serves an agent's card, which is public; authenticated callers see more."""
+    async def _card_reader(self, request: RequestContext, route: Route, entrance: Entrance) -> Caller:
+        """Returns who reads an agent's card, which is public; authenticated callers see more."""
         name = self.agents.name_of(request, route)  # one agent has one audience, under all its names
-        if request.now.identity.is_unidentified(
-            self._present(request, entrance, request.now.audience(name, routing.AGENTS))
-        ):
+        audience = request.now.audience(name, routing.AGENTS)
+        if request.now.identity.is_unidentified(self._present(request, entrance, audience)):
             caller = request.record.caller = STRANGER
         else:
             caller = await self._identify(request, name, entrance, routing.AGENTS, route.alias)
         try:
-            self._refuse_disabled(request, caller, self.agents.card_call(request, route))
+            self._refuse_disabled(request, caller, self.agents.card_call(request, route), self.clock())
         except Refusal:
             if not caller.is_anonymous:
                 raise
             raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
-        with self._admitted(request, begins=True):
-            return await self.agents.card(request, route, caller)
-
-    @asynccontextmanager
-    async def _charged(
-        self, request: RequestContext, caller: Caller, call: Call, decision: Decision, *, here: bool = False
-    ) -> AsyncIterator[tuple[Lease, float | None]]:
-        """Reserves the call's limits and records the decision before the upstream is called. A reservation that was not
-        forwarded is returned; a call answered `here` takes no slot at the upstream."""
-        await request.breathe()
-        plan = plan_charges(request.now.budgets, caller.chain, request.now.engine.roles_of, call, decision)
-        request.plan = plan = plan.at_creation if here else plan
-        async with self.limiter.reserve(plan, request.record.decision_id, excuse=request.excuse) as lease:
-            request.lease = lease
-            request.record.limits, request.record.charged = lease.states, lease.charged
-            if lease.degraded and not request.shadow:
-                request.record.enforcement = "degraded"
-            request.record.mark("limits")
-            await request.record.decided()
-            request.record.mark("audit")
-            try:
-                await request.breathe()
-                yield lease, plan.timeout_s
-            except Refusal as refusal:
-                unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull)
-                if refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or unreached:
-                    # The breaker opened just now, or there was no credential or no connection: nothing was sent.
-                    lease.forwarded = False
-                raise
-            finally:
-                if not lease.forwarded:
-                    request.record.charged = 0  # the charge is returned
-                request.record.mark("upstream")
-
-    async def _spread(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> web.StreamResponse:
-        """Carries out a call to all servers; each server is decided on separately."""
-        call = self.federation.enter(request, caller, spread)
-        for _ in range(self.federation.cost_of(call)):
-            self._charge_session_call(request, caller, spread.call)
-        request.record.mark("limits")
-        await request.record.decided()  # the decision is recorded before the upstreams are called
-        request.record.mark("audit")
-        try:
-            return await self.federation.carry_out(call)
-        finally:
-            request.record.mark("upstream")
-
-    @contextmanager
-    def _admitted(self, request: RequestContext, *, begins: bool) -> Iterator[None]:
-        """Admits a request unless the process is draining or overloaded. A request with `begins` false belongs to work
-        in progress and is always admitted: a call that waits for its caller's answer would otherwise never end."""
-        if begins:
-            if self.draining:
-                raise Refusal(Reason.DRAINING)
-            self.pressure.or_refuse()
-            self._check_refusals(request)
-        self.inside += 1
-        try:
-            yield
-        finally:
-            self.inside -= 1
-
-    def _check_refusals(self, request: RequestContext) -> None:
-        try:
-            self.refusals.check(request.record.caller)
-        except Refusal as refusal:
-            if not request.excuse(refusal):
-                raise
-
-    async def drain(self, grace_s: float) -> None:
-        """Stops admitting requests, ends endless streams, and waits for the remaining answers, at most `grace_s`
-        seconds. Requests still open then end with 503, or with the last event of a stream."""
-        self.draining = True
-        self.task_front.close()
-        # once more, because a stream may have begun only now
-        await self._wait_for_answers(grace_s, self.exchanges.drain)
-        self.exchanges.cut_off()
-        await self._wait_for_answers(LAST_EVENTS_S, self.exchanges.cut_off)
-        for task, request in self._under_way.items():
-            request.cut = True
-            task.cancel()
-        await self._wait_for_answers(LAST_EVENTS_S, lambda: None)
-
-    async def _wait_for_answers(self, within_s: float, again: Callable[[], None]) -> None:
-        now_s = asyncio.get_running_loop().time()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while any(
-                    request.started_s <= now_s for request in self._under_way.values()
-                ):  # a request that arrives now is refused at once
-                    again()
-                    await asyncio.sleep(DRAIN_LOOK_S)
+        return caller
 
     async def _identify(
         self, request: RequestContext, server: str, entrance: Entrance, folder: str = routing.MCP, alias: str = ""
@@ -427,29 +288,115 @@ class Pipeline:
         request.presented = request.now.identity.admit(presented)
         return request.presented
 
-    def _decide(self, request: RequestContext, caller: Caller, call: Call) -> Decision:
-        now_s = self.clock()
-        self._refuse_disabled(request, caller, call)
-        decision = request.now.decide(caller.chain, call, now_s)
-        request.record.decision = decision
-        request.record.mark("policy")
-        if not request.shadow:
-            decision.or_refuse()
-        if call.session:
-            self._charge_session_call(request, caller, call)
-        elif call.method != "tools/call" and (key := _similar_key(request, call, decision)) is not None:
-            raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
-        return decision
+    # --- messages of HTTP+SSE -----------------------------------------------------------------------------------------
 
-    def _refuse_disabled(self, request: RequestContext, caller: Caller, call: Call) -> None:
+    async def _take(self, request: RequestContext, caller: Caller) -> web.StreamResponse:
+        """Accepts a message that is answered on its session's stream (MCP 2024-11-05): 202 here, at once."""
+        session, paired = self.forwarder.paired(routing.session_in(request.path), caller, request.server)
+        message = await self.mcp.read(request, routing.head_of(request.headers))
+        request.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
+        if self.draining and isinstance(message, Request):
+            raise Refusal(Reason.DRAINING)
+        task = paired.take(message, partial(self._answer_there, request, caller, session, paired, message))
+        request.handed_on, request.paired, request.shape = True, paired, AnswerShape.SESSION
+        task.add_done_callback(partial(self._abandoned, request))
+        return WholeResponse(202)
+
+    async def _answer_there(
+        self, request: RequestContext, caller: Caller, session: Session, paired: SseSession, message: Message
+    ) -> None:
+        request.handed_on = False
+        response = await self._answered(request, self._read_there(request, caller, session, message))
+        if isinstance(response, WholeResponse) and response.body and isinstance(message, Request):
+            with suppress(Refusal):  # the caller left; the outcome of its call is recorded
+                await paired.outlet().write(sse.encode_event(response.body))
+
+    async def _read_there(self, request: RequestContext, caller: Caller, session: Session, message: Message) -> Asked:
+        operation = self.mcp.parse_paired(request, caller, session, message)
+        request.record.call = operation.call
+        request.record.mark("parse")
+        return Asked(caller, self.mcp, operation)
+
+    def _abandoned(self, request: RequestContext, task: asyncio.Task[None]) -> None:
+        """Closes the request if the stream ended before the task's first step."""
+        if request.handed_on:
+            told = asyncio.create_task(request.remember(Refusal(Reason.CALLER_GONE), 499))
+            self._telling.add(told)
+            told.add_done_callback(self._telling.discard)
+            told.add_done_callback(lambda _: self._finish(request))
+
+    # --- deciding, charging, carrying out -----------------------------------------------------------------------------
+
+    async def _carry_out(
+        self, request: RequestContext, caller: Caller, frontend: Frontend, operation: Operation
+    ) -> web.StreamResponse:
+        """Takes one operation from the decision to the answer, which `drain` waits for."""
+        call, record, now = operation.call, request.record, request.now
+        if operation.begins:  # otherwise a call that waits for its caller's answer would never end
+            self._admit(request)
+        self.inside += 1
+        try:
+            now_s = self.clock()
+            self._refuse_disabled(request, caller, call, now_s)
+            decision = record.decision = now.decide(caller.chain, call, now_s)
+            record.mark("policy")
+            if not request.shadow:
+                decision.or_refuse()
+            if call.session:
+                self._charge_session_call(request, caller, call)
+            elif call.method != "tools/call" and (key := now.similar_key(call, decision)) is not None:
+                raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
+            if call.tasks or call.wants_task:
+                decision = await self._decide_tasks(request, caller, call, decision, now_s)
+            await request.breathe()
+            checked = await frontend.check(request, caller, operation.content, decision)
+            await request.breathe()
+            plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
+            request.plan = plan = plan.at_creation if operation.takes_no_slot else plan
+            async with self.limiter.reserve(plan, record.decision_id, excuse=request.excuse) as lease:
+                request.lease = lease
+                record.limits, record.charged = lease.states, lease.charged
+                if lease.degraded and not request.shadow:
+                    record.enforcement = "degraded"
+                record.mark("limits")
+                await record.decided()  # the decision is recorded before the upstream is called
+                record.mark("audit")
+                try:
+                    await request.breathe()
+                    return await frontend.carry_out(Charged(request, caller, checked, decision, lease, plan.timeout_s))
+                except Refusal as refusal:
+                    if _was_not_sent(refusal):
+                        lease.forwarded = False
+                    raise
+                finally:
+                    if not lease.forwarded:
+                        record.charged = 0  # the charge is returned
+                    record.mark("upstream")
+        finally:
+            self.inside -= 1
+
+    def _admit(self, request: RequestContext) -> None:
+        """Raises Refusal for new work while the process is draining or overloaded, or the caller was refused often."""
+        if self.draining:
+            raise Refusal(Reason.DRAINING)
+        self.load_shedding.or_refuse()
+        try:
+            self.refusals.check(request.record.caller)
+        except Refusal as refusal:
+            if not request.excuse(refusal):
+                raise
+
+    def _refuse_disabled(self, request: RequestContext, caller: Caller, call: Call, now_s: float) -> None:
         for disabled in (self.switch.disabled, request.now.disabled):
             if disabled.entries:
-                disabled.refuse(caller.chain, call, self.clock())
+                disabled.refuse(caller.chain, call, now_s)
 
-    async def _ask_again(self, request: RequestContext, caller: Caller, call: Call, decision: Decision) -> Decision:
-        """Decides again on what created the tasks that the call names: a caller that has lost that permission has lost
-        the task. A task whose tool is switched off can only be ended."""
-        now_s, questions = self.clock(), await ownership.created_by(self.tasks, caller, call)
+    async def _decide_tasks(
+        self, request: RequestContext, caller: Caller, call: Call, decision: Decision, now_s: float
+    ) -> Decision:
+        """Decides again on what created the tasks of MCP that the call names: a caller that has lost that permission
+        has lost the task. A task whose tool is switched off can only be ended."""
+        questions = await ownership.created_by(self.tasks, caller, call)
         for question in questions:
             again = request.now.engine.reconsider(caller.chain, question, now_s)
             decision = request.record.decision = all_of((decision, again))
@@ -461,66 +408,42 @@ class Pipeline:
             self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
         return decision
 
-    def _resumed(self, caller: Caller, intent: ServerIntent) -> ServerIntent:
-        """Opens the `requestState` of a call that continues. Raises Refusal for a state of another call."""
-        if not isinstance(intent, AskIntent) or "requestState" not in intent.message.params:
-            return intent
-        state = self.exchanges.states.open(caller, intent.call, intent.message.params["requestState"])
-        params = {**intent.message.params, "requestState": state}
-        return intent._replace(message=intent.message._replace(params=params))
-
     def _charge_session_call(self, request: RequestContext, caller: Caller, call: Call) -> None:
         # Reopened streams have their own limit, so that they do not use up the caller's lists and pings (threats S10).
-        streams = " streams" if call.method == mcp_requests.STREAM else ""
+        streams = " streams" if call.method == STREAM else ""
         try:
             self.session_calls.charge(caller.last.name + streams)
         except Refusal as refusal:
             if not request.excuse(refusal):
                 raise
 
-    async def _check_arguments(
-        self, request: RequestContext, service: Service, intent: ServerIntent, decision: Decision
-    ) -> None:
-        if not isinstance(intent, AskIntent):
-            return
-        if intent.call.method == "tools/list":
-            await service.catalogue.learn(service.timeout_s)  # a listed tool must be callable
-        if intent.call.method != "tools/call":
-            return
-        question = intent.call.question
-        tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
-        if tool.schema is None:
-            raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
-        if not request.now.approves(question.server, tool.name, tool.definition.digest):
-            raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
-        similar = _similar_key(request, intent.call, decision, tool.schema.keys)
-        violation = (
-            Violation(similar, SIMILAR_KEY) if similar is not None else tool.schema.violation(question.arguments)
-        )
-        if violation is not None:
-            pointer = f"/arguments{violation.pointer}"
-            data = {"pointer": pointer, "keyword": violation.keyword}
-            raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
-        if tool.param_headers:
-            if intent.era is Era.STATELESS and not request.plain:
-                eras.check_parameter_headers(routing.head_of(request.headers), tool.param_headers, question.arguments)
-            request.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
-        request.record.mark("arguments")
+    # --- draining -----------------------------------------------------------------------------------------------------
 
-    def _received(self, http: web.BaseRequest) -> RequestContext:
-        headers = routing.headers_of(http)
-        record = Recording(
-            self.audit,
-            protocol=routing.protocol_of(routing.origin_form(http.raw_path), self.live.current.aliases),
-            peer=http.remote or "local",
-            trace_id=routing.trace_id_of(headers),
-            run_id=routing.correlation_of(headers, "x-run-id"),
-            thread_id=routing.correlation_of(headers, "x-thread-id"),
-        )
-        request = RequestContext(http, self.live.take(), headers, record, self.pace, record.protocol)
-        if request.now.shadows(self.clock()):
-            request.shadow, record.enforcement = True, "shadow"
-        return request
+    async def drain(self, grace_s: float) -> None:
+        """Stops admitting requests, ends endless streams, and waits for the remaining answers, at most `grace_s`
+        seconds. Requests still open then end with 503, or with the last event of a stream."""
+        self.draining = True
+        self.task_api.close()
+        # once more, because a stream may have begun only now
+        await self._wait_for_answers(grace_s, self.forwarder.drain)
+        self.forwarder.cut_off()
+        await self._wait_for_answers(LAST_EVENTS_S, self.forwarder.cut_off)
+        for task, request in self._under_way.items():
+            request.cut = True
+            task.cancel()
+        await self._wait_for_answers(LAST_EVENTS_S, lambda: None)
+
+    async def _wait_for_answers(self, within_s: float, again: Callable[[], None]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while any(
+                    request.started_s <= now_s for request in self._under_way.values()
+                ):  # a request that arrives now is refused at once
+                    again()
+                    await asyncio.sleep(DRAIN_LOOK_S)
+
+    # --- refusals -----------------------------------------------------------------------------------------------------
 
     def _closes(self, request: RequestContext, refusal: Refusal) -> bool:
         """Counts a refusal. Returns whether the connection is closed without answer or record."""
@@ -573,17 +496,8 @@ async def _public(
     return WholeResponse(status, body, JSON if body else "", headers)
 
 
-def _similar_key(request: RequestContext, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
-    """Returns a pointer to a key that a rule, or the upstream, may confuse with another one. In a message to an agent
-    only the keys that a rule reads matter."""
-    upstream = request.now.settings.upstreams.get(call.upstream)
-    if upstream is not None and upstream.similar_keys == "allow":
-        return None
-    reads = request.now.engine.names_read(decision)
-    return similar_key(call.question.arguments, keys, reads, siblings=call.protocol == "mcp")
-
-
-def _begins(intent: Intent) -> bool:
-    """Reports whether the message begins work, rather than being an answer to the server or a notification."""
-    told = isinstance(intent, SpreadIntent) and isinstance(intent.message, Notification)
-    return not told and not isinstance(intent, mcp_requests.ReplyIntent | mcp_requests.NotifyIntent)
+def _was_not_sent(refusal: Refusal) -> bool:
+    """Reports whether nothing reached the upstream: its breaker opened just now, or there was no credential for it or
+    no connection."""
+    unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull)
+    return refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or unreached

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.kill_switch import Disabled, KillSwitch
-from sidecar.gateway.request import WatchedExchange
+from sidecar.gateway.request import OpenExchanges, WatchedExchange
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.identity import check_caller
 from sidecar.protocols.a2a.operations import PUSH_SET, SEND, STREAM, Operation
@@ -40,12 +40,11 @@ class RulesInForce(NamedTuple):
 
 @dataclass(slots=True)
 class Reauthorization:
-    """Watches every open stream (`streams`) and every running call (`calls`)."""
+    """Watches every open stream and every running call."""
 
     live: Live
     switch: KillSwitch
-    streams: set[WatchedExchange] = field(default_factory=set)
-    calls: set[WatchedExchange] = field(default_factory=set)
+    open: OpenExchanges = field(default_factory=OpenExchanges)
     _rules: RulesInForce | None = field(default=None, init=False)
 
     async def look(self) -> None:
@@ -60,7 +59,7 @@ class Reauthorization:
     def reviewed(self, mono_s: float) -> Iterator[WatchedExchange]:
         """Yields each exchange, checked, and cut off if it must end. `mono_s` is the loop's time."""
         rules, now_s = self._current(), self.live.clock()
-        for exchange in [*self.streams, *(self.calls - self.streams)]:
+        for exchange in [*self.open.streams, *(self.open.calls - self.open.streams)]:
             if exchange.reviewed_by is not rules or mono_s - exchange.reviewed_s >= REVIEW_S:
                 exchange.reviewed_by, exchange.reviewed_s = rules, mono_s
                 exchange.revoked = self._judge(exchange, rules, now_s)

@@ -7,10 +7,11 @@ fill them in; no stage reads them to repeat a decision of an earlier one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from aiohttp import web
 
@@ -23,7 +24,7 @@ from sidecar.gateway.routing import AGENTS, EVERY, MCP, TASK_API, Headers
 from sidecar.gateway.snapshot import Service, Snapshot
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import Deadline
-from sidecar.http.server.body_admission import BodyAdmission, BodyRoom, cost_of, cost_of_wire
+from sidecar.http.server.body_admission import SMALL_BYTES, BodyAdmission, BodyRoom, cost_of, cost_of_wire
 from sidecar.http.server.cors import Lines
 from sidecar.http.server.event_stream import EventStream, open_stream
 from sidecar.identity import NOTHING_PRESENTED, Presented
@@ -34,7 +35,7 @@ from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import EraHeaders
 from sidecar.upstreams import Outbound, UpstreamAnswer
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
-from sidecar.vocabulary import ANONYMOUS, Call, Caller
+from sidecar.vocabulary import ANONYMOUS, Call, Caller, Decision
 
 
 class RefusalWriter(Protocol):
@@ -43,66 +44,69 @@ class RefusalWriter(Protocol):
     def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse: ...
 
 
-@dataclass(slots=True)
+class Operation(NamedTuple):
+    """What a frontend read from a request: the call that policy decides on, and the frontend's own content.
+
+    `begins` says that it begins work, rather than being an answer to the server or a notification; `takes_no_slot` that
+    it occupies no concurrency slot, because it is answered here or begins later.
+    """
+
+    call: Call
+    content: Any
+    begins: bool = True
+    takes_no_slot: bool = False
+
+
 class RequestContext:
     """One request with everything known of it. The stages fill it in.
 
-    `front` is the name in the address (EVERY is the aggregate address, None is an unknown one), `folder` the path
-    before it, `server` the upstream called. In `shadow` mode `excused` are the refusals by limits that were let pass.
-    `shared` are the CORS headers of its answers. `paired` is the stream that carries its answer, if that belongs to
-    another request (`sse_session.py`): HTTP was answered 202, and the request ends later while `handed_on` is set.
-    `prefix` is the path under which callers see sidecar, `base` the base URL for a local caller. `presented` are the
-    caller's credentials. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more.
-    `dialect` writes refusals in protocols other than MCP. `lease` holds the reserved limits. `large`: the body is large
-    enough to delay the loop. `alias` is the agent's own path, if it was called by one.
+    `path` is the request target in origin form. `front` is the name in the address (EVERY is the aggregate address,
+    None is an unknown one), `folder` the path before it, `server` the upstream called. In `shadow` mode `excused` are
+    the refusals by limits that were let pass. `shared` are the CORS headers of its answers. `paired` is the stream that
+    carries its answer, if that belongs to another request (`sse_session.py`): HTTP was answered 202, and the request
+    ends later while `handed_on` is set. `prefix` is the path under which callers see sidecar, `base` the base URL for a
+    local caller. `presented` are the caller's credentials. `unanswered`: closed without an answer. `cut`: shutdown does
+    not wait for it any more. `dialect` writes refusals in protocols other than MCP. `lease` holds the reserved limits.
+    `large`: the body is large enough to delay the loop. `alias` is the agent's own path, if it was called by one.
+    `started_s` is in the loop's time.
     """
 
-    http: web.BaseRequest
-    now: Snapshot
-    headers: Headers
-    record: Recording
-    pace: BodyAdmission
-    protocol: str = "mcp"
-    large: bool = False
+    # Most requests change few of these, so they are defaults of the class.
+    large = shadow = handed_on = unanswered = cut = False
+    folder, alias, server, method, prefix, base = MCP, "", "", "", "", ""
+    shape = AnswerShape.PLAIN
     front: str | None = None
-    folder: str = MCP
-    alias: str = ""
-    server: str = ""
     outward: AggregateNames | None = None
-    shape: AnswerShape = AnswerShape.PLAIN
     dialect: RefusalWriter | None = None
     request_id: Id | None = None
-    method: str = ""
     plan: LimitPlan | None = None
     lease: Lease | None = None
-    shadow: bool = False
-    excused: list[Refusal] = field(default_factory=list)
     refusal: Refusal | None = None
     begun: web.StreamResponse | None = None
     paired: SseSession | None = None
-    handed_on: bool = False
-    unanswered: bool = False
-    cut: bool = False
     shared: Lines = ()
-    prefix: str = ""
-    base: str = ""
+    excused: tuple[Refusal, ...] = ()
     presented: Presented = NOTHING_PRESENTED
-    parameter_headers: list[tuple[str, str]] = field(default_factory=list)
-    started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    parameter_headers: Sequence[tuple[str, str]] = ()
+
+    def __init__(
+        self,
+        http: web.BaseRequest,
+        path: str,
+        now: Snapshot,
+        headers: Headers,
+        record: Recording,
+        body_admission: BodyAdmission,
+    ) -> None:
+        self.http, self.path, self.verb, self.now = http, path, http.method, now
+        self.headers, self.record, self.body_admission = headers, record, body_admission
+        self.protocol = record.protocol
+        self.started_s = asyncio.get_running_loop().time()
 
     @property
     def plain(self) -> bool:
         """Whether this is plain HTTP, without MCP's envelope."""
         return self.protocol == "http"
-
-    @property
-    def raw_path(self) -> str:
-        """Path and query, for every form of the request target."""
-        return routing.origin_form(self.http.raw_path)
-
-    @property
-    def verb(self) -> str:
-        return self.http.method
 
     @property
     def presented_kind(self) -> str:
@@ -111,21 +115,28 @@ class RequestContext:
 
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""
-        with self._room() as room:
-            raw = await routing.read_body(self.http, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a)
+        routing.check_body(self.http, self.headers, self.now.bounds, a2a=a2a)
+        raw = routing.arrived_body(self.http, self.now.bounds)
+        if raw is not None and len(raw) <= SMALL_BYTES:
             self.record.bytes_in = len(raw)
-            self.large = await self.pace.wait(room.who, cost_of(raw))
+            return raw
+        with self._room() as room:
+            if raw is None:
+                raw = await routing.read_body(self.http, self.now.bounds, room.grow, who=room.who)
+            room.grow(len(raw))
+            self.record.bytes_in = len(raw)
+            self.large = await self.body_admission.wait(room.who, cost_of(raw))
         return raw
 
     async def came(self, raw: bytes) -> None:
         with self._room() as room:
             self.record.bytes_in = len(raw)
             room.grow(len(raw))
-            self.large = await self.pace.wait(room.who, cost_of_wire(raw))
+            self.large = await self.body_admission.wait(room.who, cost_of_wire(raw))
 
     def _room(self) -> closing[BodyRoom]:
         caller = self.record.caller
-        return closing(BodyRoom(self.pace, caller.last.name if caller else self.record.peer))
+        return closing(BodyRoom(self.body_admission, caller.last.name if caller else self.record.peer))
 
     async def breathe(self) -> None:
         """Lets other calls run between two steps that take long with a large body."""
@@ -179,7 +190,7 @@ class RequestContext:
     def excuse(self, refusal: Refusal) -> bool:
         """Reports whether shadow mode lets the call pass although a limit refused it; records it if so."""
         if self.shadow:
-            self.excused.append(refusal)
+            self.excused = (*self.excused, refusal)
             name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
             self.record.excused = (*self.record.excused, name)
         return self.shadow
@@ -228,7 +239,7 @@ class RequestContext:
     def let_go(self) -> None:
         """Drops references that lead back here: a body of a megabyte must not wait for the garbage collector."""
         self.refusal = self.lease = None
-        self.excused.clear()
+        self.excused = ()
 
     def _told(self, status: int) -> int:
         """Returns the HTTP status, which is 202 if the answer goes out on another stream."""
@@ -246,40 +257,82 @@ def asked_of(call: Call, record: Recording) -> PendingRequest:
     return PendingRequest(call.method, call.question.without_arguments, record.decision_id, record.args_hash)
 
 
+class Charged(NamedTuple):
+    """A permitted and charged operation whose decision is on record: all that a frontend needs to carry it out.
+    `timeout_s` is the smallest time-out of the limits that it was charged to."""
+
+    request: RequestContext
+    caller: Caller
+    content: Any
+    decision: Decision
+    lease: Lease
+    timeout_s: float | None
+
+
 class Closable(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
+class OpenExchanges:
+    """The exchanges that are passing on an event stream, and the calls in progress."""
+
+    streams: set[WatchedExchange] = field(default_factory=set)
+    calls: set[WatchedExchange] = field(default_factory=set)
+
+
 class WatchedExchange:
     """A decided call or stream in progress, with its deadline.
 
-    `streams` are the exchanges that are passing on an event stream. `endless` ones have no final answer: they last
-    until their credential or grant ends (`until`, in seconds since the epoch, None never ends), and are decided again
-    under every new snapshot (`judged_by`). `outlet` takes their events. The fields from `reviewed_by` on belong to
-    `reauthorization.py`: rules and time of the last decision, whether the permission was lost, and how much had been
-    sent by when.
+    `open` are all exchanges of its kind. `endless` ones have no final answer: they last until their credential or grant
+    ends (`until`, in seconds since the epoch, None never ends), and are decided again under every new snapshot
+    (`judged_by`). `outlet` takes their events. The fields from `reviewed_by` on belong to `reauthorization.py`: rules
+    and time of the last decision, whether the permission was lost, and how much had been sent by when.
+
+    `with exchange:` makes the call possible to cut off while it is carried out, and raises Refusal if it was.
     """
 
-    request: RequestContext
-    caller: Caller
-    call: Call
-    timeout_s: float | None
-    streams: set[WatchedExchange]
-    judged_by: Snapshot
-    until: float | None
-    endless: bool = False
+    endless = False
     cut: Reason | None = None
     answer: Closable | None = None
     outlet: EventStream | None = None
-    cancelling: asyncio.Timeout | None = None
     reviewed_by: object = None
-    reviewed_s: float = 0.0
+    reviewed_s = 0.0
     revoked: Reason | None = None
     revoked_s: float | None = None
-    told_bytes: int = -1
-    told_s: float = 0.0
-    deadline: Deadline = field(default_factory=lambda: Deadline(None))
+    told_bytes = -1
+    told_s = 0.0
+    _deadline: Deadline | None = None
+    _task: asyncio.Task[Any] | None = None
+    _cancelling = 0
+
+    def __init__(
+        self,
+        request: RequestContext,
+        caller: Caller,
+        call: Call,
+        timeout_s: float | None,
+        open_exchanges: OpenExchanges,
+        until: float | None,
+    ) -> None:
+        self.request, self.caller, self.call, self.timeout_s = request, caller, call, timeout_s
+        self.open, self.judged_by, self.until = open_exchanges, request.now, until
+
+    def __enter__(self) -> Self:
+        self.open.calls.add(self)
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        self._cancelling = task.cancelling()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.open.calls.discard(self)
+        task, self._task = self._task, None
+        was_cut = kind is asyncio.CancelledError and self.cut is not None
+        if was_cut and task is not None and task.uncancel() <= self._cancelling:  # otherwise the caller left meanwhile
+            raise Refusal(self.cut or Reason.INTERNAL) from None
 
     def has_no_end(self) -> None:
         self.endless, self.timeout_s = True, None
@@ -292,9 +345,10 @@ class WatchedExchange:
 
     def clock(self) -> Deadline:
         """The running deadline, for readers of the answer. Changes to it apply to them."""
+        deadline = self._deadline = self._deadline or Deadline(None)
         ends_at = None if self.timeout_s is None else self.request.started_s + self.timeout_s
-        self.deadline.at = None if ends_at is None else max(ends_at, self.deadline.at or ends_at)
-        return self.deadline
+        deadline.at = None if ends_at is None else max(ends_at, deadline.at or ends_at)
+        return deadline
 
     @contextmanager
     def streaming(self, answer: Closable, outlet: EventStream | None = None) -> Iterator[None]:
@@ -302,27 +356,12 @@ class WatchedExchange:
         if self.cut is not None:
             raise Refusal(self.cut)
         self.answer, self.outlet = answer, outlet
-        self.streams.add(self)
+        self.open.streams.add(self)
         try:
             yield
         finally:
-            self.streams.discard(self)
+            self.open.streams.discard(self)
             self.answer = self.outlet = None  # it may refer back here, and reference cycles are freed late
-
-    @asynccontextmanager
-    async def under_way(self, calls: set[WatchedExchange]) -> AsyncIterator[None]:
-        """Makes a call in `calls` possible to cut off while it is carried out. Raises Refusal if it was."""
-        calls.add(self)
-        try:
-            async with asyncio.timeout(None) as self.cancelling:
-                yield
-        except TimeoutError:
-            if self.cut is None:
-                raise
-            raise Refusal(self.cut) from None
-        finally:
-            calls.discard(self)
-            self.cancelling = None
 
     def cut_off(self, reason: Reason) -> None:
         """Ends the stream or call because its session or permission has ended, or sidecar stops. Idempotent."""
@@ -331,19 +370,30 @@ class WatchedExchange:
         self.cut = reason
         if self.answer is not None:
             self.answer.close()
-        elif self.cancelling is not None:
-            self.cancelling.reschedule(asyncio.get_running_loop().time())
+        elif self._task is not None:
+            self._task.cancel()
 
 
-@dataclass(slots=True, eq=False)
 class UpstreamExchange(WatchedExchange):
     """One decided MCP call and its server. `outward` None is the server's own address, where messages stay unchanged.
     With progress the call may take `longest_s` in all, if that is more than `timeout_s`."""
 
-    service: Service = field(kw_only=True)
-    session: Session | None = field(kw_only=True)
     outward: AggregateNames | None = None
-    longest_s: float = 0.0
+    longest_s = 0.0
+
+    def __init__(
+        self,
+        request: RequestContext,
+        caller: Caller,
+        call: Call,
+        timeout_s: float | None,
+        open_exchanges: OpenExchanges,
+        until: float | None,
+        service: Service,
+        session: Session | None,
+    ) -> None:
+        super().__init__(request, caller, call, timeout_s, open_exchanges, until)
+        self.service, self.session = service, session
 
     @property
     def asked(self) -> PendingRequest:
@@ -351,15 +401,17 @@ class UpstreamExchange(WatchedExchange):
 
     def wait_for_caller(self) -> None:
         """Gives the caller at least `sessions.question_timeout_s` more: the server's request may need a person."""
-        if self.deadline.at is not None:
+        if (deadline := self._deadline) is not None and deadline.at is not None:
             patience_s = self.request.now.settings.sessions.question_timeout_s
-            self.deadline.at = max(self.deadline.at, asyncio.get_running_loop().time() + patience_s)
+            deadline.at = max(deadline.at, asyncio.get_running_loop().time() + patience_s)
 
     def progressed(self) -> None:
         """Handles a progress notification, which restarts the call's deadline if the server's settings say so."""
-        if self.deadline.at is not None and self.timeout_s is not None and self.longest_s > self.timeout_s:
-            again = min(asyncio.get_running_loop().time() + self.timeout_s, self.request.started_s + self.longest_s)
-            self.deadline.at = max(self.deadline.at, again)
+        deadline, timeout_s = self._deadline, self.timeout_s
+        if deadline is None or deadline.at is None or timeout_s is None or self.longest_s <= timeout_s:
+            return
+        again = min(asyncio.get_running_loop().time() + timeout_s, self.request.started_s + self.longest_s)
+        deadline.at = max(deadline.at, again)
 
     async def post(self, message: Message) -> UpstreamAnswer:
         return await self.service.upstream.exchange(self._outbound("POST", message, None))
@@ -377,7 +429,7 @@ class UpstreamExchange(WatchedExchange):
             self.session.upstream_id if self.session else None,
             self.caller,
             last_event_id,
-            routing.trace_headers(self.request.headers) + (self.request.parameter_headers if verb == "POST" else []),
+            [*routing.trace_headers(self.request.headers), *(self.request.parameter_headers if verb == "POST" else ())],
             self.endless,
         )
 

@@ -300,50 +300,55 @@ class BodyBounds:
     max_response_bytes: int = 10 * 2**20
 
 
-async def read_body(
-    request: web.BaseRequest,
-    headers: Headers,
-    bounds: BodyBounds,
-    grow: Callable[[int], None],
-    *,
-    who: str = "",
-    a2a: bool = False,
-) -> bytes:
-    """Returns the whole body, which is JSON by its media type, or by A2A's, and comes from `who`. `grow` is called with
-    the size so far, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for a body
-    that never ends or is badly framed, CALLER_GONE if its sender left, OVERLOADED if its connection is needed for
-    others."""
+def check_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds, *, a2a: bool = False) -> None:
+    """Raises Refusal for a body that is not JSON by its media type, or A2A's, or announces that it is too large."""
     types = headers.get("content-type", ())
     if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
-    try:
-        return await _whole(request, bounds, grow, who)
-    except TimeoutError:
-        raise malformed("the body did not arrive in time") from None
-    except GaveWay:
-        raise Refusal(Reason.OVERLOADED, "its body came too slowly for now", retry_after_s=1.0) from None
-    except TooManyChunks:
-        raise malformed("the body comes in too small chunks: send larger ones, or a Content-Length") from None
-    except web.RequestPayloadError:
-        raise malformed("the body is not well framed") from None
-    except ConnectionError:
-        raise Refusal(Reason.CALLER_GONE) from None
 
 
-async def _whole(request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], who: str) -> bytes:
+def arrived_body(request: web.BaseRequest, bounds: BodyBounds) -> bytes | None:
+    """Returns a body that arrived with its head, as most do; None if there is more to wait for. Raises Refusal:
+    TOO_LARGE, or MALFORMED_CALL for one that is badly framed."""
     content = request.content
-    if content.is_eof():  # most bodies arrive with the head: nothing to wait for
-        whole = _bounded(content.read_nowait(-1), bounds)
-        grow(len(whole))
-        return whole
-    if request.headers.get("Expect", "").lower() == "100-continue":
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # a client that sent `Expect` waits for it
-        request.writer.output_size = 0
-    connection = request.protocol
-    with connection.waiting_for_body(who) if isinstance(connection, ServerConnection) else nullcontext():
-        return await _rest(content, bounds, grow)
+    if not content.is_eof():
+        return None
+    if (fault := content.exception()) is not None:
+        raise _refusal_of_body(fault)
+    return _bounded(content.read_nowait(-1), bounds)
+
+
+async def read_body(
+    request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], *, who: str = ""
+) -> bytes:
+    """Returns the whole body, which comes from `who`. `grow` is called with the size so far, and may refuse it. Raises
+    Refusal: TOO_LARGE, MALFORMED_CALL for a body that never ends or is badly framed, CALLER_GONE if its sender left,
+    OVERLOADED if its connection is needed for others."""
+    try:
+        if request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # a client that sent `Expect` waits for it
+            request.writer.output_size = 0
+        connection = request.protocol
+        with connection.waiting_for_body(who) if isinstance(connection, ServerConnection) else nullcontext():
+            return await _rest(request.content, bounds, grow)
+    except (TimeoutError, GaveWay, TooManyChunks, web.RequestPayloadError, ConnectionError) as fault:
+        raise _refusal_of_body(fault) from None
+
+
+def _refusal_of_body(fault: BaseException) -> Refusal:
+    match fault:
+        case ConnectionError():
+            return Refusal(Reason.CALLER_GONE)
+        case GaveWay():
+            return Refusal(Reason.OVERLOADED, "its body came too slowly for now", retry_after_s=1.0)
+        case TooManyChunks():
+            return malformed("the body comes in too small chunks: send larger ones, or a Content-Length")
+        case TimeoutError():
+            return malformed("the body did not arrive in time")
+        case _:
+            return malformed("the body is not well framed")
 
 
 async def _rest(content: StreamReader, bounds: BodyBounds, grow: Callable[[int], None]) -> bytes:

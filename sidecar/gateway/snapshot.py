@@ -37,6 +37,7 @@ from sidecar.limits.budgets import entries_of
 from sidecar.limits.session_calls import LABEL as SESSION_CALLS
 from sidecar.observability.metrics import WIRE_METHODS
 from sidecar.policy import Engine, PolicySource
+from sidecar.policy.similar_keys import Keys, similar_key
 from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
@@ -162,6 +163,15 @@ class Snapshot:
         if service is None:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
         return service
+
+    def similar_key(self, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
+        """Returns a pointer to a key of the arguments that a rule, or the upstream, may confuse with another one. In a
+        message to an agent only the keys that a rule reads matter."""
+        upstream = self.settings.upstreams.get(call.upstream)
+        if upstream is not None and upstream.similar_keys == "allow":
+            return None
+        reads = self.engine.names_read(decision)
+        return similar_key(call.question.arguments, keys, reads, siblings=call.protocol == "mcp")
 
     def has_upstream(self, name: str) -> bool:
         return name in self.services or name in self.agents

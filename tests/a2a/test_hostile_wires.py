@@ -155,12 +155,12 @@ async def test_a_stream_of_an_agent_of_grpc_that_is_cut_off_is_recorded_and_told
         await asyncio.Event().wait()
 
     async with before_grpc(tmp_path, answer) as world:
-        exchanges = world.app.pipeline.exchanges
+        exchanges = world.app.pipeline.forwarder
         streams = [asyncio.create_task(ask(world, *way, "message/stream", SEND)) for way in SPOKEN]
-        await until(lambda: len(exchanges.streams) == len(streams))
+        await until(lambda: len(forwarder.streams) == len(streams))
         (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:researcher, use, -, -, -, allow\n")
         await world.app.reload("the test")
-        await exchanges.oversight.look()
+        await forwarder.oversight.look()
         assert {answered.reason for answered in await asyncio.gather(*streams)} == {"no-matching-rule"}
         assert [end["reason"] for end in world.ends()] == ["no-matching-rule"] * len(streams)
 

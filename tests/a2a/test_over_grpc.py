@@ -88,7 +88,7 @@ async def test_who_does_not_read_holds_nothing_for_ever(tmp_path: Path, monkeypa
         call: Any = line.unary_stream(path)(message, metadata=(KEY,))
         await call.read()
         await until(lambda: not world.app.pipeline.inside)
-        assert not world.app.pipeline.exchanges.streams
+        assert not world.app.pipeline.forwarder.streams
         assert world.ends()[-1]["event"] == "outcome" or world.ends()[-1]["reason"] == "caller-gone"
         agent.made = 1
         assert (await ask(world, "1.0", "grpc", "message/send", SEND, BOB)).error is None
@@ -139,9 +139,9 @@ async def test_who_vanishes_holds_nothing_for_ever(tmp_path: Path, monkeypatch: 
         async with line, aio.insecure_channel(f"127.0.0.1:{line.sockets[0].getsockname()[1]}") as through:
             call: Any = through.unary_stream(path)(message, metadata=(KEY,))
             await call.read()
-            assert world.app.pipeline.exchanges.streams
+            assert world.app.pipeline.forwarder.streams
             vanished.set()
-            await until(lambda: not world.app.pipeline.exchanges.streams)
+            await until(lambda: not world.app.pipeline.forwarder.streams)
             never.set()
         async with asyncio.timeout(PATIENCE_S):
             await ended.wait()
@@ -150,7 +150,7 @@ async def test_who_vanishes_holds_nothing_for_ever(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("binding", ["jsonrpc", "http_json", "grpc"])
 async def test_a_large_message_waits_its_turn_however_it_comes(binding: Any, tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
-        pace = world.app.pipeline.pace
+        pace = world.app.pipeline.body_admission
         assert (await ask(world, "1.0", binding, "message/send", SEND)).error is None
         assert not len(pace)
         large = {"message": {**HELLO, "parts": [{"data": {"values": [None] * 15_000}}]}}

@@ -308,7 +308,7 @@ async def test_a_changed_token_is_taken_and_ends_what_the_old_one_opened(tmp_pat
         await world.app.reload("test")
         for token, status in ((TOKEN, 401), (CHANGED, 200)):
             assert (await ask(world, "1.0", "jsonrpc", "message/send", SEND, bearer(token))).status == status
-        await world.app.pipeline.exchanges.oversight.look()
+        await world.app.pipeline.forwarder.oversight.look()
         assert (await begun).reason == "bad-credential"
 
 

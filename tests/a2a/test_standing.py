@@ -120,7 +120,7 @@ async def test_a_stream_ends_when_its_permission_does(way: Any, tmp_path: Path) 
         streaming = await opened(world, *way)
         await world.app.disable("user:alice", reason="", until=None, by="test")
         assert (await streaming).reason == world.ends()[-1]["reason"] == "principal-disabled"
-        assert not world.app.pipeline.exchanges.streams
+        assert not world.app.pipeline.forwarder.streams
 
 
 async def test_a_stream_ends_when_the_key_of_its_token_is_taken_out(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(way
         go_on.set()
         assert (answered.status, answered.reason, answered.results) == (403, "principal-disabled", ())
         assert world.ends()[-1]["reason"] == "principal-disabled"
-        assert world.app.pipeline.exchanges.oversight.calls == set()
+        assert world.app.pipeline.forwarder.oversight.calls == set()
 
 
 async def test_what_never_reached_the_agent_costs_nothing(tmp_path: Path) -> None:

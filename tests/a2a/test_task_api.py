@@ -268,7 +268,7 @@ async def test_tasks_that_wait_are_sent_one_after_the_other_where_one_call_at_a_
     agent = ScriptedAgent(script={"SendMessage": slow})
     budgets = {"policies/budgets.yaml": 'version: 1\ntools: {"nhi:researcher": {concurrency: 1}}\n'}
     async with agent_world(tmp_path, agent, files=budgets) as world:
-        runner = world.app.pipeline.task_front.runner
+        runner = world.app.pipeline.task_api.runner
         runner._closing = True  # as if it stopped before any of them was sent
         tasks = [await create(world) for _ in range(3)]
         runner._closing = False
@@ -374,7 +374,7 @@ async def test_what_came_of_it_after_the_permission_ended_is_unidentified(tmp_pa
         await begun.wait()
         await world.app.disable("user:alice", reason="", until=None, by="test")
         go_on.set()
-        runner = world.app.pipeline.task_front.runner
+        runner = world.app.pipeline.task_api.runner
         await until(lambda: not runner.worker.jobs)
         record = await runner.means.store.get(task_id)
         assert record is not None

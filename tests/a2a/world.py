@@ -284,7 +284,7 @@ def _said(media: str, raw: bytes) -> list[Any]:
 async def opened(world: AgentWorld, *way: Any, who: Mapping[str, str] = ALICE) -> asyncio.Task[Answered]:
     """A call in this way, once its stream is open."""
     call = asyncio.create_task(ask(world, *way, "message/stream", {"message": HELLO}, who))
-    await until(lambda: bool(world.app.pipeline.exchanges.streams))
+    await until(lambda: bool(world.app.pipeline.forwarder.streams))
     return call
 
 

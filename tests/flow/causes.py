@@ -272,7 +272,7 @@ async def audit_unavailable(talk: Talk) -> Answer:
 
 
 def under_load(talk: Talk) -> None:
-    talk.world.app.pipeline.pressure.refused_share = 1.0
+    talk.world.app.pipeline.load_shedding.refused_share = 1.0
 
 
 def drains(talk: Talk) -> None:

@@ -214,7 +214,7 @@ async def test_cancelling_ends_its_program_and_a_second_time_is_refused(world: A
 async def test_a_stream_is_taken_up_again_and_ends_with_the_task(world: AgentWorld) -> None:
     task, _ = await begun(world)
     hearing = asyncio.create_task(ask(world, "1.0", "http_json", "tasks/resubscribe", {"id": task["id"]}, agent="slow"))
-    await until(lambda: bool(world.app.pipeline.exchanges.streams))
+    await until(lambda: bool(world.app.pipeline.forwarder.streams))
     await rpc(world, "tasks/cancel", {"id": task["id"]}, agent="slow")
     heard = await hearing
     pieces = [one["artifactUpdate"]["artifact"] for one in heard.results if "artifactUpdate" in one]
@@ -324,7 +324,7 @@ async def test_a_question_is_answered_into_its_task_and_who_subscribes_hears_it_
         again = await sent(world, "go", "asks")
         params = {"id": again["id"]}
         hearing = asyncio.create_task(ask(world, "1.0", binding, "tasks/resubscribe", params, agent="asks"))
-        await until(lambda: bool(world.app.pipeline.exchanges.streams))
+        await until(lambda: bool(world.app.pipeline.forwarder.streams))
         if end == "canceled":
             await rpc(world, "tasks/cancel", params, agent="asks")
         else:

@@ -409,7 +409,7 @@ async def test_a_server_may_ask_only_for_what_its_caller_declared(tmp_path: Path
 @pytest.mark.parametrize("how", ["its caller leaves", "it is cut off"])
 async def test_a_call_that_ends_before_its_answer_ends_on_both_sides(tmp_path: Path, how: str) -> None:
     async with down(tmp_path) as running:
-        server, streams = running.upstream, running.app.pipeline.exchanges.streams
+        server, streams = running.upstream, running.app.pipeline.forwarder.streams
         call = asyncio.create_task(act(running, {"wait": True}))
         await until(lambda: bool(server.of_method("tools/call") and streams))
         if how == "its caller leaves":

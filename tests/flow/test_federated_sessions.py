@@ -318,7 +318,7 @@ async def test_a_server_that_is_disabled_leaves_the_stream_and_comes_back(
             await running.app.enable("nhi:wiki", by="test")
             assert (await ear.message())["method"] == "notifications/tools/list_changed"
             await until(lambda: len(other.streams) == 2)
-        await until(lambda: not running.app.pipeline.exchanges.streams)
+        await until(lambda: not running.app.pipeline.forwarder.streams)
         assert not [task for task in asyncio.all_tasks() if "Merging" in repr(task.get_coro())]
 
 

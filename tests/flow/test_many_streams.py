@@ -51,15 +51,15 @@ async def test_a_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_path:
             for talk in talks:
                 await ears.enter_async_context(stream(talk, http=http))
             await until(lambda: emitter(running).count == 100)
-            await running.app.pipeline.exchanges.oversight.look()
+            await running.app.pipeline.forwarder.oversight.look()
             assert (await bob.call("search_code", GOOD))[0] == 200
             for talk in talks:
                 assert (await talk.verb("DELETE"))[0] == 204
-            await until(lambda: not running.app.pipeline.exchanges.streams)
+            await until(lambda: not running.app.pipeline.forwarder.streams)
         await until(lambda: emitter(running).count == 0 and running.app.pipeline.inside == 0)
-        await until(lambda: len(running.app.sessions) == 1 and running.app.pipeline.exchanges.farewells.empty())
+        await until(lambda: len(running.app.sessions) == 1 and running.app.pipeline.forwarder.farewells.empty())
         await until(lambda: len(asyncio.all_tasks()) <= tasks and descriptors() <= open_files)
-        assert running.app.pipeline.exchanges.places.count == 0
+        assert running.app.pipeline.forwarder.places.count == 0
 
 
 async def test_two_hundred_reconnects_leave_another_caller_untouched(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_two_hundred_reconnects_leave_another_caller_untouched(tmp_path: P
         assert statuses.total() == 200 and statuses.keys() <= {200, 429}
         assert set(answers) == {200}
         assert (await alice.call("search_code", GOOD))[0] == 200
-        await until(lambda: emitter(running).count == 0 and not running.app.pipeline.exchanges.streams)
+        await until(lambda: emitter(running).count == 0 and not running.app.pipeline.forwarder.streams)
 
 
 async def test_forty_readers_who_read_nothing_are_bounded_and_hung_up_on(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_forty_readers_who_read_nothing_are_bounded_and_hung_up_on(tmp_pat
         readers = [await unread(await opened(running)) for _ in range(SLOW_READERS)]
         await until(lambda: len(sent) == SLOW_READERS)
         assert (await bob.call("search_code", GOOD))[0] == 200
-        await until(lambda: not running.app.pipeline.exchanges.streams, within_s=15)
+        await until(lambda: not running.app.pipeline.forwarder.streams, within_s=15)
         # What lies in the kernel's buffers on both sides, and ours of each: some megabytes, however long it lasts.
         assert max(sent.values()) < 16 * 2**20
         ends = Counter(end["reason"] for end in running.ends() if end["bytes_out"] and end["bytes_out"] > 10_000)

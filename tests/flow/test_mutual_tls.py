@@ -166,7 +166,7 @@ async def test_other_authorities_come_into_force_with_the_file(tmp_path: Path) -
                 assert await search(running) == (200, "")
                 (tmp_path / "ca.pem").write_text(new.own.pem)
                 await reload("test")
-                await until(lambda: not running.app.pipeline.exchanges.streams)
+                await until(lambda: not running.app.pipeline.forwarder.streams)
                 await asyncio.wait_for(stream.read(), 5)
             with pytest.raises((aiohttp.ClientError, OSError)):
                 await search(running)

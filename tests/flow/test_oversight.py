@@ -82,7 +82,7 @@ async def test_nobody_has_more_streams_than_their_share_and_who_has_knows_when_t
         await until(lambda: emitter(running).count == 0)
         async with stream(mine[2]) as ear:
             assert ear.status == 200
-        await until(lambda: running.app.pipeline.exchanges.places.count == 0)
+        await until(lambda: running.app.pipeline.forwarder.places.count == 0)
 
 
 def test_no_two_are_told_the_same_moment_to_come_back() -> None:
@@ -131,7 +131,7 @@ async def test_a_call_under_way_when_its_permission_ends(
             answered.set()
         assert reason_of(await asyncio.wait_for(calling, PATIENCE_S)) == reason
         assert [record["reason"] for record in running.ends()][-1] == (reason or None)
-        assert not running.app.pipeline.exchanges.oversight.calls
+        assert not running.app.pipeline.forwarder.oversight.calls
 
 
 async def revoke(running: World, who: str, how: str) -> None:

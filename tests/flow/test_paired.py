@@ -60,7 +60,7 @@ async def test_a_session_is_begun_by_its_stream_used_and_ended_with_it(tmp_path:
             assert len(running.app.sessions) == 1
         await until(lambda: len(running.app.sessions) == 0)
         await until(lambda: len(deletes(upstream)) == 1)
-        assert running.app.pipeline.exchanges.pairs == {}
+        assert running.app.pipeline.forwarder.pairs == {}
         sent = [message for headers, message in upstream.seen if headers.get("Mcp-Session-Id") == "upstream-1"]
         assert [message["method"] for message in sent] == ["notifications/initialized", "tools/call", "ping"]
         (call,), (one,) = ends_of(running, "tools/call"), ends_of(running, "session/stream")
@@ -287,7 +287,7 @@ async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how:
             await begun.wait()
             if how == "the caller is disabled":
                 await running.app.disable("user:alice", reason="", until=None, by="test")
-                await running.app.pipeline.exchanges.oversight.look()
+                await running.app.pipeline.forwarder.oversight.look()
             if how == "the session is too many":
                 await opened(running)
             if how != "the caller leaves":
@@ -326,10 +326,10 @@ async def test_a_stream_that_nobody_reads_is_ended_by_a_revocation_all_the_same(
         for each in range(8):
             await mine.say(searching(each))
         await asyncio.sleep(0.3)  # the first answer fills what lies between us, and the rest waits
-        await mine.world.app.pipeline.exchanges.oversight.look()  # no comment waits behind what nobody reads
+        await mine.world.app.pipeline.forwarder.oversight.look()  # no comment waits behind what nobody reads
         await mine.world.app.disable("user:alice", reason="", until=None, by="test")
-        await mine.world.app.pipeline.exchanges.oversight.look()
-        await until(lambda: not any(each.busy for each in mine.world.app.pipeline.exchanges.pairs.values()))
+        await mine.world.app.pipeline.forwarder.oversight.look()
+        await until(lambda: not any(each.busy for each in mine.world.app.pipeline.forwarder.pairs.values()))
 
 
 async def test_a_stream_ends_with_its_permission(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ async def test_a_stream_ends_with_its_permission(tmp_path: Path) -> None:
         token = bearer(IDP.token("user:alice", f"{running.url}/mcp/github", ttl_s=600))
         async with pair(running, token) as mine, pair(running, BOB) as bobs:
             running.app.live.clock = lambda: time.time() + 601
-            await running.app.pipeline.exchanges.oversight.look()
+            await running.app.pipeline.forwarder.oversight.look()
             assert await mine.ear.rest() == []
             assert (await bobs.call("search_code", GOOD))["result"]
         (one,) = [record for record in ends_of(running, "session/stream") if record["agent_id"] == "user:alice"]
@@ -392,7 +392,7 @@ async def test_an_upstream_that_forgot_the_session_ends_it(tmp_path: Path) -> No
 async def test_a_quiet_stream_is_kept_alive(tmp_path: Path) -> None:
     async with gateway(tmp_path, settings="streams: {keep_alive_s: 0.02}\n") as running, pair(running, ALICE) as mine:
         for _ in range(4):
-            await running.app.pipeline.exchanges.oversight.look()
+            await running.app.pipeline.forwarder.oversight.look()
             await asyncio.sleep(0.03)
         assert [await mine.ear.block() for _ in range(2)] == [b": keep-alive\n\n"] * 2
 
@@ -419,7 +419,7 @@ async def test_many_sessions_come_and_go_and_leave_nothing(tmp_path: Path) -> No
 
             await together(*(come_and_go() for _ in range(40)))
         await until(lambda: len(on.app.sessions) == 0)
-        assert not on.app.pipeline.exchanges.streams and on.app.pipeline.inside == 0 and not on.app.live._readers
+        assert not on.app.pipeline.forwarder.streams and on.app.pipeline.inside == 0 and not on.app.live._readers
 
 
 async def test_behind_a_path_the_address_is_told_as_callers_see_it(tmp_path: Path) -> None:

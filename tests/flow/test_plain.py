@@ -291,7 +291,7 @@ async def test_a_stream_behind_a_plain_call_ends_when_its_caller_is_disabled(tmp
         call = asyncio.create_task(plain(running).call("search_code", GOOD))
         await begun.wait()
         await running.app.disable("nhi:planner", reason="", until=None, by="test")
-        await running.app.pipeline.exchanges.oversight.look()  # as it does each second
+        await running.app.pipeline.forwarder.oversight.look()  # as it does each second
         answer = await asyncio.wait_for(call, PATIENCE_S)
         check_described(CALL, answer)
         assert (answer[0], reason_of(answer)) == (403, "principal-disabled")

@@ -179,7 +179,7 @@ async def test_an_open_stream_is_under_the_newest_rules(tmp_path: Path) -> None:
             file = running.folder / "sidecar.yaml"
             file.write_text(file.read_text().replace("max_bytes: 1MiB", "redact: [{classes: [email]}]"))
             await running.app.reload("test")
-            await running.app.pipeline.exchanges.oversight.look()
+            await running.app.pipeline.forwarder.oversight.look()
             await emitter.emit("upstream-1", event(LOGGED))
             assert (await ear.message())["params"]["data"] == GONE
 

@@ -254,7 +254,7 @@ async def test_a_servers_state_is_good_for_the_caller_and_the_call_that_got_it(c
     async with gateway(tmp_path, upstream=StatelessOnly(tools=tools), rules=rules) as running:
         asked = (await act(running, QUESTION, who=ALICE))[-1]["result"]
         assert asked["resultType"] == "input_required"
-        sent, exchanges = again(asked), running.app.pipeline.exchanges
+        sent, exchanges = again(asked), running.app.pipeline.forwarder
         states = {"altered": sent["requestState"][:-4] + "AAA=", "made up": "1", "no text": 1}  # "1" is the server's
         sent["requestState"] = states.get(case, sent["requestState"])
         if case == "too old":

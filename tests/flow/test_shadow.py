@@ -202,7 +202,7 @@ async def test_a_stream_that_shadow_mode_let_open_ends_when_it_is_turned_off(tmp
             await until(lambda: emitter(running).count == 1)
             config.write_text(config.read_text().replace(", shadow_until", ", watch: true, shadow_until"))
             await running.app.reload("test")
-            await running.app.pipeline.exchanges.oversight.look()
+            await running.app.pipeline.forwarder.oversight.look()
             assert emitter(running).count == 1  # another revision, and still in shadow
             config.write_text(config.read_text().replace("mode: shadow", "mode: enforce"))
             await running.app.reload("test")

@@ -68,7 +68,7 @@ async def test_a_stream_ends_with_its_permission_and_others_go_on(tmp_path: Path
         await until(lambda: feed.count == 2)
         await end(running)
         if case != "expired token":  # once the sidecar shall come to it by itself
-            await running.app.pipeline.exchanges.oversight.look()
+            await running.app.pipeline.forwarder.oversight.look()
         last = await mine.rest()
         told = [] if era == "session" else [reason]
         assert [message["error"]["data"]["reason"] for message in last] == told
@@ -99,7 +99,7 @@ async def test_new_rules_filter_a_stream_that_is_already_open(house: World) -> N
         rules = RULES + "p, user:alice, resource:github/file:*, use, -, -, -, allow\n"
         (house.folder / "policies/agent_to_tool.csv").write_text(rules)
         await house.app.reload("test")
-        await house.app.pipeline.exchanges.oversight.look()
+        await house.app.pipeline.forwarder.oversight.look()
         await emitter(house).emit("upstream-1", event(changed))
         assert (await ear.message())["method"] == changed["method"]
 
@@ -119,7 +119,7 @@ async def test_a_stream_ends_with_its_session_also_while_it_is_only_being_opened
     assert (await alice.verb("DELETE"))[0] == 204
     waiting.set()
     assert await hearing_ == (200, [])
-    assert house.app.pipeline.exchanges.streams == set()
+    assert house.app.pipeline.forwarder.streams == set()
 
 
 async def test_draining_ends_streams_and_lets_calls_finish(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_a_session_holds_four_streams_and_the_oldest_gives_way(house: Worl
         note = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
         await emitter(house).emit("upstream-1", event(note))
         assert [(await ear.message())["method"] for ear in heard[2:]] == [note["method"]] * 4
-    await until(lambda: not house.app.pipeline.exchanges.streams)
+    await until(lambda: not house.app.pipeline.forwarder.streams)
 
 
 async def test_a_storm_of_reconnects_costs_no_list_no_call_and_no_other_client(tmp_path: Path) -> None:

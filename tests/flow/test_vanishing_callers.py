@@ -62,7 +62,7 @@ async def talking(folder: Path) -> AsyncIterator[tuple[World, Talker]]:
 async def nothing_left(running: World, tasks: int, files: int) -> None:
     """No call under way, no slot held, no task and no file more than before."""
     pipeline = running.app.pipeline
-    await until(lambda: pipeline.inside == 0 and not pipeline.exchanges.streams and not pipeline.limiter._held)
+    await until(lambda: pipeline.inside == 0 and not pipeline.forwarder.streams and not pipeline.limiter._held)
     await until(lambda: len(asyncio.all_tasks()) <= tasks + SPARE and open_files() <= files + SPARE)
     assert running.upstream_connections <= 4
 
@@ -146,7 +146,7 @@ async def test_a_caller_who_leaves_a_session_stream_leaves_the_session(planner: 
             await connection.send(request(planner, *lines, first=first, body=b"", routing=False, length=False))
             await connection.reader.readuntil(b"notifications/progress")
             connection.reset()
-    await until(lambda: not planner.app.pipeline.exchanges.streams)
+    await until(lambda: not planner.app.pipeline.forwarder.streams)
     assert (await talk.ask("ping"))[0] == 200
     await until(lambda: [record["status"] for record in planner.ends()] == ["success"] * 7)
 

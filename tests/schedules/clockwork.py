@@ -174,10 +174,10 @@ class Clockwork:
         standings: Any = MortalStore(self.standings, life)
         live = Live(self._snapshot(), lambda: self.now_s)
         pipeline = self.world.app.pipeline
-        means = replace(pipeline.task_front.runner.means, live=live, store=tasks)
+        means = replace(pipeline.task_api.runner.means, live=live, store=tasks)
         runner = TaskRunner(means, pipeline.metrics, name)
         life.jobs = runner.worker.jobs
-        orders = TaskOrders(runner, pipeline.pressure, pipeline.refusals, pipeline.metrics)
+        orders = TaskOrders(runner, pipeline.load_shedding, pipeline.refusals, pipeline.metrics)
         scheduler = Scheduler(live, standings, orders, self._witness, self.counted, name, pipeline.audit.new_id)
         made = Replica(live, runner, scheduler, life)
         self.replicas.append(made)

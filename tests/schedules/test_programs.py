@@ -33,7 +33,7 @@ RULES = {
 async def test_a_program_runs_by_the_clock_and_its_run_says_which_schedule_it_was(tmp_path: Path) -> None:
     async with agent_world(tmp_path, settings=SETTINGS, rules=RULES) as world:
         record = await world.app.scheduler.run_now("nightly", "test")
-        await until(lambda: not world.app.pipeline.task_front.runner.worker.jobs)
+        await until(lambda: not world.app.pipeline.task_api.runner.worker.jobs)
         task = await world.app.shared.task_store.get(record.id)
         run = await world.app.executions.get(task.a2a_task)
         assert (run.schedule, run.status) == ("nightly", RunStatus.SUCCESS)

@@ -25,7 +25,7 @@ async def test_a_schedule_is_in_force_shown_counted_and_reloaded(tmp_path: Path)
         assert (shown["agent"], shown["state"], shown["last_result"]) == ("researcher", "active", None)
         assert shown["next"].endswith("-12-31T15:00:00.000Z")
         record = await app.scheduler.run_now("minutely", "test")
-        await until(lambda: not app.pipeline.task_front.runner.worker.jobs)
+        await until(lambda: not app.pipeline.task_api.runner.worker.jobs)
         assert [said["params"]["message"]["messageId"] for _, said in agent.seen] == [record.id]
         ordered = [one for one in world.records("control") if one["control"]["what"] == "schedule-run"]
         assert [(one["control"]["by"], one["control"]["schedule"]) for one in ordered] == [("test", "minutely")]

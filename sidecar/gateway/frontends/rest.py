@@ -21,9 +21,9 @@ from aiohttp import web
 
 from sidecar.errors import Refusal
 from sidecar.gateway.error_responses import PROBLEM_JSON, McpError
-from sidecar.gateway.forwarder import Forwarder
-from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON, AskIntent, Intent
-from sidecar.gateway.request import RequestContext, UpstreamExchange
+from sidecar.gateway.frontends.mcp import McpFrontend, operation_of
+from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON, AskIntent
+from sidecar.gateway.request import Charged, Operation, RequestContext, UpstreamExchange
 from sidecar.gateway.response_filter import FilteredMessage, refused
 from sidecar.gateway.response_stream import withhold
 from sidecar.gateway.routing import TOOLS, Route, check_no_query, is_tool
@@ -36,6 +36,7 @@ from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, META_VERS
 from sidecar.upstreams import UpstreamAnswer
 from sidecar.upstreams.mcp.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS
 from sidecar.upstreams.mcp.transport import OURSELVES
+from sidecar.vocabulary import Caller
 
 VERSION: Final = STATELESS_VERSIONS[-1]
 ID: Final = 1  # each request is alone in its exchange
@@ -86,22 +87,25 @@ class McpCallResult:
 async def read(request: RequestContext, route: Route) -> AskIntent:
     """Returns the intent of a GET of the list, or of a POST to a tool. Raises Refusal."""
     request.asks("tools/list" if route.kind == TOOLS else "tools/call")
-    check_no_query(request.raw_path)
+    check_no_query(request.path)
     params = {} if route.kind == TOOLS else {"name": route.rest, "arguments": arguments_in(await request.body())}
     message = Request(ID, request.method, {**params, "_meta": dict(_META)})
     call = messages.call_from(message, Era.STATELESS, VERSION, route.server)
     return AskIntent(call, message, Era.STATELESS, None)
 
 
-@dataclass(frozen=True, slots=True)
-class RestFrontend:
-    exchanges: Forwarder
+@dataclass(slots=True, kw_only=True)
+class RestFrontend(McpFrontend):
     session_calls: SessionCalls
 
-    async def carry_out(self, exchange: UpstreamExchange, intent: Intent) -> web.StreamResponse:
-        assert isinstance(intent, AskIntent)
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
+        return operation_of(request, await read(request, route))
+
+    async def carry_out(self, charged: Charged) -> web.StreamResponse:
+        charged.lease.forwarded = True
+        intent: AskIntent = charged.content
         carry_out = self._list if intent.message.method == "tools/list" else self._call
-        async with exchange.under_way(self.exchanges.oversight.calls):
+        with self.forwarder.opened(charged, intent) as exchange:
             return await carry_out(exchange, intent.message)
 
     async def _call(self, exchange: UpstreamExchange, message: Request) -> web.StreamResponse:
@@ -151,7 +155,7 @@ class RestFrontend:
             return passed
 
     async def _whole(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> FilteredMessage:
-        relay = self.exchanges.relay(exchange, (message.id,))
+        relay = self.forwarder.relay(exchange, (message.id,))
         if answer.media_type != EVENT_STREAM:
             return await relay.told(answer)
         try:

@@ -22,7 +22,7 @@ from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import HttpRequestParser
 from aiohttp.http_writer import StreamWriter
-from aiohttp.web_protocol import ERROR, _PAYLOAD_ACCESS_ERROR, _ErrInfo
+from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 
 from sidecar.http.server.acceptor import Acceptor
 from sidecar.http.server.connection_limits import Activity, ConnectionLimits, Seat

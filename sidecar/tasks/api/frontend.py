@@ -17,7 +17,7 @@ from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.mcp_requests import JSON
 from sidecar.gateway.reauthorization import end_of
-from sidecar.gateway.request import RequestContext, WatchedExchange
+from sidecar.gateway.request import Charged, Operation, RequestContext, WatchedExchange
 from sidecar.gateway.routing import Route
 from sidecar.http.server.response import WholeResponse
 from sidecar.identity import check_caller
@@ -43,23 +43,27 @@ CheckUrl = Callable[[str, str], Awaitable[None]]
 
 @dataclass(slots=True)
 class TaskFrontend:
-    exchanges: Forwarder
+    forwarder: Forwarder
     orders: TaskOrders
     check_url: CheckUrl
     new_id: Callable[[], str]
+    folder: str = routing.TASK_API
 
     @property
     def runner(self) -> TaskRunner:
         return self.orders.runner
 
-    async def understand(self, request: RequestContext, caller: Caller, route: Route) -> TaskRequest:
+    def enter(self, request: RequestContext, route: Route) -> None:
+        """Nothing to prepare: refusals are problem documents already."""
+
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
         """Reads the request. Raises Refusal; another's task and an unknown task get the same one."""
         if route.kind == routing.TASKS:
             asked = await self._for_all(request, caller)
         else:
             verb = GET if route.kind == routing.TASK else None
             request.asks("tasks/get" if verb is GET else "tasks/cancel")
-            routing.check_no_query(request.raw_path)
+            routing.check_no_query(request.path)
             if verb is None and request.http.body_exists:
                 await request.body()  # the body is read and ignored
             record = await self._own(caller, route.rest)
@@ -68,19 +72,17 @@ class TaskFrontend:
         if asked.task_id:
             request.record.request_id = request.record.task_id = asked.task_id
         request.goes_to(asked.call.upstream)
-        request.record.call = asked.call
-        request.record.mark("parse")
         if asked.call.upstream:  # the same check as at the agent's own address
             check_caller(caller, request.now.audience(asked.call.upstream, routing.AGENTS))
-        return asked
+        return Operation(asked.call, asked, takes_no_slot=asked.here)
 
     async def _for_all(self, request: RequestContext, caller: Caller) -> TaskRequest:
         if request.verb == "GET":
             request.asks(LIST.action)
-            query = wanted_in(request.now, request.raw_path.partition("?")[2])
+            query = wanted_in(request.now, request.path.partition("?")[2])
             return TaskRequest(query.call, query=query)
         request.asks("message/send")
-        routing.check_no_query(request.raw_path)
+        routing.check_no_query(request.path)
         order, task_id = order_in(request.now, caller, await request.body()), self.new_id()
         request.record.request_id = request.record.task_id = task_id
         intent = sends(task_id, order.target, order.task_type, order.input)
@@ -95,22 +97,19 @@ class TaskFrontend:
     def close(self) -> None:
         self.orders.closed = True
 
-    async def check(self, request: RequestContext, caller: Caller, asked: TaskRequest) -> None:
+    async def check(
+        self, request: RequestContext, caller: Caller, asked: TaskRequest, decision: Decision
+    ) -> TaskRequest:
         if asked.order is not None and asked.intent is not None:
             await self.orders.check(request.now, caller, asked.intent)
             if asked.order.callback_url:
                 await self.check_url(asked.order.callback_url, caller.binding)
+        return asked
 
-    async def carry_out(
-        self,
-        request: RequestContext,
-        caller: Caller,
-        decision: Decision,
-        asked: TaskRequest,
-        lease: Lease,
-        timeout_s: float | None,
-    ) -> web.StreamResponse:
+    async def carry_out(self, charged: Charged) -> web.StreamResponse:
         """Carries out the request and returns the response, after the audit record. Raises Refusal."""
+        request, caller, lease = charged.request, charged.caller, charged.lease
+        asked: TaskRequest = charged.content
         if asked.order is not None:
             return await self._create(request, caller, asked, lease)
         if asked.query is not None:
@@ -120,7 +119,7 @@ class TaskFrontend:
         if asked.here:
             lease.forwarded = True
             return await _respond(request, shown(asked.record, request.now))
-        return await self._cancel(request, caller, decision, asked.record, lease, timeout_s)
+        return await self._cancel(charged, asked.record)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -151,17 +150,10 @@ class TaskFrontend:
         about = {"tasks": entries, "total": total, "limit": wanted.limit, "offset": wanted.offset}
         return await _respond(request, about)
 
-    async def _cancel(
-        self,
-        request: RequestContext,
-        caller: Caller,
-        decision: Decision,
-        record: Task,
-        lease: Lease,
-        timeout_s: float | None,
-    ) -> web.StreamResponse:
-        """Ends an unsent task at once. One that is being sent must be sent first: only then does it have an id at its
-        agent."""
+    async def _cancel(self, charged: Charged, record: Task) -> web.StreamResponse:
+        """Ends a task that has not been sent at once. A task that is being sent must be sent first, because only then
+        does it have an id at the agent."""
+        request, caller, timeout_s = charged.request, charged.caller, charged.timeout_s
         limit_s, pause_s = min(request.now.agent(record.target).timeout_s, timeout_s or float("inf")), LOOK_AGAIN_S
         try:
             async with asyncio.timeout(limit_s):
@@ -169,7 +161,7 @@ class TaskFrontend:
                     if record.is_over:
                         raise Refusal(Reason.NOT_CANCELABLE, f"it is {record.state}")
                     if record.step is TaskStep.SENT:
-                        said = await self._cancel_there(request, caller, decision, record, lease, limit_s)
+                        said = await self._cancel_there(charged, record, limit_s)
                         return await _respond(request, cancelled(await self._cancelled(caller, record, said)))
                     if record.step is TaskStep.UNSENT:
                         ended = await self.runner.end(record, TaskState.CANCELLED)
@@ -181,22 +173,14 @@ class TaskFrontend:
         except TimeoutError:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "the agent has not answered yet") from None
 
-    async def _cancel_there(
-        self,
-        request: RequestContext,
-        caller: Caller,
-        decision: Decision,
-        record: Task,
-        lease: Lease,
-        limit_s: float,
-    ) -> str:
+    async def _cancel_there(self, charged: Charged, record: Task, limit_s: float) -> str:
         """Cancels the task at the agent; returns its state there. Raises Refusal."""
+        request, caller = charged.request, charged.caller
         agent, intent = request.now.agent(record.target), cancels(record)
         agent.account.breaker.check()
-        until = end_of(caller, decision, request.now)
-        overseen = WatchedExchange(request, caller, intent.call, limit_s, self.exchanges.streams, request.now, until)
-        lease.forwarded = True
-        async with overseen.under_way(self.exchanges.oversight.calls):
+        until, opened = end_of(caller, charged.decision, request.now), self.forwarder.oversight.open
+        charged.lease.forwarded = True
+        with WatchedExchange(request, caller, intent.call, limit_s, opened, until) as overseen:
             extra = routing.trace_headers(request.headers)
             outgoing = OutgoingOperation(intent.operation, intent.params, caller, overseen.left_s or limit_s, (), extra)
             answer = await agent.wire.ask(outgoing)
@@ -204,7 +188,7 @@ class TaskFrontend:
                 if answer.kind.reason in ("TASK_NOT_CANCELABLE", "UNSUPPORTED_OPERATION", "TASK_NOT_FOUND"):
                     raise Refusal(Reason.NOT_CANCELABLE, f"the agent says: {answer.kind.message}")
                 raise Refusal(Reason.UPSTREAM_FAILED, "the agent answered with an error")
-            await TaskOwnership(self.exchanges.tasks, caller, intent).admit(answer)
+            await TaskOwnership(self.forwarder.tasks, caller, intent).admit(answer)
         said = str(answer.get("status", {}).get("state", ""))
         if SEEN.get(said) in (TaskState.COMPLETED, TaskState.FAILED):
             self.runner.wake(record)  # the agent ended it first, which the task's own course sees

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from aiohttp import web
 
@@ -25,16 +25,16 @@ from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonR
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.a2a.task_pages import TaskPages
 from sidecar.gateway.reauthorization import end_of
-from sidecar.gateway.request import RequestContext, WatchedExchange
+from sidecar.gateway.request import Charged, OpenExchanges, Operation, RequestContext, WatchedExchange
 from sidecar.gateway.routing import Route
 from sidecar.http.client import Deadline
 from sidecar.http.server.response import WholeResponse
-from sidecar.limits import Lease
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards as documents
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Operation, Version
+from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Version
+from sidecar.protocols.a2a.operations import Operation as AgentMethod
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
@@ -46,7 +46,13 @@ _FAILED: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
 _UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"})
 
 
-@dataclass(slots=True, eq=False)
+class CheckedOperation(NamedTuple):
+    """A permitted operation, with its agent and the tasks that it names, which are the caller's."""
+
+    agent: AgentUpstream
+    owning: TaskOwnership
+
+
 class AgentExchange(WatchedExchange):
     """One decided operation at its agent. `dialect` writes its answers.
 
@@ -54,14 +60,18 @@ class AgentExchange(WatchedExchange):
     caller's next message is a call of its own, with its own cost.
     """
 
-    agent: AgentUpstream = field(kw_only=True)
-    owning: TaskOwnership = field(kw_only=True)
-    lease: Lease = field(kw_only=True)
-    dialect: ResponseWriter = field(kw_only=True)
-    is_final: bool = False
+    is_final = False
+
+    def __init__(self, charged: Charged, timeout_s: float | None, open_exchanges: OpenExchanges) -> None:
+        content: CheckedOperation = charged.content
+        self.agent, self.owning, self.lease = content.agent, content.owning, charged.lease
+        request, caller = charged.request, charged.caller
+        until = end_of(caller, charged.decision, request.now)
+        super().__init__(request, caller, self.owning.intent.call, timeout_s, open_exchanges, until)
+        self.dialect = _dialect(request)
 
     @property
-    def operation(self) -> Operation:
+    def operation(self) -> AgentMethod:
         return self.owning.intent.operation
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -95,9 +105,10 @@ class AgentExchange(WatchedExchange):
 
 @dataclass(slots=True)
 class AgentFrontend:
-    exchanges: Forwarder
+    forwarder: Forwarder
     pushes: PushConfigs
     pages: TaskPages
+    folder: str = routing.AGENTS
     written: cards.CardText = field(default_factory=cards.CardText)
 
     def greet(self, request: RequestContext) -> None:
@@ -109,12 +120,17 @@ class AgentFrontend:
         """Sets the writer that the address implies, so that refusals are in the caller's version and binding."""
         request.dialect = request.dialect or _dialect_at(route, request_reader.version_said(request.headers))
 
-    async def understand(self, request: RequestContext, route: Route) -> AgentOperation:
-        """Returns the operation requested. Raises Refusal, in the caller's version and binding if they are known."""
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
+        """Reads the operation. Raises Refusal, in the caller's version and binding if they are known."""
+        intent = await self._parsed(request, route)
+        request.asks(intent.call.method)
+        return Operation(intent.call, intent)
+
+    async def _parsed(self, request: RequestContext, route: Route) -> AgentOperation:
         called = _called(request)
         if called is not None:
             await request.came(called.body)
-            return _understood(request, request_reader.read_call(route.server, called, extensions_of(request.headers)))
+            return request_reader.read_call(route.server, called, extensions_of(request.headers))
         if route.rest in _OF_RPC:
             return await self._rpc(request, route)
         return await self._http(request, route)
@@ -129,9 +145,7 @@ class AgentFrontend:
         # a refusal of the version also carries the request's id
         dialect.version = version_of(request.headers, _query(request))
         message = jsonrpc.message_from(envelope)
-        return _understood(
-            request, request_reader.read_rpc(route.server, dialect, message, extensions_of(request.headers))
-        )
+        return request_reader.read_rpc(route.server, dialect, message, extensions_of(request.headers))
 
     async def _http(self, request: RequestContext, route: Route) -> AgentOperation:
         query = _query(request)
@@ -153,7 +167,7 @@ class AgentFrontend:
         request.asks(address.operation.action)
         body = await _json(request, address.operation) if address.route.has_body else None
         extensions = extensions_of(request.headers)
-        return _understood(request, request_reader.read_http(route.server, dialect, address, query, body, extensions))
+        return request_reader.read_http(route.server, dialect, address, query, body, extensions)
 
     def card_call(self, request: RequestContext, route: Route) -> Call:
         """Returns the call that reads a card, for the kill switch. Raises Refusal(UPSTREAM_UNKNOWN)."""
@@ -173,7 +187,7 @@ class AgentFrontend:
         """Answers with an agent's card, as this caller may see it. Raises Refusal."""
         agent = cards.named(request.now, route.server)
         chain = caller.chain if agent.anonymous or not caller.is_anonymous else ()
-        now_s = self.exchanges.live.clock()
+        now_s = self.forwarder.live.clock()
         try:
             card = await agent.cards.card()
         except Refusal:
@@ -194,34 +208,32 @@ class AgentFrontend:
         proofs = cards.proofs_of(view)
         return await _whole(request, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
 
-    def agent(self, request: RequestContext, route: Route) -> AgentUpstream:
-        """Returns the agent that was called. Runs after policy, so that only callers with permission learn what the
-        agent speaks. Raises Refusal: UPSTREAM_UNKNOWN, or ROUTE_UNKNOWN for a binding that it does not have."""
-        agent = request.now.agent(route.server)
+    async def check(
+        self, request: RequestContext, caller: Caller, intent: AgentOperation, decision: Decision
+    ) -> CheckedOperation:
+        """Checks that the agent speaks the caller's binding, and that the tasks named are the caller's. Runs after
+        policy, so that only callers with permission learn what the agent speaks."""
+        agent = request.now.agent(request.front or "")
         if not request.now.speaks(agent.name, cards.TRANSPORT_OF[_dialect(request).binding]):
             raise Refusal(Reason.ROUTE_UNKNOWN)
-        return agent
+        owning = TaskOwnership(self.forwarder.tasks, caller, intent)
+        if agent.unable(intent.operation) is None:  # otherwise no task may be disclosed
+            await owning.check()
+            request.record.task_id = owning.task
+        agent.account.breaker.check()
+        return CheckedOperation(agent, owning)
 
-    async def carry_out(
-        self,
-        request: RequestContext,
-        agent: AgentUpstream,
-        decision: Decision,
-        owning: TaskOwnership,
-        lease: Lease,
-        timeout_s: float | None,
-    ) -> web.StreamResponse:
+    async def carry_out(self, charged: Charged) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
         call that is refused before anything was sent to the agent costs nothing."""
-        intent, caller, dialect = owning.intent, owning.caller, _dialect(request)
+        content: CheckedOperation = charged.content
+        agent, owning = content
+        request, caller, timeout_s = charged.request, charged.caller, charged.timeout_s
+        intent, dialect, now = owning.intent, _dialect(request), request.now
         if (unable := agent.unable(intent.operation)) is not None:
             return await _whole(request, dialect.error(unable))
         limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
-        until, now = end_of(caller, decision, request.now), request.now
-        exchange = AgentExchange(
-            request, caller, intent.call, limit_s, self.exchanges.streams, now, until,
-            agent=agent, owning=owning, lease=lease, dialect=dialect,
-        )  # fmt: skip
+        exchange = AgentExchange(charged, limit_s, self.forwarder.oversight.open)
         outgoing = OutgoingOperation(
             intent.operation,
             intent.params,
@@ -234,9 +246,9 @@ class AgentFrontend:
         if intent.operation.streams:
             # lasts as long as the task, unless a budget ends it earlier
             exchange.endless, exchange.timeout_s = True, timeout_s
-            with self.exchanges.places.place(caller, now.settings.streams):
+            with self.forwarder.places.place(caller, now.settings.streams):
                 return await self._stream(exchange, outgoing)
-        async with exchange.under_way(self.exchanges.oversight.calls):
+        with exchange:
             await agent.cards.prepare()
             if intent.operation is CARD:
                 return await self._extended(exchange, outgoing)
@@ -289,23 +301,23 @@ class AgentFrontend:
         except UnreadableMessage as error:
             raise Refusal(Reason.RESPONSE_REFUSED, f"its card: {error}") from None
         place = cards.place_of(now, agent, request.alias, request.base)
-        view = cards.view_of(now, agent, card, exchange.caller.chain, place, self.exchanges.live.clock())
+        view = cards.view_of(now, agent, card, exchange.caller.chain, place, self.forwarder.live.clock())
         shown = documents.signed(cards.ours(agent, card, view), cards.signer_of(now))
         return await _whole(request, dialect.result(CARD, shown))
 
     async def _stream(self, exchange: AgentExchange, outgoing: OutgoingOperation) -> web.StreamResponse:
         """Passes on events until the agent ends the stream. Until the first event, the answer can still be a plain
         refusal, and the call is watched as one that waits for an answer."""
-        calls, agent, heard = self.exchanges.oversight.calls, exchange.agent, None
+        agent, heard = exchange.agent, None
         pushing = PushRewriter(self.pushes, exchange.caller, exchange.owning.intent)
         try:
-            async with exchange.under_way(calls):
+            with exchange:
                 await agent.cards.prepare()
                 heard = await agent.wire.listen(await self._sent(exchange, outgoing, pushing))
             if isinstance(heard, AgentError):
                 return await exchange.failed(heard)
             async with aclosing(_begun(heard, exchange.clock(), agent.timeout_s)) as events:
-                async with exchange.under_way(calls):
+                with exchange:
                     first = await anext(events, None)
                     if first is None:
                         raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
@@ -402,23 +414,16 @@ def _called(request: RequestContext) -> CalledName | None:
 
 def _query(request: RequestContext) -> Any:
     try:
-        return http.query_of(request.raw_path.partition("?")[2])
+        return http.query_of(request.path.partition("?")[2])
     except UnreadableMessage as error:
         raise malformed(str(error), INVALID_PARAMS) from None
 
 
-async def _json(request: RequestContext, operation: Operation) -> Any:
+async def _json(request: RequestContext, operation: AgentMethod) -> Any:
     """Reads the body of an HTTP+JSON request. It may be absent if the address holds all parameters."""
     if not request.http.body_exists and operation in (CANCEL, RESUBSCRIBE):
         return {}
     return jsonrpc.parse_json(await request.body(a2a=True))
-
-
-def _understood(request: RequestContext, intent: AgentOperation) -> AgentOperation:
-    request.asks(intent.call.method)
-    request.record.call = intent.call
-    request.record.mark("parse")
-    return intent
 
 
 async def _whole(request: RequestContext, told: Any) -> WholeResponse:

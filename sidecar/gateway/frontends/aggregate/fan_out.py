@@ -108,7 +108,7 @@ class AggregateCall:
 class MemberSessions:
     """Opens member sessions, each once under concurrent calls. `opened` is called for each."""
 
-    exchanges: Forwarder
+    forwarder: Forwarder
     opened: Callable[[Session], None]
     _opening: dict[tuple[str, str], asyncio.Task[Session]] = field(default_factory=dict)
 
@@ -133,18 +133,18 @@ class MemberSessions:
         self, service: Service, request: RequestContext, caller: Caller, whole: Session, timeout_s: float
     ) -> Session:
         call = Call("mcp", "", service.name, "initialize", (server_question(service.name, "initialize"),))
-        exchange = opened_exchange(service, request, caller, call, None, self.exchanges, timeout_s)
+        exchange = opened_exchange(service, request, caller, call, None, self.forwarder, timeout_s)
         upstream_id, version = None, whole.version
         try:
             with await exchange.post(Request(HELLO, "initialize", dict(whole.declared))) as answer:
                 upstream_id = upstream_id_from(answer.headers.get(SESSION_ID))
-                passed = await self.exchanges.relay(exchange, (HELLO,)).whole(answer)
+                passed = await self.forwarder.relay(exchange, (HELLO,)).whole(answer)
             if not passed.version:
                 raise Refusal(Reason.UPSTREAM_FAILED, "it begins no session")
             version = passed.version
-            part = self.exchanges.sessions.add_part(whole, service.name, version=version, upstream_id=upstream_id)
+            part = self.forwarder.sessions.add_part(whole, service.name, version=version, upstream_id=upstream_id)
         except BaseException:
-            self.exchanges.part(service.name, upstream_id, version)
+            self.forwarder.part(service.name, upstream_id, version)
             raise
         exchange.session, exchange.call = part, call._replace(protocol_version=version)
         try:
@@ -154,8 +154,8 @@ class MemberSessions:
                 with await exchange.post(set_level(whole.level)):
                     pass
         except BaseException:
-            self.exchanges.sessions.end(part)
-            self.exchanges.say_farewell(part)
+            self.forwarder.sessions.end(part)
+            self.forwarder.say_farewell(part)
             raise
         self.opened(part)
         return part
@@ -172,13 +172,11 @@ def opened_exchange(
     caller: Caller,
     call: Call,
     part: Session | None,
-    exchanges: Forwarder,
+    forwarder: Forwarder,
     timeout_s: float,
 ) -> UpstreamExchange:
     limit_s = asyncio.get_running_loop().time() - request.started_s + timeout_s
-    return UpstreamExchange(
-        request, caller, call, limit_s, exchanges.streams, request.now, caller.expires_at, service=service, session=part
-    )
+    return UpstreamExchange(request, caller, call, limit_s, forwarder.oversight.open, caller.expires_at, service, part)
 
 
 def is_whole(session: Session | None) -> bool:
@@ -220,7 +218,7 @@ Ask = Callable[[Service], Awaitable[GatheredPage]]
 
 @dataclass(slots=True)
 class FanOut:
-    exchanges: Forwarder
+    forwarder: Forwarder
     parts: MemberSessions
     metrics: Metrics
 
@@ -284,14 +282,14 @@ class FanOut:
             version = part.version
         question = server_question(service.name, message.method)
         there = spread.call._replace(upstream=service.name, questions=(question,), protocol_version=version)
-        exchange = opened_exchange(service, request, caller, there, part, self.exchanges, patience_s)
+        exchange = opened_exchange(service, request, caller, there, part, self.forwarder, patience_s)
         names = exchange.outward = AggregateNames(service.name)
         if part is not None:
             part.remember(message.id, exchange.asked)
         with await exchange.post(message) as answer:
             if part is not None:
-                self.exchanges.check_alive(part, answer)
-            passed = await self.exchanges.relay(exchange, (message.id,)).told(answer)
+                self.forwarder.check_alive(part, answer)
+            passed = await self.forwarder.relay(exchange, (message.id,)).told(answer)
         return GatheredPage(service.name, _checked(passed), names.left_out)
 
 

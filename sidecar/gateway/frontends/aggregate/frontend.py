@@ -18,7 +18,7 @@ from aiohttp import web
 
 from sidecar import __version__
 from sidecar.errors import Reason, Refusal
-from sidecar.gateway.forwarder import Forwarder, empty
+from sidecar.gateway.forwarder import SessionLost, empty
 from sidecar.gateway.frontends.aggregate import fan_out
 from sidecar.gateway.frontends.aggregate.fan_out import (
     UNAVAILABLE,
@@ -29,11 +29,21 @@ from sidecar.gateway.frontends.aggregate.fan_out import (
     note,
 )
 from sidecar.gateway.frontends.aggregate.names import AggregateNames, joined
-from sidecar.gateway.frontends.aggregate.request_reader import EACH, params_without
+from sidecar.gateway.frontends.aggregate.request_reader import EACH, AggregateReader, params_without
 from sidecar.gateway.frontends.aggregate.stream_merge import StreamMerge
-from sidecar.gateway.frontends.mcp_requests import END, JSON, STREAM, AskIntent, ServerIntent, SpreadIntent
+from sidecar.gateway.frontends.mcp import McpFrontend
+from sidecar.gateway.frontends.mcp_requests import (
+    END,
+    JSON,
+    STREAM,
+    AskIntent,
+    Intent,
+    RequestReader,
+    ServerIntent,
+    SpreadIntent,
+)
 from sidecar.gateway.reauthorization import end_of
-from sidecar.gateway.request import RequestContext, UpstreamExchange, asked_of
+from sidecar.gateway.request import Charged, RequestContext, UpstreamExchange, asked_of
 from sidecar.gateway.request_state import Seal
 from sidecar.gateway.response_filter import LEFT_OUT, MAX_LEFT_OUT
 from sidecar.gateway.response_stream import ResponseStream
@@ -41,13 +51,14 @@ from sidecar.gateway.routing import EVERY
 from sidecar.gateway.snapshot import Service, Snapshot
 from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.identity import check_caller
+from sidecar.limits import SessionCalls
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Response, malformed
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS_VERSIONS, Era
 from sidecar.upstreams.mcp.sessions import Session
-from sidecar.vocabulary import Caller
+from sidecar.vocabulary import Caller, Decision
 
 HELLO_S: Final = 2.0  # how long a server may take to report its capabilities before all are assumed
 TTL_MS: Final = 1_000  # how long a client may cache a merged answer: servers come and go
@@ -69,22 +80,23 @@ _ALL: Final[Mapping[str, Mapping[str, bool]]] = {
 }
 
 
-@dataclass(slots=True)
-class AggregateFrontend:
+@dataclass(slots=True, kw_only=True)
+class AggregateFrontend(McpFrontend):
     """Serves the aggregate address. The key of `seal`, for cursors, belongs to the process: after a restart, and at
     another replica, a client begins a list again."""
 
-    exchanges: Forwarder
     metrics: Metrics
     seal: Seal
+    session_calls: SessionCalls
+    reader: type[RequestReader] = AggregateReader
     parts: fan_out.MemberSessions = field(init=False)
     gathering: FanOut = field(init=False)
     _heard: dict[str, set[StreamMerge]] = field(default_factory=dict)
     _methods: Mapping[str, Callable[[AggregateCall], Awaitable[web.StreamResponse]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parts = fan_out.MemberSessions(self.exchanges, self._opened)
-        self.gathering = FanOut(self.exchanges, self.parts, self.metrics)
+        self.parts = fan_out.MemberSessions(self.forwarder, self._opened)
+        self.gathering = FanOut(self.forwarder, self.parts, self.metrics)
         self._methods = {
             **dict.fromkeys(LISTED, self._list),
             "initialize": self._begin,
@@ -96,20 +108,40 @@ class AggregateFrontend:
             "notifications/cancelled": self._tell,
             "notifications/roots/list_changed": self._tell,
             STREAM: self._listen,
-            END: lambda call: self.exchanges.leave(call.request, call.session),
+            END: lambda call: self.forwarder.leave(call.request, call.session),
         }
 
-    # --- requests that name a server ----------------------------------------------------------------------------------
-
-    def admit(self, request: RequestContext, service: Service, caller: Caller) -> None:
-        """Checks the credential as at the server's own address. Raises Refusal."""
+    async def check(self, request: RequestContext, caller: Caller, intent: Intent, decision: Decision) -> Any:
+        """Finds the servers of a request that names none; checks the credential for one that names a server as at its
+        own address."""
+        if isinstance(intent, SpreadIntent):
+            return self._reach(request, caller, intent)
+        service = request.now.service(request.server)
         note(request, (service,), ())
         check_caller(caller, request.now.audience(service.name))
+        return await McpFrontend.check(self, request, caller, intent, decision)
 
-    async def attach(
-        self, request: RequestContext, service: Service, caller: Caller, intent: ServerIntent
-    ) -> ServerIntent:
+    async def carry_out(self, charged: Charged) -> web.StreamResponse:
+        content: AggregateCall | ServerIntent = charged.content
+        if isinstance(content, AggregateCall):
+            method = self._methods.get(content.intent.call.method)
+            if method is None:
+                raise Refusal(Reason.METHOD_UNKNOWN)
+            return await method(content)
+        attached = await self._attach(charged, content)
+        charged.lease.forwarded = True
+        try:
+            return await self.forwarder.carry_out(charged, attached)
+        except SessionLost:
+            if attached is content:  # no session was opened for it: the message concerns the lost session
+                raise
+        # The server lost its member session and did not execute the call, which is sent once more in a new one.
+        return await self.forwarder.carry_out(charged, await self._attach(charged, content))
+
+    async def _attach(self, charged: Charged, intent: ServerIntent) -> ServerIntent:
         """Opens the session of the one server called, and maps its names. Raises Refusal."""
+        request, caller = charged.request, charged.caller
+        service = request.now.services[request.server]
         request.outward = AggregateNames(service.name)
         session = intent.session
         if not isinstance(intent, AskIntent) or session is None or not fan_out.is_whole(session):
@@ -121,29 +153,24 @@ class AggregateFrontend:
 
     # --- requests that name none --------------------------------------------------------------------------------------
 
-    def enter(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> AggregateCall:
+    def _reach(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> AggregateCall:
         """Returns the request with the servers that it may reach. Raises Refusal if policy denies it or leaves none."""
-        now_s, switch = self.exchanges.live.clock(), self.exchanges.switch
-        for disabled in (switch.disabled, request.now.disabled):
-            disabled.refuse(caller.chain, spread.call, now_s)
-        view = fan_out.view_of(request.now, caller, spread, now_s, switch, shadow=request.shadow)
+        now_s = self.clock()
+        view = fan_out.view_of(request.now, caller, spread, now_s, self.switch, shadow=request.shadow)
         request.record.call = spread.call._replace(questions=view.questions)
         request.record.decision = view.decision
         request.record.mark("policy")
         if not request.shadow or not view.servers:
             view.decision.or_refuse()
         note(request, view.servers, ())
+        if spread.call.method in EACH:  # it counts as many calls as at the servers' own addresses; one is charged
+            for _ in view.servers[1:]:
+                try:
+                    self.session_calls.charge(caller.last.name)
+                except Refusal as refusal:
+                    if not request.excuse(refusal):
+                        raise
         return AggregateCall(request, caller, spread, view.servers)
-
-    def cost_of(self, call: AggregateCall) -> int:
-        """Returns as how many calls a request counts: as many as at the servers' own addresses."""
-        return len(call.servers) if call.intent.call.method in EACH else min(1, len(call.servers))
-
-    async def carry_out(self, call: AggregateCall) -> web.StreamResponse:
-        method = self._methods.get(call.intent.call.method)
-        if method is None:
-            raise Refusal(Reason.METHOD_UNKNOWN)
-        return await method(call)
 
     async def _begin(self, call: AggregateCall) -> web.StreamResponse:
         declared = messages.forwarded_params(call.message, "", tasks=False)
@@ -157,13 +184,13 @@ class AggregateFrontend:
             "serverInfo": _SERVER_INFO,
             "instructions": _instructions(call.servers),
         }
-        session = self.exchanges.start(call.caller, EVERY, version=version, upstream_id=None)
+        session = self.forwarder.start(call.caller, EVERY, version=version, upstream_id=None)
         session.declared = {**declared, "protocolVersion": version}
         try:
-            await self.exchanges.roaming.keep(session)
+            await self.forwarder.roaming.keep(session)
             return await _respond(call, result, {"Mcp-Session-Id": session.id})
         except Refusal:
-            self.exchanges.abandon(session)
+            self.forwarder.abandon(session)
             raise
 
     async def _discover(self, call: AggregateCall) -> web.StreamResponse:
@@ -226,7 +253,7 @@ class AggregateFrontend:
             raise malformed("params.level is not one of MCP's", INVALID_PARAMS)
         session.level = level
         if session.roams:
-            await self.exchanges.roaming.keep(session)
+            await self.forwarder.roaming.keep(session)
         reached = [service for service in call.servers if service.name in session.parts]
 
         async def told(service: Service) -> GatheredPage:
@@ -245,7 +272,7 @@ class AggregateFrontend:
         async def told(service: Service, part: Session) -> None:
             there = call.intent.call._replace(upstream=service.name, protocol_version=part.version)
             exchange = fan_out.opened_exchange(
-                service, call.request, call.caller, there, part, self.exchanges, service.timeout_s
+                service, call.request, call.caller, there, part, self.forwarder, service.timeout_s
             )
             with suppress(Refusal):  # a notification has no answer
                 (await exchange.post(own)).close()
@@ -260,7 +287,7 @@ class AggregateFrontend:
         session.open_stream(close)
         self._heard.setdefault(session.id, set()).add(merging)
         try:
-            with self.exchanges.place(exchange):
+            with self.forwarder.place(exchange):
                 async with merging.running() as answer:
                     return await ResponseStream(exchange, None).stream(answer)
         finally:
@@ -271,7 +298,7 @@ class AggregateFrontend:
 
     async def _subscribe(self, call: AggregateCall) -> web.StreamResponse:
         exchange = self._stream(call)
-        with self.exchanges.place(exchange):
+        with self.forwarder.place(exchange):
             async with self._merging(call).running() as answer:
                 return await ResponseStream(exchange, None).answer(answer)
 
@@ -280,8 +307,8 @@ class AggregateFrontend:
         request, decision = call.request, call.request.record.decision
         until = None if decision is None else end_of(call.caller, decision, request.now)
         exchange = UpstreamExchange(
-            request, call.caller, call.intent.call, None, self.exchanges.streams, request.now, until,
-            service=call.servers[0], session=call.intent.session,
+            request, call.caller, call.intent.call, None, self.forwarder.oversight.open, until, call.servers[0],
+            call.intent.session,
         )  # fmt: skip
         exchange.has_no_end()
         return exchange
@@ -290,9 +317,9 @@ class AggregateFrontend:
         return StreamMerge(call, self.gathering, partial(self._seen, call.caller, call.intent))
 
     def _seen(self, caller: Caller, spread: SpreadIntent, now: Snapshot) -> Sequence[Service]:
-        now_s = self.exchanges.live.clock()
+        now_s = self.clock()
         try:
-            return fan_out.view_of(now, caller, spread, now_s, self.exchanges.switch, shadow=now.shadows(now_s)).servers
+            return fan_out.view_of(now, caller, spread, now_s, self.switch, shadow=now.shadows(now_s)).servers
         except Refusal:
             return ()
 

@@ -84,7 +84,7 @@ class StreamMerge:
 
     @property
     def _live(self) -> Live:
-        return self.gathering.exchanges.live
+        return self.gathering.forwarder.live
 
     def hear(self, name: str, last_event_id: str | None = None) -> None:
         """Opens one more server's stream, unless it is open already."""
@@ -133,8 +133,8 @@ class StreamMerge:
         """Returns the objects that determine which servers the caller sees; a changed rule is a different object."""
         return (
             self._live.current,
-            self.gathering.exchanges.switch.disabled,
-            self.gathering.exchanges.switch.switched_off,
+            self.gathering.forwarder.switch.disabled,
+            self.gathering.forwarder.switch.switched_off,
         )
 
     def _start(self, names: Sequence[str], resumed: tuple[str, str] | None = None) -> None:
@@ -228,7 +228,7 @@ class StreamMerge:
                 if answer.status == 405:
                     raise Refusal(Reason.VERB_NOT_ALLOWED, "this server offers no stream")
                 if exchange.session is not None:
-                    self.gathering.exchanges.check_alive(exchange.session, answer)
+                    self.gathering.forwarder.check_alive(exchange.session, answer)
                 if answer.status != 200 or answer.media_type != EVENT_STREAM:
                     raise refusal_of(answer)
                 with exchange.streaming(answer):
@@ -246,8 +246,8 @@ class StreamMerge:
             questions=(messages.server_question(service.name, spread.call.question.action), *own),
             protocol_version=part.version if part is not None else spread.call.protocol_version,
         )
-        exchanges, timeout_s = self.gathering.exchanges, service.timeout_s
-        exchange = fan_out.opened_exchange(service, request, caller, call, part, exchanges, timeout_s)
+        forwarder, timeout_s = self.gathering.forwarder, service.timeout_s
+        exchange = fan_out.opened_exchange(service, request, caller, call, part, forwarder, timeout_s)
         exchange.outward = AggregateNames(service.name)
         exchange.has_no_end()
         return exchange
@@ -273,7 +273,7 @@ class StreamMerge:
 
     async def _pass_on(self, exchange: UpstreamExchange, answer: UpstreamAnswer) -> None:
         session, name = exchange.session, exchange.service.name
-        relay = self.gathering.exchanges.relay(exchange, session.sent if session is not None else ())
+        relay = self.gathering.forwarder.relay(exchange, session.sent if session is not None else ())
         sent, told = PipedEvents(self.pipe), not self._subscribes
         async for event in relay.read(answer):
             if not told and event.message:
