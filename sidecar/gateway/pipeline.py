@@ -44,7 +44,7 @@ from sidecar.gateway.frontends.mcp import McpFrontend
 from sidecar.gateway.frontends.mcp_requests import JSON, STREAM
 from sidecar.gateway.frontends.rest import RestFrontend
 from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.request import Charged, Operation, RequestContext
+from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.request_metrics import measure
 from sidecar.gateway.routing import Entrance, Route
 from sidecar.gateway.snapshot import Live, all_of
@@ -87,7 +87,7 @@ class Frontend(Protocol):
     def enter(self, request: RequestContext, route: Route) -> None:
         """Prepares for refusals before the caller is known: they are written in the protocol of the address."""
 
-    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the operation. Only what was parsed is decided on and sent."""
 
     async def check(self, request: RequestContext, caller: Caller, content: Any, decision: Decision) -> Any:
@@ -107,7 +107,7 @@ class Asked(NamedTuple):
 
     caller: Caller
     frontend: Frontend
-    operation: Operation
+    operation: ParsedOperation
 
 
 @dataclass(slots=True)
@@ -328,7 +328,7 @@ class Pipeline:
     # --- deciding, charging, carrying out -----------------------------------------------------------------------------
 
     async def _carry_out(
-        self, request: RequestContext, caller: Caller, frontend: Frontend, operation: Operation
+        self, request: RequestContext, caller: Caller, frontend: Frontend, operation: ParsedOperation
     ) -> web.StreamResponse:
         """Takes one operation from the decision to the answer, which `drain` waits for."""
         call, record, now = operation.call, request.record, request.now

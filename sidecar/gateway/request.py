@@ -44,7 +44,7 @@ class RefusalWriter(Protocol):
     def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse: ...
 
 
-class Operation(NamedTuple):
+class ParsedOperation(NamedTuple):
     """What a frontend read from a request: the call that policy decides on, and the frontend's own content.
 
     `begins` says that it begins work, rather than being an answer to the server or a notification; `takes_no_slot` that
@@ -115,14 +115,15 @@ class RequestContext:
 
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""
-        routing.check_body(self.http, self.headers, self.now.bounds, a2a=a2a)
-        raw = routing.arrived_body(self.http, self.now.bounds)
+        raw = routing.arrived_body(self.http, self.headers, self.now.bounds, a2a=a2a)
         if raw is not None and len(raw) <= SMALL_BYTES:
             self.record.bytes_in = len(raw)
             return raw
         with self._room() as room:
             if raw is None:
-                raw = await routing.read_body(self.http, self.now.bounds, room.grow, who=room.who)
+                raw = await routing.read_body(
+                    self.http, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a
+                )
             room.grow(len(raw))
             self.record.bytes_in = len(raw)
             self.large = await self.body_admission.wait(room.who, cost_of(raw))

@@ -300,18 +300,14 @@ class BodyBounds:
     max_response_bytes: int = 10 * 2**20
 
 
-def check_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds, *, a2a: bool = False) -> None:
-    """Raises Refusal for a body that is not JSON by its media type, or A2A's, or announces that it is too large."""
+def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds, *, a2a: bool = False) -> bytes | None:
+    """Returns a body that arrived with its head, as most do; None if there is more to wait for. Raises Refusal as
+    `read_body` does."""
     types = headers.get("content-type", ())
     if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
-
-
-def arrived_body(request: web.BaseRequest, bounds: BodyBounds) -> bytes | None:
-    """Returns a body that arrived with its head, as most do; None if there is more to wait for. Raises Refusal:
-    TOO_LARGE, or MALFORMED_CALL for one that is badly framed."""
     content = request.content
     if not content.is_eof():
         return None
@@ -321,11 +317,21 @@ def arrived_body(request: web.BaseRequest, bounds: BodyBounds) -> bytes | None:
 
 
 async def read_body(
-    request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], *, who: str = ""
+    request: web.BaseRequest,
+    headers: Headers,
+    bounds: BodyBounds,
+    grow: Callable[[int], None],
+    *,
+    who: str = "",
+    a2a: bool = False,
 ) -> bytes:
-    """Returns the whole body, which comes from `who`. `grow` is called with the size so far, and may refuse it. Raises
-    Refusal: TOO_LARGE, MALFORMED_CALL for a body that never ends or is badly framed, CALLER_GONE if its sender left,
-    OVERLOADED if its connection is needed for others."""
+    """Returns the whole body, which is JSON by its media type, or by A2A's, and comes from `who`. `grow` is called with
+    the size so far, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for a body
+    that never ends or is badly framed, CALLER_GONE if its sender left, OVERLOADED if its connection is needed for
+    others."""
+    if (whole := arrived_body(request, headers, bounds, a2a=a2a)) is not None:
+        grow(len(whole))
+        return whole
     try:
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # a client that sent `Expect` waits for it
@@ -333,7 +339,7 @@ async def read_body(
         connection = request.protocol
         with connection.waiting_for_body(who) if isinstance(connection, ServerConnection) else nullcontext():
             return await _rest(request.content, bounds, grow)
-    except (TimeoutError, GaveWay, TooManyChunks, web.RequestPayloadError, ConnectionError) as fault:
+    except (TimeoutError, GaveWay, web.RequestPayloadError, ConnectionError) as fault:
         raise _refusal_of_body(fault) from None
 
 

@@ -155,7 +155,7 @@ async def test_a_stream_of_an_agent_of_grpc_that_is_cut_off_is_recorded_and_told
         await asyncio.Event().wait()
 
     async with before_grpc(tmp_path, answer) as world:
-        exchanges = world.app.pipeline.forwarder
+        forwarder = world.app.pipeline.forwarder
         streams = [asyncio.create_task(ask(world, *way, "message/stream", SEND)) for way in SPOKEN]
         await until(lambda: len(forwarder.streams) == len(streams))
         (tmp_path / "policies" / "user_to_nhi.csv").write_text("p, user:bob, nhi:researcher, use, -, -, -, allow\n")

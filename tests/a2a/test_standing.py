@@ -144,7 +144,7 @@ async def test_who_waits_for_the_first_event_of_a_stream_is_watched_over_too(way
         go_on.set()
         assert (answered.status, answered.reason, answered.results) == (403, "principal-disabled", ())
         assert world.ends()[-1]["reason"] == "principal-disabled"
-        assert world.app.pipeline.forwarder.oversight.calls == set()
+        assert world.app.pipeline.forwarder.oversight.open.calls == set()
 
 
 async def test_what_never_reached_the_agent_costs_nothing(tmp_path: Path) -> None:

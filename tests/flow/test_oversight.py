@@ -131,7 +131,7 @@ async def test_a_call_under_way_when_its_permission_ends(
             answered.set()
         assert reason_of(await asyncio.wait_for(calling, PATIENCE_S)) == reason
         assert [record["reason"] for record in running.ends()][-1] == (reason or None)
-        assert not running.app.pipeline.forwarder.oversight.calls
+        assert not running.app.pipeline.forwarder.oversight.open.calls
 
 
 async def revoke(running: World, who: str, how: str) -> None:

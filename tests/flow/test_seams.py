@@ -254,11 +254,11 @@ async def test_a_servers_state_is_good_for_the_caller_and_the_call_that_got_it(c
     async with gateway(tmp_path, upstream=StatelessOnly(tools=tools), rules=rules) as running:
         asked = (await act(running, QUESTION, who=ALICE))[-1]["result"]
         assert asked["resultType"] == "input_required"
-        sent, exchanges = again(asked), running.app.pipeline.forwarder
+        sent, forwarder = again(asked), running.app.pipeline.forwarder
         states = {"altered": sent["requestState"][:-4] + "AAA=", "made up": "1", "no text": 1}  # "1" is the server's
         sent["requestState"] = states.get(case, sent["requestState"])
         if case == "too old":
-            exchanges.states = replace(exchanges.states, now_s=lambda: time.time() + LASTS_S + 1)
+            forwarder.states = replace(forwarder.states, now_s=lambda: time.time() + LASTS_S + 1)
         who = BOB if case == "another caller" else ALICE
         more = {"name": "other"} if case == "another tool" else {}
         server: Any = running.upstream

@@ -18,7 +18,7 @@ from sidecar.gateway.error_responses import AnswerShape
 from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveIntent, RequestReader, ServerIntent, begins
 from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.request import Charged, Operation, RequestContext
+from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import Route
 from sidecar.gateway.snapshot import Service
 from sidecar.policy.similar_keys import SIMILAR_KEY
@@ -42,7 +42,7 @@ class McpFrontend:
     def enter(self, request: RequestContext, route: Route) -> None:
         """Nothing to prepare: refusals have MCP's form already."""
 
-    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads era, session, method and parameters. Raises Refusal for a request that is malformed or unknown, or
         names no session of the caller."""
         reader = self.reader(self.forwarder.sessions, request, caller, routing.head_of(request.headers))
@@ -53,7 +53,9 @@ class McpFrontend:
         is_paired = route.kind == routing.SSE
         return operation_of(request, reader.of_stream() if is_paired else reader.of_verb(request.verb))
 
-    def parse_paired(self, request: RequestContext, caller: Caller, session: Session, message: Message) -> Operation:
+    def parse_paired(
+        self, request: RequestContext, caller: Caller, session: Session, message: Message
+    ) -> ParsedOperation:
         """Reads a message of HTTP+SSE that belongs to this session."""
         head = routing.head_of(request.headers)
         return operation_of(
@@ -110,9 +112,9 @@ class McpFrontend:
         return await self.forwarder.carry_out(charged, charged.content)
 
 
-def operation_of(request: RequestContext, intent: Intent) -> Operation:
+def operation_of(request: RequestContext, intent: Intent) -> ParsedOperation:
     request.goes_to(intent.call.upstream)
-    return Operation(intent.call, intent, begins(intent))
+    return ParsedOperation(intent.call, intent, begins(intent))
 
 
 async def _check_arguments(request: RequestContext, service: Service, intent: AskIntent, decision: Decision) -> None:

@@ -23,7 +23,7 @@ from sidecar.errors import Refusal
 from sidecar.gateway.error_responses import PROBLEM_JSON, McpError
 from sidecar.gateway.frontends.mcp import McpFrontend, operation_of
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON, AskIntent
-from sidecar.gateway.request import Charged, Operation, RequestContext, UpstreamExchange
+from sidecar.gateway.request import Charged, ParsedOperation, RequestContext, UpstreamExchange
 from sidecar.gateway.response_filter import FilteredMessage, refused
 from sidecar.gateway.response_stream import withhold
 from sidecar.gateway.routing import TOOLS, Route, check_no_query, is_tool
@@ -98,7 +98,7 @@ async def read(request: RequestContext, route: Route) -> AskIntent:
 class RestFrontend(McpFrontend):
     session_calls: SessionCalls
 
-    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         return operation_of(request, await read(request, route))
 
     async def carry_out(self, charged: Charged) -> web.StreamResponse:

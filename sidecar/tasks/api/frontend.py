@@ -17,7 +17,7 @@ from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.mcp_requests import JSON
 from sidecar.gateway.reauthorization import end_of
-from sidecar.gateway.request import Charged, Operation, RequestContext, WatchedExchange
+from sidecar.gateway.request import Charged, ParsedOperation, RequestContext, WatchedExchange
 from sidecar.gateway.routing import Route
 from sidecar.http.server.response import WholeResponse
 from sidecar.identity import check_caller
@@ -56,7 +56,7 @@ class TaskFrontend:
     def enter(self, request: RequestContext, route: Route) -> None:
         """Nothing to prepare: refusals are problem documents already."""
 
-    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the request. Raises Refusal; another's task and an unknown task get the same one."""
         if route.kind == routing.TASKS:
             asked = await self._for_all(request, caller)
@@ -74,7 +74,7 @@ class TaskFrontend:
         request.goes_to(asked.call.upstream)
         if asked.call.upstream:  # the same check as at the agent's own address
             check_caller(caller, request.now.audience(asked.call.upstream, routing.AGENTS))
-        return Operation(asked.call, asked, takes_no_slot=asked.here)
+        return ParsedOperation(asked.call, asked, takes_no_slot=asked.here)
 
     async def _for_all(self, request: RequestContext, caller: Caller) -> TaskRequest:
         if request.verb == "GET":

@@ -25,7 +25,7 @@ from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonR
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.a2a.task_pages import TaskPages
 from sidecar.gateway.reauthorization import end_of
-from sidecar.gateway.request import Charged, OpenExchanges, Operation, RequestContext, WatchedExchange
+from sidecar.gateway.request import Charged, OpenExchanges, ParsedOperation, RequestContext, WatchedExchange
 from sidecar.gateway.routing import Route
 from sidecar.http.client import Deadline
 from sidecar.http.server.response import WholeResponse
@@ -33,8 +33,7 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards as documents
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Version
-from sidecar.protocols.a2a.operations import Operation as AgentMethod
+from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
@@ -71,7 +70,7 @@ class AgentExchange(WatchedExchange):
         self.dialect = _dialect(request)
 
     @property
-    def operation(self) -> AgentMethod:
+    def operation(self) -> Operation:
         return self.owning.intent.operation
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
@@ -120,11 +119,11 @@ class AgentFrontend:
         """Sets the writer that the address implies, so that refusals are in the caller's version and binding."""
         request.dialect = request.dialect or _dialect_at(route, request_reader.version_said(request.headers))
 
-    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> Operation:
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the operation. Raises Refusal, in the caller's version and binding if they are known."""
         intent = await self._parsed(request, route)
         request.asks(intent.call.method)
-        return Operation(intent.call, intent)
+        return ParsedOperation(intent.call, intent)
 
     async def _parsed(self, request: RequestContext, route: Route) -> AgentOperation:
         called = _called(request)
@@ -419,7 +418,7 @@ def _query(request: RequestContext) -> Any:
         raise malformed(str(error), INVALID_PARAMS) from None
 
 
-async def _json(request: RequestContext, operation: AgentMethod) -> Any:
+async def _json(request: RequestContext, operation: Operation) -> Any:
     """Reads the body of an HTTP+JSON request. It may be absent if the address holds all parameters."""
     if not request.http.body_exists and operation in (CANCEL, RESUBSCRIBE):
         return {}
