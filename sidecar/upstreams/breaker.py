@@ -81,7 +81,6 @@ class Breaker:
 
     @property
     def falters(self) -> bool:
-        """Whether half the faults that open it came in a row."""
         return self.in_a_row * 2 >= self.failures
 
     @property
@@ -112,7 +111,6 @@ class Breaker:
         return self._turn
 
     def answered(self, given: BreakerPass, *, own: bool = False) -> None:
-        """The upstream answered."""
         if given != self._turn or (own and self._met_by_callers and self.state is BreakerState.CLOSED):
             return
         self.in_a_row, self._met_by_callers = 0, False
@@ -124,14 +122,12 @@ class Breaker:
             self.answered(given)
 
     def failed(self, given: BreakerPass, *, own: bool = False) -> None:
-        """The upstream failed."""
         if given == self._turn:
             self.in_a_row += 1
             self._met_by_callers = self._met_by_callers or not own
             self._happened(BreakerEvent.TOO_MANY if self.in_a_row >= self.failures else BreakerEvent.FAULT)
 
     def given_up(self, given: BreakerPass) -> None:
-        """The caller gave up; the outcome is unknown."""
         if given == self._turn:
             self._trial_until = 0.0
 

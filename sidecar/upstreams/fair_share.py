@@ -30,12 +30,10 @@ class FairShares:
         self._lines: dict[Owner, tuple[SendQueue, list[int]]] = {}
 
     def __len__(self) -> int:
-        """How many callers have calls in progress."""
         return len(self._lines)
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for others of the same caller."""
         return sum(len(line) for line, _ in self._lines.values())
 
     async def take(self, caller: Caller, deadline_s: float) -> tuple[Owner, float]:
@@ -61,7 +59,6 @@ class FairShares:
         return owner, until - loop.time()
 
     def give_back(self, owner: Owner) -> None:
-        """Return a place after the call."""
         self._lines[owner][0].step_out()
         self._leave(owner)
 

@@ -74,7 +74,6 @@ class HealthProbes:
         self._plans: dict[str, _Plan] = {}
 
     async def run(self) -> None:
-        """Probe until cancelled."""
         try:
             while True:
                 self._tend()

@@ -42,7 +42,6 @@ class HealthReport:
     stderr: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """The report as JSON values."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {**values, "left_out": [one._asdict() for one in self.left_out]}
 
@@ -95,5 +94,4 @@ async def _asked(upstream: McpTransport, now: str) -> HealthReport:
 
 
 def sentence(refusal: Refusal) -> str:
-    """A failure as a sentence of the sidecar's."""
     return f"{refusal.answer.message}: {refusal.detail}" if refusal.detail else refusal.answer.message

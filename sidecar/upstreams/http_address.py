@@ -47,7 +47,6 @@ class HttpAddress:
         headers: Sequence[Header] = (),
         max_connections: int = 100,
     ) -> None:
-        """Raises ValueError for an invalid URL."""
         self.url = url
         self.origin = parse_origin(url)
         self.credential = credential
@@ -101,7 +100,6 @@ class HttpAddress:
 
 
 async def body_of(response: ClientResponse, max_bytes: int) -> bytes:
-    """The whole body, within the deadline of the request. Raises Refusal."""
     try:
         return await response.read(max_bytes)
     except EgressError as failure:

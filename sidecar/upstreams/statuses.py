@@ -30,7 +30,6 @@ class Status(Protocol):
 
 
 def refusal_of(answer: Status) -> Refusal:
-    """The refusal of a call that was answered with this head."""
     said, wait_s = words_of(answer), retry_after_s(answer)
     if answer.status == LIMITED:
         return Refusal(Reason.UPSTREAM_LIMITED, said, retry_after_s=wait_s)
@@ -59,7 +58,6 @@ def in_words_of(refusal: Refusal, error: Mapping[str, Any]) -> Refusal:
 
 
 def words_of(answer: Status) -> str:
-    """The status as a sentence of the sidecar's."""
     target = _target(answer) if 300 <= answer.status < 400 else ""
     if target:
         return f"it answered HTTP {answer.status}, a redirect to {target}, which is not followed: set its url to that"

@@ -133,11 +133,9 @@ class UpstreamAccount:
         self._heard(UpstreamNews.UNWELCOME)
 
     def checked(self) -> None:
-        """A probe has ended."""
         self.last_check_at = self._clock()
 
     def called(self) -> None:
-        """A caller's call is sent."""
         self.calls += 1
         self.last_call_at = self._clock()
 
@@ -155,7 +153,6 @@ class UpstreamAccount:
         self.tool_errors += 1
 
     def session_lost(self) -> None:
-        """The upstream lost a session that it had opened."""
         self.sessions_lost += 1
         if self._observer is not None:
             self._observer.session_lost(self.name)
@@ -176,7 +173,6 @@ class UpstreamAccount:
             self._observer.message_dropped(self.name)
 
     def closed(self) -> None:
-        """The sidecar closed the upstream."""
         self._heard(UpstreamNews.CLOSED)
 
     def plain(self) -> dict[str, Any]:
@@ -251,21 +247,18 @@ class CallOutcome:
             account.called()
 
     def answered(self, error: str = "") -> None:
-        """The upstream answered, perhaps with an `error`."""
         if not self._done:
             self._done = True
             self._account.answered(self._pass, own=self._own)
             self._count(error)
 
     def faulted(self, why: str) -> None:
-        """The upstream failed."""
         if not self._done:
             self._done = True
             self._account.faulted(self._pass, why, own=self._own)
             self._count(why)
 
     def refused(self, refusal: Refusal) -> None:
-        """The use, or reading its answer, raised a refusal."""
         if self._done:
             return
         ours = isinstance(refusal.__cause__, QueueFull | NoCapacity | OfOneCaller) or isinstance(refusal, Unsent)
@@ -282,7 +275,6 @@ class CallOutcome:
             self._count(why)
 
     def given_up(self) -> None:
-        """The caller gave up."""
         if not self._done:
             self._done = True
             self._account.breaker.given_up(self._pass)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
 
 import sidecar.gateway.forwarder
 from sidecar.errors import Reason, Refusal
@@ -17,6 +15,7 @@ from sidecar.settings.server import StreamSettings
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.guests import ALICE, BOB, GOOD, IDP, emitter, gateway, gone, opened, stream
 from tests.flow.idp import ISSUER, bearer
+from tests.flow.scripts import after
 from tests.flow.streams import Emitter, event
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import PATIENCE_S, Upstream, World, until, world
@@ -43,7 +42,7 @@ async def test_a_condition_that_reads_the_time_is_asked_again_and_again(
 ) -> None:
     monkeypatch.setattr(reauthorization, "REVIEW_S", 0.2)
     begun, bounds = asyncio.Event(), settings(revoked_calls="cancel")
-    upstream = slow(asyncio.Event(), begun)
+    upstream = Upstream(script={"tools/call": after(asyncio.Event(), begun=begun)})
     async with world(tmp_path, rules=HOUR, upstream=upstream, settings=bounds) as running:
         calling = asyncio.create_task(running.call("search_code", GOOD))
         await begun.wait()
@@ -99,15 +98,6 @@ def test_no_two_are_told_the_same_moment_to_come_back() -> None:
     assert (places.count, places.taken) == (0, {})
 
 
-def slow(answered: asyncio.Event, begun: asyncio.Event) -> Upstream:
-    async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        begun.set()
-        await answered.wait()
-        return Upstream().answer(message)
-
-    return Upstream(script={"tools/call": respond})
-
-
 @pytest.mark.parametrize(
     ("bounds", "grace_s", "change", "reason"),
     [
@@ -122,7 +112,8 @@ async def test_a_call_under_way_when_its_permission_ends(
 ) -> None:
     monkeypatch.setattr(reauthorization, "REVOKED_GRACE_S", grace_s)
     answered, begun = asyncio.Event(), asyncio.Event()
-    async with world(tmp_path, upstream=slow(answered, begun), settings=settings(**bounds)) as running:
+    upstream = Upstream(script={"tools/call": after(answered, begun=begun)})
+    async with world(tmp_path, upstream=upstream, settings=settings(**bounds)) as running:
         calling = asyncio.create_task(running.call("search_code", GOOD))
         await begun.wait()
         await revoke(running, "nhi:planner", change)

@@ -179,21 +179,16 @@ async def test_a_list_in_a_stream_or_on_another_stream_is_filtered_too(tmp_path:
 
 
 async def test_progress_questions_and_their_answers_share_the_stream(tmp_path: Path) -> None:
-    answers: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def asks(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request_)
-        progress = {"progressToken": message["params"]["_meta"]["progressToken"], "progress": 1}
-        await stream.write(event({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}, id="e1"))
-        question = request("sampling/createMessage", {"messages": [], "maxTokens": 1}, id="q")
-        await stream.write(event(question, id="e2"))
-        said = await answers.get()
-        await stream.write(event(result_of(message, {"content": [{"type": "text", "text": said["result"]["text"]}]})))
-        return stream
+    answers, answered = list[Any](), asyncio.Event()
+    progress = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": "p", "progress": 1}}
+    question = request("sampling/createMessage", {"messages": [], "maxTokens": 1}, id="q")
+    asks = stream(
+        *(event(progress, id="e1"), event(question, id="e2"), answered), lambda m: result_of(m, answers[0]["result"])
+    )
 
     async def taken(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        answers.put_nowait(message)
+        answers.append(message)
+        answered.set()
         return web.Response(status=202)
 
     async with behind(tmp_path, {"tools/call": asks, "response": taken}) as mine:
@@ -204,10 +199,10 @@ async def test_progress_questions_and_their_answers_share_the_stream(tmp_path: P
         progress, question = (json.loads(block.split(b"data: ")[1]) for block in blocks)
         assert progress["params"]["progressToken"] == "p" and question["method"] == "sampling/createMessage"
         await mine.say({"jsonrpc": "2.0", "id": "q", "result": {"text": "well"}})
-        assert (await mine.answer(3))["result"]["content"][0]["text"] == "well"
+        assert (await mine.answer(3))["result"] == {"text": "well"}
         await mine.say({"jsonrpc": "2.0", "id": "q", "result": {"text": "again"}})  # answered before: not passed on
         await until(lambda: len(mine.world.ends()) == 5)
-        assert answers.empty() and mine.world.ends()[-1]["reason"] == "malformed-call"
+        assert len(answers) == 1 and mine.world.ends()[-1]["reason"] == "malformed-call"
 
 
 async def test_what_the_server_says_unasked_comes_on_the_stream_also_after_it_broke(

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from sidecar.cli.audit import audit as command
 from tests.flow.guests import result_of
+from tests.flow.scripts import answer, giving, stream
 from tests.flow.streams import Emitter, event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk
 from tests.flow.test_kill import process
@@ -39,16 +40,6 @@ p, nhi:planner, nhi:github, sampling/createMessage, -, -, -, allow
 """
 
 
-def answering(result: dict[str, Any] | None = None, *, error: dict[str, Any] | None = None, status: int = 200) -> Any:
-    async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        stateless_call = "_meta" in message["params"]
-        body = {"resultType": "complete", **(result or {})} if stateless_call else result
-        answer = {"error": error} if error else {"result": body}
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], **answer}, status=status)
-
-    return respond
-
-
 def text(content: str, **more: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": content}], **more}
 
@@ -62,7 +53,7 @@ def before(folder: Path, responses: str, respond: Any, **more: Any) -> Any:
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_secret_is_taken_out_and_the_outcome_says_so(tmp_path: Path, era: Era) -> None:
     result = text(f"mail {MAIL}", structuredContent={"mail": MAIL, "pan": 4111111111111111})
-    async with before(tmp_path, "redact: [{classes: [email, card]}]", answering(result)) as running:
+    async with before(tmp_path, "redact: [{classes: [email, card]}]", giving(result)) as running:
         status, body, _ = await Talk(running, era).call("get_file")
         assert status == 200
         assert body["result"]["content"][0]["text"] == f"mail {GONE}"
@@ -72,7 +63,7 @@ async def test_a_secret_is_taken_out_and_the_outcome_says_so(tmp_path: Path, era
 
 
 async def test_where_nothing_was_replaced_or_looked_at_the_outcome_says_that(tmp_path: Path, planner: World) -> None:
-    async with before(tmp_path / "rules", "redact: [{classes: [email]}]", answering(text("nothing"))) as running:
+    async with before(tmp_path / "rules", "redact: [{classes: [email]}]", giving(text("nothing"))) as running:
         for one, replaced in ((running, 0), (planner, None)):
             await one.call("get_file")
             end = one.ends()[-1]
@@ -83,7 +74,7 @@ async def test_where_nothing_was_replaced_or_looked_at_the_outcome_says_that(tmp
 
 @pytest.mark.parametrize("status", [200, 400])
 async def test_an_error_is_searched_like_a_result(tmp_path: Path, status: int) -> None:
-    respond = answering(error={"code": -32000, "message": f"no user {MAIL}", "data": {"who": MAIL}}, status=status)
+    respond = answer(status, error={"code": -32000, "message": f"no user {MAIL}", "data": {"who": MAIL}})
     async with before(tmp_path, "redact: [{classes: [email]}]", respond) as running:
         got, body, _ = await running.call("get_file")
         assert (got, body["error"]["message"], body["error"]["data"]) == (status, f"no user {GONE}", {"who": GONE})
@@ -91,15 +82,12 @@ async def test_an_error_is_searched_like_a_result(tmp_path: Path, status: int) -
 
 
 async def test_every_event_of_a_stream_is_searched(tmp_path: Path) -> None:
-    async def respond(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        moved = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "message": MAIL}}
-        answer = result_of(message, {"resultType": "complete", **text(MAIL)})
-        return await streamed(request, *map(event, (LOGGED, moved, answer)))
-
+    moved = {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "message": MAIL}}
+    respond = stream(event(LOGGED), event(moved), lambda m: result_of(m, {"resultType": "complete", **text(MAIL)}))
     async with before(tmp_path, "redact: [{classes: [email]}]", respond) as running:
-        said, moved, answer = messages_in((await running.call("get_file"))[1])
+        said, moved, answered = messages_in((await running.call("get_file"))[1])
         assert (said["params"]["data"], moved["params"]["message"]) == (GONE, GONE)
-        assert answer["result"]["content"][0]["text"] == GONE
+        assert answered["result"]["content"][0]["text"] == GONE
         assert running.ends()[-1]["redactions"] == 3
 
 
@@ -170,7 +158,7 @@ async def test_no_answer_is_fetched_under_the_rules_of_another_call(tmp_path: Pa
 
 async def test_an_open_stream_is_under_the_newest_rules(tmp_path: Path) -> None:
     emitter = Emitter()
-    async with before(tmp_path, "max_bytes: 1MiB", answering(), script={"GET": emitter.listen}) as running:
+    async with before(tmp_path, "max_bytes: 1MiB", giving({}), script={"GET": emitter.listen}) as running:
         talk = Talk(running, "session")
         await talk.open()
         async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session) as ear:
@@ -186,7 +174,7 @@ async def test_an_open_stream_is_under_the_newest_rules(tmp_path: Path) -> None:
 
 async def test_too_large_an_answer_is_refused(tmp_path: Path) -> None:
     rules = "max_bytes: 2KiB, max_bytes_of: {get_file: 8KiB}"
-    async with before(tmp_path, rules, answering(text("x" * 4096))) as running:
+    async with before(tmp_path, rules, giving(text("x" * 4096))) as running:
         status, body, _ = await running.call("delete_repo")
         assert (status, body["error"]["data"]["reason"]) == (502, "response-refused")
         assert (await running.call("get_file"))[0] == 200
@@ -202,9 +190,9 @@ async def test_a_result_that_does_not_fit_its_schema_is_refused_without_its_valu
         (text("failed", isError=True), "", ""),
     ]
     rules = "check_output: true, redact: [{pointers: [/structuredContent/city]}]"
-    async with before(tmp_path, rules, answering()) as running:
+    async with before(tmp_path, rules, giving({})) as running:
         for result, pointer, keyword in rows:
-            running.upstream.script["tools/call"] = answering(result)
+            running.upstream.script["tools/call"] = giving(result)
             status, body, _ = await running.call("get_file")
             if not pointer:
                 assert status == 200
@@ -219,7 +207,7 @@ async def test_a_result_that_does_not_fit_its_schema_is_refused_without_its_valu
 
 async def test_a_tool_whose_output_schema_cannot_be_used_is_not_run(tmp_path: Path) -> None:
     bad = {**WEATHER, "outputSchema": {"type": "object", "properties": {"x": {"$ref": "https://evil.example/s"}}}}
-    upstream = Upstream(script={"tools/call": answering(text("x"))}, tools=[bad, TOOLS[1]])
+    upstream = Upstream(script={"tools/call": giving(text("x"))}, tools=[bad, TOOLS[1]])
     async with world(
         tmp_path, rules=RULES, upstream=upstream, upstream_settings="responses: {check_output: true}"
     ) as running:
@@ -251,7 +239,7 @@ SAID = {"type": "repository", "description": "a file of main", "confidence": 0.9
 async def test_a_named_tools_result_is_kept_as_the_caller_had_it_and_the_outcome_names_it(tmp_path: Path) -> None:
     result = text(f"mail {MAIL}", structuredContent={"b": 1, "a": MAIL}, _meta={"x": 1, "evidence": SAID})
     rules = "evidence: [get_*], redact: [{classes: [email]}]"
-    async with before(tmp_path, rules, answering(result)) as running:
+    async with before(tmp_path, rules, giving(result)) as running:
         _, body, _ = await running.call("get_file", {"path": "/very/private"}, headers={"X-Run-Id": "run-7"})
         await running.call("delete_repo", {"repo": "x"})
         (kept,) = evidence(running)
@@ -271,7 +259,7 @@ async def test_a_named_tools_result_is_kept_as_the_caller_had_it_and_the_outcome
 
 
 async def test_the_commands_say_whether_a_result_is_the_one_that_was_kept(tmp_path: Path) -> None:
-    async with before(tmp_path, "evidence: ['*']", answering(text("first"))) as running:
+    async with before(tmp_path, "evidence: ['*']", giving(text("first"))) as running:
         await running.call("get_file")
         await running.call("delete_repo")
         log, file = running.app.settings.audit_path, evidence_path(running)
@@ -299,7 +287,7 @@ async def test_the_commands_say_whether_a_result_is_the_one_that_was_kept(tmp_pa
 
 async def test_what_must_be_kept_and_cannot_be_is_refused_before_the_caller_has_it(tmp_path: Path) -> None:
     """Where a folder is in the file's place, another writes it, it is no evidence, or the result is too large."""
-    async with before(tmp_path, "evidence: [get_file]", answering(text("precious"))) as running:
+    async with before(tmp_path, "evidence: [get_file]", giving(text("precious"))) as running:
         path = evidence_path(running)
         path.parent.mkdir()
 
@@ -308,11 +296,11 @@ async def test_what_must_be_kept_and_cannot_be_is_refused_before_the_caller_has_
             assert (got, body["error"]["data"]["reason"]) == (status, reason)
             assert "precious" not in json.dumps(body) and running.ends()[-1]["reason"] == reason
 
-        running.upstream.script["tools/call"] = answering(text("x", inputRequests={"1": {"method": "roots/list"}}))
+        running.upstream.script["tools/call"] = giving(text("x", inputRequests={"1": {"method": "roots/list"}}))
         assert (await running.call("get_file"))[0] != 200 and not path.exists(), "what is refused is not kept"
-        running.upstream.script["tools/call"] = answering(text("precious" * 2**19))
+        running.upstream.script["tools/call"] = giving(text("precious" * 2**19))
         await refused(502, "response-refused")
-        running.upstream.script["tools/call"] = answering(text("precious"))
+        running.upstream.script["tools/call"] = giving(text("precious"))
         path.mkdir()
         await refused(503, "audit-unavailable")
         assert 'sidecar_audit_records_total{event="evidence",result="failed"} 1' in await running.metrics()
@@ -333,7 +321,7 @@ async def test_what_must_be_kept_and_cannot_be_is_refused_before_the_caller_has_
 
 async def test_best_effort_lets_the_result_go(tmp_path: Path) -> None:
     settings = "audit: {durability: best_effort}\n"
-    async with before(tmp_path, "evidence: [get_file]", answering(text("x")), settings=settings) as running:
+    async with before(tmp_path, "evidence: [get_file]", giving(text("x")), settings=settings) as running:
         evidence_path(running).mkdir(parents=True)
         assert (await running.call("get_file"))[0] == 200
         async with asyncio.timeout(PATIENCE_S):
@@ -346,7 +334,7 @@ async def test_a_large_answer_holds_nobody_up(tmp_path: Path) -> None:
     """1 MB of prose with everything looked for; the loop is late by less than the bound (threats I11)."""
     prose = "the quick brown fox paid 4111 euros to fox@a and 10.0 more; " * 17_000
     rules = "redact: [{classes: [email, card, bearer, jwt, api_key, private_key, iban, ssn, ipv4]}]"
-    async with before(tmp_path, rules, answering(text(prose + MAIL))) as running:
+    async with before(tmp_path, rules, giving(text(prose + MAIL))) as running:
         lags = list[float]()  # in the loop's own work, whatever else the machine does
 
         async def tick() -> None:
@@ -365,7 +353,7 @@ async def test_a_large_answer_holds_nobody_up(tmp_path: Path) -> None:
 
 async def test_every_result_that_was_answered_is_kept_and_named_after_a_kill() -> None:
     """kill -9 under load, with lines of a size that a kill can tear."""
-    upstream = Upstream(script={"tools/call": answering(text("x" * 20_000))})
+    upstream = Upstream(script={"tools/call": giving(text("x" * 20_000))})
     async with process(upstream, upstream_settings="responses: {evidence: ['*']}") as client:
         running = client.running
         loaded = asyncio.create_task(client.load(asyncio.Event()))

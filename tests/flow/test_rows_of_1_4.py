@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS
+from tests.flow.guests import result_of
 from tests.flow.idp import SETTINGS, Idp, bearer
+from tests.flow.scripts import answer, stream
+from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import SESSION, Upstream, World, request, world
 
@@ -206,15 +208,11 @@ async def test_what_is_in_no_row_does_not_pass(era: Era, tmp_path: Path) -> None
 # --- what a server asks of its client -------------------------------------------------------------------------------
 
 ASKED_OF_CLIENT = ("sampling/createMessage", "elicitation/create", "roots/list")
-Respond = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
 @pytest.mark.parametrize("method", ASKED_OF_CLIENT)
 async def test_a_result_that_asks_the_client_needs_a_row(method: str, tmp_path: Path) -> None:
-    async def asks(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        result = {"resultType": "input_required", "inputRequests": {"a": {"method": method, "params": {}}}}
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
-
+    asks = answer(result={"resultType": "input_required", "inputRequests": {"a": {"method": method, "params": {}}}})
     others = "".join(allow("nhi:github", other) for other in ASKED_OF_CLIENT if other != method)
     for name, more, reason in (
         ("with", allow("nhi:github", method), ""),
@@ -225,25 +223,16 @@ async def test_a_result_that_asks_the_client_needs_a_row(method: str, tmp_path: 
         upstream = Upstream(script={"tools/call": asks})
         rules = allow("tool:github/search_code", "use") + more
         async with world(tmp_path / name, rules=rules, upstream=upstream) as running:
-            answer = await Talk(running, "stateless").call("search_code", {"repo": "a"})
-            assert reason_of(answer) == reason, name
-            assert ("inputRequests" in json.dumps(answer[1])) == (reason == "")
+            told = await Talk(running, "stateless").call("search_code", {"repo": "a"})
+            assert reason_of(told) == reason, name
+            assert ("inputRequests" in json.dumps(told[1])) == (reason == "")
             decisions = [r for r in running.records() if r["event"] == "decision" and r["action"] == method]
             assert [(r["object"], r["reason"]) for r in decisions] == [("nhi:github", reason or None)]
 
 
 @pytest.mark.parametrize("method", ASKED_OF_CLIENT)
 async def test_a_request_of_the_server_needs_a_row(method: str, tmp_path: Path) -> None:
-    async def asks(request_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request_)
-        for event in (
-            request(method, {}, id="s-1"),
-            {"jsonrpc": "2.0", "id": message["id"], "result": {"content": []}},
-        ):
-            await stream.write(f"data: {json.dumps(event)}\n\n".encode())
-        return stream
-
+    asks = stream(event(request(method, {}, id="s-1")), lambda message: result_of(message, {"content": []}))
     for name, more, allowed in (("with", allow("nhi:github", method), True), ("without", "", False)):
         upstream = Upstream(script={"tools/call": asks})
         rules = allow("tool:github/search_code", "use") + more
@@ -277,13 +266,6 @@ def named(kind: str) -> list[dict[str, Any]]:
     if kind == "resource":
         return [{"uri": f"repo://files/{name}", "name": name} for name in NAMES]
     return [{"name": name, "inputSchema": {"type": "object"}} if kind == "tool" else {"name": name} for name in NAMES]
-
-
-def listing(member: str, kind: str) -> Respond:
-    async def respond(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": {member: named(kind)}})
-
-    return respond
 
 
 def policy(pick: random.Random) -> str:
@@ -323,7 +305,9 @@ def using(kind: str, name: str, pick: random.Random) -> tuple[str, dict[str, Any
 
 @asynccontextmanager
 async def library(folder: Path) -> AsyncIterator[World]:
-    script = {method: listing(member, kind) for kind, (method, member, _) in KINDS.items() if kind != "tool"}
+    script = {
+        method: answer(result={member: named(kind)}) for kind, (method, member, _) in KINDS.items() if kind != "tool"
+    }
     upstream = Upstream(script=script, tools=named("tool"))
     roles = "g, nhi:cron, role:night\ng, role:night, role:staff\ng, user:bob, role:staff\n"
     sets = "".join(f"g2, {object_}, set:some\n" for object_ in ("tool:github/get_file", "prompt:github/get_file"))

@@ -62,7 +62,6 @@ class AgentUpstream:
     unable: Callable[[Operation], AgentError | None] = lambda _: None
 
     async def close(self) -> None:
-        """Close the agent's connections."""
         await self.cards.close()
         await self.wire.close()
 

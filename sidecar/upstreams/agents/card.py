@@ -94,7 +94,6 @@ class CardKeeper:
         """Does nothing: a card is read on demand."""
 
     async def close(self) -> None:
-        """Stop refreshing the card."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)

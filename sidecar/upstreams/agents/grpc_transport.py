@@ -106,7 +106,6 @@ class GrpcAgent:
         return GrpcStream(call, outgoing.operation, version, partial(self._unwelcome, outgoing, shown), over)
 
     def _unwelcome(self, outgoing: OutgoingOperation, shown: Header | None, error: aio.AioRpcError) -> None:
-        """Report a rejected credential, so that it is not shown again."""
         if error.code() is grpc.StatusCode.UNAUTHENTICATED and shown is not None:
             self.secrets.refused(outgoing.caller, shown)
 
@@ -214,7 +213,6 @@ def _unsendable() -> Refusal:
 
 
 def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
-    """A result in the canonical form. Raises Refusal(RESPONSE_REFUSED)."""
     name = response_name(operation, version)
     if not name:
         return {}

@@ -105,7 +105,6 @@ class GuardedStream:
 
 
 def _tell(visit: CallOutcome, refusal: Refusal) -> None:
-    """Record the outcome of a failed use."""
     if isinstance(refusal, Declined) or refusal.reason is Reason.UPSTREAM_LIMITED:
         visit.answered(refusal.detail)
     else:

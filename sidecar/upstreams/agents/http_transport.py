@@ -312,7 +312,6 @@ def _text(said: Any) -> str:
 
 
 def _apart(operation: Operation, params: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """The ids for the path, and the remaining parameters."""
     rest = dict(params)
     if operation.request in ("GetTaskRequest", "CancelTaskRequest", "SubscribeToTaskRequest"):
         return {"task": str(rest.pop("id", ""))}, rest

@@ -29,7 +29,6 @@ def unsaid(error: UnreadableMessage) -> Unsent:
 
 
 def written(form: WireForm, outgoing: OutgoingOperation) -> Result:
-    """The parameters in the agent's form. Raises Unsent for what that form cannot express."""
     try:
         return form.write_params(outgoing.operation, outgoing.params)
     except UnreadableMessage as error:

@@ -38,7 +38,6 @@ class TokenSigner:
         object.__setattr__(self, "kid", "" if self.key is None else self.key.kid)
 
     def sign(self, claims: Mapping[str, Any]) -> str:
-        """Sign the claims; returns a compact JWT."""
         if self.key is None:
             raise ValueError("there is a key wherever something is to be signed")
         return self.key.sign(claims, typ="JWT")

@@ -28,8 +28,7 @@ class CredentialSource:
         return None
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
-        """The header for a caller's exchange, None the sidecar's own; None if none is sent. Raises Unsent; never
-        retried."""
+        """The header for a caller's exchange, None is the sidecar; None if none is sent. Raises Unsent."""
         return self.fixed
 
     async def header_within(self, caller: Caller | None, deadline_s: float) -> tuple[Header | None, float]:
@@ -76,7 +75,6 @@ class PassedToken(CredentialSource):
 
 
 def bearer(token: str) -> Header:
-    """The Authorization header of a token (RFC 6750)."""
     return "Authorization", f"Bearer {token}"
 
 

@@ -40,11 +40,7 @@ log = logging.getLogger("sidecar.upstreams.credentials")
 
 
 class DeniedError(Exception):
-    """The endpoint refused, for one of the reasons that RFC 6749, 8693 and 8707 define."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
+    """The endpoint refused; the text is the code, as RFC 6749, 8693 or 8707 defines it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,6 @@ class ClientProof:
     audience: str = ""
 
     def shown(self, now_s: float, new_id: Callable[[], str]) -> tuple[Form, Form]:
-        """The header fields and form fields."""
         if self.key is not None:
             times = {"iat": int(now_s), "exp": int(now_s + ASSERTION_S)}
             claims = {"iss": self.client_id, "sub": self.client_id, "aud": self.audience, **times, "jti": new_id()}
@@ -96,12 +91,11 @@ class TokenEndpoint:
                 return _granted(response.status, await _object(response))
         except (EgressError, Unsent, DeniedError) as failure:
             unsent = _unsent(failure) if isinstance(failure, EgressError) else failure
-            why = f"it denied: {unsent.code}" if isinstance(unsent, DeniedError) else unsent.detail
+            why = f"it denied: {unsent}" if isinstance(unsent, DeniedError) else unsent.detail
             log.warning("token_endpoint_gave_no_token", extra={"endpoint": self._origin.host_header, "why": why})
             raise unsent from (None if unsent is failure else failure)
 
     async def close(self) -> None:
-        """Close connections."""
         await self._client.close()
 
 

@@ -81,9 +81,9 @@ class ExchangedTokens(OwnGrant):
         try:
             granted = await self.endpoint.ask(form)
         except DeniedError as denied:
-            if denied.code not in _OF_THE_CALLER:
+            if str(denied) not in _OF_THE_CALLER:
                 raise _refuses_us(denied) from None
-            detail = f"the token cannot be exchanged for one of this server ({denied.code})"
+            detail = f"the token cannot be exchanged for one of this server ({denied})"
             challenge = f'error="invalid_token", error_description="{detail}"'
             fault = CredentialFault.NOT_EXCHANGED
             raise Unsent(Reason.BAD_CREDENTIAL, detail, challenge=challenge, credential_fault=fault) from None
@@ -96,4 +96,4 @@ def _key_of(caller: Caller | None) -> bytes:
 
 
 def _refuses_us(denied: DeniedError) -> Unsent:
-    return Unsent(Reason.UPSTREAM_FAILED, f"its token endpoint refuses the sidecar ({denied.code})")
+    return Unsent(Reason.UPSTREAM_FAILED, f"its token endpoint refuses the sidecar ({denied})")

@@ -197,7 +197,6 @@ class _SchemaPlaces:
                     waiting.append((child, base, f"{at}/{step}"))
 
     def _embed(self, node: dict[str, Any], base: str, at: str) -> str:
-        """Register a resource inside the document; returns its name."""
         if self.dialect not in _EMBEDS:
             raise SchemaRefused(f"{_place(at)}/$id stands below the top of the schema")
         name = self.joined(base, node["$id"].removesuffix("#"))

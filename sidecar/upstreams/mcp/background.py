@@ -31,7 +31,6 @@ class BackgroundTasks:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self, within_s: float = CLOSING_S) -> None:
-        """Wait a little for the tasks in progress, and cancel the rest."""
         if self._tasks:
             _, late = await asyncio.wait(set(self._tasks), timeout=within_s)
             for task in late:

@@ -86,8 +86,7 @@ class ToolCatalogue:
         return self.tools.get(name)
 
     def usable(self, name: str, digest: str | None = None) -> bool:
-        """Whether a call of this tool, with this `digest` if given, could be validated by the current list: for
-        filters."""
+        """Whether a call of this tool, with this `digest` if given, could be validated by the current list."""
         tool = self.tools.get(name)
         known = tool is not None and digest in (None, tool.definition.digest)
         if not known and self._may_force(self._clock()):
@@ -95,8 +94,7 @@ class ToolCatalogue:
         return known and tool is not None and tool.schema is not None
 
     async def tool(self, name: str, deadline_s: float) -> Tool:
-        """The tool, waiting for its list. Raises Refusal: TOOL_UNKNOWN, SCHEMA_UNAVAILABLE; UPSTREAM_FAILED,
-        UPSTREAM_TIMEOUT."""
+        """The tool, waiting for its list. Raises TOOL_UNKNOWN, SCHEMA_UNAVAILABLE; UPSTREAM_FAILED, UPSTREAM_TIMEOUT."""
         asked_at = self._clock()
         await self.learn(deadline_s)
         tool = self.tools.get(name)
@@ -198,7 +196,6 @@ class ToolCatalogue:
         }
 
     async def close(self) -> None:
-        """Stop refreshing, and end our own session with the upstream."""
         tasks = {task for task in (self._flight, self._listener) if task is not None and not task.done()}
         for task in tasks:
             task.cancel()
@@ -214,7 +211,6 @@ class ToolCatalogue:
         return True
 
     def _refresh(self, now: float) -> asyncio.Task[None]:
-        """The refresh in progress, or a new one. A waiting call that is cancelled does not end it."""
         if self._flight is None or self._flight.done():
             self._fresh_until = now + RETRY_AFTER_S  # if it fails, the next try is not at once
             self._flight = asyncio.create_task(self._learn(self._changes, now), name=f"tools of {self._upstream.name}")
@@ -299,11 +295,9 @@ class Spellings:
             self._by_form.popitem(last=False)
 
     def learn_all(self, written: tuple[str, ...]) -> None:
-        """Record a whole list of resources."""
         for uri in written:
             if not fault_in_uri(uri):
                 self.learn(normal_uri(uri), uri)
 
     def spelled(self, form: str) -> str:
-        """The upstream's spelling of a normal form."""
         return self._by_form.get(form, form)

@@ -241,13 +241,11 @@ class DuplexTransport:
         return session.listen()
 
     def end_session(self, session_id: str) -> None:
-        """Forget the session."""
         session = self.sessions.pop(session_id, None)
         if session is not None:
             session.end()
 
     async def close(self) -> None:
-        """Close the line. Waiting callers get a refusal."""
         self._lose(Refusal(Reason.UPSTREAM_FAILED, "its connection was closed"))
         self._reading.cancel()
         await self._background.close(within_s=0)

@@ -174,7 +174,6 @@ class ExchangeOutcome(CallOutcome):
             self._account.redirected(words_of(answer))
 
     def ended(self, *, said_something: bool) -> None:
-        """The whole answer was read."""
         if said_something:
             self.answered()
         else:

@@ -57,7 +57,6 @@ class SseWire(DuplexWire):
         self._failure: Refusal | None = None
 
     async def begin(self) -> None:
-        """Wait for the endpoint. Raises Refusal."""
         async for event in self._events:
             if event.event == "endpoint":
                 path = _path_of(event.data or "", self._address)
@@ -136,7 +135,6 @@ class SseUpstream(LineTransport):
         await self._address.close()
 
     async def is_there(self, caller: Caller | None, within_s: float) -> bool:
-        """Whether the address opens a stream of this transport."""
         try:
             async with asyncio.timeout(within_s):
                 wire = await self.open_wire("", caller)

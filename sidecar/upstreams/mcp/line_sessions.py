@@ -76,7 +76,6 @@ class LineTransport(McpTransport):
 
     @property
     def lines(self) -> int:
-        """The number of open lines."""
         return len(self._lines)
 
     @abstractmethod
@@ -133,7 +132,6 @@ class LineTransport(McpTransport):
         return await line.exchange(outbound)
 
     async def _begin(self, outbound: Outbound) -> BuiltUpstream:
-        """Begin a session, and its line unless all share one."""
         if self._shared:
             line = await self._kept_line(outbound, "session")
         else:
@@ -222,7 +220,6 @@ class LineTransport(McpTransport):
         self._drop(min(lines, key=lambda line: line.used_mono_s))
 
     def _drop(self, line: DuplexTransport) -> None:
-        """Forget the line at once, and close it in the background."""
         if line not in self._lines:
             return
         del self._lines[line]
@@ -235,7 +232,6 @@ class LineTransport(McpTransport):
         task.add_done_callback(self._closing.discard)
 
     async def _sweep(self) -> None:
-        """End idle lines, as long as there are any lines."""
         while self._lines:
             await asyncio.sleep(SWEEP_EVERY_S)
             now = self._clock()

@@ -79,8 +79,7 @@ class ToolListing(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """The revision agreed on, the server's name for itself ("" if it gives none), its capabilities, and the handshake's
-    time."""
+    """The revision agreed on, the server's name for itself, "" if none, its capabilities, the handshake's time."""
 
     version: str
     server: str
@@ -144,7 +143,6 @@ class OwnConversation:
                     yield kind, await self.entries(kind)
 
     async def entries(self, kind: Kind) -> list[object]:
-        """Every entry of one list, unchecked. Raises Refusal as `list_tools`."""
         return (await self._list(kind)).entries
 
     async def probe(self, within_s: float) -> None:
@@ -202,7 +200,6 @@ class OwnConversation:
                             pass  # the answer does not matter
 
     async def close(self) -> None:
-        """End our session, if there is one."""
         session_id, version = self._session_id, self.version
         self.version, self._session_id = "", None
         if session_id is not None:
@@ -305,7 +302,6 @@ def _server(result: Mapping[str, Any]) -> str:
 
 
 def _line(word: str) -> str:
-    """A text of the server's, made safe for a terminal."""
     return "".join(character if character.isprintable() else "?" for character in word[:MAX_WORD_CHARS])
 
 

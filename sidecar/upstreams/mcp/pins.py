@@ -52,7 +52,6 @@ def digest_of(entry: Mapping[str, Any]) -> str:
 
 
 def definition_of(entry: Mapping[str, Any]) -> Definition:
-    """The digests of a list entry."""
     digest = digest_of(entry)
     if not digest:
         return UNPINNABLE
@@ -87,7 +86,6 @@ class Pins:
     source: str = field(default="", compare=False)
 
     def mode(self, server: str, setting: Mode | None) -> Mode:
-        """The mode of a server, by its setting."""
         return setting or ("require" if server in self.servers else "warn")
 
     def required(self, settings: Mapping[str, Mode | None]) -> Mapping[str, Mapping[str, str]]:
@@ -126,7 +124,6 @@ class Drift(NamedTuple):
 
 
 def drift_between(old: Defined | None, new: Defined) -> Drift | None:
-    """The difference between two definitions; None if there is none."""
     if old is not None and old.digest == new.digest and new.digest:
         return None
     before = {} if old is None else old.members
@@ -151,6 +148,5 @@ class Sightings:
             self._seen[tool] = definition_of(entry)
 
     def take(self) -> dict[str, Definition]:
-        """The definitions since the last call."""
         seen, self._seen = self._seen, {}
         return seen

@@ -63,8 +63,7 @@ def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
 
 
 def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
-    """The text of pins.yaml with these pins in place of the server's old ones. Raises PolicyError if the existing file
-    cannot be read."""
+    """The text of pins.yaml with these pins in place of the server's old ones. Raises PolicyError as `load_pins`."""
     servers = {**load_pins(path).servers, server: pins}
     return HEAD + "".join(_server_block(name, servers[name]) for name in servers)
 
@@ -120,7 +119,6 @@ class PinEntry(Section):
             yield Finding("the definition was not written by the sidecar", hint=_BY_COMMAND, at=("definition",))
 
     def pin(self) -> Pin:
-        """The pin of this entry."""
         pin = pin_of(orjson.loads(self.definition), at=self.pinned_at, by=self.pinned_by)
         assert pin is not None  # its digest was compared
         return pin

@@ -47,7 +47,6 @@ class SessionRecord(NamedTuple):
     level: str
 
     def sealed(self, session_id: str) -> str:
-        """The record in its stored form."""
         plain = orjson.dumps({"v": VERSION, **self._asdict()})
         return AesSeal(session_id.encode(), _SEALED).sealed_text(plain, _ABOUT).decode()
 
@@ -66,7 +65,6 @@ def opened(session_id: str, sealed: object) -> SessionRecord | None:
 
 
 def key_of(session_id: str) -> str:
-    """The store's key of the record."""
     return f"session:{hashlib.sha256(_NAMED + session_id.encode()).hexdigest()}"
 
 
@@ -146,8 +144,7 @@ class SessionStore:
             return True  # unknown: its upstream has a time-out of its own
 
     async def look(self) -> None:
-        """Renew the records of sessions with open streams here; end those that another replica ended. Runs
-        periodically."""
+        """Renew the records of sessions with open streams here; end those that another replica ended."""
         now = self.sessions.clock_mono()
         if self.run is None or now - self._looked_mono_s < LOOK_EVERY_S:
             return

@@ -42,7 +42,6 @@ class PendingRequest(NamedTuple):
 
     @property
     def tool(self) -> str:
-        """The tool that it calls, if it calls one."""
         return self.question.name
 
 
@@ -78,7 +77,6 @@ class Session:
 
     @property
     def has_streams(self) -> bool:
-        """Whether it has open streams."""
         return any(one.streams for one in (self, *self.parts.values()))
 
     def begin(self, version: str, upstream_id: str | None) -> None:
@@ -124,14 +122,12 @@ class Session:
         self.streams.pop(close, None)
 
     def close(self) -> None:
-        """End the session and every stream of it."""
         self.ended = True
         for close in list(self.streams):
             close()
 
     def sealed_event_id(self, upstream_event_id: str) -> str | None:
-        """The upstream's event id, bound to this session, as the caller sees it; None for one that no header could
-        carry."""
+        """The upstream's event id, bound to this session; None for one that no header could carry."""
         if not _EVENT_ID.fullmatch(upstream_event_id):
             return None
         raw = upstream_event_id.encode()
@@ -256,8 +252,7 @@ class Sessions:
 
 
 def upstream_id_from(header: str | None) -> str | None:
-    """The id of an upstream's session, if it has one. Raises Refusal(RESPONSE_REFUSED) for one that no header can
-    carry."""
+    """The id of an upstream's session, if it has one. Raises Refusal(RESPONSE_REFUSED) if no header can carry it."""
     if header is not None and not _UPSTREAM_ID.fullmatch(header):
         raise Refusal(Reason.RESPONSE_REFUSED, "its session id is not 1 to 1,024 visible ASCII characters")
     return header

@@ -48,7 +48,6 @@ class StderrLines:
             self._lines.append(shown[:MAX_TAIL_CHARS])
 
     def lines(self, count: int = MAX_TAIL_LINES) -> list[str]:
-        """The newest lines, oldest first."""
         return list(self._lines)[-count:]
 
 
@@ -80,7 +79,6 @@ class ProgramWire(DuplexWire):
             raise Refusal(Reason.UPSTREAM_FAILED, "its program has closed its input") from None
 
     async def messages(self) -> AsyncGenerator[bytes, None]:
-        """Each line that is not blank."""
         how = "nothing reads its output any more"
         try:
             rest = bytearray()

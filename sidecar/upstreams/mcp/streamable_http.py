@@ -60,7 +60,7 @@ class HttpUpstream(McpTransport):
         return self._address.open_connections
 
     async def exchange(self, outbound: Outbound) -> HttpAnswer:
-        """See `McpTransport.exchange`. Raises MALFORMED_CALL for a value that no header can carry; Unsent without a
+        """See `McpTransport.exchange`. Raises MALFORMED_CALL if no header can carry a value; Unsent without a
         credential."""
         verb, message = outbound.verb, outbound.message
         headers = []

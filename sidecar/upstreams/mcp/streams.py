@@ -39,7 +39,6 @@ class StreamPlace:
 
 
 def received(raw: bytes) -> Message:
-    """Parse one message of a server. Raises Refusal(RESPONSE_REFUSED)."""
     try:
         return jsonrpc.message_from(jsonrpc.parse_answer(raw))
     except Refusal as refusal:

@@ -107,7 +107,6 @@ class UpstreamAnswer(ABC):
         """The caller did not get the input request that the answer ended with: its call need not wait for input."""
 
     def with_body(self, body: bytes) -> BuiltUpstream:
-        """The same answer, with a body that was read from it."""
         return BuiltUpstream(self.status, body, media_type=self.media_type, headers=self.headers)
 
     def __enter__(self) -> Self:
@@ -120,12 +119,10 @@ class UpstreamAnswer(ABC):
 
 
 def event_of(message: Message) -> bytes:
-    """The message as an event of a stream."""
     return sse.encode_event(encode_message(message))
 
 
 def unknown_method(request_id: Id) -> Response:
-    """The response of a peer that does not know the method."""
     return Response(request_id, error={"code": METHOD_NOT_FOUND, "message": "Method not found"})
 
 
@@ -191,8 +188,7 @@ class TransportLayer(McpTransport):
 
 
 async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail: str = "") -> T:
-    """What arrives until a deadline that may be moved; `arrival` may be awaited again. Raises
-    Refusal(UPSTREAM_TIMEOUT)."""
+    """What arrives until a deadline that may move; `arrival` may be awaited again. Raises Refusal(UPSTREAM_TIMEOUT)."""
     loop = asyncio.get_running_loop()
     while (at := deadline.at) is None or loop.time() < at:
         with suppress(TimeoutError):  # the deadline may have moved: check again
@@ -202,8 +198,7 @@ async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail:
 
 
 class AnswerPipe:
-    """Bytes from one writer, which never waits, to one reader, which loses the rest and gets a refusal if it is too
-    slow."""
+    """Bytes from a writer, which never waits, to a reader, which loses the rest and gets a refusal if it is slow."""
 
     __slots__ = ("_end", "_news", "_pieces", "_size", "closed", "max_bytes")
 
@@ -273,7 +268,6 @@ class BuiltUpstream(UpstreamAnswer):
 
     @classmethod
     def of_response(cls, response: Response, status: int = 200, **how: Any) -> Self:
-        """The answer whose body is this response."""
         return cls(status, encode_message(response), **how)
 
     async def read(self, max_bytes: int) -> bytes:

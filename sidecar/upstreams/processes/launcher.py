@@ -95,10 +95,9 @@ class ProcessUsage(NamedTuple):
 
 
 class OutputShare:
-    """A share of the event loop, for the output of all programs of one sidecar.
-
-    A program that writes thousands of pieces at once would keep the event loop busy. A reader pauses as long as the
-    share requires, and the program waits with its pipe full. Unused time is saved up for later bursts."""
+    """A share of the event loop, for the output of all programs of one sidecar. A program that writes thousands of
+    pieces at once would keep the event loop busy. A reader pauses as long as the share requires, and the program waits
+    with its pipe full. Unused time is saved up for later bursts."""
 
     def __init__(self, share: float, clock_mono: Callable[[], float] = time.monotonic) -> None:
         self._share = share
@@ -144,7 +143,6 @@ class Process:
 
     @property
     def exit(self) -> Exit | None:
-        """How it ended; None while it runs."""
         return self._exit.result() if self._exit.done() else None
 
     def answer(self) -> AbstractAsyncContextManager[None]:
@@ -152,8 +150,7 @@ class Process:
         return self._answers.piece()
 
     def aside(self) -> AbstractAsyncContextManager[None]:
-        """Counts against the share for all other output. What a program that has ended left in its pipe is read at
-        once."""
+        """Counts against the share for other output. What a program that has ended left in its pipe is read at once."""
         return nullcontext() if self.exit is not None else self._asides.piece()
 
     async def wait(self) -> Exit:
@@ -161,7 +158,6 @@ class Process:
         return await asyncio.shield(self._exit)
 
     async def gone(self) -> None:
-        """Wait until nothing of it is left."""
         await asyncio.shield(self.followed)
 
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
@@ -192,7 +188,6 @@ class Process:
         self._pipes.close_outputs()
 
     async def _follow(self) -> None:
-        """Read its keeper's messages to the end."""
         exit_ = Exit()
         try:
             while line := await self._hear.readline():
@@ -335,7 +330,6 @@ class _Pipes:
 
     @classmethod
     async def opened(cls) -> tuple[_Pipes, list[int]]:
-        """The sidecar's ends and the program's. Raises OSError."""
         made: list[int] = []
         try:
             for _ in range(3):

@@ -154,7 +154,6 @@ class ProcessKeeper:
         self._heard = b""
 
     def run(self) -> None:
-        """Run from the start until nothing of the program is left."""
         folder = self._order["cwd"]
         private = folder is None
         try:
@@ -252,7 +251,6 @@ class ProcessKeeper:
             _quietly(os.kill, self._pid, number)
 
     def _reap(self) -> bool:
-        """Reap ended children; False when nothing is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -500,7 +500,7 @@ def keywords(children: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
 schemas: st.SearchStrategy[Json] = st.recursive(st.booleans() | st.just({}), keywords, max_leaves=6)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(root=keywords(schemas), one=schemas, two=schemas, arguments=st.dictionaries(names, values, max_size=4))
 def test_both_engines_say_the_same(root: Json, one: Json, two: Json, arguments: dict[str, Json]) -> None:
     schema = {**root, "type": "object", "$defs": {"one": one, "two": two}}

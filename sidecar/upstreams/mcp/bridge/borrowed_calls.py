@@ -173,7 +173,6 @@ class HeldCalls:
         return len(self._held) < MAX_HELD
 
     def hold(self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id]) -> str:
-        """Hold a call; returns the state that names it."""
         state = secrets.token_urlsafe(STATE_BYTES)
         lapse = asyncio.get_running_loop().call_later(self._question_s, self.drop, state)
         self._held[state] = HeldCall(course, questions, asked, lapse)
@@ -186,7 +185,6 @@ class HeldCalls:
         return held if mine else None
 
     def take(self, state: str) -> None:
-        """Its caller is back: remove it."""
         self._held.pop(state).lapse.cancel()
 
     def drop(self, state: str) -> None:
@@ -197,7 +195,6 @@ class HeldCalls:
             self._dropped(held)
 
     def drop_all_in(self, lent: BorrowedSession) -> None:
-        """Drop every call of a session that ended."""
         for state in [state for state, held in self._held.items() if held.course.held and held.course.lent is lent]:
             self.drop(state)
 

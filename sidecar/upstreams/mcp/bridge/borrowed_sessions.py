@@ -18,7 +18,7 @@ import orjson
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.compact_json import compact_json
 from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
-from sidecar.protocols.mcp.eras import META_CLIENT, SESSION_VERSIONS, SESSION_VERSIONS_SET
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, SESSION_VERSIONS, SESSION_VERSIONS_SET
 from sidecar.upstreams.mcp.background import BackgroundTasks
 from sidecar.upstreams.mcp.bridge import translation
 from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall
@@ -85,8 +85,7 @@ class BorrowedSession:
         return self._last_id
 
     def only_course(self) -> BorrowedCall | None:
-        """The call that an unsolicited message belongs to: the only one not held. None for anonymous callers, who share
-        it."""
+        """The call that an unsolicited message belongs to: the only one not held. Anonymous callers share the session."""
         running = [course for course in self.courses.values() if not course.held]
         return running[0] if len(running) == 1 and not self.outbound.is_anonymous else None
 
@@ -113,7 +112,6 @@ class BorrowedSessions:
         self._sweeper: asyncio.Task[None] | None = None
 
     def close(self) -> None:
-        """End every session."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         for task in list(self._opening.values()):
@@ -124,7 +122,7 @@ class BorrowedSessions:
     async def of(self, outbound: Outbound, request: Request) -> BorrowedSession:
         """The owner's session with these capabilities. The first call opens it, and concurrent ones wait for that."""
         meta = request.params.get("_meta", {})
-        capabilities = translation.lent_capabilities(meta)
+        capabilities = translation.of_client(meta.get(META_CAPABILITIES, {}))
         key = outbound.owner, compact_json(capabilities, orjson.OPT_SORT_KEYS)
         lent = self._lent.get(key)
         if lent is None:
@@ -205,7 +203,6 @@ class BorrowedSessions:
         self.end(idle)
 
     async def _sweep(self) -> None:
-        """End idle sessions, as long as there are any sessions."""
         while self._lent:
             await asyncio.sleep(min(SWEEP_EVERY_S, self._idle_s))
             now_s = asyncio.get_running_loop().time()
@@ -241,7 +238,6 @@ class BorrowedSessions:
         lent.subscriptions.clear()
 
     def reply(self, lent: BorrowedSession, response: Response) -> None:
-        """Answer a request of the server in the background."""
         self.background.add(self.tell(lent, response))
 
     async def tell(self, lent: BorrowedSession, message: Notification | Response) -> None:

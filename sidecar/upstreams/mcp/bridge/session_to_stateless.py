@@ -54,8 +54,7 @@ HEARD_WITHIN_S: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class EmulatedSession:
-    """One emulated session. `server` is the result of its `initialize`, `questions` the requests that the server waits
-    for."""
+    """One emulated session. `server` is the result of its `initialize`, `questions` what the server waits for."""
 
     id: str
     owner: str
@@ -267,7 +266,6 @@ class EmulatedStream:
                 before.close()
 
     def close(self) -> None:
-        """The caller left, or the session is over."""
         self._played.ears.discard(self)
         self.pipe.end()
         if self._current is not None:

@@ -65,7 +65,6 @@ class StatelessToSession:
         return await self._call(lent, outbound, request, deadline)
 
     async def close(self) -> None:
-        """End every session."""
         self._sessions.close()
         await self._sessions.background.close()
 
@@ -170,8 +169,8 @@ class StatelessToSession:
         return BuiltUpstream.of_response(final, status, withheld=partial(self.held.drop, state))
 
     def told(self, course: BorrowedCall, message: Message) -> tuple[Notification | Response | None, str]:
-        """What a message becomes for the caller, if anything; a response is the last. The second value names it if
-        it is held now. Raises Refusal(RESPONSE_REFUSED)."""
+        """What a message becomes for the caller, if anything; a response is the last. The second value names it if it
+        is held now. Raises Refusal(RESPONSE_REFUSED)."""
         if isinstance(message, Response):
             return self._final(course, message)
         if isinstance(message, Notification):
@@ -282,7 +281,6 @@ class StatelessToSession:
     # --- unsolicited messages -----------------------------------------------------------------------------------------
 
     def _heard(self, lent: BorrowedSession, message: Message | StreamMark) -> None:
-        """A message on the session's own stream."""
         if isinstance(message, Request):
             course = lent.only_course()
             if message.method == "ping":

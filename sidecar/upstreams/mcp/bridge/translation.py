@@ -94,12 +94,7 @@ def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
     return kept
 
 
-def lent_capabilities(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's capabilities, as an `initialize` of the session era declares them."""
-    return _of_client(meta.get(META_CAPABILITIES, {}))
-
-
-def _of_client(declared: Mapping[str, Any]) -> dict[str, Any]:
+def of_client(declared: Mapping[str, Any]) -> dict[str, Any]:
     """What a client of either era may declare, without changes of its roots: no caller here can announce them."""
     kept = {key: declared[key] for key in _CLIENT_CAPABILITIES if isinstance(declared.get(key), dict)}
     return {**kept, "roots": {}} if "roots" in kept else kept
@@ -181,7 +176,7 @@ def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[s
 
 def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:
     """The capabilities of `initialize`, as each request of the stateless era repeats them."""
-    kept = _of_client(capabilities)
+    kept = of_client(capabilities)
     if kept.get("elicitation") == {}:
         kept["elicitation"] = {"form": {}}  # the meaning of an empty object before there were two modes
     return kept

@@ -60,11 +60,8 @@ async def test_its_three_streams_and_its_end_are_ours(processes: Processes) -> N
     await process.end()
 
 
-ENDS = [("exit 0", "exit code 0"), ("exit 3", "exit code 3"), ("kill -SEGV $$", "signal 11 (SIGSEGV)")]
-
-
 async def test_how_it_ended_is_told(processes: Processes) -> None:
-    for script, told in ENDS:
+    for script, told in (("exit 0", "exit code 0"), ("kill -SEGV $$", "signal 11 (SIGSEGV)")):
         process = await processes.start(shell(script))
         assert str(await process.wait()) == told
         await process.end()
@@ -105,33 +102,32 @@ async def test_signals_are_as_a_program_expects_them(processes: Processes) -> No
     await process.end()
 
 
-@linux
-async def test_what_a_program_leaves_behind_when_it_ends_by_itself_ends_too(processes: Processes) -> None:
-    process = await processes.start(shell("trap '' TERM; setsid sleep 600 & echo $!; exit 0"))
-    orphan = await pid_said(process)
-    assert await process.wait() == Exit(code=0)
-    await dies(orphan, 2.0)
-    await process.end()
+def killed_keeper_of(process: Process) -> None:
+    os.kill(int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+
+LEAVES = "trap '' TERM; (setsid sleep 600 & echo $!); "
 
 
 @linux
-async def test_when_the_sidecar_lets_go_everything_ends_within_two_seconds(processes: Processes) -> None:
-    process = await processes.start(shell("trap '' TERM; (setsid sleep 600 & echo $!) ; sleep 600"))
+@pytest.mark.parametrize(
+    ("script", "end", "told"),
+    [
+        (LEAVES + "exit 0", lambda process: None, "exit code 0"),
+        (LEAVES + "sleep 600", Process.abandon, ""),
+        (LEAVES + "sleep 600", killed_keeper_of, "an unknown status"),
+    ],
+    ids=["it ends by itself", "the sidecar lets go", "its keeper is killed"],
+)
+async def test_all_that_a_program_started_ends_within_two_seconds(
+    processes: Processes, script: str, end: Callable[[Process], None], told: str
+) -> None:
+    process = await processes.start(shell(script))
     orphan = await pid_said(process)
-    process.abandon()
+    end(process)
     await dies(process.pid, 2.0)
-    await dies(orphan, 0.5)
-
-
-@linux
-async def test_when_a_keeper_is_killed_the_warden_ends_what_it_kept(processes: Processes) -> None:
-    process = await processes.start(shell("trap '' TERM; (setsid sleep 600 & echo $!); sleep 600"))
-    orphan = await pid_said(process)
-    keeper = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(keeper, signal.SIGKILL)
-    await dies(process.pid, 1.0)
-    await dies(orphan, 1.0)
-    assert str(await process.wait()) == "an unknown status"
+    await dies(orphan, 2.0)
+    assert told in str(await process.wait())
     await process.end()
 
 
@@ -187,10 +183,10 @@ async def test_a_program_is_asked_to_end_when_its_time_is_over_and_then_it_is_no
 
 
 async def test_a_program_lives_as_long_as_was_said_last(processes: Processes) -> None:
-    process = await processes.start(Program("/bin/cat", ["cat"], {}, until=until(2.0)))
+    process = await processes.start(Program("/bin/cat", ["cat"], {}, until=until(1.0)))
     process.may_live(until(600.0))
     process.may_live(None)
-    await asyncio.sleep(2.1)
+    await asyncio.sleep(1.1)
     process.stdin.write(b"still there\n")
     assert await process.stdout.readline() == b"still there\n"
     await process.end()
@@ -226,10 +222,6 @@ async def test_an_end_that_nobody_waits_for_is_an_end_all_the_same() -> None:
     async with asyncio.timeout(2):
         await processes.close()
     assert not alive(process.pid) and not alive(left.pid)
-
-
-async def test_after_the_end_nothing_is_started(processes: Processes) -> None:
-    await processes.close()
     with pytest.raises(StartFailed):
         await processes.start(shell("true"))
 
