@@ -5,7 +5,7 @@
     offline, disconnected      it has not been contacted yet, or is closed
     ready, connected           it answers
     degraded, connected        half the faults that open its breaker came in a row, or it rejects our conversation
-    offline, degraded          its breaker is not closed; the sidecar keeps trying
+    offline, degraded          its breaker is not closed
 """
 
 from __future__ import annotations

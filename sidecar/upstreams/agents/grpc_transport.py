@@ -95,7 +95,9 @@ class GrpcAgent:
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
         version = self._version()
         path, body, metadata, shown, _ = await self._written(outgoing, version)
-        channel = self._for_stream()
+        # Never a connection of calls: an agent accepts only so many streams on each (threats D3).
+        channel = next((one for one, held in self._streams.items() if held < STREAMS_EACH), None) or self._opened()
+        self._streams.setdefault(channel, 0)
         method: aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(path)
         try:
             call = method(body, metadata=metadata)
@@ -128,13 +130,6 @@ class GrpcAgent:
         if shown is not None:
             metadata.append((shown[0].lower(), shown[1]))
         return f"/{SERVICES[version]}/{method}", body, tuple(metadata), shown, deadline_s
-
-    def _for_stream(self) -> aio.Channel:
-        """A connection for a stream, never one of calls: an agent accepts only so many streams on each (threats D3)."""
-        free = next((channel for channel, held in self._streams.items() if held < STREAMS_EACH), None)
-        channel = free or self._opened()
-        self._streams.setdefault(channel, 0)
-        return channel
 
     def _opened(self) -> aio.Channel:
         options = [

@@ -38,6 +38,13 @@ class BackgroundTasks:
             await asyncio.gather(*late, return_exceptions=True)
 
 
+def landed(tasks: dict[Any, asyncio.Task[Any]], key: object, task: asyncio.Task[Any]) -> None:
+    """The task under this key is done. Its exception is for those who wait for it, if any do."""
+    tasks.pop(key, None)
+    if not task.cancelled():
+        task.exception()
+
+
 async def _done(work: Coroutine[Any, Any, object]) -> None:
     with suppress(Refusal, TimeoutError):
         async with asyncio.timeout(WITHIN_S):

@@ -94,7 +94,7 @@ class ToolCatalogue:
         return known and tool is not None and tool.schema is not None
 
     async def tool(self, name: str, deadline_s: float) -> Tool:
-        """The tool, waiting for its list. Raises TOOL_UNKNOWN, SCHEMA_UNAVAILABLE; UPSTREAM_FAILED, UPSTREAM_TIMEOUT."""
+        """The tool. Raises Refusal: TOOL_UNKNOWN, SCHEMA_UNAVAILABLE; UPSTREAM_FAILED, UPSTREAM_TIMEOUT."""
         asked_at = self._clock()
         await self.learn(deadline_s)
         tool = self.tools.get(name)

@@ -1,7 +1,6 @@
-"""Makes a bidirectional message stream look like a Streamable HTTP server.
+"""Makes a bidirectional message stream look like a Streamable HTTP server (`transport.py`).
 
-A program on pipes and a 2024-11-05 HTTP+SSE server have one line for everything: requests, responses, progress and
-requests to the client. A `DuplexTransport` gives each request a response of its own, as `transport.py` defines it:
+A program on pipes and a 2024-11-05 HTTP+SSE server have one line for everything:
 
     a request                                answered whole, or with events if a message about it comes first
     progress                                 by its token, to the request that has that token
@@ -9,12 +8,10 @@ requests to the client. A `DuplexTransport` gives each request a response of its
     lists changed, resources updated         to the session's own stream (GET), kept for it until it opens
     a request to the client, a log message   to the newest request in flight, else as above
 
-Ids and progress tokens on the line are the sidecar's, so that those of callers who share a line cannot collide, and the
-server's requests are renumbered for the client. A request whose caller leaves is `cancelled` at the server, and when
-the line breaks, every waiting caller gets the failure at once.
-
-A *shared* line has many sessions. Its client is the sidecar itself, without capabilities: a request or a log message of
-such a server could be about any caller, so it is dropped.
+Ids and progress tokens on the line are the sidecar's, so that those of callers who share a line cannot collide. A
+request whose caller leaves is `cancelled` at the server; when the line breaks, every caller gets the failure at once.
+A *shared* line has many sessions. Its client is the sidecar, without capabilities: a request or a log message of such a
+server could be about any caller, so it is dropped.
 """
 
 from __future__ import annotations

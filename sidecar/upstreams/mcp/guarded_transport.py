@@ -1,7 +1,6 @@
 """Wraps an MCP transport with a breaker, fair shares and accounting, and learns which sessions a server lost.
 
-No caller gets more than its share, and nothing passes while the breaker is open. The account records the outcome of
-everything that passes. Only a failure that callers cannot cause is a fault:
+Only a failure that callers cannot cause is a fault:
 
     fault        it cannot be reached, broke off, ended, answered HTTP 5xx or no protocol; took longer than a call may,
                  and answered no caller meanwhile, however much of an answer it had sent
@@ -11,9 +10,8 @@ everything that passes. Only a failure that callers cannot cause is a fault:
                  does that too; the caller left or had a shorter deadline, the sidecar refused the answer or closed it,
                  or its line was full
 
-MCP specifies 404 for a session that the server does not know. Many servers answer 400 instead, as they also do to an
-invalid request. A 400 in a session is therefore followed by a `ping` in the same session, and an error status for that
-`ping` means that the session is lost: the answer becomes a 404. The layers around this one handle 404 alone.
+MCP specifies 404 for a session that the server does not know; many servers answer 400. A 400 in a session is therefore
+followed by a `ping` in it, and an error status for that means that the session is lost: the answer becomes a 404.
 """
 
 from __future__ import annotations

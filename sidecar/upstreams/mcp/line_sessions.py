@@ -23,6 +23,7 @@ from typing import Final
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Request
 from sidecar.protocols.mcp.eras import STATELESS_SET
+from sidecar.upstreams.mcp.background import landed
 from sidecar.upstreams.mcp.duplex_transport import DuplexTransport, DuplexWire
 from sidecar.upstreams.mcp.transport import SESSION_ID, BuiltUpstream, McpTransport, Outbound, unknown_method
 from sidecar.vocabulary import Caller
@@ -164,7 +165,7 @@ class LineTransport(McpTransport):
                 owner = "" if self._shared else outbound.owner
                 task = asyncio.create_task(self._open(outbound, owner, key), name=f"opens a line to {self.name}")
                 self._opening[key] = task
-                task.add_done_callback(partial(self._opened, key))
+                task.add_done_callback(partial(landed, self._opening, key))
             line = await self._within(outbound.deadline_s, asyncio.shield(task))
         line.used_mono_s = self._clock()
         return line
@@ -175,11 +176,6 @@ class LineTransport(McpTransport):
                 return await opening
         except TimeoutError:
             raise Refusal(Reason.UPSTREAM_TIMEOUT, "it was not started or connected in time") from None
-
-    def _opened(self, key: str, task: asyncio.Task[DuplexTransport]) -> None:
-        self._opening.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # every waiting caller has it
 
     async def _open(self, outbound: Outbound, owner: str, key: str | None) -> DuplexTransport:
         self._make_room(owner)

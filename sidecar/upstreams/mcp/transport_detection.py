@@ -47,7 +47,8 @@ class DetectingUpstream(TransportLayer):
             return await self._over_sse(outbound)
         begun_s = self._clock()
         answer = await self.inner.exchange(outbound)
-        if answer.status not in _ELSEWHERE or not _opens(outbound):
+        opens = isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
+        if answer.status not in _ELSEWHERE or not opens:  # later a 404 is about the request
             return answer
         with answer:
             refusal = await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
@@ -85,11 +86,6 @@ class DetectingUpstream(TransportLayer):
         except TimeoutError:
             return False
         return self._is_legacy
-
-
-def _opens(outbound: Outbound) -> bool:
-    """Whether this opens a conversation, in either era. Later a 404 is about the request."""
-    return isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
 
 
 def _says_json_rpc(body: bytes) -> bool:

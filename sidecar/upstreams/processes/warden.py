@@ -1,7 +1,6 @@
 """A small process that starts programs and ends their descendants, even after the sidecar is gone.
 
-It is run as a file, `python -I -S warden.py FD`, and imports nothing of the sidecar, so that it is small and forks
-quickly.
+It is run as a file, `python -I -S warden.py FD`, and imports nothing of the sidecar, so that it forks quickly.
 
     sidecar ──orders──▶ warden ──fork──▶ keeper ──fork, exec──▶ program ──▶ its descendants
        └───────────── one line for each program ──┘
@@ -10,12 +9,10 @@ An order on FD is a length, JSON, and four descriptors: the program's three stre
 The keeper writes `{"started": pid}` or `{"failed": errno, "where": …}` to its line, then `{"exited": status}`, then the
 resources used, `{"used": […]}`, and closes the line when nothing is left. It accepts `{"end": grace_s}`; a broken line
 means the same, with a short grace. `{"until": [asks, kills]}` limits the program's life unless it is extended, in two
-times of the monotonic clock that all processes of a machine share: when the program is signalled to end, and when it is
-killed. So it ends in time even if the sidecar hangs.
+times of the monotonic clock: when the program is signalled to end, and when it is killed, even if the sidecar hangs.
 
 Keeper and warden are subreapers (Linux): a process orphaned below them becomes their own child, so "no child left"
-means "nothing left". They signal only their own children, whose ids cannot be reused meanwhile, because only the parent
-can reap them; a grandchild becomes their child as soon as its parent is dead.
+means "nothing left". They signal only their own children, whose ids cannot be reused: only the parent can reap them.
 """
 
 from __future__ import annotations

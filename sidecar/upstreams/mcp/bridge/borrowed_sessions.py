@@ -19,7 +19,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.protocols.compact_json import compact_json
 from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, SESSION_VERSIONS, SESSION_VERSIONS_SET
-from sidecar.upstreams.mcp.background import BackgroundTasks
+from sidecar.upstreams.mcp.background import BackgroundTasks, landed
 from sidecar.upstreams.mcp.bridge import translation
 from sidecar.upstreams.mcp.bridge.borrowed_calls import BorrowedCall
 from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
@@ -85,7 +85,7 @@ class BorrowedSession:
         return self._last_id
 
     def only_course(self) -> BorrowedCall | None:
-        """The call that an unsolicited message belongs to: the only one not held. Anonymous callers share the session."""
+        """The call that an unsolicited message belongs to: the only one not held. Anonymous callers share a session."""
         running = [course for course in self.courses.values() if not course.held]
         return running[0] if len(running) == 1 and not self.outbound.is_anonymous else None
 
@@ -130,7 +130,7 @@ class BorrowedSessions:
             if task is None:
                 opening = self._open(key, outbound, capabilities, meta.get(META_CLIENT))
                 task = self._opening[key] = asyncio.create_task(opening)
-                task.add_done_callback(partial(self._opened, key))
+                task.add_done_callback(partial(landed, self._opening, key))
             done, _ = await asyncio.wait({task}, timeout=outbound.deadline_s)
             if not done or task.cancelled():
                 raise Refusal(Reason.UPSTREAM_TIMEOUT)
@@ -144,11 +144,6 @@ class BorrowedSessions:
         """Use this call's caller, and so its current credential, for the session's own messages from now on."""
         lent.outbound = lent.outbound._replace(caller=outbound.caller)
         lent.used()
-
-    def _opened(self, key: tuple[str, bytes], task: asyncio.Task[BorrowedSession]) -> None:
-        self._opening.pop(key, None)
-        if not task.cancelled():
-            task.exception()  # every waiting call has it; without one it is dropped
 
     async def _open(
         self, key: tuple[str, bytes], outbound: Outbound, capabilities: dict[str, Any], client: object
