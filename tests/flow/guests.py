@@ -84,3 +84,8 @@ def error_in(message: dict[str, Any]) -> dict[str, Any]:
 
 def deletes(upstream: Upstream) -> list[tuple[str, str]]:
     return [(verb, headers.get("Mcp-Session-Id", "")) for verb, headers in upstream.verbs if verb == "DELETE"]
+
+
+def listening() -> Upstream:
+    """A server whose sessions may be listened to and left."""
+    return Upstream(script={"GET": Emitter().listen, "DELETE": gone})

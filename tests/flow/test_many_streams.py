@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp import web
 
-from tests.flow.guests import BOB, GOOD, RULES, emitter, gateway, gone, opened, stream
+from tests.flow.guests import BOB, GOOD, RULES, emitter, gateway, gone, listening, opened, stream
 from tests.flow.leftovers import nothing_left
 from tests.flow.process import served
-from tests.flow.streams import EVENT_STREAM, Emitter
+from tests.flow.streams import EVENT_STREAM
 from tests.flow.talk import Talk
 from tests.flow.world import Upstream, World, until
 
@@ -31,17 +31,13 @@ SLOW_READERS = 40
 NOTE = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"data":"' + b"x" * 16_000 + b'"}}\n\n'
 
 
-def listening_upstream() -> Upstream:
-    return Upstream(script={"GET": Emitter().listen, "DELETE": gone})
-
-
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def test_a_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_path: Path) -> None:
     """What calls take beside them is for `python -m bench.streams` to say."""
-    async with gateway(tmp_path, upstream=listening_upstream(), sessions=MANY, settings=ROOM) as running:
+    async with gateway(tmp_path, upstream=listening(), sessions=MANY, settings=ROOM) as running:
         bob = await opened(running, BOB)
         assert (await bob.call("search_code", GOOD))[0] == 200
         tasks, open_files = len(asyncio.all_tasks()), descriptors()
@@ -64,7 +60,7 @@ async def test_a_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_path:
 
 async def test_two_hundred_reconnects_leave_another_caller_untouched(tmp_path: Path) -> None:
     """BL-037."""
-    async with gateway(tmp_path, upstream=listening_upstream()) as running:
+    async with gateway(tmp_path, upstream=listening()) as running:
         alice, bob = await opened(running), await opened(running, BOB)
         statuses: Counter[int] = Counter()
 

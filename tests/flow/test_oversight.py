@@ -13,10 +13,10 @@ from sidecar.gateway import reauthorization
 from sidecar.http.server.stream_limits import MAX_RETRY_S, MIN_RETRY_S, StreamLimits
 from sidecar.settings.server import StreamSettings
 from sidecar.vocabulary import Caller, Principal
-from tests.flow.guests import ALICE, BOB, GOOD, IDP, emitter, gateway, gone, opened, stream
+from tests.flow.guests import ALICE, BOB, GOOD, IDP, emitter, gateway, listening, opened, stream
 from tests.flow.idp import ISSUER, bearer
 from tests.flow.scripts import after
-from tests.flow.streams import Emitter, event
+from tests.flow.streams import event
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import PATIENCE_S, Upstream, World, until, world
 
@@ -31,10 +31,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settings(**bounds: object) -> str:
     return "streams: {" + ", ".join(f"{name}: {value}" for name, value in bounds.items()) + "}\n"
-
-
-def listening() -> Upstream:
-    return Upstream(script={"GET": Emitter().listen, "DELETE": gone})
 
 
 async def test_a_condition_that_reads_the_time_is_asked_again_and_again(

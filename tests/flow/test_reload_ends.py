@@ -19,13 +19,12 @@ import sidecar.gateway.forwarder
 from sidecar.app.loader import NEEDS_RESTART, RELOADED
 from sidecar.errors import ConfigError
 from sidecar.settings import Settings
-from tests.flow.guests import emitter, gateway, gone, opened, stream
+from tests.flow.guests import emitter, gateway, listening, opened, stream
 from tests.flow.process import Served, served
-from tests.flow.streams import Emitter
 from tests.flow.test_admin import get
 from tests.flow.test_hot_reload import FILE, WIDER, controls, deletes, plain, taken
 from tests.flow.test_large_policy import MANY
-from tests.flow.world import RULES, Upstream, until, world
+from tests.flow.world import RULES, until, world
 
 LARGE = "agent_to_tool.many.csv"
 MORE = "p, nhi:late, tool:github/get_file, use, -, -, -, allow\n"
@@ -69,19 +68,18 @@ async def reading() -> AsyncIterator[tuple[Served, int]]:
                 os.kill(child, signal.SIGKILL)
 
 
-async def test_a_stop_waits_for_no_reading_process() -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_reading_process_that_hangs_holds_up_no_stop_and_ends_with_us(how: signal.Signals) -> None:
+    """CONTRACT 9: after kill -9 every descendant process ends within two seconds."""
     async with reading() as (running, child):
-        running.signal(signal.SIGTERM)
+        if how == signal.SIGKILL:
+            await running.kill()
+            await until(lambda: not lives(child), 2.0)
+            return
+        running.signal(how)
         assert await running.ended(5.0) == 0
         assert not lives(child)
         assert running.verify()[0] == 0 and running.controls() == ["start", "stop", "checkpoint"]
-
-
-async def test_a_reading_process_ends_with_us_even_if_it_hangs() -> None:
-    """CONTRACT 9: after kill -9 every descendant process ends within two seconds."""
-    async with reading() as (running, child):
-        await running.kill()
-        await until(lambda: not lives(child), 2.0)
 
 
 async def test_a_reading_process_that_is_killed_is_told_once_and_the_next_change_is_taken() -> None:
@@ -152,8 +150,7 @@ async def test_an_old_policy_is_let_go_while_a_stream_of_its_time_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sidecar.gateway.forwarder, "LOOK_EVERY_S", 0.05)
-    upstream = Upstream(script={"GET": Emitter().listen, "DELETE": gone})
-    async with gateway(tmp_path, upstream=upstream) as running:
+    async with gateway(tmp_path, upstream=listening()) as running:
         alice = await opened(running)
         async with stream(alice):
             await until(lambda: emitter(running).count == 1)

@@ -39,31 +39,19 @@ class Row:
     eras: tuple[Era, ...] = ERAS
 
 
+RESOURCE, ARGUMENT = f"resource:github/{URI}", {"argument": {"name": "a", "value": ""}}
+OF_PROMPT: dict[str, Any] = {"ref": {"type": "ref/prompt", "name": "review"}, **ARGUMENT}
+OF_RESOURCE: dict[str, Any] = {"ref": {"type": "ref/resource", "uri": URI}, **ARGUMENT}
+LISTEN = {"notifications": {"resourceSubscriptions": [URI]}}
 ASKED_AS = (
     Row("tools/call", {"name": "search_code", "arguments": {"repo": "a"}}, "tool:github/search_code", "tools/call"),
     Row("prompts/get", {"name": "review", "arguments": {"a": "b"}}, "prompt:github/review", "prompts/get"),
-    Row("resources/read", {"uri": URI}, f"resource:github/{URI}", "resources/read"),
-    Row("resources/subscribe", {"uri": URI}, f"resource:github/{URI}", "resources/read", ("session",)),
-    Row("resources/unsubscribe", {"uri": URI}, f"resource:github/{URI}", "resources/read", ("session",)),
-    Row(
-        "subscriptions/listen",
-        {"notifications": {"resourceSubscriptions": [URI]}},
-        f"resource:github/{URI}",
-        "resources/read",
-        ("stateless",),
-    ),
-    Row(
-        "completion/complete",
-        {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "a", "value": ""}},
-        "prompt:github/review",
-        "prompts/get",
-    ),
-    Row(
-        "completion/complete",
-        {"ref": {"type": "ref/resource", "uri": URI}, "argument": {"name": "a", "value": ""}},
-        f"resource:github/{URI}",
-        "resources/read",
-    ),
+    Row("resources/read", {"uri": URI}, RESOURCE, "resources/read"),
+    Row("resources/subscribe", {"uri": URI}, RESOURCE, "resources/read", ("session",)),
+    Row("resources/unsubscribe", {"uri": URI}, RESOURCE, "resources/read", ("session",)),
+    Row("subscriptions/listen", LISTEN, RESOURCE, "resources/read", ("stateless",)),
+    Row("completion/complete", OF_PROMPT, "prompt:github/review", "prompts/get"),
+    Row("completion/complete", OF_RESOURCE, RESOURCE, "resources/read"),
 )
 INITIALIZE = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
 OPENED: tuple[tuple[str, dict[str, Any], tuple[Era, ...]], ...] = (
@@ -169,29 +157,22 @@ async def test_a_session_call_is_opened_by_any_grant_and_closed_by_a_deny(
                 assert (status, reason_of(answer)) == (200 if era == "session" else 403, reason), kind
 
 
-@pytest.mark.parametrize("method", NOTIFICATIONS)
-async def test_a_notification_is_closed_by_a_deny(method: str, tmp_path: Path) -> None:
-    for rules, status in ((GRANT, 202), (GRANT + allow("nhi:github", method, "deny"), 200)):
-        async with world(tmp_path / str(status), rules=rules) as running:
-            talk = Talk(running, "session")
-            await talk.open()
-            params = {"requestId": 1, "progressToken": 1, "progress": 1}
-            message = {"jsonrpc": "2.0", "method": method, "params": params}
-            answer = await running.post(message, headers=talk.in_session)
-            assert answer[0] == status, answer
-            assert len(running.upstream.calls(method)) == (status == 202)
-
-
-@pytest.mark.parametrize("verb", ["GET", "DELETE"])
-async def test_to_listen_and_to_leave_is_asked_as_a_ping(verb: str, tmp_path: Path) -> None:
-    for name, rules, status in (
-        ("open", GRANT, {"GET": 405, "DELETE": 204}[verb]),  # 405: this upstream offers no stream
-        ("closed", GRANT + allow("nhi:github", "ping", "deny"), 403),
-    ):
-        async with world(tmp_path / name, rules=rules) as running:
-            talk = Talk(running, "session")
-            await talk.open()
-            assert (await talk.verb(verb, {"Accept": "text/event-stream"}))[0] == status
+async def test_a_notification_is_closed_by_a_deny_and_listening_and_leaving_as_a_ping(tmp_path: Path) -> None:
+    async with world(tmp_path, rules=GRANT) as running:
+        for method in NOTIFICATIONS:
+            for rules, status in ((GRANT, 202), (GRANT + allow("nhi:github", method, "deny"), 200)):
+                await under(running, GRANT)
+                talk = Talk(running, "session")
+                await talk.open()
+                await under(running, rules)
+                params = {"requestId": 1, "progressToken": 1, "progress": 1}
+                message = {"jsonrpc": "2.0", "method": method, "params": params}
+                assert (await running.post(message, headers=talk.in_session))[0] == status, method
+                assert len(running.upstream.calls(method)) == (status == 202)
+        for rules, codes in ((GRANT + allow("nhi:github", "ping", "deny"), (403, 403)), (GRANT, (405, 204))):
+            await under(running, rules)
+            for verb, code in zip(("GET", "DELETE"), codes, strict=True):  # 405: this upstream offers no stream
+                assert (await talk.verb(verb, {"Accept": "text/event-stream"}))[0] == code
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -214,36 +195,35 @@ ASKED_OF_CLIENT = ("sampling/createMessage", "elicitation/create", "roots/list")
 async def test_a_result_that_asks_the_client_needs_a_row(method: str, tmp_path: Path) -> None:
     asks = answer(result={"resultType": "input_required", "inputRequests": {"a": {"method": method, "params": {}}}})
     others = "".join(allow("nhi:github", other) for other in ASKED_OF_CLIENT if other != method)
-    for name, more, reason in (
-        ("with", allow("nhi:github", method), ""),
-        ("without", "", "no-matching-rule"),
-        ("another", others, "no-matching-rule"),
-        ("use", allow("nhi:github", "use"), "no-matching-rule"),
-    ):
-        upstream = Upstream(script={"tools/call": asks})
-        rules = allow("tool:github/search_code", "use") + more
-        async with world(tmp_path / name, rules=rules, upstream=upstream) as running:
+    async with world(tmp_path, rules=GRANT, upstream=Upstream(script={"tools/call": asks})) as running:
+        for name, more, reason in (
+            ("with", allow("nhi:github", method), ""),
+            ("without", "", "no-matching-rule"),
+            ("another", others, "no-matching-rule"),
+            ("use", allow("nhi:github", "use"), "no-matching-rule"),
+        ):
+            await under(running, allow("tool:github/search_code", "use") + more)
+            before = len(running.records())
             told = await Talk(running, "stateless").call("search_code", {"repo": "a"})
             assert reason_of(told) == reason, name
             assert ("inputRequests" in json.dumps(told[1])) == (reason == "")
-            decisions = [r for r in running.records() if r["event"] == "decision" and r["action"] == method]
+            decisions = [r for r in running.records()[before:] if r["event"] == "decision" and r["action"] == method]
             assert [(r["object"], r["reason"]) for r in decisions] == [("nhi:github", reason or None)]
 
 
 @pytest.mark.parametrize("method", ASKED_OF_CLIENT)
 async def test_a_request_of_the_server_needs_a_row(method: str, tmp_path: Path) -> None:
     asks = stream(event(request(method, {}, id="s-1")), lambda message: result_of(message, {"content": []}))
-    for name, more, allowed in (("with", allow("nhi:github", method), True), ("without", "", False)):
-        upstream = Upstream(script={"tools/call": asks})
-        rules = allow("tool:github/search_code", "use") + more
-        async with world(tmp_path / name, rules=rules, upstream=upstream) as running:
+    async with world(tmp_path, rules=GRANT, upstream=Upstream(script={"tools/call": asks})) as running:
+        for more, allowed in ((allow("nhi:github", method), True), ("", False)):
+            await under(running, allow("tool:github/search_code", "use") + more)
             talk = Talk(running, "session")
             _, body, _ = await talk.call("search_code", {"repo": "a"})
             assert (method.encode() in body) == allowed and b'"content":[]' in body
             replies = [message for _, message in running.upstream.seen if "method" not in message]
             assert [reply["error"]["code"] for reply in replies] == ([] if allowed else [403])
-            answer = await running.post({"jsonrpc": "2.0", "id": "s-1", "result": {}}, headers=talk.in_session)
-            assert (answer[0], reason_of(answer)) == ((202, "") if allowed else (200, "malformed-call"))
+            answered = await running.post({"jsonrpc": "2.0", "id": "s-1", "result": {}}, headers=talk.in_session)
+            assert (answered[0], reason_of(answered)) == ((202, "") if allowed else (200, "malformed-call"))
 
 
 # --- what is listed is what can be called ---------------------------------------------------------------------------
@@ -305,9 +285,8 @@ def using(kind: str, name: str, pick: random.Random) -> tuple[str, dict[str, Any
 
 @asynccontextmanager
 async def library(folder: Path) -> AsyncIterator[World]:
-    script = {
-        method: answer(result={member: named(kind)}) for kind, (method, member, _) in KINDS.items() if kind != "tool"
-    }
+    lists = {kind: KINDS[kind][:2] for kind in ("prompt", "resource")}
+    script = {method: answer(result={member: named(kind)}) for kind, (method, member) in lists.items()}
     upstream = Upstream(script=script, tools=named("tool"))
     roles = "g, nhi:cron, role:night\ng, role:night, role:staff\ng, user:bob, role:staff\n"
     sets = "".join(f"g2, {object_}, set:some\n" for object_ in ("tool:github/get_file", "prompt:github/get_file"))
