@@ -69,10 +69,6 @@ _REASONS: dict[Kind, Reason] = {
 Excuse = Callable[[Refusal], bool]
 
 
-def _never(refusal: Refusal) -> bool:
-    return False
-
-
 def open_store(
     chosen: StoreSettings, clock: Callable[[], float], *, lease_s: float = LEASE_S, observer: StoreObserver = UNSEEN
 ) -> CounterStore:
@@ -99,7 +95,7 @@ class Limiter:
         self._held: dict[str, LimitPlan] = {}
         self._beat: asyncio.TimerHandle | None = None
 
-    def reserve(self, plan: LimitPlan, decision_id: str, *, excuse: Excuse = _never) -> Lease:
+    def reserve(self, plan: LimitPlan, decision_id: str, *, excuse: Excuse | None = None) -> Lease:
         """Charge a plan for the duration of the `async with` block. `decision_id` is our own id, one per call. Entering
         raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT, with the limit that takes
         longest to have room; or STORE_UNAVAILABLE. If `excuse` returns true for it, the call goes on uncharged."""
@@ -149,7 +145,7 @@ class Lease:
 
     __slots__ = ("_decision_id", "_excuse", "_excused", "_limiter", "_plan", "_spent", "_told", "_verdict", "forwarded")
 
-    def __init__(self, limiter: Limiter, plan: LimitPlan, decision_id: str, excuse: Excuse) -> None:
+    def __init__(self, limiter: Limiter, plan: LimitPlan, decision_id: str, excuse: Excuse | None) -> None:
         self.forwarded = False
         self._excuse = excuse
         self._excused: LimitState | None = None
@@ -198,7 +194,7 @@ class Lease:
             try:
                 self._verdict = await self._limiter.charge(self._plan, self._decision_id)
             except Refusal as refusal:
-                if not self._excuse(refusal):
+                if self._excuse is None or not self._excuse(refusal):
                     raise
                 self._excused = refusal.limit
         return self

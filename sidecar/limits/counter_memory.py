@@ -123,7 +123,7 @@ class CounterMemory:
             for decision_id, charged in self._charged.items()
             if charged.number > tide
             and charged.at_s > now_s - CHARGED_AGAIN_S
-            and (charges := self._still(decision_id, charged.charges))
+            and (charges := charged.charges if decision_id in self._held else lasting(charged.charges))
         )
 
     def forget_charged(self) -> None:
@@ -142,9 +142,6 @@ class CounterMemory:
                     page = []
         if page:
             yield page
-
-    def _still(self, decision_id: str, charges: Charges) -> Charges:
-        return charges if decision_id in self._held else lasting(charges)
 
     def _make_room(self, seen: OrderedDict[str, SeenUsage], now_us: int) -> None:
         for _ in range(SWEPT_AT_ONCE):

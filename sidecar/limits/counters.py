@@ -154,17 +154,12 @@ class CalendarWindow:
 
 def by_day() -> CalendarWindow:
     """A counter per day, UTC."""
-    return CalendarWindow(day_end_us, 2 * DAY_US)
+    return CalendarWindow(lambda moment_us: (moment_us // DAY_US + 1) * DAY_US, 2 * DAY_US)
 
 
 def by_month() -> CalendarWindow:
     """A counter per month, UTC."""
     return CalendarWindow(month_end_us, 62 * DAY_US)
-
-
-def day_end_us(moment_us: int) -> int:
-    """The first midnight after this moment, UTC."""
-    return (moment_us // DAY_US + 1) * DAY_US
 
 
 def month_end_us(moment_us: int) -> int:

@@ -43,9 +43,6 @@ class DegradedStore:
         except StoreUnavailable:
             if any(charge.unit for charge in charges):
                 raise  # money is never admitted locally
-        return await self._reserve_here(charges, decision_id)
-
-    async def _reserve_here(self, charges: Charges, decision_id: str) -> Verdict:
         lent = tuple([self._lowered(charge) for charge in charges])
         verdict = await self._here.reserve(lent, decision_id)
         if verdict.admitted:

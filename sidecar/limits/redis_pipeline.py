@@ -19,9 +19,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from hiredis import pack_command
+from redis.asyncio.connection import AbstractConnection as RedisConnection
 from redis.exceptions import InvalidResponse, ResponseError
 
 TURNS = 8
@@ -32,18 +33,6 @@ LATE_FOR = 3
 
 
 pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # its stub allows 1-tuples only
-
-
-class RedisConnection(Protocol):
-    """The public part of redis-py's connections that we use."""
-
-    async def connect(self) -> None: ...
-
-    async def disconnect(self, nowait: bool = False) -> None: ...
-
-    async def send_packed_command(self, command: list[bytes], check_health: bool = True) -> None: ...
-
-    async def read_response(self, disable_decoding: bool = False) -> Any: ...
 
 
 class PipelineLost(Exception):
@@ -77,7 +66,7 @@ class RedisPipeline:
         self._asked = asyncio.Event()
         self._timer: asyncio.Handle | None = None
         self._read_s = self._in_time_s = self._loop.time()
-        self._why = "closed"
+        self.why = "closed"
         self._serving = asyncio.create_task(self._serve())
         self._serving.add_done_callback(self._end)
 
@@ -85,16 +74,11 @@ class RedisPipeline:
     def ended(self) -> bool:
         return self._serving.done()
 
-    @property
-    def why(self) -> str:
-        """Why the connection ended."""
-        return self._why
-
     def ask(self, *command: bytes | str | int) -> asyncio.Future[Any]:
         """Send a command. The returned future holds its reply, or raises redis-py's ResponseError or PipelineLost."""
         reply: asyncio.Future[Any] = self._loop.create_future()
         if self.ended:
-            reply.set_exception(PipelineLost(self._why))
+            reply.set_exception(PipelineLost(self.why))
             return reply
         self._waiting.append((self._batch, reply))
         self._outbox.append(pack(command))
@@ -105,7 +89,7 @@ class RedisPipeline:
 
     def condemn(self, why: str) -> None:
         """Mark the connection as unusable, so that it ends soon."""
-        self._why = why
+        self.why = why
         self._serving.cancel()
 
     async def close(self) -> None:
@@ -120,7 +104,7 @@ class RedisPipeline:
                 tasks.create_task(self._write())
                 tasks.create_task(self._read())
         except* Exception as errors:  # includes anything the parser raises on a malformed reply
-            self._why = type(errors.exceptions[0]).__name__
+            self.why = type(errors.exceptions[0]).__name__
         finally:
             await self._connection.disconnect(nowait=True)
 
@@ -193,5 +177,5 @@ class RedisPipeline:
         waiting, self._waiting = self._waiting, deque()
         for _, reply in waiting:
             if not reply.done():
-                reply.set_exception(PipelineLost(self._why))
+                reply.set_exception(PipelineLost(self.why))
         self._lost(self)

@@ -410,7 +410,8 @@ class RedisCounters:
             raised = await self._restore(wire)
             self._recall.forget_charged()  # they are included in `seen`
             self._epoch = epoch
-            await self._hold_slots(wire)
+            for decision_id, charges in self._recall.held:  # running calls take their slots in this store too
+                await self._force(wire, decision_id, tuple(one for one in charges if one.kind == "concurrency"))
             self._held_until_s = self._now_s() + self._hold_s
             await self._observer.forgot("emptied", raised)
         if (left_s := self._held_until_s - self._now_s()) > 0:
@@ -427,13 +428,9 @@ class RedisCounters:
             self._tell_untold()
         if self._now_s() - self._looked_s > LOOK_EVERY_S:
             self._looked_s = self._now_s()
-            await self._look_at_memory(wire)
-
-    async def _look_at_memory(self, wire: RedisPipeline) -> None:
-        try:
-            self.warning = eviction_warning(await wire.ask("INFO", "memory"))
-        except ResponseError:  # the user lacks permission for INFO
             self.warning = ""
+            with suppress(ResponseError):  # the user may lack permission for INFO
+                self.warning = eviction_warning(await wire.ask("INFO", "memory"))
 
     async def _whose(self, wire: RedisPipeline) -> tuple[str, int]:
         """The epoch of the store, and our tide in it."""
@@ -451,11 +448,6 @@ class RedisCounters:
             await asyncio.gather(*(self._force(wire, *call) for call in lost[first : first + PAGE]))
         if lost:
             await self._observer.forgot("rolled_back", len(lost))
-
-    async def _hold_slots(self, wire: RedisPipeline) -> None:
-        """Take the slots of running calls in this store too."""
-        for decision_id, charges in self._recall.held:
-            await self._force(wire, decision_id, tuple(one for one in charges if one.kind == "concurrency"))
 
     async def _force(self, wire: RedisPipeline, decision_id: str, charges: Charges) -> None:
         """Charge what was admitted before, whatever the limit."""

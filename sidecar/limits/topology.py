@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from redis.asyncio.connection import AbstractConnection as RedisConnection
 from redis.asyncio.connection import Connection as TcpConnection
 from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
@@ -25,7 +26,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from sidecar.errors import SettingsError, fault_in
-from sidecar.limits.redis_pipeline import RedisConnection, pack
+from sidecar.limits.redis_pipeline import pack
 from sidecar.settings.secrets import check_private, read_secret
 from sidecar.settings.store import StorePlace, StoreSettings
 
@@ -161,30 +162,27 @@ class Sentinels(Finder):
             await asked.disconnect(nowait=True)
 
     async def _primary(self) -> Address:
-        async with self._asking:  # `find` and `still` share a connection
-            return await self._named()
-
-    async def _named(self) -> Address:
         trouble: BaseException = NoPrimaryError("no Sentinel answered")
-        for sentinel in tuple(self._sentinels):
-            try:
-                async with asyncio.timeout(self._answer_s):
-                    return await self._named_by(sentinel)
-            except Trouble as error:
-                trouble = error
-                await self.close()
-                self._sentinels.remove(sentinel)
-                self._sentinels.append(sentinel)
-            except BaseException:
-                await self.close()  # a reply may be pending that is never read
-                raise
+        async with self._asking:  # `find` and `still` share a connection
+            for sentinel in tuple(self._sentinels):
+                try:
+                    async with asyncio.timeout(self._answer_s):
+                        return await self._named_by(sentinel)
+                except Trouble as error:
+                    trouble = error
+                    await self.close()
+                    self._sentinels.remove(sentinel)
+                    self._sentinels.append(sentinel)
+                except BaseException:
+                    await self.close()  # a reply may be pending that is never read
+                    raise
         raise trouble
 
     async def _named_by(self, sentinel: Address) -> Address:
         if self._asked is None:
             asked = self._to_sentinel(sentinel)
             with understood():
-                await asked.connect()
+                await asked.connect()  # type: ignore[no-untyped-call]
             self._asked = asked
         named = await _answer(self._asked, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
         if not isinstance(named, list) or len(named) != 2:
@@ -256,7 +254,7 @@ async def _opened(connection: RedisConnection, within_s: float) -> RedisConnecti
     try:
         with understood():
             async with asyncio.timeout(within_s):
-                await connection.connect()
+                await connection.connect()  # type: ignore[no-untyped-call]
     except BaseException:
         await connection.disconnect(nowait=True)
         raise

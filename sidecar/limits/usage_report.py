@@ -127,7 +127,8 @@ def _counted(
             charges = ((charge_of(entry, cap, name), name) for name in whose)
             yield from (CountedLimit(*one) for one in charges if wanted.matches(one[0]))
     for rule in rules:
-        if rule.max_calls_per_hour is None or (wanted.object and not _may_be(rule, wanted.object)):
+        may_be = not wanted.object or rule.object.startswith("set:") or glob(wanted.object, rule.object)
+        if rule.max_calls_per_hour is None or not may_be:
             continue
         mine = [name for name in names if glob(name, rule.subject) or rule.subject in roles[name]]
         for name in mine if rule.per != "rule" else [""] * (bool(mine) or not wanted.principal):
@@ -147,7 +148,3 @@ def _touches(budgets: Budgets, entry: BudgetRule, target: str) -> bool:
         return glob(target, entry.pattern)
     costs = (cost for cost in budgets.costs if cost.unit == entry.unit)
     return not entry.unit or (glob(target, entry.object) and any(glob(target, cost.object) for cost in costs))
-
-
-def _may_be(rule: RuleRef, target: str) -> bool:
-    return rule.object.startswith("set:") or glob(target, rule.object)
