@@ -199,7 +199,6 @@ class Endpoint(AgentOffer):
     """The seed's A2AEndpoint: how it is offered over A2A."""
 
     capabilities: Capabilities = Field(default_factory=Capabilities)
-    """What it can do."""
     version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0.0"
     """Its version, as its card says."""
     skills: Many[Skill] = ()
@@ -279,11 +278,8 @@ class CliAgent(Section):
     strip_control: bool = True
     """Whether terminal control sequences are taken out of what it says."""
     per_call: PerCall = Field(default_factory=PerCall)
-    """What a call may choose."""
     resources: Resources = Field(default_factory=Resources)
-    """What a process of it may take."""
     retries: Retries = Field(default_factory=Retries)
-    """When a run is tried again."""
     keep_runs: Count = 1_000
     """How many runs that are over are kept; beyond, the oldest of the caller with most of them is deleted."""
     enabled: bool = True
@@ -291,11 +287,8 @@ class CliAgent(Section):
     anonymous: bool = False
     """Whether callers without any credential reach it as `anonymous`; rules must still allow that word."""
     a2a: Endpoint = Field(default_factory=Endpoint)
-    """How it is offered over A2A."""
     breaker: BreakerSettings = Field(default_factory=BreakerSettings)
-    """When calls of it are refused at once."""
     probe: ProbeSettings = Field(default_factory=ProbeSettings)
-    """How it is looked whether its program is there."""
 
     @property
     def patterns(self) -> TextPatterns:

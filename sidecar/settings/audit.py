@@ -141,9 +141,7 @@ class AuditSettings(Section):
     checkpoint_key_path: PathField | None = None
     """PEM file with the Ed25519 key that signs checkpoints; by default one is made in the data folder."""
     checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
-    """How often it is attested where the log ends, and to whom."""
     rotate: RotationSettings = Field(default_factory=RotationSettings)
-    """When the log goes on in a new file."""
     redis: RedisSink | None = None
     """The stream of `redis`."""
     otlp: OtlpSink | None = None

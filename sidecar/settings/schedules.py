@@ -106,13 +106,7 @@ def schedule_faults(
         if who.removeprefix("nhi:") in names:
             at: Loc = ("schedules", key) if schedule.principal is None else ("schedules", key, "principal")
             hint = "write principal: nhi:… of its own" if schedule.principal is None else "give it a name of its own"
-            yield Finding(
-                f"{who} stands behind us, and would call as itself",
-                "S179",
-                hint,
-                at,
-                on_key=len(at) == 2,
-            )
+            yield Finding(f"{who} stands behind us, and would call as itself", "S179", hint, at, on_key=len(at) == 2)
         for field, value in (("id", schedule.id or key), ("name", schedule.name or key)):
             other = seen.setdefault((field, value), key)
             if other != key:

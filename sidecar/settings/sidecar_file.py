@@ -35,6 +35,8 @@ from sidecar.settings.upstreams import UpstreamSettings
 from sidecar.settings.validation_errors import Finding
 from sidecar.settings.yaml_nodes import Loc
 
+_NAMED: Any = Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}})
+
 
 class Settings(Section):
     """Everything an operator decides outside of policy. Paths are resolved, addresses and durations parsed."""
@@ -44,43 +46,25 @@ class Settings(Section):
     data: PathField = Field(default="data", validate_default=True)
     """Folder of what the sidecar writes: audit, owners of tasks, keys made at first start, the control socket."""
     server: ServerSettings = Field(default_factory=ServerSettings)
-    """The data listener."""
     local: Many[LocalListener] = ()
     """Listeners whose callers are one NHI."""
     admin: AdminSettings = Field(default_factory=AdminSettings)
-    """The admin listener."""
     metrics: MetricsSettings | None = None
     """A second address for metrics and health only."""
     identity: IdentitySettings = Field(default_factory=IdentitySettings)
-    """Tokens and API keys."""
     policy: PolicySettings = Field(default_factory=PolicySettings)
-    """Models and rules."""
     store: StoreSettings = Field(default_factory=StoreSettings)
-    """Where limits are counted."""
     audit: AuditSettings = Field(default_factory=AuditSettings)
-    """The evidence."""
     signing: SigningSettings = Field(default_factory=SigningSettings)
-    """The key of what we sign."""
-    upstreams: Annotated[
-        Mapping[Slug, UpstreamSettings],
-        Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}}),
-    ] = {}
+    upstreams: Annotated[Mapping[Slug, UpstreamSettings], _NAMED] = {}
     """The servers behind us, by name."""
     sessions: SessionSettings = Field(default_factory=SessionSettings)
-    """MCP sessions."""
     streams: StreamSettings = Field(default_factory=StreamSettings)
-    """What stays open, and what is under way."""
     tasks: TaskSettings = Field(default_factory=TaskSettings)
-    """Who owns which task."""
     refusals: RefusalSettings = Field(default_factory=RefusalSettings)
-    """How often a caller may be refused."""
     callbacks: CallbackSettings = Field(default_factory=CallbackSettings)
-    """What leaves to addresses that callers chose."""
     answers: AnswerSettings = Field(default_factory=AnswerSettings)
-    """How refusals are told."""
-    agents: Annotated[
-        Mapping[Slug, CliAgent], Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}})
-    ] = {}
+    agents: Annotated[Mapping[Slug, CliAgent], _NAMED] = {}
     """Programs on the command line that are agents, by name."""
     schedules: Annotated[Mapping[Slug, ScheduleSettings], Field(max_length=MOST)] = {}
     """When agents run by the clock, by name."""
@@ -91,7 +75,6 @@ class Settings(Section):
 
     @property
     def audit_store(self) -> StoreSettings:
-        """The store of the audit stream, with `audit.sink: redis`."""
         own = self.audit.redis.store if self.audit.redis is not None else None
         return own or self.store
 
@@ -101,17 +84,14 @@ class Settings(Section):
 
     @property
     def audit_key_path(self) -> Path:
-        """The key of the audit's hashes; created at the first start unless configured."""
         return self.audit.key_path or self.data / "keys" / "audit.key"
 
     @property
     def previous_audit_key_paths(self) -> tuple[Path, ...]:
-        """Earlier keys of the audit; the one in the data folder is optional."""
         return (*self.audit.previous_key_paths, self.data / "keys" / "audit.previous.key")
 
     @property
     def checkpoint_key_path(self) -> Path:
-        """The key of the audit's checkpoints; created at the first start unless configured."""
         return self.audit.checkpoint_key_path or self.data / "keys" / "checkpoints.pem"
 
     @property
@@ -121,12 +101,10 @@ class Settings(Section):
 
     @property
     def api_keys_pepper_path(self) -> Path:
-        """The secret under which API keys are stored; created by `sidecar token api-key`."""
         return self.identity.api_keys_pepper_path or self.data / "keys" / "api-keys.pepper"
 
     @property
     def callback_key_path(self) -> Path:
-        """The key from which receivers' secrets are derived; created when it is first needed."""
         return self.callbacks.key_path or self.data / "keys" / "callbacks.key"
 
     @property
@@ -141,7 +119,6 @@ class Settings(Section):
 
     @property
     def previous_key_paths(self) -> tuple[Path, ...]:
-        """Earlier signing keys; the one in the data folder is optional."""
         return (*self.signing.previous_paths, self.data / "keys" / "signing.previous.pem")
 
     @property
@@ -185,12 +162,10 @@ class Settings(Section):
 
     def _faults(self) -> Iterator[Finding]:
         yield from self._certificate_faults()
-        if self.tasks.store == "redis" and self.store.is_memory:
-            hint = "set store.url to redis://…, or tasks.store to file"
-            yield Finding("there is no Redis to keep tasks in", "S128", hint, ("tasks", "store"))
-        if self.sessions.store == "redis" and self.store.is_memory:
-            hint = "set store.url to redis://…, or sessions.store to memory"
-            yield Finding("there is no Redis to keep sessions in", "S128", hint, ("sessions", "store"))
+        for name, section, instead in (("tasks", self.tasks, "file"), ("sessions", self.sessions, "memory")):
+            if section.store == "redis" and self.store.is_memory:
+                hint = f"set store.url to redis://…, or {name}.store to {instead}"
+                yield Finding(f"there is no Redis to keep {name} in", "S128", hint, (name, "store"))
         yield from self._audit_faults()
         offers, shared = [(at, offer) for _, at, offer in self.offers()], self.server.grpc
         yield from path_faults(offers)

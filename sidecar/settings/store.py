@@ -35,15 +35,12 @@ _SHAPES: dict[StoreKind, str] = {
     "sentinel": "redis+sentinel://host:26379,host:26379/service/0",
     "cluster": "redis+cluster://host:6379,host:6379",
 }
-_SCHEMES: dict[str, tuple[StoreKind, bool]] = {
-    "memory": ("memory", False),
-    "redis": ("redis", False),
-    "rediss": ("redis", True),
-    "unix": ("unix", False),
-    "redis+sentinel": ("sentinel", False),
-    "rediss+sentinel": ("sentinel", True),
-    "redis+cluster": ("cluster", False),
-    "rediss+cluster": ("cluster", True),
+_SCHEMES: dict[str, StoreKind] = {
+    "memory": "memory",
+    "unix": "unix",
+    "redis": "redis",
+    "redis+sentinel": "sentinel",
+    "redis+cluster": "cluster",
 }
 _NODE = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^\[\]:]+))(?::(?P<port>[0-9]{1,5}))?")
 _SERVICE = re.compile(r"[A-Za-z0-9._\-]{1,128}")
@@ -67,9 +64,9 @@ class StorePlace:
 def parse_store_url(text: str) -> StorePlace:
     """Parse a store URL. Rejects all other texts, and never repeats them in errors."""
     scheme, _, rest = text.partition("://")
-    if scheme not in _SCHEMES:
+    tls, kind = scheme.startswith("rediss"), _SCHEMES.get(scheme.replace("rediss", "redis", 1))
+    if kind is None:
         reject("this is no store", hint=", ".join(_SHAPES.values()))
-    kind, tls = _SCHEMES[scheme]
     if kind == "memory":
         if rest:
             reject("the in-process store takes no address", hint="write memory://")

@@ -197,9 +197,7 @@ class UpstreamSettings(Section):
     responses: ResponseSettings | None = None
     """What of its answers may reach callers, and what of them is kept."""
     breaker: BreakerSettings = Field(default_factory=BreakerSettings)
-    """When calls of it are refused at once."""
     probe: ProbeSettings = Field(default_factory=ProbeSettings)
-    """How it is asked whether it is well."""
 
     @property
     def signs(self) -> bool:
@@ -235,12 +233,7 @@ class UpstreamSettings(Section):
             return
         if self.anonymous:
             hint = "remove anonymous, or use another kind of credential"
-            yield Finding(
-                "anonymous callers have no token for this credential",
-                "S113",
-                hint,
-                ("anonymous",),
-            )
+            yield Finding("anonymous callers have no token for this credential", "S113", hint, ("anonymous",))
         own = self.a2a.authentication if self.a2a is not None else None
         if own is not None and own.type == "bearer_token" and own.required:
             hint = "write type: api_key, or use another kind of credential"

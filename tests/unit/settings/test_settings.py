@@ -69,12 +69,6 @@ def test_quantities_are_read_with_their_units(tmp_path: Path) -> None:
     assert server.max_body_bytes == 65536
 
 
-def test_settings_do_not_change(tmp_path: Path) -> None:
-    settings = load(tmp_path, "")
-    with pytest.raises(ValueError, match="frozen"):
-        settings.store.url = "redis://elsewhere"
-
-
 PUBLIC = "public_url: https://gw.acme.example"
 
 

@@ -21,9 +21,9 @@ def delivery(id_: str, owner: str = "alice", **more: Any) -> Delivery:
     return Delivery(id_, "push", "ref", owner, URL, 1.0, headers, b"\x00{}", behalf)._replace(**more)
 
 
-@pytest.fixture(params=["memory", "file"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DeliveryStore]:
-    file = SqliteFile(tmp_path / "f" if request.param == "file" else None)
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[DeliveryStore]:
+    file = SqliteFile(tmp_path / "f")
     yield DeliveryStore(file)
     await file.close()
 

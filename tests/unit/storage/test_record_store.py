@@ -38,7 +38,7 @@ from tests.unit.storage.worlds import ALL, ROOM, SHARE, SORTS, Sort, World, afte
 from tests.valkey import Valkey
 
 
-@pytest.fixture(params=["memory", "file", "redis"])
+@pytest.fixture(params=["memory", "redis"])
 def how(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
