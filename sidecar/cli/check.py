@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from sidecar.app.loader import check_files
 from sidecar.cli.command import INVALID, catalogue_option, config_and_json, print_json
+from sidecar.cli.policy.check import surroundings
 from sidecar.errors import ConfigError, Fault
-
-if TYPE_CHECKING:
-    from sidecar.policy_tools.check import CheckReport
+from sidecar.policy_tools.catalogue import read_catalogue
+from sidecar.policy_tools.check import CheckReport
+from sidecar.policy_tools.check import check as checked
+from sidecar.policy_tools.check.formats import plain
 
 
 @click.command()
@@ -25,8 +27,6 @@ def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue
     """Check configuration, models, rules, budgets and keys, with all that `policy check` finds; serve nothing."""
     report = _reported(config, strict, soon_days, catalogue)
     if as_json:
-        from sidecar.policy_tools.check.formats import plain
-
         said = {"valid": report.valid, "faults": [plain(fault) for fault in report.faults]}
         print_json({**said, "revision": report.revision, "rules": report.rules} if report.valid else said)
     else:
@@ -40,12 +40,6 @@ def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue
 
 
 def _reported(config: Path, strict: bool, soon_days: float, catalogue: Path | None) -> CheckReport:
-    from sidecar.app.loader import check_files
-    from sidecar.cli.policy.check import surroundings
-    from sidecar.policy_tools.catalogue import read_catalogue
-    from sidecar.policy_tools.check import CheckReport
-    from sidecar.policy_tools.check import check as checked
-
     faults, rules = list[Fault](), dict[str, int]()
     try:
         engine, doubts = check_files(config, os.environ)

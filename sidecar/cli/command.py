@@ -67,3 +67,14 @@ def check_known(name: str, known: Collection[str], kind: str, config: Path, *, h
     if name not in known:
         there = ", ".join(known) or "none at all"
         raise CommandFailed(f"{config} names no {kind} {name!r}: there is {there}", USAGE, hint=hint)
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    """The JSON object that an option gives. Raises BadParameter."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise click.BadParameter(f"this is no JSON: {error}", param_hint=option) from None
+    if not isinstance(value, dict):
+        raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint=option)
+    return value

@@ -13,17 +13,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import click
 import orjson
 
+from sidecar.app.application import Application
+from sidecar.audit import load_key
+from sidecar.audit.rendering import render_record
+from sidecar.audit.verify import verify
 from sidecar.cli.command import FOLDER, NO, USAGE, CommandFailed
 from sidecar.cli.free_ports import free_ports
-
-if TYPE_CHECKING:
-    from sidecar.app.application import Application
+from sidecar.settings.shipped_files import shipped
 
 READY_WITHIN_S = 20.0
 CALL_WITHIN_S = 20.0
@@ -112,8 +114,6 @@ def demo(keep: Path | None) -> None:
 
 
 def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int, agent: int) -> Path:
-    from sidecar.settings.shipped_files import shipped
-
     shutil.copytree(shipped("models"), folder / "models", dirs_exist_ok=True)
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     for name, rows in {"agent_to_tool": RULES, "nhi_to_nhi": AGENT_RULES, "guardrails": GUARDRAILS}.items():
@@ -125,8 +125,6 @@ def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: i
 
 
 async def _run(folder: Path) -> bool:
-    from sidecar.app.application import Application
-
     logging.getLogger("sidecar.http.server.load_shedding").setLevel(logging.ERROR)
     data, admin, local, upstream, agent = free_ports(5)
     settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent)
@@ -203,8 +201,6 @@ async def _call(client: Any, scene: DemoScene) -> str:
 
 
 def _show(number: int, scene: DemoScene, heard: str, record: dict[str, Any]) -> None:
-    from sidecar.audit.rendering import render_record
-
     colour = "green" if not scene.reason else "red"
     click.secho(f"{number}. {scene.title}", fg=colour, bold=True)
     arguments = ", ".join(f"{key}={value!r}" for key, value in scene.arguments.items())
@@ -217,9 +213,6 @@ def _show(number: int, scene: DemoScene, heard: str, record: dict[str, Any]) -> 
 
 
 def _verify(folder: Path) -> bool:
-    from sidecar.audit import load_key
-    from sidecar.audit.verify import verify
-
     path = folder / "data" / "audit" / "audit.jsonl"
     report = verify([path], key=load_key(folder / "data" / "keys" / "audit.key"))
     _say("The evidence, checked from its first byte to its last:")

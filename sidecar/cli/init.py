@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import orjson
 
+from sidecar.cli.client_files.configuration import open_client_file
+from sidecar.cli.client_files.folder import VARIABLES_PATH, Import, imported, upstreams_yaml
+from sidecar.cli.client_files.wrap import names_of
 from sidecar.cli.command import FOLDER, CommandFailed, json_option, print_json
 from sidecar.cli.config import schema_of
 from sidecar.errors import visible
 from sidecar.settings.shipped_files import shipped
-
-if TYPE_CHECKING:
-    from sidecar.cli.client_files.folder import Import
 
 _SETTINGS = """\
 # yaml-language-server: $schema=./sidecar.schema.json
@@ -115,18 +114,12 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
 
 
 def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:
-    from sidecar.cli.client_files.configuration import open_client_file
-    from sidecar.cli.client_files.folder import imported
-    from sidecar.cli.client_files.wrap import names_of
-
     file, _ = open_client_file(source)
     found = imported(file, folder, os.environ, names_of(file, "http://127.0.0.1:8070"), home=Path.home())
     return _starting_with(found), found.secrets, [*found.notes, *_needs(found, folder)]
 
 
 def _starting_with(found: Import) -> dict[str, str]:
-    from sidecar.cli.client_files.folder import upstreams_yaml
-
     files = dict(starting_files())
     head, _, _ = files["sidecar.yaml"].partition("upstreams:\n")
     comment = "# Callers use http://127.0.0.1:8070/mcp/<name>.\n"
@@ -139,8 +132,6 @@ def _starting_with(found: Import) -> dict[str, str]:
 
 
 def _needs(found: Import, folder: Path) -> list[str]:
-    from sidecar.cli.client_files.folder import VARIABLES_PATH
-
     notes = [
         f"{name} is not set; {server} needs it when the sidecar starts"
         for name, server in found.needed.items()

@@ -11,10 +11,9 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
-import orjson
 
 from sidecar.cli.agent.formatting import row_for
-from sidecar.cli.command import check_known, config_and_json, print_json, settings_in
+from sidecar.cli.command import check_known, config_and_json, json_object, print_json, settings_in
 from sidecar.cli.lazy_group import Group
 from sidecar.cli.operator_socket import ask, path_of
 from sidecar.cli.terminal import print_table
@@ -93,7 +92,10 @@ def add(
     """Add the schedule NAME to those of sidecar.yaml. It is kept in the store, for all replicas, and survives a restart
     unless tasks.store is memory."""
     order: dict[str, Any] = {"name": name, **{key: value for key, value in given.items() if value is not None}}
-    if said := _input(prompt, parameters):
+    said = json_object(parameters, "--input") if parameters is not None else {}
+    if prompt is not None:
+        said["prompt"] = prompt
+    if said:
         order["input_parameters"] = said
     if disabled:
         order["enabled"] = False
@@ -143,16 +145,6 @@ def resume(name: str, config: Path, as_json: bool) -> None:
     answer = ask(config, path_of("schedules", name, "resume"), as_json, {})
     if not as_json:
         click.echo(f"{answer['name']} is due next at {answer['next_due'] or 'no time'}")
-
-
-def _input(prompt: str | None, parameters: str | None) -> dict[str, Any]:
-    try:
-        said = orjson.loads(parameters) if parameters is not None else {}
-    except orjson.JSONDecodeError as error:
-        raise click.BadParameter(f"this is not JSON: {error}", param_hint="--input") from None
-    if not isinstance(said, dict):
-        raise click.BadParameter("write a JSON object", param_hint="--input")
-    return {**said, "prompt": prompt} if prompt is not None else said
 
 
 def _due(schedule: ScheduleSettings, count: int, now_s: float) -> Iterator[float]:

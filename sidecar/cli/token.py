@@ -66,7 +66,7 @@ def keygen(out: Path, algorithm: str, as_json: bool) -> None:
 @json_option
 def mint(key_path: Path, claims: tuple[str, ...], ttl: float, typ: str, as_json: bool, **about: Any) -> None:
     """Sign an access token for development."""
-    key = _signing_key(key_path)
+    key = signing_key_in(key_path)
     values = {**claims_for(now=time.time(), ttl_s=ttl, **about), **dict(_claim(text) for text in claims)}
     signed = key.sign(values, typ)
     print_result({"token": signed, "claims": values}, signed, as_json)
@@ -157,7 +157,7 @@ def revoke(key_id: str, keys_path: Path | None, config: Path, as_json: bool) -> 
     print_result({"revoked": key_id}, f"revoked {key_id}; a running sidecar applies it at its next reload", as_json)
 
 
-def _signing_key(path: Path) -> SigningKey:
+def signing_key_in(path: Path) -> SigningKey:
     try:
         return read_signing_key(path)
     except (OSError, ValueError) as error:

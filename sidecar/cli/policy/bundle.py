@@ -9,8 +9,18 @@ import click
 
 from sidecar.app.policy_sources.bundle import Bundle, build, opened, read_keys, sign
 from sidecar.app.policy_sources.tarball import BadArchive
-from sidecar.cli.command import FILE, FOLDER, INVALID, UNVERIFIED, CommandFailed, json_option, print_result
+from sidecar.cli.command import (
+    EXISTING_FILE,
+    FILE,
+    FOLDER,
+    INVALID,
+    UNVERIFIED,
+    CommandFailed,
+    json_option,
+    print_result,
+)
 from sidecar.cli.lazy_group import Group
+from sidecar.cli.token import signing_key_in
 from sidecar.http.signing_keys import read_signing_key
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.settings.timestamps import rfc3339
@@ -50,7 +60,7 @@ def build_(
 
 
 @bundle.command("sign")
-@click.argument("file", type=FILE, default=DEFAULT_FILE)
+@click.argument("file", type=EXISTING_FILE, default=DEFAULT_FILE)
 @click.option("--key", "key_path", type=FILE, required=True, help="Ed25519, in PEM.")
 @json_option
 def sign_(file: Path, key_path: Path, as_json: bool) -> None:
@@ -59,16 +69,14 @@ def sign_(file: Path, key_path: Path, as_json: bool) -> None:
         _write(file, _signed(file.read_bytes(), key_path))
     except BadArchive as bad:
         raise CommandFailed(f"{file}: {bad}", INVALID)
-    except OSError as error:
-        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
     kid = read_signing_key(key_path).kid
     print_result({"bundle": str(file), "kid": kid}, f"{file}  signed by {kid}", as_json)
 
 
 @bundle.command("verify")
-@click.argument("file", type=FILE, default=DEFAULT_FILE)
+@click.argument("file", type=EXISTING_FILE, default=DEFAULT_FILE)
 @click.option(
-    "--keys", "keys_path", type=FILE, required=True, help="The keys that may sign it: a JWKS, or one PEM file."
+    "--keys", "keys_path", type=EXISTING_FILE, required=True, help="The keys that may sign it: a JWKS, or one PEM file."
 )
 @click.option("--name", help="The name that the policy must have.")
 @json_option
@@ -80,8 +88,6 @@ def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> Non
             raise BadArchive(f"it is the policy of {found.manifest.name}")
     except BadArchive as bad:
         raise CommandFailed(f"{file}: {bad}", UNVERIFIED)
-    except OSError as error:
-        raise click.UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     print_result(_said(file, found), _told(file, found), as_json)
 
 
@@ -111,11 +117,7 @@ def _told(file: Path, found: Bundle) -> str:
 
 
 def _signed(raw: bytes, key_path: Path) -> bytes:
-    try:
-        key = read_signing_key(key_path)
-    except (OSError, ValueError) as error:
-        raise click.UsageError(f"{key_path} is no signing key: {error}") from None
-    return sign(raw, key)
+    return sign(raw, signing_key_in(key_path))
 
 
 def _write(path: Path, raw: bytes) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-import orjson
 
 from sidecar.audit.segments import files_of, given
 from sidecar.cli.command import (
@@ -20,6 +19,7 @@ from sidecar.cli.command import (
     UNVERIFIED,
     CommandFailed,
     config_and_json,
+    json_object,
     print_json,
     print_result,
     settings_in,
@@ -38,7 +38,6 @@ from sidecar.policy_tools.replay import Candidate
 from sidecar.settings.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, Principal
 
-MAX_JSON_CHARS = 4 * 1024 * 1024
 _USED_AS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
 _OBJECT = re.compile(r"(tool|prompt|resource):[^/\s]+/\S+|nhi:\S+")
 _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
@@ -81,7 +80,7 @@ def explain(config: Path, folder: Path | None, as_json: bool, **given: Any) -> N
         if asked is None:
             chain, at_s = _chain(given), given["now"] or time.time()
             question = question_of(
-                *_asked_for(given), _object(given["arguments"], "--args"), _object(given["meta"], "--meta")
+                *_asked_for(given), json_object(given["arguments"], "--args"), json_object(given["meta"], "--meta")
             )
             found = explained(source, budgets, chain, question, at_s)
         else:
@@ -130,16 +129,6 @@ def _asked_for(given: Mapping[str, Any]) -> tuple[str, str]:
     if action not in ACTIONS:
         raise click.BadParameter(f"{action!r} is unknown. {meant(action, ACTIONS)}".rstrip(), param_hint="--action")
     return obj, action
-
-
-def _object(text: str, option: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text) if len(text) <= MAX_JSON_CHARS else None
-    except orjson.JSONDecodeError as error:
-        raise click.BadParameter(f"this is no JSON: {error}", param_hint=option) from None
-    if not isinstance(value, dict):
-        raise click.BadParameter('this is no JSON object, such as {"repo": "acme/site"}', param_hint=option)
-    return value
 
 
 def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, Any] | None:
