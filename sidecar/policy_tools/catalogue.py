@@ -14,7 +14,7 @@ from sidecar.policy import PolicySource, grammar
 from sidecar.policy.grammar import Wrong
 from sidecar.policy.patterns import WILDCARD, glob
 from sidecar.settings.yaml_document import read_document
-from sidecar.settings.yaml_nodes import MAX_BYTES, Loc
+from sidecar.settings.yaml_nodes import Loc
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 _THINGS = (*grammar.ON_SERVERS, "nhi:")
@@ -36,7 +36,7 @@ class KnownCatalogue:
 
 def read_catalogue(path: Path) -> KnownCatalogue:
     """Read server → its tools' names (or full object names), or a list of full object names. Raises SettingsError."""
-    document = read_document(path, text=_json_text(path))
+    document = read_document(path)
     faults, found, servers = list[Fault](), set[str](), set[str]()
 
     def refuse(loc: Loc, message: str, hint: str = "") -> None:
@@ -73,14 +73,6 @@ def read_catalogue(path: Path) -> KnownCatalogue:
     if faults:
         raise SettingsError(faults)
     return KnownCatalogue(frozenset(found), frozenset(servers))
-
-
-def _json_text(path: Path) -> bytes | None:
-    """Return a JSON file with tabs as blanks: YAML forbids tabs as indentation, and JSON strings cannot contain any."""
-    if path.suffix != ".json":
-        return None
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES + 1).replace(b"\t", b" ")
 
 
 def exact_names(

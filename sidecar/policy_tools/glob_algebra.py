@@ -88,10 +88,6 @@ def may_overlap(one: str, other: str) -> bool:
     return tail.endswith(other_tail) or other_tail.endswith(tail)
 
 
-def overlap(shapes: Shapes, one: str, other: str) -> str | None:
-    return witness(shapes, (one, other)) if may_overlap(one, other) else None
-
-
 def witness(
     shapes: Shapes, all_of: Sequence[str], none_of: Collection[str] = (), avoid: Collection[str] = ()
 ) -> str | None:

@@ -20,7 +20,7 @@ from sidecar.policy import Engine, PolicySource
 from sidecar.policy_tools.catalogue import Known, KnownCatalogue, exact_names, read_catalogue
 from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, configured
 from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
-from sidecar.policy_tools.suggest.render import YAML_FILE, as_data, csv_files, notes, one_text, yaml_text
+from sidecar.policy_tools.suggest.render import as_data, csv_files, notes, one_text
 from sidecar.policy_tools.suggest.suggestion import Suggestion
 from sidecar.policy_tools.suggest.suggestion import suggest as find
 from sidecar.policy_tools.suggest.terms import Present
@@ -40,7 +40,6 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 @click.option("--include", type=click.Choice(["denied"]), help="Also calls that no rule allowed.")
 @click.option("--since", type=Moment(), default=None, help="A time, or a span back from now (15m, 2h, 7d).")
 @click.option("--until", type=Moment(), default=None, help="Likewise, exclusive.")
-@click.option("--format", "form", type=click.Choice(["csv", "yaml"]), default="csv", show_default=True)
 @json_option
 @click.option("-o", "--output", type=FOLDER, help="An empty or new folder for rules and tests/.")
 def suggest(
@@ -51,7 +50,6 @@ def suggest(
     include: str | None,
     since: str | None,
     until: str | None,
-    form: str,
     as_json: bool,
     output: Path | None,
 ) -> None:
@@ -75,19 +73,15 @@ def suggest(
     bare = suggestion.bare()
     proof = prove(csv_files(bare, present), place.models, bare, evidence, known)
     files = csv_files(suggestion, present)
-    if form == "yaml":
-        files = {YAML_FILE: yaml_text(suggestion, present)}
     engine = Engine(read_back(files, place.models, suggestion))
     if output is not None:
-        if form == "yaml":  # the output is what was verified
-            prove({YAML_FILE: yaml_text(bare, present)}, place.models, bare, evidence, known)
         suite = {SUITE_FILE: suite_text(suggestion, evidence, known, engine)}
         write_files({output / name: text.encode() for name, text in {**files, **suite}.items()})
     if as_json:
         data = as_data(suggestion, evidence, present) | {"proof": {"cells": proof.cells, "asked": proof.asked}}
         print_json(data)
     elif output is None:
-        click.echo(files[YAML_FILE] if form == "yaml" else one_text(files), nl=False)
+        click.echo(one_text(files), nl=False)
     if not as_json:
         _tell(suggestion, evidence, present, proof.cells, output)
     if evidence.left_out:

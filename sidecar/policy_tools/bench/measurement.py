@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,8 +28,8 @@ from sidecar.settings.shipped_files import shipped
 OURS = "sidecar"
 QUESTIONS = 20_000
 WARM_UP = 500
-DRAW, MEASURE = "draw", "measure"
-STEP_S = 310.0  # a million rows are generated, written, read and queried
+QUESTIONS_FILE = "questions.json"
+STEP_S = 310.0  # a million rows are read and queried
 
 
 def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float, *, now_s: float) -> dict[str, Any]:
@@ -75,41 +75,36 @@ def climbed(
     sizes: Sequence[int] = SIZES, *, wild: Sequence[float] = (WILD,), questions: int = QUESTIONS
 ) -> Iterator[dict[str, Any]]:
     """Yield the measurement of each size and share of wildcards; one that failed has an `error` and no figures."""
-    for share in wild:
-        for rows in sizes:
-            with TemporaryDirectory() as folder:
-                order = [sys.executable, "-m", "sidecar.policy_tools.bench.measurement"]
-                arguments = [folder, str(rows), str(share), str(questions)]
-                limits: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
-                limits["timeout"] = STEP_S + rows * 40e-6
-                told: dict[str, Any] = {"engine": OURS, "wild": share, "rows": rows}
-                try:
-                    subprocess.run([*order, DRAW, *arguments], **limits)
-                    told |= json.loads(subprocess.run([*order, MEASURE, *arguments], **limits).stdout)
-                except subprocess.TimeoutExpired as late:
-                    told["error"] = f"no answer within {late.timeout:.0f} s"
-                except (subprocess.CalledProcessError, ValueError) as error:
-                    said = getattr(error, "stderr", "") or str(error)
-                    told["error"] = said.strip().rpartition("\n")[2][:200]
-                yield told
+    for share, rows in product(wild, sizes):
+        with TemporaryDirectory() as folder:
+            _draw(Path(folder), rows, share, questions)
+            order = [sys.executable, "-m", "sidecar.policy_tools.bench.measurement", folder]
+            told: dict[str, Any] = {"engine": OURS, "wild": share, "rows": rows}
+            try:
+                done = subprocess.run(order, capture_output=True, text=True, check=True, timeout=STEP_S + rows * 40e-6)
+                told |= json.loads(done.stdout)
+            except subprocess.TimeoutExpired as late:
+                told["error"] = f"no answer within {late.timeout:.0f} s"
+            except (subprocess.CalledProcessError, ValueError) as error:
+                said = getattr(error, "stderr", "") or str(error)
+                told["error"] = said.strip().rpartition("\n")[2][:200]
+            yield told
 
 
-def main() -> None:
-    """Do one step in this process. Generating is a separate one, so that its memory is not counted."""
-    step, folder, (rows, wild, questions) = sys.argv[1], Path(sys.argv[2]), map(float, sys.argv[3:6])
-    questions_file = folder / "questions.json"
-    if step == DRAW:
-        policy = ladder.drawn(int(rows), wild=wild)
-        (folder / "policies").mkdir()
-        ladder.write(policy, folder / "policies")
-        questions_file.write_text(json.dumps(list(islice(ladder.questions(policy, int(questions)), int(questions)))))
-        return
-    asked = [ladder.DrawnQuestion(*one) for one in json.loads(questions_file.read_text())]
+def _draw(folder: Path, rows: int, wild: float, questions: int) -> None:
+    policy = ladder.drawn(rows, wild=wild)
+    (folder / "policies").mkdir()
+    ladder.write(policy, folder / "policies")
+    (folder / QUESTIONS_FILE).write_text(json.dumps(list(ladder.questions(policy, questions))))
+
+
+def main(folder: Path) -> None:
+    """Measure a drawn policy in this process, whose memory holds nothing else."""
+    asked = [DrawnQuestion(*one) for one in json.loads((folder / QUESTIONS_FILE).read_text())]
     began = time.perf_counter()
     source = load_policy_aside(shipped("models"), folder / "policies")
-    told = measured(source, asked, time.perf_counter() - began, now_s=time.time())
-    sys.stdout.write(json.dumps({"wild": wild, **told}) + "\n")
+    sys.stdout.write(json.dumps(measured(source, asked, time.perf_counter() - began, now_s=time.time())))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sidecar.limits.plan import BudgetRule, LimitCap
 from sidecar.policy.patterns import WILDCARD, covers, glob
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
-from sidecar.policy_tools.glob_algebra import OBJECTS, SUBJECTS, Shapes, TooManyStates, overlap
+from sidecar.policy_tools.glob_algebra import OBJECTS, SUBJECTS, Shapes, TooManyStates, may_overlap, witness
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
 
 MAX_ALIKE = 32  # rules compared that have the same subject and object
@@ -210,7 +210,7 @@ def _have_common(shapes: Shapes, one: str, other: str, container: str, contents:
         pattern = other if one.startswith(container) else one
         return any(glob(name, pattern) for name in groups[0])
     try:
-        return overlap(shapes, one, other) is not None
+        return may_overlap(one, other) and witness(shapes, (one, other)) is not None
     except TooManyStates:
         return False
 

@@ -36,9 +36,6 @@ _LINK = {"kind", "action", "decision"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
 _NOTIFICATION = "notifications/"
 _SHADOW = "shadow"
-_SKIPPED = tuple(
-    b'{"v":%d,"event":"%b"' % (v, name) for v in (1, 2) for name in (b"outcome", b"control")
-)  # how our writer begins them; other lines are parsed in full
 
 
 class Triple(NamedTuple):
@@ -99,8 +96,6 @@ class UsageEvidence:
         """Read every line of a log. Raises SettingsError when a memory bound is exceeded."""
         for line in lines:
             self.counts["lines"] += 1
-            if line.startswith(_SKIPPED):
-                continue
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError:
@@ -215,12 +210,7 @@ def _is_link(link: object) -> bool:
 
 
 def _texts(values: object, *, empty: bool = False) -> bool:
-    if not isinstance(values, list) or not (values or empty):
-        return False
-    for value in values:  # noqa: SIM110 - runs for every record, and a generator takes three times as long
-        if not isinstance(value, str):
-            return False
-    return True
+    return isinstance(values, list) and bool(values or empty) and all(isinstance(value, str) for value in values)
 
 
 def _cannot_be_a_rule(triple: Triple) -> str:
@@ -241,19 +231,19 @@ def _unsound(what: str, text: str) -> str:
             return "a set is no object of a call"
         if text.startswith("role:"):  # as a row's subject it would match the members of a role
             return "a role is no caller"
-        if what == "action":
-            if text == grammar.USE:
+        match what.split(" "):
+            case ["action"] if text == grammar.USE:
                 return "no action of a call"
-            grammar.action(text)
-        elif what == "object":
-            grammar.element(text)
-        elif what == "subject":
-            if text != ANONYMOUS:
+            case ["action"]:
+                grammar.action(text)
+            case ["object"]:
+                grammar.element(text)
+            case ["subject"] if text != ANONYMOUS:
                 grammar.member(text)
-        elif what.endswith(" object"):
-            grammar.object_(text, PermissionKind(what.removesuffix(" object")))
-        else:
-            grammar.subject(text, PermissionKind(what))
+            case [kind, "object"]:
+                grammar.object_(text, PermissionKind(kind))
+            case [kind] if kind != "subject":
+                grammar.subject(text, PermissionKind(kind))
     except Wrong as wrong:
         return wrong.message
     return ""

@@ -13,14 +13,14 @@ from sidecar.policy.grammar import NONE
 from sidecar.policy.rows import CsvField, CsvRow
 from sidecar.policy_tools.catalogue import server_of
 from sidecar.policy_tools.convert.content import Content, ContentEntry
-from sidecar.policy_tools.convert.writer import csv_of, yaml_of
+from sidecar.policy_tools.convert.writer import csv_of
 from sidecar.policy_tools.rule_text import columns, cut, moment
 from sidecar.policy_tools.suggest.evidence import UsageEvidence
 from sidecar.policy_tools.suggest.suggestion import Suggested, Suggestion
 from sidecar.policy_tools.suggest.terms import GONE, PLAIN, Present
 from sidecar.vocabulary import PermissionKind, RuleRef
 
-YAML_FILE, ROLES_FILE = "suggested.yaml", "roles.csv"
+ROLES_FILE = "roles.csv"
 MAX_SHOWN = 12  # names in one comment
 _TITLES = {
     "user_to_nhi": "Which users may use which NHI: send it messages, or lend it authority (delegate).",
@@ -47,11 +47,6 @@ def csv_files(suggestion: Suggestion, present: Present) -> dict[str, str]:
         head = ["Who is in which role (g), and what is in which set (g2)."]
         files[ROLES_FILE] = csv_of(Content(links, _commented(head)))
     return files
-
-
-def yaml_text(suggestion: Suggestion, present: Present) -> str:
-    content = Content((*_rules(suggestion, present), *_links(suggestion)), _commented([_ORIGIN]))
-    return yaml_of(content, present.columns)
 
 
 def _commented(lines: Iterable[str]) -> tuple[str, ...]:

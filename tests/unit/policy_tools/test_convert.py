@@ -213,19 +213,31 @@ def test_two_files_that_would_become_one_are_a_fault() -> None:
         convert({"x.yaml": rule % b"a", "x.yml": rule % b"b"}, "csv", MODELS, COLUMNS_OF)
 
 
-def test_a_file_goes_to_standard_output(tmp_path: Path) -> None:
-    done = run(write(tmp_path, {"agent_to_tool.csv": f"#: id=x\n{ROW}"}) / "agent_to_tool.csv", "--to", "yaml")
-    assert done.exit_code == 0
-    assert done.stdout.startswith("version: 1\n\nrules:\n  - id: x\n")
-    assert "1 rows, read again and the same: revision" in done.stderr
+USED = "version: 1\nrules:\n  - kind: agent_to_tool\n    subject: nhi:a\n    object: tool:s/t\n    actions: used\n"
 
 
-def test_a_csv_file_of_any_name_needs_a_kind(tmp_path: Path) -> None:
-    path = write(tmp_path, {"rows.csv": ROW}) / "rows.csv"
-    refused = run(path, "--to", "yaml")
-    assert (refused.exit_code, "P002" in refused.stderr) == (3, True)
-    done = run(path, "--to", "yaml", "--kind", "agent_to_tool")
-    assert (done.exit_code, "kind: agent_to_tool" in done.stdout) == (0, True)
+@pytest.mark.parametrize(
+    ("name", "text", "options", "code", "printed", "said"),
+    [
+        (
+            "agent_to_tool.csv",
+            f"#: id=x\n{ROW}",
+            "yaml",
+            0,
+            "rules:\n  - id: x\n",
+            "1 rows, read again and the same",
+        ),
+        ("rows.csv", ROW, "yaml", 3, "", "P002"),
+        ("rows.csv", ROW, "yaml --kind agent_to_tool", 0, "kind: agent_to_tool", ""),
+        ("x.yaml", USED, "csv", 3, "", "x.yaml:6:14: error[P104]"),
+        ("roles.csv", golden("roles.csv"), "yaml", 0, "version: 1\n", "rows compared; no rule in any file"),
+    ],
+)
+def test_one_file_goes_to_standard_output(
+    tmp_path: Path, name: str, text: str, options: str, code: int, printed: str, said: str
+) -> None:
+    done = run(write(tmp_path, {name: text}) / name, "--to", *options.split(" "))
+    assert (done.exit_code, printed in done.stdout, said in done.stderr) == (code, True, True), done.output
 
 
 def test_nothing_is_overwritten_unless_it_is_said(tmp_path: Path) -> None:
@@ -261,13 +273,6 @@ def test_a_file_without_rows_becomes_nothing_and_that_is_said(tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["agent_to_tool.yaml"]
 
 
-def test_faults_in_yaml_stand_at_their_scalar(tmp_path: Path) -> None:
-    text = "version: 1\nrules:\n  - kind: agent_to_tool\n    subject: nhi:a\n    object: tool:s/t\n    actions: used\n"
-    done = run(write(tmp_path, {"x.yaml": text}) / "x.yaml", "--to", "csv")
-    assert done.exit_code == 3
-    assert f"{tmp_path / 'x.yaml'}:6:14: error[P104]" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "text", "code"),
     [
@@ -292,12 +297,6 @@ def test_what_is_no_policy_is_told_with_its_place_and_nothing_is_written(
     done = run(path, "--to", "csv" if name.endswith(".yaml") else "yaml", "-o", tmp_path / "out")
     assert done.exit_code == 3 and f"error[{code}]" in done.stderr and f"{name}:" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_policy_that_does_not_load_is_compared_row_by_row_and_that_is_said(tmp_path: Path) -> None:
-    done = run(write(tmp_path, {"roles.csv": golden("roles.csv")}) / "roles.csv", "--to", "yaml")
-    assert done.exit_code == 0
-    assert "rows compared; no rule in any file" in done.stderr
 
 
 def test_other_models_have_their_columns_in_another_order(tmp_path: Path) -> None:

@@ -70,14 +70,6 @@ def test_people_read_what_was_agreed(name: str, arguments: tuple[str, ...], code
     assert result.exit_code == code
 
 
-def test_the_nearest_rule_says_which_part_did_not_fit() -> None:
-    near = asked("--as", "nhi:researcher", "--calls", "tool:github/serch_code")["links"][0]["nearest"][0]
-    assert (near["id"], near["file"], near["line"]) == ("researcher-reads", "policies/agent_to_tool.csv", 2)
-    assert near["misfits"] == [
-        {"part": "object", "said": "set:github-read", "hint": 'did you mean "tool:github/search_code"?'}
-    ]
-
-
 def test_each_part_of_a_rule_can_be_what_does_not_fit() -> None:
     cases = {
         "subject": ("--as", "nhi:reseacher", "--calls", SEARCH, "--args", '{"repo": "acme/x"}'),
