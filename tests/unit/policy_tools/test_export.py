@@ -36,6 +36,7 @@ ARGUMENTS: tuple[Mapping[str, Any], ...] = (
     {"repo": "acme/\0x", "l": [1], "other": 2**70},
     {"repo": 1, "force": "true"},
 )
+METAS: tuple[Mapping[str, Any], ...] = ({}, {"x": 1}, {}, {"x": 1}, {})
 LINK = "  agent_to_tool: "
 DENIED = (
     f"deny\n{LINK}nhi:a tools/call tool:s/t_delete: allow (any-t)\n"
@@ -79,8 +80,7 @@ def test_every_answer_is_the_engines(source: PolicySource, folder: Path) -> None
     engine = Engine(source)
     asked = [
         {"chain": chain, "obj": obj, "act": act, "args": arguments, "meta": meta, "now_s": NOW}
-        for chain, (obj, act), arguments in itertools.product(CHAINS, ASKED, ARGUMENTS)
-        for meta in ({}, {"x": 1})
+        for chain, (obj, act), (arguments, meta) in itertools.product(CHAINS, ASKED, zip(ARGUMENTS, METAS, strict=True))
     ]
     done = python("-W", "error", "-c", ASK_ALL, folder, told=json.dumps(asked))
     assert done.stderr == ""
