@@ -23,7 +23,7 @@ from sidecar.audit.checkpoint_publisher import EVERY_S, CheckpointPublisher, to_
 from sidecar.audit.checkpoints import Checkpoint, load_or_make_attesting_key, read_checkpoints
 from sidecar.audit.record import RECOVERED
 from sidecar.audit.rollback import ROLLED_BACK, hash_in, newest_of, rolled_back
-from sidecar.audit.rotation import Attester, Rotation
+from sidecar.audit.rotation import Attester
 from sidecar.audit.sinks import open_sink, place_of
 from sidecar.errors import Refusal, SettingsError, fault_in
 from sidecar.http.signing_keys import SigningKey
@@ -160,7 +160,6 @@ class ControlRecords:
 
 
 def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey) -> Audit:
-    attesting, rotate = settings.audit.checkpoints, settings.audit.rotate
     older = [load_key(path) for path in settings.previous_audit_key_paths if path.exists()]
     key = load_or_make_key(settings.audit_key_path)
     instance = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -176,9 +175,9 @@ def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey)
             new_id=time_ordered_ids(time),
             metrics=metrics,
             evidence_path=settings.evidence_path,
-            attester=Attester(attesting_key, CHECKPOINT_RECORDS, attesting.every_s),
+            attester=Attester(attesting_key, CHECKPOINT_RECORDS, settings.audit.checkpoints.every_s),
             clear_arguments=settings.audit.clear_arguments,
-            rotation=Rotation(rotate.max_bytes, rotate.every_s, rotate.keep),
+            rotation=settings.audit.rotate,
         )
     except OSError as error:
         sink.close()

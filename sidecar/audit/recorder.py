@@ -31,14 +31,16 @@ from sidecar.audit.file_sink import FoundEnd
 from sidecar.audit.record import Event
 from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamps
 from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
-from sidecar.audit.rotation import Attester, ChainSink, RotatingSink, Rotation, Stamp
+from sidecar.audit.rotation import Attester, ChainSink, RotatingSink, Stamp
 from sidecar.audit.writer import RecordWriter
 from sidecar.errors import ANSWERS, CredentialFault, LimitState, Reason, Refusal
 from sidecar.observability.metrics import Metrics
+from sidecar.settings.audit import RotationSettings
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 Durability = Literal["strict", "disk", "best_effort"]
 Enforcement = Literal["enforce", "shadow", "degraded"]
+NO_ROTATION = RotationSettings()
 HASHED_HERE_BYTES = 64 * 1024  # of a body; its arguments are hashed in less than 10 ms
 
 
@@ -58,7 +60,7 @@ class Audit:
         metrics: Metrics | None = None,
         evidence_path: Path | None = None,
         attester: Attester | None = None,
-        rotation: Rotation | None = None,
+        rotation: RotationSettings = NO_ROTATION,
         clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Record the irregularities that the last run left (`found`). Raises OSError. `new_id` returns a new
@@ -68,7 +70,7 @@ class Audit:
         """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
         stamp_in_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
-        self.trail = RotatingSink(sink, stamp_in_thread, clock, attester, rotation or Rotation(), self._evidence)
+        self.trail = RotatingSink(sink, stamp_in_thread, clock, attester, rotation, self._evidence)
         self.writer = RecordWriter(self.trail)
         self._durability, self._metrics = durability, metrics
         self._stamp = _stamping(instance, key.id, clock, new_id)

@@ -24,6 +24,7 @@ from sidecar.audit.segments import aside, first_line, last_end, last_seq_of, par
 from sidecar.audit.writer import RecordSink
 from sidecar.errors import SettingsError
 from sidecar.http.signing_keys import SigningKey
+from sidecar.settings.audit import RotationSettings
 
 RETRY_S: Final = 60.0  # after a failed rotation
 
@@ -55,15 +56,6 @@ class Attester:
     every_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """When a file is rotated, None for never; and how many parts are kept, None for all."""
-
-    max_bytes: int | None = None
-    every_s: float | None = None
-    keep: int | None = None
-
-
 class RotatingSink:
     """One chain of records with its checkpoints, in a file that may rotate or in another sink that does not."""
 
@@ -73,7 +65,7 @@ class RotatingSink:
         stamp: Stamp,
         clock: Clock,
         attester: Attester | None,
-        rotation: Rotation,
+        rotation: RotationSettings,
         evidence: ResultFile,
     ) -> None:
         self.sink, self._file, self._evidence = sink, sink.file, evidence

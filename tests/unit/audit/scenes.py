@@ -16,6 +16,7 @@ from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.verification_report import VerificationReport
 from sidecar.cli.audit import audit as command
 from sidecar.errors import LimitState, Reason, Refusal
+from sidecar.settings.audit import RotationSettings
 from sidecar.vocabulary import (
     Call,
     Caller,
@@ -33,6 +34,7 @@ from tests.at_once import at_once
 KEY = AuditKey.from_secret(bytes(range(32)))
 OTHER_KEY = AuditKey.from_secret(bytes(range(1, 33)))
 START_S = 1_795_000_000.25
+Rotation = RotationSettings.model_construct  # smaller than an operator may set
 ARGUMENTS: dict[str, Any] = {"repo": "acme/site", "limit": 10}
 
 

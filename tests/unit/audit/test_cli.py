@@ -14,11 +14,11 @@ import pytest
 from sidecar.audit import load_or_make_key
 from sidecar.audit.checkpoints import public_jwk
 from sidecar.audit.rendering import render_record, wants_colour
-from sidecar.audit.rotation import Attester, Rotation
+from sidecar.audit.rotation import Attester
 from sidecar.audit.verify import verify as verified
 from sidecar.errors import Reason
 from tests.at_once import at_once
-from tests.unit.audit.scenes import FakeClock, forward, open_audit, records, refuse, run, written_key
+from tests.unit.audit.scenes import FakeClock, Rotation, forward, open_audit, records, refuse, run, written_key
 from tests.unit.audit.test_rotation import SIGNER
 
 

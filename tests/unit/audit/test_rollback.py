@@ -10,10 +10,9 @@ from sidecar.audit import rollback
 from sidecar.audit.chain import ChainEnd
 from sidecar.audit.checkpoints import attest
 from sidecar.audit.rollback import hash_in, newest_of, rolled_back
-from sidecar.audit.rotation import Rotation
 from sidecar.http.signing_keys import generate
 from tests.at_once import at_once
-from tests.unit.audit.scenes import forward, open_audit, records
+from tests.unit.audit.scenes import Rotation, forward, open_audit, records
 
 OURS, THEIRS = generate("EdDSA"), generate("EdDSA")
 A, B = "a" * 64, "b" * 64

@@ -18,7 +18,7 @@ from sidecar.audit.chain import GENESIS, ChainEnd, head_line, seal
 from sidecar.audit.checkpoint_publisher import CheckpointPublisher
 from sidecar.audit.checkpoints import USE, Checkpoint, attest, public_jwk, read_checkpoints, read_public_keys
 from sidecar.audit.file_sink import HARMLESS
-from sidecar.audit.rotation import RETRY_S, Attester, Rotation
+from sidecar.audit.rotation import RETRY_S, Attester
 from sidecar.audit.segments import aside, files_of, given, last_seq_of, parts_of
 from sidecar.audit.verify import verify
 from sidecar.errors import Refusal
@@ -29,6 +29,7 @@ from tests.unit.audit.scenes import (
     KEY,
     OTHER_KEY,
     FakeClock,
+    Rotation,
     forward,
     kinds,
     numbered_ids,

@@ -10,12 +10,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from sidecar.audit.rotation import Rotation
 from sidecar.audit.segments import files_of, given
 from sidecar.audit.statistics import MAX_NAMES, OTHERS, Durations, Statistics
 from sidecar.audit.tail import follow, lines
 from tests.at_once import at_once
-from tests.unit.audit.scenes import forward, open_audit
+from tests.unit.audit.scenes import Rotation, forward, open_audit
 from tests.unit.audit.test_rotation import SELDOM
 
 
