@@ -8,7 +8,7 @@ import jwt
 import pytest
 
 from sidecar.identity import Audience
-from tests.unit.identity.world import GITHUB, NOW, World, a_world, an_issuer, minted
+from tests.unit.identity.world import NOW, World, a_world, minted
 
 
 @pytest.fixture
@@ -82,10 +82,3 @@ async def test_a_workload_beside_a_remembered_token_is_asked_each_time(world: Wo
     token = minted()
     for local in ("", "nhi:a", "nhi:b", ""):
         assert await world.chain(token, local=local) == ["user:alice", *filter(None, [local])]
-
-
-async def test_two_identities_share_nothing() -> None:
-    open_world, closed = a_world(), a_world(an_issuer(kinds=("nhi",)))
-    token = minted()
-    assert await open_world.chain(token, at=Audience(GITHUB)) == ["user:alice"]
-    await closed.refused(token)

@@ -113,7 +113,7 @@ def read(setting: Setting, folder: Path) -> object:
     return list(source.rules), source.revision, source.warnings, sorted(source.conditions), links
 
 
-@settings(max_examples=75)
+@settings(max_examples=50)
 @given(settings_of_a_load())
 def test_what_is_taken_in_bulk_is_what_is_read_row_by_row(setting: Setting) -> None:
     with TemporaryDirectory() as name:
