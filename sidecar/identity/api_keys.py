@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from sidecar.errors import CredentialFault, Fault
 from sidecar.identity.credentials import API_KEY_PREFIX, Workload, bad_credential
-from sidecar.identity.names import is_principal
+from sidecar.settings.field_types import is_caller, named
 from sidecar.settings.secrets import read_secret
 from sidecar.settings.timestamps import seconds_of
+from sidecar.settings.validation_errors import reject
 from sidecar.settings.yaml_document import Document
 from sidecar.vocabulary import Credential, Principal
 
@@ -30,8 +31,6 @@ MAX_LIVE_KEYS = 2
 HASH_PREFIX = "hmac-sha256:"
 
 _KEY = re.compile(rf"{API_KEY_PREFIX}([A-Za-z0-9]{{4,32}})_[A-Za-z0-9]{{43,86}}")
-_HASH = re.compile(rf"{HASH_PREFIX}[0-9a-f]{{64}}")
-_ID = re.compile(r"[A-Za-z0-9]{4,32}")
 _DOMAIN = b"sidecar/api-key/v1\0"
 _NO_DIGEST = bytes(32)
 
@@ -50,14 +49,29 @@ class KeyRecord:
         return self.expires_at is None or now < self.expires_at
 
 
+def _owner(name: str) -> str:
+    return name if is_caller(name) else reject("this is no caller", hint="a key belongs to user:<id> or nhi:<id>")
+
+
+def _time(text: str) -> str:
+    try:
+        seconds_of(text)
+    except ValueError:
+        reject("this is no RFC 3339 time with a zone", hint="write a time as 2027-03-31T00:00:00Z")
+    return text
+
+
+Time = Annotated[str, AfterValidator(_time)]
+
+
 class KeyEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    id: str
-    principal: str
-    hash: str
-    expires_at: str | None = None
-    created_at: str | None = None
+    id: Annotated[str, named("[A-Za-z0-9]{4,32}", "key id", "4-32 letters and digits")]
+    principal: Annotated[str, AfterValidator(_owner)]
+    hash: Annotated[str, named(f"{HASH_PREFIX}[0-9a-f]{{64}}", "hash", f"write {HASH_PREFIX}<64 hex digits>")]
+    expires_at: Time | None = None
+    created_at: Time | None = None
     scopes: list[str] = Field(default_factory=list)
 
 
@@ -96,7 +110,6 @@ class ApiKeys:
         return Workload(principal, Credential("api_key", ISSUER, record.id), record.expires_at)
 
     def knows(self, key_id: str, principal: str, now: float) -> bool:
-        """Whether a live key with this id belongs to this principal."""
         record = self._records.get(key_id)
         return record is not None and record.principal == principal and record.lives(now)
 
@@ -107,10 +120,6 @@ def digest_of(text: str, pepper: bytes) -> bytes:
 
 def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
     """The records of a parsed keys.yaml. Raises SettingsError."""
-    entries = document.validate(KeyFile).keys
-    faults = [fault for place, entry in enumerate(entries) for fault in _entry_faults(document, place, entry)]
-    if faults:
-        document.refuse(faults)
     records = tuple(
         KeyRecord(
             entry.id,
@@ -119,7 +128,7 @@ def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
             seconds_of(entry.expires_at) if entry.expires_at is not None else None,
             frozenset(entry.scopes),
         )
-        for entry in entries
+        for entry in document.validate(KeyFile).keys
     )
     faults = list(_set_faults(document, records, now))
     if faults:
@@ -130,26 +139,6 @@ def records_of(document: Document, now: float) -> tuple[KeyRecord, ...]:
 def read_pepper(path: Path) -> bytes:
     """Read the pepper. Raises SettingsError, also for a short or trivial one, which would protect nothing."""
     return read_secret(path, "ours").encode()
-
-
-def _entry_faults(document: Document, place: int, entry: KeyEntry) -> Iterable[Fault]:
-    checks = (
-        ("id", _ID.fullmatch(entry.id), "a key id is 4-32 letters and digits"),
-        ("principal", is_principal(entry.principal), "a key belongs to user:<id> or nhi:<id>"),
-        ("hash", _HASH.fullmatch(entry.hash), f"a hash is {HASH_PREFIX}<64 hex digits>"),
-        ("expires_at", _is_moment(entry.expires_at), "write a time as 2027-03-31T00:00:00Z"),
-        ("created_at", _is_moment(entry.created_at), "write a time as 2027-03-31T00:00:00Z"),
-    )
-    for name, good, message in checks:
-        if not good:
-            yield document.fault(("keys", place, name), message, "S312")
-
-
-def _is_moment(text: str | None) -> bool:
-    try:
-        return text is None or seconds_of(text) > 0
-    except ValueError:
-        return False
 
 
 def _set_faults(document: Document, records: tuple[KeyRecord, ...], now: float) -> Iterable[Fault]:

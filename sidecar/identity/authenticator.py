@@ -223,7 +223,6 @@ class Identity:
 
     @property
     def generation(self) -> int:
-        """Increases when the keys of any issuer change."""
         return sum(keys.generation for keys in self._issuer_keys.values())
 
     def _stands(self, credential: Credential, caller: Caller) -> bool:

@@ -129,7 +129,6 @@ class IssuerKeys:
 
     @property
     def usable(self) -> bool:
-        """Whether the keys are fresh enough to verify tokens."""
         return self._mono() - self._fetched_mono_s < STALE_S
 
     @property

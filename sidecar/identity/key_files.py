@@ -16,7 +16,7 @@ from pathlib import Path
 from sidecar.errors import ConfigError, SettingsError, fault_in
 from sidecar.identity.api_keys import HASH_PREFIX, KeyEntry, KeyFile, digest_of, read_pepper, records_of
 from sidecar.identity.credentials import API_KEY_PREFIX
-from sidecar.identity.names import is_principal
+from sidecar.settings.field_types import is_caller
 from sidecar.settings.secrets import keep_once
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import write_whole
@@ -32,7 +32,7 @@ def make_key(
 ) -> tuple[str, KeyEntry]:
     """Create a key. Returns its text, which is never stored, and its entry. Raises ValueError for a principal that
     cannot call."""
-    if not is_principal(principal):
+    if not is_caller(principal):
         raise ValueError("a key belongs to user:<id> or nhi:<id>")
     key_id = _base62(random(9), 12)
     text = f"{API_KEY_PREFIX}{key_id}_{_base62(random(32), 43)}"

@@ -66,8 +66,6 @@ class SeenProofs:
 
 
 class KeyProofs:
-    """Verifies proofs."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self.seen, self._clock = SeenProofs(clock), clock
 

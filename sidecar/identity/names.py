@@ -27,12 +27,6 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def is_principal(text: str) -> bool:
-    """Whether this is the full name of a principal that can call: `user:<id>` or `nhi:<id>`."""
-    kind, _, rest = text.partition(":")
-    return kind in KINDS and is_id(rest)
-
-
 def is_typed(subject: str) -> bool:
     """Whether a subject includes a kind, also one that never calls."""
     return subject == ANONYMOUS or _TYPED.match(subject) is not None

@@ -49,7 +49,6 @@ class PolicyBuilder:
         return any(model.by_domain for model in self.models.values())
 
     def shape(self, kind: PermissionKind, texts: Mapping[str, str]) -> int:
-        """Return the number, in its table, of the shape with these texts by column."""
         known, shape = self.shapes[kind], TableShape(*(texts[name] for name in TableShape._fields if name in texts))
         number = known.get(shape)
         if number is None:

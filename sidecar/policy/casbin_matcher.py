@@ -29,8 +29,6 @@ _ROW = "row"
 
 
 class CasbinMatcher:
-    """Evaluates the foreign parts of one model over its rows."""
-
     def __init__(self, model: Model, parts: tuple[Node, ...], table: RowTable, ways: Mapping[str, RolePaths]) -> None:
         self._fields = tuple(field for field in model.request if field != "ctx")
         read = {name.field for part in parts for name in names_in(part) if name.side == "p"}

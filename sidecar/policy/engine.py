@@ -83,7 +83,6 @@ class Engine:
         return [read for read in found if read.tree or read.anywhere]
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
-        """Return every role of a principal, from its token and from `g` rows."""
         return self._askers.roles_of(principal)
 
     def names(self) -> Iterator[str]:

@@ -44,8 +44,6 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """`left == right`, both strings."""
-
     left: Name | Literal
     right: Name | Literal
 
@@ -118,12 +116,10 @@ def _parsed(text: str) -> ast.expr:
 
 
 def conjuncts(node: Node) -> tuple[Node, ...]:
-    """Return the parts of `&&`, which must all be true."""
     return node.parts if isinstance(node, And) else (node,)
 
 
 def disjuncts(node: Node) -> tuple[Node, ...]:
-    """Return the parts of `||`, of which one must be true."""
     return node.parts if isinstance(node, Or) else (node,)
 
 

@@ -51,7 +51,6 @@ class PolicyFile:
 
 
 def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
-    """Return every file of rows under the folder, ordered by name."""
     if not folder.is_dir():
         faults.whole("P001", "this folder is not there", str(folder))
         return []

@@ -195,8 +195,6 @@ def rule_id(text: str) -> str:
 
 
 def word_of(*known: str) -> Callable[[str], str]:
-    """Return the parser of one of the known words of a `#:` line."""
-
     def word(text: str) -> str:
         if text in known:
             return text
@@ -246,7 +244,6 @@ def _named(text: str, kinds: tuple[str, ...]) -> str:
 
 
 def _kind_meant(text: str, kinds: tuple[str, ...]) -> str:
-    """Return the whole name with the intended kind, if one is near."""
     word, colon, rest = text.partition(":")
     return meant(text, [f"{kind}:{rest}" for kind in kinds]) if colon and meant(word, kinds) else ""
 

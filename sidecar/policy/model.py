@@ -85,14 +85,12 @@ class _ModelEntry:
         return tuple(part.strip() for part in self.value.split(","))
 
     def refuse(self, code: str, message: str, hint: str = "", token: str = "") -> None:
-        """Report a fault of a token in the value, or of the whole value."""
         column = self.line.text.find(token, self.column - 1) + 1 if token else 0
         width = len(token) if column else max(1, len(self.value))
         self.faults.error(code, message, self.line, column or self.column, width, hint)
 
 
 def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> Model | None:
-    """Return the model, or None with every fault recorded."""
     before = len(faults.errors)
     entries = _entries(file, text, faults)
     for section, keys in _SECTIONS.items():

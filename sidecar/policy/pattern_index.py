@@ -18,8 +18,6 @@ MANY = 32  # from this number on, patterns with one head and tail are looked up 
 
 @dataclass(slots=True)
 class _Tails:
-    """The patterns of one head."""
-
     by_tail: dict[str, _Between] = field(default_factory=dict)
     lengths: tuple[int, ...] = ()
 

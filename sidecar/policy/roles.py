@@ -70,7 +70,6 @@ class RoleLinks:
         return ()
 
     def contents(self) -> Mapping[str, frozenset[str]]:
-        """Return the direct and indirect members of every container."""
         contents: dict[str, set[str]] = {}
         for name in self.parents:
             for container in self.closure((name,)):
@@ -170,8 +169,6 @@ class PolicySubject:
 
 
 class PolicySubjects:
-    """Finds and caches the roles of principals."""
-
     def __init__(self, ways: RolePaths) -> None:
         self._ways = ways
         self._known = lru_cache(MAX_SUBJECTS)(partial(_subject, ways))

@@ -42,8 +42,6 @@ _LINKS: Final[Mapping[str, tuple[Callable[[str], str], Callable[[str], str]]]] =
 
 
 class _Reader:
-    """What the readers of one file have in common."""
-
     def __init__(self, draft: PolicyBuilder, scopes: Sequence[PolicyScope], file: str) -> None:
         self._draft, self._scopes, self._faults = draft, scopes, draft.faults
         self._file = draft.file_number(file)
@@ -84,8 +82,6 @@ class _Whole(NamedTuple):
 
 
 class RuleReader(_Reader):
-    """Reads the `p` rows of one file and kind."""
-
     def __init__(self, draft: PolicyBuilder, scopes: Sequence[PolicyScope], file: str, model: Model) -> None:
         super().__init__(draft, scopes, file)
         self._model, self._table = model, draft.tables[model.kind]
@@ -98,7 +94,6 @@ class RuleReader(_Reader):
     # --- any row ------------------------------------------------------------------------------------------------------
 
     def read(self, row: CsvRow) -> None:
-        """Add one row, or report its faults."""
         columns, errors = self._model.columns, self._faults.errors
         if len(row.fields) != len(columns):
             hint = "p, " + ", ".join(columns) + " (write - for none; quote a field that holds a comma)"
@@ -162,7 +157,6 @@ class RuleReader(_Reader):
         return effect
 
     def _object_doubts(self, text: str) -> Iterator[Doubt]:
-        """Yield what is doubtful about an object that the grammar permits."""
         names = self._draft.upstreams
         if agent := self._draft.agent_ids.get(text.removeprefix("nhi:").lower()):
             message = f"{shown(text)} is the agent_id of {agent}, and calls have its name"
@@ -257,8 +251,6 @@ class RuleReader(_Reader):
 
 
 class LinkReader(_Reader):
-    """Reads the `g` and `g2` rows of one file."""
-
     def __init__(self, draft: PolicyBuilder, scopes: Sequence[PolicyScope], file: str) -> None:
         super().__init__(draft, scopes, file)
         self._path = file
@@ -266,7 +258,6 @@ class LinkReader(_Reader):
         self._good = {group: [_KnownValues(_good(check)) for check in checks] for group, checks in _LINKS.items()}
 
     def read(self, row: CsvRow) -> None:
-        """Add one row, or report its faults."""
         by_domain = row.type == "g" and self._draft.by_domain
         if len(row.fields) != 2 + by_domain:
             names = "object, set" if row.type == "g2" else "member, role" + ", domain" * by_domain

@@ -39,7 +39,6 @@ class CsvField:
     quoted: bool = False
 
     def column_of(self, offset: int) -> int:
-        """Return the column of the character at `offset` of the text."""
         doubled = self.text[:offset].count('"') if self.quoted else 0
         return self.column + offset + doubled + int(self.quoted)
 

@@ -46,7 +46,6 @@ NOTHING: Final = Read()
 
 
 def read_of(paths: Iterable[Path], anywhere: Iterable[str]) -> Read:
-    """Build a `Read` from the paths below `args` that a condition reads."""
     tree: dict[str, Any] = {}
     for path in paths:
         branch = tree

@@ -46,8 +46,6 @@ class TableShape(NamedTuple):
 
 
 class RowNotes(NamedTuple):
-    """The content of a `#:` line above a row."""
-
     id: str = ""
     owner: str = ""
     reason: str = ""
@@ -142,7 +140,6 @@ class RowTable:
         return "\x1f".join((self.kind.value, texts[self.sub[row]], texts[self.obj[row]], *self.shapes[self.shape[row]]))
 
     def id_of(self, row: int) -> str:
-        """Return the rule's own id, or the one derived from its content."""
         notes = self.notes.get(row)
         return notes.id if notes is not None and notes.id else content_id(self.content(row))
 

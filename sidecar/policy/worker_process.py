@@ -50,7 +50,6 @@ class PolicyReading:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """Abandon the load. A process that reads it is ended."""
         with self._turning:
             self._abandoned = True
             self._kill()

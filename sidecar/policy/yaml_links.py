@@ -34,8 +34,6 @@ Columns = Mapping[PermissionKind, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class YamlLinkReader:
-    """Reads the roles and sets of one file."""
-
     values: Values
     columns: Columns
     mapped: Mapping[str, Sequence[YamlField]]

@@ -44,8 +44,6 @@ class ScalarOffsets(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class YamlField(CsvField):
-    """A field that knows the lines of its characters."""
-
     places: tuple[ScalarOffsets, ...] = ()
 
     def column_of(self, offset: int) -> int:
@@ -67,8 +65,6 @@ class YamlField(CsvField):
 
 @dataclass(slots=True)
 class Values:
-    """Reads the values of one file."""
-
     file: str
     lines: Sequence[str]
     faults: Faults

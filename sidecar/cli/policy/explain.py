@@ -27,7 +27,6 @@ from sidecar.cli.command import (
 from sidecar.cli.policy.explanation import as_data, lines
 from sidecar.cli.timestamps import Instant
 from sidecar.errors import ANSWERS, Reason
-from sidecar.identity.names import is_principal
 from sidecar.policy.faults import meant
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.audit_records import UnreadableAuditLine, asked_in, find_decision, question_of, single_record
@@ -35,6 +34,7 @@ from sidecar.policy_tools.explain import explain as explained
 from sidecar.policy_tools.explain import explain_record
 from sidecar.policy_tools.policy_location import configured, in_folder
 from sidecar.policy_tools.replay import Candidate
+from sidecar.settings.field_types import is_caller
 from sidecar.settings.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, Principal
 
@@ -96,7 +96,7 @@ def _chain(given: Mapping[str, Any]) -> tuple[Principal, ...]:
     if not names:
         raise click.UsageError("say who asks (--as user:alice) and for what (--calls tool:github/search_code)")
     for name in names:
-        if name != ANONYMOUS and not is_principal(name):
+        if name != ANONYMOUS and not is_caller(name):
             raise click.BadParameter(
                 f"{name!r} is no principal: write user:<id>, nhi:<id> or anonymous", param_hint="--as"
             )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.identity.names import NamingRule, is_id, is_principal, namespace_of
+from sidecar.identity.names import NamingRule, is_id, namespace_of
+from sidecar.settings.field_types import is_caller
 
 TEXT = st.text(max_size=300) | st.text("abc/:-*|,'\" é", max_size=12)
 NAMESPACE = st.sampled_from(["", "corp", "partner", "a-b"])
@@ -20,7 +21,7 @@ def test_an_id_is_what_the_contract_says(text: str) -> None:
 @given(TEXT)
 def test_only_users_and_nhis_are_principals(text: str) -> None:
     for kind in ("user", "nhi", "role", "anonymous", "User", ""):
-        assert is_principal(f"{kind}:{text}") == (kind in ("user", "nhi") and is_id(text))
+        assert is_caller(f"{kind}:{text}") == (kind in ("user", "nhi") and is_id(text))
 
 
 @given(NAMESPACE, NAMESPACE, TEXT, TEXT)
@@ -36,5 +37,5 @@ def test_issuers_of_different_namespaces_never_give_one_name(first: str, second:
 def test_a_name_is_a_principal_of_the_issuers_namespace(namespace: str, text: str) -> None:
     name = NamingRule(namespace, frozenset({"other"})).name("nhi", text)
     if name is not None:
-        assert is_principal(name) and name.endswith(text)
+        assert is_caller(name) and name.endswith(text)
         assert namespace_of(name) == namespace or not namespace
