@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -401,20 +400,6 @@ async def test_what_is_no_message_is_400_and_never_on_the_stream(tmp_path: Path)
         assert await all_quiet(mine)
         (told,) = {record["http_status"] for record in running.ends() if record["reason"] == "malformed-call"}
         assert told == 400
-
-
-async def test_many_sessions_come_and_go_and_leave_nothing(tmp_path: Path) -> None:
-    async with gateway(tmp_path, sessions="max_per_principal: 500", upstream=Upstream(script={"DELETE": gone})) as on:
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as http:
-
-            async def come_and_go() -> None:
-                async with pair(on, ALICE, http=http) as mine:
-                    await mine.call("search_code", GOOD)
-
-            await together(*(come_and_go() for _ in range(40)))
-        await until(lambda: len(on.app.sessions) == 0)
-        assert not on.app.pipeline.forwarder.streams and on.app.pipeline.inside == 0 and not on.app.live._readers
 
 
 async def test_behind_a_path_the_address_is_told_as_callers_see_it(tmp_path: Path) -> None:

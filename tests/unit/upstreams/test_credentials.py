@@ -354,23 +354,6 @@ def test_a_key_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
     assert one != signer_from(settings, "https://elsewhere", make=True)
 
 
-def test_a_start_that_was_killed_while_it_made_a_key_is_in_nobodys_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = settings_in(tmp_path)
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", killed)
-        patch.setattr(Path, "unlink", killed)
-        with pytest.raises(KeyboardInterrupt):
-            signer_from(settings, "https://gw", make=True)
-    assert not settings.signing_key_path.exists()  # never half a key
-    assert signer_from(settings, "https://gw", make=True).kid
-
-
 def test_the_key_set_has_the_public_halves_of_this_key_and_those_before(tmp_path: Path) -> None:
     now, before = kept(tmp_path / "now.pem"), kept(tmp_path / "data/keys/signing.previous.pem")
     public = generate("EdDSA")

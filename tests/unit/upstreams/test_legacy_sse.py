@@ -18,7 +18,7 @@ from sidecar.upstreams.mcp.legacy_sse import SseUpstream
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
 from sidecar.upstreams.mcp.transport import SESSION_ID, Outbound, UpstreamAnswer
 from sidecar.upstreams.mcp.transport_detection import DetectingUpstream
-from tests.flow.misbehaviours import LIES, NO_STREAM, STREAM, telling
+from tests.flow.misbehaviours import STREAM, telling
 from tests.unit.http.client.hostile import response
 from tests.unit.upstreams.lines import STATELESS, call, get, initialize, post, refuses
 from tests.unit.upstreams.old import ACCEPTED, Old, running, upstream_of
@@ -82,16 +82,6 @@ async def test_an_endpoint_of_the_same_origin_is_taken() -> None:
             server.opening, before = telling(endpoint.format(port=server.server.port)), len(server.server.requests)
             await begun(upstream)
             assert server.server.requests[before + 1].startswith(f"POST {target} HTTP/1.1".encode()), endpoint
-
-
-@pytest.mark.parametrize("lie", [*LIES, *NO_STREAM])
-async def test_a_server_that_tells_no_endpoint_of_its_own_gets_no_message(lie: str) -> None:
-    async with running(Old(opening={**LIES, **NO_STREAM}[lie])) as server, upstream_of(server) as upstream:
-        with pytest.raises(Refusal) as refused:
-            await begun(upstream)
-        assert refused.value.reason is (Reason.RESPONSE_REFUSED if lie in LIES else Reason.UPSTREAM_FAILED)
-        assert "evil" not in refused.value.detail.replace("a redirect to http://evil.example/,", "")
-        assert server.posted == [] and not any(b"evil" in request for request in server.server.requests)
 
 
 async def test_an_endpoint_that_never_comes_is_a_time_out_and_leaves_nothing() -> None:
