@@ -45,15 +45,6 @@ async def test_a_healthy_server_is_told_with_all_that_it_says_of_itself(era: str
     assert [verb for verb, _ in upstream.verbs].count("DELETE") == (era == SESSION)
 
 
-async def test_a_redirect_is_told_with_its_target(tmp_path: Path) -> None:
-    """NR-221."""
-
-    away = status(307, location="/mcp/")
-    upstream = Upstream(script=dict.fromkeys(("server/discover", "initialize"), away))
-    code, told = await report(tmp_path, upstream)
-    assert code != 0 and "HTTP 307, a redirect to /mcp/," in told["error_message"]
-
-
 async def test_a_tool_that_cannot_be_called_degrades_it_and_is_named(tmp_path: Path) -> None:
     code, told = await report(tmp_path, Upstream(tools=[*TOOLS, BAD]))
     assert (code, told["status"], told["tools"]) == (0, "degraded", 4) and "bad" in told["error_message"]
@@ -73,12 +64,17 @@ async def test_what_no_call_can_name_is_named_with_its_reason(tmp_path: Path) ->
     assert f"left out: 'a b'  [{reason}]" in listed.output.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("way", "why"), [(status(401), "HTTP 401"), (status(503), "HTTP 503"), (hang, "did not answer in time")]
-)
-async def test_without_a_handshake_it_is_unhealthy_and_the_exit_code_says_so(
-    way: Any, why: str, tmp_path: Path
-) -> None:
+NO_HANDSHAKES = [
+    (status(401), "HTTP 401"),
+    (status(503), "HTTP 503"),
+    (status(307, location="/mcp/"), "HTTP 307, a redirect to /mcp/,"),
+    (hang, "did not answer in time"),
+]
+
+
+@pytest.mark.parametrize(("way", "why"), NO_HANDSHAKES)
+async def test_without_a_handshake_it_is_unhealthy_and_says_why(way: Any, why: str, tmp_path: Path) -> None:
+    """NR-221: a redirect with its target."""
     code, told = await report(tmp_path, Upstream(script={"server/discover": way, "initialize": way}))
     assert (code, told["status"], told["handshake_success"]) == (1, "unhealthy", False)
     assert why in told["error_message"]

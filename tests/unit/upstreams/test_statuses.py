@@ -64,7 +64,4 @@ def test_two_statuses_are_passed_on(status: int, headers: dict[str, str], reason
 def test_a_redirect_names_its_target_and_nothing_secret(location: str, shown: str) -> None:
     detail = refusal_of(Head(307, {"location": location})).detail
     assert detail == f"it answered HTTP 307, a redirect to {shown}, which is not followed: set its url to that"
-
-
-def test_a_redirect_without_a_target_is_a_status() -> None:
     assert refusal_of(Head(302, {})).detail == "it answered HTTP 302"
