@@ -25,6 +25,7 @@ from tests import servers
 from tests.flow.world import listening, until
 from tests.peers.ears import CALL_WITHIN_S, Ears, text_of
 from tests.peers.ears import client as client_with_ears
+from tests.peers.stage import wire_to
 from tests.servers.stand import Stand, everything_over, node, pids, pypi, stand
 
 pytestmark = [pytest.mark.skipif(not servers.complete(), reason="`make test` brings the servers, where npm is reached")]
@@ -273,55 +274,28 @@ async def test_all_of_mcp_is_the_same_over_each_transport(tmp_path: Path, transp
 @both_eras
 async def test_a_restart_of_a_server_costs_a_stateless_client_nothing(tmp_path: Path, era: str) -> None:
     """NR-201: `server-everything` answers 400 in sessions that it does not know. A client of sessions hears 404."""
-    place = Place()
-    async with place.listening() as url, stand(tmp_path, {"everything": {"url": f"{url}/mcp"}}, ALL) as on:
-        with everything_over("streamableHttp") as place.base:
-            async with client(on.at("everything"), era) as peer:
-                assert "one" in text_of(await peer.call_tool("echo", {"message": "one"}))
-                with everything_over("streamableHttp") as place.base:
-                    place.hang_up()
-                    if era == "auto":
-                        assert "two" in text_of(await peer.call_tool("echo", {"message": "two"}))
-                    else:
-                        with pytest.raises(MCPError, match=r"(?i)session"):
-                            await peer.call_tool("echo", {"message": "two"})
-                        async with client(on.at("everything"), era) as again:
-                            assert "two" in text_of(await again.call_tool("echo", {"message": "two"}))
-                    assert on.app.live.current.services["everything"].account.plain()["sessions_lost"] >= 1
+    with everything_over("streamableHttp") as base:
+        async with (
+            wire_to(_port(base)) as wire,
+            stand(tmp_path, {"everything": {"url": f"http://{wire.address}/mcp"}}, ALL) as on,
+            client(on.at("everything"), era) as peer,
+        ):
+            assert "one" in text_of(await peer.call_tool("echo", {"message": "one"}))
+            with everything_over("streamableHttp") as other:
+                wire.port = _port(other)
+                wire.cut()
+                if era == "auto":
+                    assert "two" in text_of(await peer.call_tool("echo", {"message": "two"}))
+                else:
+                    with pytest.raises(MCPError, match=r"(?i)session"):
+                        await peer.call_tool("echo", {"message": "two"})
+                    async with client(on.at("everything"), era) as again:
+                        assert "two" in text_of(await again.call_tool("echo", {"message": "two"}))
+                assert on.app.live.current.services["everything"].account.plain()["sessions_lost"] >= 1
 
 
-@dataclass
-class Place:
-    """An address that stays while the server behind it changes. `base` is where that one is now."""
-
-    base: str = ""
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[str]:
-        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as server:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            self.hang_up()
-
-    def hang_up(self) -> None:
-        for writer in self.writers:
-            writer.close()
-        self.writers.clear()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writers.append(writer)
-        try:
-            there, behind = await asyncio.open_connection("127.0.0.1", int(self.base.rpartition(":")[2]))
-            self.writers.append(behind)
-            await asyncio.gather(_copy(reader, behind), _copy(there, writer))
-        except OSError:  # no server is there now
-            writer.close()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-    writer.close()
+def _port(base: str) -> int:
+    return int(base.rpartition(":")[2])
 
 
 async def _asks_and_answers(peer: Client, ears: Ears) -> None:
