@@ -71,14 +71,14 @@ def _write(value: object, out: list[bytes], depth: int) -> None:
             out.append(_fraction(value))
         case None | bool() | str():
             out.append(orjson.dumps(value))
-        case int():
-            out.append(_integer(value))
+        case int() if INT64_MIN <= value <= UINT64_MAX:
+            out.append(b"%d" % value)
         case Mapping() if depth:
             _write_object(value, out, depth)
         case list() | tuple() if depth:
             _write_array(value, out, depth)
         case _:
-            raise rfc8785.CanonicalizationError("not JSON, or nested too deep")
+            raise rfc8785.CanonicalizationError("not JSON, beyond 64 bits, or nested too deep")
 
 
 def _write_object(value: Mapping[Any, object], out: list[bytes], depth: int) -> None:
@@ -120,9 +120,3 @@ def _fraction(value: float) -> bytes:
     if found and not -7 < int(exponent) < 21:
         return f"{digits}e{int(exponent):+d}".encode()
     return rfc8785.dumps(value)
-
-
-def _integer(value: int) -> bytes:
-    if not INT64_MIN <= value <= UINT64_MAX:
-        raise rfc8785.CanonicalizationError("an integer beyond 64 bits")
-    return b"%d" % value

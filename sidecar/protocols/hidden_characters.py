@@ -17,25 +17,17 @@ from typing import Any, Final
 
 import orjson
 
-TAGS: Final = "tag characters"
-BIDI: Final = "bidirectional controls"
-ZERO_WIDTH: Final = "zero-width characters"
-SELECTORS: Final = "variation selectors"
-ESCAPES: Final = "terminal escapes"
-CONTROLS: Final = "control characters"
-INVISIBLE: Final = "invisible characters"
-
 _JOINERS, _SELECTORS = "\u200c\u200d", "\ufe0e\ufe0f"
 _CLASSES: Final = {
-    TAGS: "\U000e0000-\U000e007f",
-    BIDI: "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069",
-    ZERO_WIDTH: "\u200b\u2060-\u2065\ufeff",
-    SELECTORS: "\u180b-\u180d\u180f\ufe00-\ufe0d\U000e0100-\U000e01ef",
-    CONTROLS: "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb",
+    "tag characters": "\U000e0000-\U000e007f",
+    "bidirectional controls": "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069",
+    "zero-width characters": "\u200b\u2060-\u2065\ufeff",
+    "variation selectors": "\u180b-\u180d\u180f\ufe00-\ufe0d\U000e0100-\U000e01ef",
+    "control characters": "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb",
     # The rest of Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt), the Braille blank, and
     # noncharacters.
-    INVISIBLE: "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u206a-\u206f\u2800\u3164\uffa0\ufff0-\ufff8\ufffe\uffff"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff",
+    "invisible characters": "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180e\u206a-\u206f\u2800\u3164\uffa0"
+    "\ufff0-\ufff8\ufffe\uffff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0080-\U000e00ff\U000e01f0-\U000e0fff",
 }
 _HIDDEN = "".join(_CLASSES.values())
 _VISIBLE = f"[^\x00-\x7f{_JOINERS}{_SELECTORS}{_HIDDEN}]"
@@ -47,9 +39,9 @@ _FOUND = re.compile(
     + "|".join(f"(?P<c{number}>[{points}]+)" for number, points in enumerate(_CLASSES.values()))
 )
 _NAMES: Final = {
-    "escape": ESCAPES,
-    "joiner": ZERO_WIDTH,
-    "selector": SELECTORS,
+    "escape": "terminal escapes",
+    "joiner": "zero-width characters",
+    "selector": "variation selectors",
     **{f"c{number}": kind for number, kind in enumerate(_CLASSES)},
 }
 _SUSPECT_ASCII = re.compile(rb"\\u00|\\[bf]|\x7f")  # how orjson writes control characters

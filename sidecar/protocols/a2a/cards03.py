@@ -98,7 +98,7 @@ def from_proto(card: Read) -> Json:
 
 def to_json(card: Read) -> Json:
     """A card of 0.3. Raises UnreadableMessage if it has no interface of 0.3, or holds what 0.3 cannot express."""
-    said = _card_03(card, lambda requirements: [_requirement_03(one) for one in requirements])
+    said = _card_03(card, _requirements_03)
     schemes = card.get("securitySchemes", {})
     if schemes:
         said["securitySchemes"] = {
@@ -157,14 +157,11 @@ def _card_10(card: Read, requirements: Callable[[list[Json], str], list[Json]]) 
 
 
 def _requirements_10(security: list[Json], at: str) -> list[Json]:
-    return [_requirement_10(one, f"{at}/{index}") for index, one in enumerate(security)]
-
-
-def _requirement_10(requirement: Json, at: str) -> Json:
-    for name, scopes in requirement.items():
-        if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
-            raise UnreadableMessage(f"{at}/{name}", "must be a list of strings")
-    return {"schemes": {name: {"list": scopes} for name, scopes in requirement.items()}}
+    for index, requirement in enumerate(security):
+        for name, scopes in requirement.items():
+            if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
+                raise UnreadableMessage(f"{at}/{index}/{name}", "must be a list of strings")
+    return [{"schemes": {name: {"list": scopes} for name, scopes in one.items()}} for one in security]
 
 
 def _scheme_10(scheme: Read, at: str) -> Json:
@@ -196,7 +193,11 @@ def _flow_10(flows: Read, at: str) -> Json:
 
 
 def _card_03(card: Read, requirements: Callable[[list[Json]], list[Any]]) -> Json:
-    main, *more = _interfaces_03(card)
+    interfaces = card.get("supportedInterfaces", ())
+    old = [one for one in interfaces if version_meant(one.get("protocolVersion", "")) == "0.3"]
+    if not old:
+        raise UnreadableMessage("/supportedInterfaces", "has none of A2A 0.3")
+    main, *more = old
     capabilities = dict(card.get("capabilities", {}))
     extended = capabilities.pop("extendedAgentCard", None)
     said = {
@@ -226,23 +227,14 @@ def _card_03(card: Read, requirements: Callable[[list[Json]], list[Any]]) -> Jso
     return {name: value for name, value in said.items() if value is not None and name not in unsaid}
 
 
-def _interfaces_03(card: Read) -> list[Read]:
-    found = [
-        one for one in card.get("supportedInterfaces", ()) if version_meant(one.get("protocolVersion", "")) == "0.3"
-    ]
-    if not found:
-        raise UnreadableMessage("/supportedInterfaces", "has none of A2A 0.3")
-    return found
-
-
 def _skill_03(skill: Read, requirements: Callable[[list[Json]], list[Any]]) -> Json:
     said = {name: value for name, value in skill.items() if name != "securityRequirements"}
     security = requirements(skill.get("securityRequirements", []))
     return {**said, "security": security} if security else said
 
 
-def _requirement_03(requirement: Read) -> Json:
-    return {name: scopes.get("list", []) for name, scopes in requirement.get("schemes", {}).items()}
+def _requirements_03(requirements: list[Json]) -> list[Any]:
+    return [{name: held.get("list", []) for name, held in one.get("schemes", {}).items()} for one in requirements]
 
 
 def _scheme_03(scheme: Read, at: str) -> Json:

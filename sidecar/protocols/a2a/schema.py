@@ -192,16 +192,18 @@ class _SchemaReader:
         return word if self._defaults or word != words[0] else ""
 
 
-def _string(given: object, at: str) -> str:
-    if not isinstance(given, str):
-        raise UnreadableMessage(at, "must be a string")
-    return given
+def _typed(type_: type, problem: str) -> Callable[[object, str], Any]:
+    """A reader of values of one type of JSON."""
+
+    def read(given: object, at: str) -> Any:
+        if not isinstance(given, type_):
+            raise UnreadableMessage(at, problem)
+        return given
+
+    return read
 
 
-def _bool(given: object, at: str) -> bool:
-    if not isinstance(given, bool):
-        raise UnreadableMessage(at, "must be true or false")
-    return given
+_string = _typed(str, "must be a string")
 
 
 def _int32(given: object, at: str) -> int:
@@ -238,22 +240,12 @@ def _timestamp(given: object, at: str) -> str:
     return utc.strftime(f"{utc.year:04}-%m-%dT%H:%M:%S") + (f".{fraction}" if fraction else "") + "Z"
 
 
-def _struct(given: object, at: str) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise UnreadableMessage(at, "must be an object")
-    return given
-
-
-def _anything(given: object, at: str) -> Any:
-    return given
-
-
 _SCALARS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "string": _string,
-    "bool": _bool,
+    "bool": _typed(bool, "must be true or false"),
     "int32": _int32,
     "bytes": _bytes,
     "Timestamp": _timestamp,
-    "Struct": _struct,
-    "Value": _anything,
+    "Struct": _typed(dict, "must be an object"),
+    "Value": lambda given, at: given,
 }
