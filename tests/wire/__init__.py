@@ -8,6 +8,7 @@ egress/             addresses that callbacks may and may not go to
 event_streams.json  event streams, and the events in them
 headers.json        values of Accept, Origin and Host
 hidden_text.json    texts with characters that people do not see, without them, and their kind
+methods.json        names of methods that MCP does not have
 parameter_headers.json  `Mcp-Param-*` headers that do not mirror these arguments
 paths.json          request targets: `served`, `elsewhere` (404) or `refused` (400)
 secrets.json        texts with secrets of a class, and what is left of them

@@ -74,34 +74,7 @@ def test_the_golden_answers_are_those_of_the_reasons_that_exist() -> None:
 
 
 # CONTRACT 6: (stateless MCP, session MCP, JSON-RPC code, the seed's word), and which reasons.
-CONTRACT: list[tuple[int, int, int, str, str]] = [
-    (409, 409, 409, "InvalidParameters", "not-cancelable"),  # of the task API
-    (404, 200, -32602, "NotFound", "task-unknown"),  # a session-era 404 would end the session
-    (401, 401, 401, "Unauthorized", "unauthenticated bad-credential credential-conflict client-unknown"),
-    (403, 403, 403, "Unauthorized", "insufficient-scope origin-refused"),
-    (400, 400, -32600, "InvalidParameters", "malformed-call"),
-    (413, 413, -32600, "InvalidParameters", "too-large"),
-    (415, 415, -32600, "InvalidParameters", "unsupported-media-type"),
-    (406, 406, -32600, "InvalidParameters", "not-acceptable"),
-    (405, 405, 405, "InvalidParameters", "verb-not-allowed"),
-    (404, 404, 404, "NotFound", "route-unknown"),
-    (404, 404, -32600, "NotFound", "session-unknown"),
-    (400, 400, -32020, "InvalidParameters", "header-mismatch"),
-    (400, 400, -32022, "InvalidParameters", "version-unsupported"),
-    (403, 200, 403, "Unauthorized", "denied-by-rule expired condition-false no-matching-rule"),
-    (403, 200, 403, "Unauthorized", "principal-disabled tool-disabled pin-mismatch"),
-    (404, 200, 403, "Unauthorized", "method-unknown"),
-    (404, 404, -32602, "NotFound", "upstream-unknown"),
-    (404, 200, -32602, "NotFound", "tool-unknown"),
-    (429, 200, 429, "RateLimitExceeded", "rate-limited quota-spent budget-spent too-many-concurrent too-many-refusals"),
-    (429, 200, 429, "RateLimitExceeded", "upstream-limited"),
-    (503, 200, 503, "ExecutionFailed", "upstream-open store-unavailable audit-unavailable schema-unavailable draining"),
-    (503, 200, 503, "ExecutionFailed", "overloaded"),  # a reason of its own: nothing is shutting down
-    (504, 200, 504, "Timeout", "upstream-timeout"),
-    (502, 200, 502, "ExecutionFailed", "upstream-failed response-refused"),
-    (499, 200, 499, "ExecutionFailed", "caller-gone"),
-    (500, 200, 500, "InternalError", "internal"),
-]
+CONTRACT: list[tuple[int, int, int, str, str]] = json.loads(GOLDEN.with_name("contract_6.json").read_text())
 ROWS = [(Reason(word), row) for row in CONTRACT for word in row[4].split()]
 # In a live session a 4xx that answers a message stops its client; these alone are told with one.
 STAYS_HTTP = {

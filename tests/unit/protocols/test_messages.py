@@ -12,6 +12,7 @@ from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION, Era
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS
 from sidecar.vocabulary import Call, Question
+from tests import wire
 from tests.unit.protocols.asking import NO_NAMES, NO_OBJECTS, NO_STRINGS, SESSION, STATELESS, call_of
 
 
@@ -84,31 +85,13 @@ def test_no_method_is_known_that_the_contract_does_not_name() -> None:
     assert {"sampling/createMessage", "elicitation/create", "roots/list"} == messages.SERVER_REQUESTS
 
 
-UNKNOWN = (
-    *("tasks/Get", "tasks/resubscribe", "tasks/", "tasks", "tasks/delete", "sampling/createMessage"),
-    *("elicitation/create", "roots/list", "message/send", "SendMessage", "tools/Call", "TOOLS/CALL", "tools/call "),
-    *(" tools/call", "tools//call", "tools/call/", "tools", "call", "tools/*", "*", "", "rpc.discover", "tools/call\n"),
-    *("notifications/message", "notifications/tools/list_changed", "notifications/resources/updated"),
-    *(
-        "tools\u2215call",
-        "tool\u017f/call",
-        "delegate",
-        "use",
-        "resources/templates",
-        "completion",
-        "logging/getLevel",
-        "admin/reload",
-    ),
-)
-
-
 def is_unknown(method: str, params: Mapping[str, Any], era: Era = SESSION, *, notification: bool = False) -> None:
     with pytest.raises(Refusal) as caught:
         call_of(method, params, era, notification=notification)
     assert caught.value.reason is Reason.METHOD_UNKNOWN
 
 
-@pytest.mark.parametrize("method", UNKNOWN)
+@pytest.mark.parametrize("method", wire.table("methods")["unknown"])
 @pytest.mark.parametrize("era", Era)
 @pytest.mark.parametrize("notification", [True, False])
 def test_what_is_not_in_the_table_does_not_pass(method: str, era: Era, notification: bool) -> None:

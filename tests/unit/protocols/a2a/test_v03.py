@@ -20,6 +20,7 @@ from sidecar.protocols.a2a.messages import JSON03, V10
 from sidecar.protocols.a2a.operations import Operation
 from sidecar.protocols.a2a.schema import FieldSpec, UnreadableMessage
 from sidecar.protocols.a2a.v03 import JSON_FORM, PROTO_FORM, packed, unpacked
+from tests import wire
 from tests.unit.protocols.a2a.test_schema import JSON, VALUES, of, whole
 
 JUDGED = settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -256,7 +257,6 @@ def test_every_operation_is_translated() -> None:
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
-PUSH = "pushNotificationConfig"
 TEXT_PART = {"kind": "text", "text": "hi"}
 
 
@@ -269,41 +269,17 @@ def part(**members: Any) -> dict[str, Any]:
     return message(parts=[TEXT_PART, members])
 
 
-@pytest.mark.parametrize(
-    ("said", "where"),
-    [
-        ([], ""),
-        (None, "/message"),
-        ({}, "/message"),
-        (message(messageId=...), "/message/messageId"),
-        (message(role=...), "/message/role"),
-        (message(parts=...), "/message/parts"),
-        (message(parts=None), "/message/parts"),
-        (message(parts={}), "/message/parts"),
-        (message(kind="task"), "/message/kind"),
-        (message(kind=1), "/message/kind"),
-        (message(role="ROLE_USER"), "/message/role"),
-        (message(role=1), "/message/role"),
-        (message(role="User"), "/message/role"),
-        (message(messageId=1), "/message/messageId"),
-        (message(message_id="m"), "/message/message_id"),
-        (message(metadata=[]), "/message/metadata"),
-        (message(referenceTaskIds=["a", 1]), "/message/referenceTaskIds/1"),
-        (part(), "/message/parts/1"),
-        (part(kind="text"), "/message/parts/1"),
-        (part(kind="video", text="a"), "/message/parts/1/kind"),
-        (part(kind="data", text="a"), "/message/parts/1/kind"),
-        (part(kind="text", text="a", data={}), "/message/parts/1/data"),
-        (part(kind="data", data=[]), "/message/parts/1/data"),
-        (part(kind="data", data={}, metadata={"data_part_compat": True}), "/message/parts/1/data/value"),
-        (part(kind="file", file={}), "/message/parts/1/file"),
-        (part(kind="file", file={"bytes": "*"}), "/message/parts/1/file/bytes"),
-        (part(kind="file", file={"bytes": "", "uri": "a"}), "/message/parts/1/file/uri"),
-        ({**message(), "configuration": {"blocking": "yes"}}, "/configuration/blocking"),
-        ({**message(), "configuration": {"historyLength": 2**31}}, "/configuration/historyLength"),
-        ({**message(), "configuration": {PUSH: {"id": "a"}}}, f"/configuration/{PUSH}/url"),
-    ],
-)
+WRONG = wire.table("a2a_wrong")
+WRONG_CALLS = [
+    *(([], ""), (None, "/message"), ({}, "/message")),
+    *((message(**{name: ...}), f"/message/{name}") for name in ("messageId", "role", "parts")),
+    *((message(**changed), where) for changed, where in WRONG["message of 0.3"]),
+    *((part(**members), where) for members, where in WRONG["part of 0.3"]),
+    *(({**message(), "configuration": config}, where) for config, where in WRONG["configuration of 0.3"]),
+]
+
+
+@pytest.mark.parametrize(("said", "where"), WRONG_CALLS)
 def test_a_wrong_call_is_told_with_its_place(said: Any, where: str) -> None:
     with pytest.raises(UnreadableMessage) as caught:
         JSON_FORM.read_params(op.SEND, said)
