@@ -223,12 +223,10 @@ ROW_LIMIT = "max_calls_per_hour"
 class Refusal(Exception):
     """Ends the caller's call for one reason. Never carries a secret, the value of an argument or a rule.
 
-    `detail` is a sentence for the caller that says what and where (e.g. "params.name must be a string").
-    `data` is added to the protocol's own error (e.g. MCP's `supported` versions).
-    `code` overrides the table's JSON-RPC code (parse errors), `http` its status, and `words` its sentence, where an
-    upstream's own are passed on. `challenge` fills `WWW-Authenticate` after `scheme`; `allow` lists `Allow`.
-    `credential_fault` is for audit records only: what is wrong with a bad credential. A credential that was accepted
-    earlier and is refused without a fault was revoked.
+    `detail` is a sentence for the caller that says what and where. `data` is added to the protocol's own error (MCP's
+    `supported` versions). `code`, `http` and `words` override the table's, where an upstream's own are passed on.
+    `challenge` fills `WWW-Authenticate` after `scheme`. `credential_fault` is for audit records only; a bad credential
+    without one was revoked.
     """
 
     def __init__(

@@ -27,11 +27,9 @@ _EMPTY: Mapping[str, Any] = {}  # read-only by its type
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`.
-
-    `issuer` names who vouched for it: an issuer URL, `api-key`, `agent:<name>`, `local`, `certificate`, `schedule` or
-    "" for anonymous. `roles` are those that a token granted (`role:corp/eng`), beside the `g` rows of the policy.
-    """
+    """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`. `issuer` vouched for it: an issuer URL, `api-key`,
+    `agent:<name>`, `local`, `certificate`, `schedule` or "". `roles` are those that a token granted
+    (`role:corp/eng`)."""
 
     name: str
     issuer: str = ""
@@ -56,9 +54,8 @@ SCHEDULE: Final = "schedule"
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A presented credential without the secret. For a schedule, `key_id` is its name. For a certificate, `issuer` is
-    the name by which it was looked up, `key_id` its thumbprint, and `trust` the digest of the authorities. For a token,
-    `trust` is the part looked up in its issuer's tables, and `signed_by` the key's thumbprint. `trust` and `signed_by`
+    """A presented credential without the secret. `key_id` is a schedule's name or a certificate's thumbprint. `trust`
+    (the digest of a certificate's authorities, or what was looked up of a token) and `signed_by` (the key's thumbprint)
     are not recorded."""
 
     kind: CredentialKind

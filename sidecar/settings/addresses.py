@@ -1,7 +1,4 @@
-"""Parses listener addresses.
-
-The forms are `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080` and `unix:/run/sidecar/planner.sock`.
-"""
+"""Parses listener addresses: `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, `unix:/run/sidecar/planner.sock`."""
 
 from __future__ import annotations
 

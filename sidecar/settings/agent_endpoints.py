@@ -1,8 +1,4 @@
-"""Settings of the addresses at which an agent is offered.
-
-They correspond to the seed's A2AEndpoint with its A2AAuth and A2ARateLimit. A2A upstreams and CLI-program agents both
-have them, because callers see no difference.
-"""
+"""Settings of the addresses of an agent, a program or an upstream: the seed's A2AEndpoint, A2AAuth and A2ARateLimit."""
 
 from __future__ import annotations
 

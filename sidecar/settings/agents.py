@@ -1,8 +1,4 @@
-"""Settings of CLI-program agents.
-
-They follow the seed's AgentConfiguration field by field. Programs are defined only here: no request names one (threats
-X1).
-"""
+"""Settings of CLI-program agents: the seed's AgentConfiguration. No request defines a program (threats X1)."""
 
 from __future__ import annotations
 
@@ -228,9 +224,8 @@ class CliAgent(Section):
     executable: Command
     """The program: a path, or a name on PATH. No shell reads it."""
     args: Many[Argument] = ()
-    """Its arguments. `{input_file}`, `{output_file}` and `{prompt}` are replaced where they are whole arguments;
-    without `{prompt}` the prompt is last, behind `--`. A prompt that begins with `-` is refused where `{prompt}` has no
-    `--` before it."""
+    """Its arguments. `{input_file}`, `{output_file}` and `{prompt}` are replaced where they are whole arguments; else
+    the prompt is last, behind `--`. Without `--` before it, a prompt that begins with `-` is refused."""
     cli_args: dict[Argument, Argument] = Field(default_factory=dict)
     """Options and their values, `--name: value`, before `args`; of one without a value the value is ""."""
     working_directory: PathField | None = None

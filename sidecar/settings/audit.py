@@ -135,9 +135,8 @@ class AuditSettings(Section):
     previous_key_paths: Many[PathField] = ()
     """Files with earlier keys, for records of their time; `keys/audit.previous.key` in the data folder is one too."""
     clear_arguments: Annotated[dict[ClearObject, ClearPointers], Field(max_length=64)] = Field(default_factory=dict)
-    """Arguments recorded in clear, for `policy replay`: up to 8 JSON Pointers for each of up to 64 exact tools or
-    prompts. Only texts of up to 256 characters, numbers, booleans and null, and nothing that looks like a
-    credential."""
+    """Arguments recorded in clear, for `policy replay`: up to 8 JSON Pointers for each of 64 exact tools or prompts.
+    Only short texts, numbers, booleans and null, and nothing that looks like a credential."""
     checkpoint_key_path: PathField | None = None
     """PEM file with the Ed25519 key that signs checkpoints; by default one is made in the data folder."""
     checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)

@@ -1,8 +1,4 @@
-"""Settings of upstream credentials.
-
-Each upstream has at most one kind of credential, which replaces the caller's. The caller's own credential is forwarded
-only with `passthrough`.
-"""
+"""Settings of upstream credentials, which replace the caller's own."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ handled as in Debian's cron:
                      after it; times that it repeats are due once, the first time
     all others       follow elapsed time, `*/30` and `0 */2` alike: a skipped hour is never due, and a repeated hour
                      is due twice
-
-Moments are seconds since the epoch, and always a whole minute. This module uses no clock and no store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Field types of the settings.
 
-Each type parses the written form into the value that the code uses, and rejects everything else. Relative paths start
-at the folder of the file, which is `folder` in the validation context.
+Relative paths start at the folder of the file, which is `folder` in the validation context.
 """
 
 from __future__ import annotations

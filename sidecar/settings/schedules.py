@@ -1,7 +1,4 @@
-"""Settings of schedules.
-
-They follow the seed's ScheduledTask. State that changes at run time (last and next run, paused) is in the task store.
-"""
+"""Settings of schedules: the seed's ScheduledTask; what changes at run time is in the task store."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Reads secret files, checks their strength, and creates the sidecar's own.
 
-There is no built-in secret. A secret that could be guessed, or that others may read, stops the start (threats A12).
-Group read permission is allowed, because secrets are mounted that way.
+A secret that could be guessed, or that others may read, stops the start (threats A12). Its group may read it, because
+secrets are mounted that way.
 """
 
 from __future__ import annotations

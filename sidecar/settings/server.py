@@ -64,9 +64,8 @@ class ServerSettings(Section):
     allowed_origins: Many[Origin] = ()
     """Origins of web pages that may call us and read the answers (CORS). None by default: agents are no browsers."""
     grpc: Listen | None = None
-    """Address of the A2A gRPC listener, with the certificate of `tls`. A call is for the agent that its tenant names
-    (1.0), else for that of `grpc_authority_header`, else for the only one. Agents can have ports of their own
-    (`a2a.grpc_port`)."""
+    """Address of the A2A gRPC listener, with the certificate of `tls`. A call is for the agent of its tenant (1.0),
+    else of `grpc_authority_header`, else for the only one. Agents can have ports of their own (`a2a.grpc_port`)."""
     grpc_url: GrpcUrl | None = None
     """That address in cards, where a proxy is in front: `https://gw.acme.example`, or `host:port`; `{agent}` as the
     first label is the agent's name. By default the host of `public_url` and the port of `grpc`."""

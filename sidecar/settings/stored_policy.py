@@ -1,8 +1,4 @@
-"""Locates and records policies from a remote source.
-
-In the data folder, each policy has a folder of its own, and one small file records which of them is in force. Unknown
-members of that file, written by a newer release, are ignored.
-"""
+"""Locates and records policies from a remote source, each in a folder of its own in the data folder."""
 
 from __future__ import annotations
 
@@ -27,9 +23,8 @@ _HINT: Final = "remove it to begin anew: any version is taken then"
 
 @dataclass(frozen=True, slots=True)
 class StoredPolicy:
-    """One policy from a source. `name`, the SHA-256 of a bundle or the id of a commit, is its folder. `of` is the
-    policy's name, or repository and folder. `version` rises; of a commit it is its time. `manifest` is the SHA-256 of a
-    bundle's manifest, which further signatures do not change."""
+    """One policy from a source. `name`, the SHA-256 of a bundle or the id of a commit, is its folder; `of` is the
+    policy's name, or repository and folder. `version` rises. `manifest` is the SHA-256 of a bundle's manifest."""
 
     name: Annotated[str, Field(pattern="^[0-9A-Za-z]+$")]
     kind: str

@@ -1,7 +1,4 @@
-"""Reads and writes RFC 3339 timestamps.
-
-In files, a moment is an RFC 3339 time with its offset; in code, it is seconds since the epoch.
-"""
+"""Reads and writes RFC 3339 timestamps; in code, a moment is seconds since the epoch."""
 
 from __future__ import annotations
 

@@ -191,9 +191,8 @@ class UpstreamSettings(Section):
     """What becomes of hidden characters in what the server lists, and in its instructions: `flag` tells of them,
     `strip` takes them out of what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
     similar_keys: Literal["refuse", "allow"] = "refuse"
-    """What becomes of calls whose arguments have keys that differ only in case or Unicode normal form from each other,
-    from a property of the tool's schema, or from a name that a condition reads. `allow` is for servers that need such
-    keys, and is trusted to read the one that rules read."""
+    """Whether calls are refused whose arguments have keys that differ only in case or Unicode normal form from each
+    other, a schema's property or a name in a condition. `allow` trusts the server to read the one that rules read."""
     responses: ResponseSettings | None = None
     """What of its answers may reach callers, and what of them is kept."""
     breaker: BreakerSettings = Field(default_factory=BreakerSettings)

@@ -1,8 +1,7 @@
 """Normalizes resource URIs, for policy decisions and for upstreams.
 
-RFC 3986 allows many spellings of one resource. `fault_in_uri` refuses URIs that some reader could take for another
-resource; all others are brought into their normal form (RFC 3986, section 6). A deny rule therefore matches all
-spellings, and an upstream never sees another spelling than the one that was decided on.
+`fault_in_uri` refuses URIs that some reader could take for another resource; all others are brought into their normal
+form (RFC 3986, section 6), so that a deny rule matches all spellings, and an upstream sees the one decided on.
 
     part         normal form
     scheme       lower case

@@ -1,8 +1,7 @@
 """Parses YAML into nodes that keep their positions.
 
-Parses text into a tree of nodes with positions, and collects all faults. The tree is built from libyaml's events and
-not with `compose()`: composed nodes lose their anchors, and composing recurses as deep as the file is nested. Events
-are handled one at a time, so that limits apply before anything grows.
+The tree is built from libyaml's events, not with `compose()`, which loses anchors and recurses. Events are handled one
+at a time, so that limits apply before anything grows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Encodes callers for storage.
-
-The encoding holds everything that rules, the kill switch and issuers need to judge the caller, and never the token.
-"""
+"""Encodes callers for storage, with everything that they are judged by, and never with the token."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Stores deliveries that wait, and defines a delivery and its states (MOVES).
-
-Deliveries have a table of their own in the file of the data folder, beside the records: they are bounded by bytes, are
-listed without their content in the order in which they came, and never leave the replica that accepted them.
-"""
+"""Stores deliveries that wait, bounded by bytes, at the replica that accepted them."""
 
 from __future__ import annotations
 

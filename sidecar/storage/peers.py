@@ -1,8 +1,7 @@
 """Exchanges policy revisions between replicas and reports differences.
 
-Once a second, each replica writes what it serves to the shared store and reads what the others serve. A replica that
-sees a newer version checks its own policy source at once: replicas exchange revisions, never policies. Nothing depends
-on the exchange; while the store is out, each replica checks its source at its usual interval.
+A replica that sees another revision checks its own policy source at once: revisions are exchanged, never policies.
+Nothing depends on it; while the store is out, each replica checks its source at its usual interval.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ from sidecar.vocabulary import Caller
 
 
 class PushRecord(NamedTuple):
-    """A caller's push configuration, and the `handle` of the sidecar's own address that the agent was given instead.
-    The agent authenticates with `secret`; `token`, `scheme` and `credentials` are the caller's, for its receiver, so a
-    record is never printed. `task_id` is "" until the agent reports the task it created. `caller` is checked again for
-    each push. Of two configurations of one name, the one with the later `named_at` counts."""
+    """A caller's push configuration, and the `handle` that the agent was given instead. The agent authenticates with
+    `secret`; `token`, `scheme` and `credentials` are for the caller's receiver, so a record is never printed. `task_id`
+    is "" until the agent reports it. Of two of one name, the later `named_at` counts."""
 
     handle: str
     owner: str

@@ -74,9 +74,9 @@ def _reader(kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RecordKind(Generic[R]):
-    """One kind of record. `what` names one in a sentence. `key`, its name in every store, and the codec are a storage
-    format that neighbouring versions share. An unfinished record of a kind that is work may be held and never expires;
-    one of another kind is never taken, and expires. `told` holds the unreadable records already logged."""
+    """One kind of record. `what` names one in a sentence; `key` and codec are a storage format that neighbouring
+    versions share. Unfinished work may be held and never expires. `told` holds the unreadable records already
+    logged."""
 
     what: str
     codec: RecordCodec[R]

@@ -38,9 +38,8 @@ class UnreadableRecord(RecordStoreOut):
 
 
 class StoredRecord(Protocol):
-    """What a store knows of a record. `standing` is the state by which records are counted and filtered. `is_done`: no
-    work is left, so it is not taken over, and may be deleted from `expires_at` on. A record whose `target` is "" is in
-    no list of all owners, and not counted. `revision` grows by one with each change."""
+    """What a store knows of a record. `standing` is what records are counted and filtered by. One that `is_done` is not
+    taken over, and may be deleted from `expires_at` on. One whose `target` is "" is in no list of all owners."""
 
     @property
     def id(self) -> str: ...
@@ -77,9 +76,9 @@ class AddedRecord(Enum):
 
 
 class RecordBounds(NamedTuple):
-    """The maximum number of records: per owner, whose oldest finished record is evicted first (then, with
-    `evicts_open`, the oldest unfinished one), and in total. Beyond the total, and beyond `done_per_target` finished
-    records of one target, the owner with the most finished records loses its oldest."""
+    """The maximum number of records per owner, whose oldest finished one is evicted first (with `evicts_open`, then the
+    oldest), and in total. Beyond the total, or `done_per_target`, the owner with most finished ones loses its
+    oldest."""
 
     per_owner: int = 1_000
     total: int = 100_000

@@ -1,9 +1,7 @@
 """Runs work on the SQLite file of the data folder in a thread, with group commit and a deadline.
 
-The file is in WAL mode and synced, and has a thread of its own: the event loop never waits for the disk, and work that
-arrives while the disk is busy shares one transaction (group commit). Each call has a deadline; when it passes, the
-store counts as out and the thread's work is interrupted. A file of a newer version, or one that is not such a file,
-prevents the start.
+The file is in WAL mode and synced. Work that arrives while the disk is busy shares one transaction. When a call's
+deadline passes, the store counts as out and the thread's work is interrupted.
 """
 
 from __future__ import annotations

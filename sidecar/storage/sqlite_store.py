@@ -1,7 +1,4 @@
-"""Stores records in the SQLite file of the data folder, or in a database in memory.
-
-All kinds are in one table (`sqlite_file.py`). Fields that queries use are columns; everything else is in `body`.
-"""
+"""Stores records in one SQLite table: columns for the fields that queries use, and `body` for the rest."""
 
 from __future__ import annotations
 

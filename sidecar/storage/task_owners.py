@@ -3,9 +3,8 @@
 Every access to a task, by MCP and by A2A, goes through `TaskOwners` (threats G1). A record holds who may use the task
 and the question that policy is asked then; nothing of the task's arguments, progress or result.
 
-A task belongs to the chain that created it, as a session does, and never to a session, a connection or the bytes of
-a token. Another caller's task and an unknown task get the same refusal. A task whose owner cannot be looked up is
-refused.
+A task belongs to the chain that created it, never to a session, a connection or a token. Another caller's task and an
+unknown one get the same refusal.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ AMENDED_TIMES: Final = 20  # while other calls change the same record
 
 
 class OwnerRecord(NamedTuple):
-    """The owner of one task. `task_id` is unique at its `server`; `owner` is `Caller.binding`. `object`, `action` and
-    `method` are the question that created it and its method on the wire. `state` is how it ended, "" until that is
-    seen."""
+    """The owner of one task. `owner` is `Caller.binding`; `object`, `action` and `method` are what created it; `state`
+    is how it ended, "" until that is seen."""
 
     namespace: Namespace
     server: str
@@ -134,8 +132,7 @@ class TaskOwners:
         state: str = "",
     ) -> OwnerRecord:
         """Records that the caller owns this task, which `by` created; no crash loses it. `ttl_s` is how long the
-        upstream keeps it, if known, and `state` how it ended, if it has. Recording a task twice is allowed. Raises
-        Refusal: RESPONSE_REFUSED if the id has another owner or question, because a task never changes owners."""
+        upstream keeps it, if known. Raises Refusal: RESPONSE_REFUSED if the id has another owner or question."""
         if caller.is_anonymous:
             raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for an anonymous caller")
         if not 0 < len(task_id) <= MAX_ID_CHARS:

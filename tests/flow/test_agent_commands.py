@@ -31,7 +31,7 @@ from sidecar.vocabulary import Caller, Principal
 from tests.flow.causes import full_disk
 from tests.flow.described import DOCUMENT
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
-from tests.flow.world import World, until, world, write_folder
+from tests.flow.world import PATIENCE_S, World, until, world, write_folder
 from tests.unit.admin.test_requests import POISON
 
 AGENTS = """\
@@ -126,7 +126,7 @@ async def paged(running: World, query: str) -> list[str]:
 
 async def at_work(running: World, run_id: str) -> None:
     """Once it has said something."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not await running.app.desk.output(run_id):
             await asyncio.sleep(0.02)
 
@@ -416,7 +416,7 @@ async def test_who_follows_a_run_is_let_go_when_the_sidecar_stops(running: World
     following = asyncio.create_task(sent(running, f"/api/runs/{run_id}/output?follow=true"))
     await at_work(running, run_id)
     await running.app.pipeline.drain(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         text = (await following)[1]
     assert "begun" in text and "event: end" not in text
     await running.app.desk.cancel(run_id, "", "test")

@@ -47,13 +47,13 @@ async def test_on_standard_output_is_the_evidence_and_nothing_else(tmp_path: Pat
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 first = await process.stdout.readline()
                 said = b""
                 while b'"audit":"standard output"' not in said:
                     said += await process.stderr.readline()
             process.send_signal(signal.SIGTERM)
-            rest, errors = await asyncio.wait_for(process.communicate(), 10)
+            rest, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
         finally:
             if process.returncode is None:
                 os.kill(process.pid, signal.SIGKILL)

@@ -21,7 +21,7 @@ from sidecar.audit.segments import given
 from sidecar.cli.audit import audit as command
 from sidecar.limits.topology import PREFIX
 from tests.flow.test_audit_sinks import RULES, call
-from tests.flow.world import world, write_folder
+from tests.flow.world import PATIENCE_S, world, write_folder
 from tests.valkey import running_valkey
 
 
@@ -111,7 +111,7 @@ async def test_a_start_knows_a_log_that_was_put_back_by_what_the_store_was_told(
             async with world(tmp_path, rules=RULES, settings=settings) as running:
                 assert not running.app.audit.found
                 valkey.thaw()
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     while not running.app.audit.found:
                         await asyncio.sleep(0.01)
         finally:
@@ -135,11 +135,11 @@ async def test_standard_output_says_where_the_log_ended(tmp_path: Path) -> None:
     command_ = [sys.executable, "-m", "sidecar", "serve", "-c", str(tmp_path / "sidecar.yaml")]
     process = await asyncio.create_subprocess_exec(*command_, stdout=PIPE, stderr=PIPE)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while b"sidecar serves" not in await process.stderr.readline():
                 pass
         process.send_signal(signal.SIGTERM)
-        said, _ = await asyncio.wait_for(process.communicate(), 10)
+        said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     finally:
         if process.returncode is None:
             os.kill(process.pid, signal.SIGKILL)

@@ -29,7 +29,7 @@ from sidecar.errors import ANSWERS, Reason
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.process import Served, recompute, served
 from tests.flow.talk import decision_id_of
-from tests.flow.world import ACCEPT, SESSION, STATELESS, Upstream, listening, request, stateless
+from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, listening, request, stateless
 
 REQUESTS, AT_ONCE = 400, 100
 RULES = """\
@@ -453,7 +453,7 @@ async def aftermath() -> Aftermath:
 
 async def at_rest(running: Served) -> str:
     """The metrics, once nothing is under way."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             _, text = await running.ask("/metrics")
             if re.search(r'^sidecar_inflight_requests\{protocol="mcp"\} 0\.0$', text, re.MULTILINE):

@@ -18,6 +18,7 @@ from sidecar.errors import SettingsError
 from sidecar.storage import RecordBounds, RecordStoreOut, SqliteFile, SqliteRecordStore, check_file
 from sidecar.storage.sqlite_file import MAX_WAITING
 from sidecar.storage.task_owners import OWNERS
+from tests.flow.world import PATIENCE_S
 from tests.unit.storage.worlds import owner_record
 
 SAY = "CREATE TABLE IF NOT EXISTS said (word TEXT NOT NULL)"
@@ -123,7 +124,7 @@ async def test_a_file_that_is_held_is_out_and_comes_back(tmp_path: Path) -> None
             await file.run(saying("a"))
         assert not file.up
         holder.execute("ROLLBACK")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not file.up:
             try:
                 await file.run(saying("b"))
