@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 import orjson
@@ -199,7 +200,7 @@ class DuplexTransport:
         self._lost = lost
         self._shared = shared
         self._calls: dict[int, _Call] = {}
-        self._last_id = 0
+        self._ids = count(1)
         self._greeting: dict[str, Any] | None = None
         self._greets = asyncio.Lock()
         self._background = BackgroundTasks(MAX_IN_FLIGHT)
@@ -253,7 +254,7 @@ class DuplexTransport:
     async def _ask(self, outbound: Outbound, request: Request, session: _Session | None) -> BuiltUpstream:
         if len(self._calls) >= MAX_IN_FLIGHT:
             raise Refusal(Reason.UPSTREAM_FAILED, "too many calls wait for it") from QueueFull("no number is free")
-        number = self._next_id()
+        number = next(self._ids)
         params, token = _renumbered(request.params, number)
         loop = asyncio.get_running_loop()
         until, give_up = loop.time() + outbound.deadline_s, partial(self._give_up, number)
@@ -270,10 +271,6 @@ class DuplexTransport:
             if call.opens:
                 self._lose(Refusal(Reason.UPSTREAM_FAILED, "its session was given up"))
             raise
-
-    def _next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
 
     def _give_up(self, number: int) -> None:
         """The caller stopped waiting. An `initialize` cannot be cancelled (MCP 2025-11-25): its line is closed."""
@@ -422,7 +419,7 @@ class DuplexTransport:
         if session is None or self._shared:
             self._tell(unknown_method(asked.id))
             return
-        number = self._next_id()
+        number = next(self._ids)
         session.asked[number] = asked.id
         if len(session.asked) > MAX_ASKED:
             _, oldest = session.asked.popitem(last=False)

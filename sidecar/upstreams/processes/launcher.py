@@ -300,12 +300,9 @@ class Processes:
         ours, theirs = socket.socketpair()
         with theirs:
             # -I -S: ignores the environment and installed packages. A terminal's signals are for the sidecar alone.
+            command = (sys.executable, "-I", "-S", str(_WARDEN), str(theirs.fileno()))
             self._warden = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                str(_WARDEN),
-                str(theirs.fileno()),
+                *command,
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,

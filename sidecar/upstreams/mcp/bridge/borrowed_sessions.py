@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 import orjson
@@ -62,7 +63,7 @@ class BorrowedSession:
     level: str | None = None
     stream: UnsolicitedStream | None = None
     lost: bool = False
-    _last_id: int = 0
+    ids: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
     def busy(self) -> bool:
@@ -79,10 +80,6 @@ class BorrowedSession:
 
     def used(self) -> None:
         self.used_s = asyncio.get_running_loop().time()
-
-    def next_id(self) -> int:
-        self._last_id += 1
-        return self._last_id
 
     def only_course(self) -> BorrowedCall | None:
         """The call that an unsolicited message belongs to: the only one not held. Anonymous callers share a session."""
@@ -244,7 +241,7 @@ class BorrowedSessions:
 
     async def ask(self, lent: BorrowedSession, method: str, params: dict[str, Any]) -> bool:
         """Send a request of the sidecar's in the session; returns whether it succeeded."""
-        request = Request(lent.next_id(), method, params)
+        request = Request(next(lent.ids), method, params)
         asked = lent.outbound._replace(verb="POST", message=request, endless=False)
         with await self._inner.exchange(asked) as answer:
             _, response = await whole_answer(answer, request.id, self._inner, asked.deadline_s)

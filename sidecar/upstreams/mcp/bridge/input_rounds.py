@@ -224,7 +224,7 @@ class InputRounds(UpstreamAnswer):
         requests, self._waiting = [], {}
         for entry in asked.values():
             method, params = translation.played_question(entry, self._played.version)
-            request = Request(self._played.next_question(), method, params)
+            request = Request(f"question-{next(self._played.numbers)}", method, params)
             self._waiting[request.id] = self._played.questions[request.id] = asyncio.get_running_loop().create_future()
             requests.append(request)
         return requests

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
@@ -67,7 +68,7 @@ class EmulatedSession:
     calls: dict[Id, InputRounds] = field(default_factory=dict)
     questions: dict[Id, asyncio.Future[Response]] = field(default_factory=dict)
     ears: set[EmulatedStream] = field(default_factory=set)
-    _last_question: int = 0
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     def stated(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters as the stateless era requires them."""
@@ -75,10 +76,6 @@ class EmulatedSession:
         if self.level is not None:
             meta[META_LEVEL] = self.level
         return {**{key: value for key, value in params.items() if key != "task"}, "_meta": meta}
-
-    def next_question(self) -> str:
-        self._last_question += 1
-        return f"question-{self._last_question}"
 
     def wish(self) -> dict[str, Any]:
         """The filter of its stream: everything that the server announces."""
@@ -239,7 +236,6 @@ class EmulatedStream:
         self._played = played
         self._outbound = outbound
         self._current: UnsolicitedStream | None = None
-        self._number = 0
         self._renewing = asyncio.Lock()
 
     async def open(self) -> bool:
@@ -276,9 +272,10 @@ class EmulatedStream:
         return await self._current.open(HEARD_WITHIN_S)
 
     def _listening(self) -> Outbound:
-        self._number += 1
         params = self._played.stated({"notifications": self._played.wish()})
-        return self._outbound._replace(message=Request(f"listen-{self._number}", "subscriptions/listen", params))
+        return self._outbound._replace(
+            message=Request(f"listen-{next(self._played.numbers)}", "subscriptions/listen", params)
+        )
 
     def _heard(self, message: Message | StreamMark) -> None:
         if message is StreamMark.ALIVE:

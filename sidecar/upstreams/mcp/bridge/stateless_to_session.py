@@ -92,7 +92,7 @@ class StatelessToSession:
         await self._set_level(lent, level)
         if lent.may_ask:
             await lent.listens()
-        token, upstream_id = progress_token(request), lent.next_id()
+        token, upstream_id = progress_token(request), next(lent.ids)
         asked = lent.outbound._replace(
             verb="POST",
             # The sidecar chooses the token: two calls in one session may bear the same.
