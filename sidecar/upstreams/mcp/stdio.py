@@ -11,9 +11,8 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal, Unsent, visible
 from sidecar.upstreams.mcp.duplex_transport import DuplexWire
@@ -142,11 +141,10 @@ class ProgramWire(DuplexWire):
         self._process.stop_reading()
 
 
-@dataclass(frozen=True, slots=True)
-class _Streak:
+class _Streak(NamedTuple):
     """How many of one caller's programs ended unexpectedly in a row, and when the next may begin."""
 
-    count: int
+    times: int
     until_mono_s: float
     how: str
 
@@ -189,7 +187,7 @@ class ProgramUpstream(LineTransport):
 
     def _count(self, owner: str, began: float, how: str) -> None:
         now, before = self._clock(), self._streaks.pop(owner, None)
-        count = 1 if before is None or now - began >= STEADY_S else before.count + 1
+        count = 1 if before is None or now - began >= STEADY_S else before.times + 1
         # The first unexpected end causes no pause: the next call starts it at once.
         pause_s = 0.0 if count == 1 else min(FIRST_PAUSE_S * 2.0 ** min(count - 2, 16), MAX_PAUSE_S)
         self._streaks[owner] = _Streak(count, now + pause_s, how)
