@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from sidecar.audit import Audit
@@ -31,6 +32,7 @@ from tests.unit.policy.world import REPOSITORY, chain, engine, write
 from tests.unit.policy_tools.traffic import write_down
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "suggest"
+CASES = yaml.safe_load((GOLDEN / "cases.yaml").read_text("utf-8"))
 TOOL = PermissionKind.AGENT_TO_TOOL
 
 POLICY = {
@@ -224,60 +226,12 @@ def wider(world: World) -> list[str]:
     return [str(one) for one in found["regions"] if one["change"] != "narrower"] + found["notes"]
 
 
-@pytest.mark.parametrize(
-    ("rows", "calls", "suggested"),
-    [
-        pytest.param(
-            "p, nhi:a, tool:s/*, use, -, -, args.repo == 'acme/site', allow",
-            ["get_a", "get_b"],
-            ["p, nhi:a, set:s-get, tools/call, -, -, args.repo == 'acme/site', allow"],
-            id="condition",
-        ),
-        pytest.param(
-            "#: id=q per=rule\n"
-            "p, nhi:*, tool:s/*, use, 2030-01-01T00:00:00Z, 9, \"args.repo in ['acme/site', 'x']\", allow",
-            ["get_a"],
-            ["p, nhi:a, tool:s/get_a, tools/call, 2030-01-01T00:00:00Z, 9, \"args.repo in ['acme/site', 'x']\", allow"],
-            id="all-at-once",
-        ),
-        pytest.param(
-            "p, nhi:a, tool:s/get_*, use, -, -, -, allow\n"
-            "p, nhi:a, tool:s/*, use, 2030-01-01T00:00:00Z, -, true, allow",
-            ["get_a"],
-            ["p, nhi:a, tool:s/get_a, tools/call, -, -, -, allow"],
-            id="a-row-without-terms-is-enough",
-        ),
-        pytest.param(
-            "p, nhi:a, tool:s/*, use, -, -, -, allow\np, nhi:a, tool:s/get_a, use, -, 9, args.x == 1, allow",
-            ["get_a"],
-            [
-                "p, nhi:a, tool:s/get_a, tools/call, -, -, -, allow",
-                "p, nhi:a, tool:s/get_a, tools/call, -, 9, args.x == 1, allow",
-            ],
-            id="a-limit-counts-beside-a-row-without-one",
-        ),
-        pytest.param(
-            "p, nhi:a, tool:s/get_a, use, -, -, -, allow\np, nhi:a, tool:s/get_b, use, -, -, -, allow\n"
-            "p, nhi:a, tool:s/get_c, use, -, -, -, allow",
-            ["get_a", "get_b", "get_c"],
-            ["p, nhi:a, set:s-get, tools/call, -, -, -, allow"],
-            id="no-pattern-beyond-exact-rows",
-        ),
-        pytest.param(
-            "p, nhi:a, tool:s/get_*, use, -, -, -, allow",
-            ["get_a", "get_b", "get_c"],
-            ["p, nhi:a, tool:s/get_*, tools/call, -, -, -, allow"],
-            id="a-pattern-within-a-pattern",
-        ),
-    ],
-)
-def test_terms_of_the_rows_that_allowed_a_call_are_kept(
-    tmp_path: Path, rows: str, calls: list[str], suggested: list[str]
-) -> None:
-    world = World(tmp_path, {TOOLS: rows + "\n"})
-    for tool in calls:
+@pytest.mark.parametrize("case", CASES["terms"], ids=lambda case: case["id"])
+def test_terms_of_the_rows_that_allowed_a_call_are_kept(tmp_path: Path, case: dict[str, Any]) -> None:
+    world = World(tmp_path, {TOOLS: case["rows"] + "\n"})
+    for tool in case["calls"]:
         assert world.call("nhi:a", f"tool:s/{tool}", args=ACME)
-    assert rows_of(world) == suggested
+    assert rows_of(world) == case["suggested"]
     assert wider(world) == []
 
 
@@ -373,25 +327,12 @@ def test_what_of_a_log_counts_as_used(change: dict[str, Any], denied: bool, coun
     assert bool(evidence.traces) is (counted == "taken")
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"chain": ["user:x", "nhi:a"]}, "its links do not fit its chain"),
-        ({"links": [LINK | {"action": "prompts/get"}]}, "its links do not fit its chain"),
-        ({"links": [LINK | {"kind": "guardrail"}]}, "its links do not fit its chain"),
-        ({"chain": ["role:admin"]}, "a role is no caller"),
-        ({"object": "set:all"}, "a set is no object of a call"),
-        ({"object": "tool:s/t*"}, "a name with * cannot be written exactly"),
-        ({"chain": ["nhi:*"]}, "a name with * cannot be written exactly"),
-        ({"action": "use", "links": [LINK | {"action": "use"}]}, "no action of a call"),
-        ({"action": "tools/cal", "links": [LINK | {"action": "tools/cal"}]}, 'action "tools/cal" is unknown'),
-    ],
-)
-def test_what_cannot_be_a_rule_is_left_out_and_told(change: dict[str, Any], why: str) -> None:
-    evidence = read([RECORD | change])
+@pytest.mark.parametrize("case", CASES["left out"], ids=lambda case: case["why"])
+def test_what_cannot_be_a_rule_is_left_out_and_told(case: dict[str, Any]) -> None:
+    evidence = read([RECORD | case["change"]])
     assert not evidence.traces
     assert list(evidence.left_out.values()) == [(1, "d-1")]
-    assert next(iter(evidence.left_out)).startswith(why)
+    assert next(iter(evidence.left_out)).startswith(case["why"])
 
 
 def test_every_link_of_a_call_is_a_use_of_its_kind() -> None:
@@ -449,27 +390,9 @@ def read(records: list[dict[str, Any]], wanted: SuggestQuery = SuggestQuery()) -
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("names", "pattern"),
-    [
-        (["tool:s/get_a", "tool:s/get_b"], "tool:s/get_*"),
-        (["tool:s/get_item", "tool:s/get_issue"], "tool:s/get_*"),
-        (["tool:s/get_issue", "tool:s/list_issue"], "tool:s/*_issue"),
-        (["tool:s/get_a_issue", "tool:s/get_b_issue"], "tool:s/get_*_issue"),
-        (["tool:s/get_x", "tool:s/get_x_x"], "tool:s/get_*"),
-        (["tool:s/get", "tool:s/put"], ""),
-        (["tool:listed/get", "tool:listed/put"], "tool:listed/*"),
-        (["tool:s-one/get_a", "tool:s-two/get_a"], ""),
-        (["tool:s/get_a", "prompt:s/get_a"], ""),
-        (["nhi:pay-a", "nhi:pay-b"], "nhi:pay-*"),
-        (["nhi:ann", "nhi:ben"], ""),
-        (["resource:s/repo://acme/x", "resource:s/repo://acme/y"], "resource:s/repo://acme/*"),
-        (["resource:s/file:///etc/x", "resource:s/file:///var/y"], ""),
-        (["resource:listed/file:///etc/x", "resource:listed/file:///var/y"], ""),
-    ],
-)
-def test_a_pattern_stays_on_one_server_and_ends_between_words(names: list[str], pattern: str) -> None:
-    assert pattern_of(names, TOOL, {"listed"}) == pattern
+@pytest.mark.parametrize("case", CASES["patterns"], ids=lambda case: case["names"][0])
+def test_a_pattern_stays_on_one_server_and_ends_between_words(case: dict[str, Any]) -> None:
+    assert pattern_of(case["names"], TOOL, {"listed"}) == case["pattern"]
 
 
 def test_names_say_what_members_have_in_common_and_never_clash() -> None:
