@@ -63,7 +63,6 @@ def opened(name: str, *, directory: Path) -> Iterator[Revision]:
 
 
 async def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
-    """Write the policy of a revision under `root`; return the policy's folder in it."""
     revision, colon, path = name.partition(":")
     if not revision or revision.startswith("-") or "\0" in name:
         _refuse(name, "this is no folder, and no git revision")

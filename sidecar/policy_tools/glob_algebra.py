@@ -42,7 +42,6 @@ class GlobShape(NamedTuple):
     on_server: bool = False
 
     def step(self, state: int, character: str) -> int:
-        """Return the state after one more character; _DEAD is the dead state."""
         if state >= _NAMED:
             return _IN_NAME if character in self.characters else _DEAD
         if character in _LOWER:

@@ -162,7 +162,6 @@ def _pairs(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> list[tuple[
 
 
 def _ends(one: str, other: str) -> float:
-    """Return the share of two names' common beginning and end."""
     most = min(len(one), len(other))
     head = next((at for at in range(most) if one[at] != other[at]), most)
     tail = next((at for at in range(most - head) if one[-1 - at] != other[-1 - at]), most - head)
@@ -205,6 +204,5 @@ def _misfit(part: Part, sought: Sought, rule: RuleRef, objects: _Objects) -> Mis
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    """Return `did you mean "…"?`, or "" when nothing is similar."""
     near = get_close_matches(word[:256], [name for name in known if "*" not in name], n=1, cutoff=ALIKE)
     return f'did you mean "{near[0]}"?' if near else ""

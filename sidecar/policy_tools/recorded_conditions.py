@@ -56,7 +56,6 @@ class RecordedCase:
     by_record: set[RecordedKey] = field(default_factory=set)
 
     def outcome(self, condition: Condition, scene: ConditionContext, purse: CostBudget) -> Told:
-        """Return the outcome, recorded or derived, and what the condition read as far as that is known."""
         key = RecordedKey(condition.digest, scene.chain[scene.subject].name, scene.args is not ARGUMENTS)
         told = self._told(condition, scene, key, purse)
         if not isinstance(told, str):

@@ -162,6 +162,5 @@ def _ordered(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def repository_of(folder: Path) -> Path:
-    """Return the nearest folder above that is a git repository, or the current folder."""
     resolved = folder.resolve()
     return next((above for above in (resolved, *resolved.parents) if (above / ".git").exists()), Path.cwd())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple, TypeVar
 
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget
 from sidecar.policy.faults import meant, shown
@@ -14,6 +15,7 @@ from sidecar.policy_tools.check.matching import near
 from sidecar.policy_tools.diff.condition_parts import parts
 from sidecar.vocabulary import DELEGATE, Principal, Question, RuleRef
 
+T = TypeVar("T")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _HAS = re.compile(r"\bhas\(\s*([\w.\s]+?)\s*\)")
 _KEY_IN = re.compile(r"['\"]([^'\"]+)['\"]\s+in\s+([\w.]+)")
@@ -38,13 +40,9 @@ class _Never(NamedTuple):
 
 def always_the_same(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P605: a condition that reads nothing, contradicts itself, or tests what cannot exist."""
-    known: dict[str, _Never | None] = {}
-    for rule in policy.rules:
-        if not rule.when or rule.when not in policy.source.conditions:
-            continue
-        if rule.when not in known:
-            known[rule.when] = _constant(policy.source.conditions[rule.when])
-        never = known[rule.when] or _never_asked(rule)
+    constant = _by_text(policy, _constant)
+    for rule, _ in _conditioned(policy):
+        never = constant(rule.when) or _never_asked(rule)
         if never is not None and not (never.unless_absent and rule.effect == "deny"):
             matches = never.outcome == "true" or (never.outcome == "error" and rule.effect == "deny")
             message = f"{never.why}: this {rule.effect} row {'always' if matches else 'never'} matches"
@@ -95,7 +93,6 @@ def _never_asked(rule: RuleRef) -> _Never | None:
 
 
 def _without_texts(text: str) -> str:
-    """Return the text with quoted strings replaced by blanks; every other character stays in its place."""
     return _TEXT.sub(lambda found: found[0][0] + " " * (len(found[0]) - 2) + found[0][0], text)
 
 
@@ -121,13 +118,11 @@ def _no_arguments(policy: LintedPolicy, rule: RuleRef) -> str:
 
 def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P641: a deny rule reads args.x (or call.meta.x) without testing whether it is present."""
-    known: dict[str, str] = {}
-    for rule, condition in _conditioned(policy):
+    unasked = _by_text(policy, _unasked)
+    for rule, _ in _conditioned(policy):
         if rule.effect != "deny" or (policy.asked(rule) and _no_arguments(policy, rule)):
             continue
-        if rule.when not in known:
-            known[rule.when] = _unasked(condition)
-        if path := known[rule.when]:
+        if path := unasked(rule.when):
             message = f"without {path} this deny row matches: it reads it without has()"
             below, _, key = path.rpartition(".")
             asking = f"has({path})" if key.isidentifier() else f"'{key}' in {below}"  # has() takes names only
@@ -146,6 +141,11 @@ def _unasked(condition: Condition) -> str:
     return ""
 
 
+def _by_text(policy: LintedPolicy, ask: Callable[[Condition], T]) -> Callable[[str], T]:
+    """Return a function that asks each condition once."""
+    return lru_cache(None)(lambda text: ask(policy.source.conditions[text]))
+
+
 def _conditioned(policy: LintedPolicy) -> Iterator[tuple[RuleRef, Condition]]:
     for rule in policy.rules:
         condition = policy.source.conditions.get(rule.when) if rule.when else None
@@ -155,18 +155,15 @@ def _conditioned(policy: LintedPolicy) -> Iterator[tuple[RuleRef, Condition]]:
 
 def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P642: a deny rule that a token without roles or scopes escapes."""
-    known: dict[str, str] = {}
+    optional_in = _by_text(policy, partial(_optional_in, policy))
     for rule in policy.rules:
-        if rule.effect != "deny":
-            continue
-        if rule.subject.startswith("role:") and _is_optional(policy, rule.subject):
+        if rule.effect == "deny" and rule.subject.startswith("role:") and _is_optional(policy, rule.subject):
             message = f"{shown(rule.subject)} comes from a claim that a token may lack: then this does not deny"
             yield PolicyFinding("P642", message, "set required in roles_from, or deny all callers but …", rule, "sub")
-        if rule.when and rule.when not in known:
-            known[rule.when] = _optional_in(policy, policy.source.conditions[rule.when])
-        if rule.when and known[rule.when]:
+    for rule, _ in _conditioned(policy):
+        if rule.effect == "deny" and (part := optional_in(rule.when)):
             message = "depends on a claim that a token may lack: then this does not deny"
-            yield PolicyFinding("P642", message, "deny unless the claim is there", rule, "when", known[rule.when])
+            yield PolicyFinding("P642", message, "deny unless the claim is there", rule, "when", part)
 
 
 def _is_optional(policy: LintedPolicy, role: str) -> bool:

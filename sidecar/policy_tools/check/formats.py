@@ -20,7 +20,6 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def level(fault: Fault) -> str:
-    """Return `error`, `warning` or `note`: a note is a warning of less weight."""
     if fault.severity == "warning" and fault.code in CODES and CODES[fault.code].level == "note":
         return "note"
     return fault.severity

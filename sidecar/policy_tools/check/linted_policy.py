@@ -137,7 +137,6 @@ class LintedPolicy:
 
 
 def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[str]:
-    """Return the actions possible on these kinds of objects (`tool`, `nhi` …) under a permission kind."""
     possible: set[str] = set()
     for word in objects:
         if word in ACTION_ON:

@@ -132,7 +132,6 @@ class _Things:
                 self._by_place.setdefault((name.partition(":")[0], server_of(name)), set()).add(name)
 
     def lack(self, obj: str) -> bool:
-        """Whether no existing object matches an object or pattern."""
         word, _, rest = obj.partition(":")
         server = server_of(obj)
         places = [server] if "*" not in server else [name for name in self._names if meets_prefix(rest, f"{name}/")]

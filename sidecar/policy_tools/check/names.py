@@ -91,7 +91,6 @@ def _folded(used: Mapping[str, _Used]) -> Iterator[tuple[str, str]]:
 
 
 def _groups(used: Mapping[str, _Used], fold: Callable[[str], str]) -> Iterator[list[str]]:
-    """Yield the names with the same folded form, the most used one first."""
     groups: dict[str, list[str]] = {}
     for name in used:
         groups.setdefault(fold(name), []).append(name)

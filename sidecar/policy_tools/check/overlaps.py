@@ -158,7 +158,6 @@ def said_twice(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def _lasts(other: RuleRef, rule: RuleRef) -> bool:
-    """Whether `other` holds whenever `rule` does."""
     if other.when not in ("", rule.when):
         return False
     return other.expires_at is None or (rule.expires_at is not None and rule.expires_at <= other.expires_at)
@@ -191,7 +190,6 @@ def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]
 
 
 def _meet(policy: LintedPolicy, one: RuleRef, other: RuleRef) -> bool:
-    """Whether some call certainly matches both, conditions and expiry aside."""
     if one.kind is not other.kind or policy.asked(one).isdisjoint(policy.asked(other)):
         return False
     if not _have_common(OBJECTS[one.kind], one.object, other.object, "set:", policy.things):

@@ -142,5 +142,4 @@ class RuleSources:
 
 
 def _alone(name: str) -> re.Pattern[str]:
-    """Return a pattern for the name where it is not part of a longer one."""
     return re.compile(rf"(?<![^\s\[{{,'\"]){re.escape(name)}(?![^\s\]}},:'\"])")

@@ -37,7 +37,6 @@ def _csv_note(text: str) -> str:
 
 
 def _text(lines: Sequence[str]) -> str:
-    """Join lines; of several empty lines, one is kept."""
     return "".join(f"{line}\n" for before, line in zip(["", *lines], lines, strict=False) if line or before)
 
 
@@ -134,8 +133,6 @@ def _links(entries: Sequence[ContentEntry], container: str, members: str) -> Ite
 
 
 class _LinkKey(NamedTuple):
-    """What rows of one group have in common; `domain` is None if there is none."""
-
     container: str
     notes: tuple[tuple[str, str], ...]
     domain: str | None
@@ -166,7 +163,6 @@ def _comments(group: Sequence[ContentEntry]) -> Iterator[str]:
 
 
 def _item(pairs: Mapping[str, Value]) -> Iterator[str]:
-    """Yield one list entry, one key per line. Texts are already formatted, lists are not."""
     for number, (key, value) in enumerate(pairs.items()):
         yield from _key(key, value, "  - " if number == 0 else "    ")
 

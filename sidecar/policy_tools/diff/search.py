@@ -147,7 +147,6 @@ def _action(obj: str, actions: set[str]) -> str:
 
 
 def _usual(obj: str) -> Sequence[str]:
-    """Return the actions on such an object, the most usual first; those on tools for a pattern of anything."""
     word = obj.partition(":")[0]
     on_agents = ("message/send", "message/stream", DELEGATE, "tasks/get", "tasks/list", "tasks/cancel")
     return (*(on_agents if word == "nhi" else (ACTION_ON.get(word, "tools/call"),)), *USED)

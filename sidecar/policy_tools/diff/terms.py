@@ -216,7 +216,6 @@ _Holders = tuple[frozenset[str], frozenset[str]]
 
 
 def _holders(links: RoleLinks) -> dict[str, _Holders]:
-    """Return for every role the names that have it, and the roles that grant it by a token, itself included."""
     found = {}
     for role, members in links.contents().items():
         brings = frozenset(name for name in members if name.startswith("role:"))

@@ -94,7 +94,6 @@ def _name(digest: str) -> str:
 
 
 def _conf(kind: PermissionKind, models: Path) -> str:
-    """Return the operator's own model unchanged; guardrails have the built-in one."""
     if kind in KINDS:
         faults = Faults()
         text = read_text(models / f"{kind.value}.conf", faults)
@@ -123,7 +122,6 @@ def _csv(kind: PermissionKind, rows: list[list[str]], source: PolicySource) -> s
 
 
 def _said(rule: RuleRef, texts: list[str]) -> dict[str, object]:
-    """Return what is not a column, for explanations and for counting calls."""
     notes = {name: getattr(rule, name) for name in ("id", "owner", "reason", "per")}
     return {"row": texts, **notes, "place": place(rule)}
 

@@ -79,7 +79,6 @@ class _State:
             left[place] &= ~box.objects
 
     def hull(self, left: Sequence[int], within: Box | None = None) -> Box:
-        """Return the smallest box around what is left, or around the part of it that is within a box."""
         hull = Box(0, 0, 0)
         for place in range(len(left)) if within is None else self.places(within):
             if mask := left[place] & (-1 if within is None else within.objects):
@@ -123,7 +122,6 @@ def _irredundant(state: _State, boxes: Sequence[Box]) -> list[Box]:
 
 
 def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
-    """Return by row what is covered at all, and what is covered more than once."""
     once = [0] * (state.width * len(state.grid.actions))
     twice = list(once)
     for box in boxes:
@@ -156,7 +154,6 @@ def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: 
 
 
 def _merged(state: _State, boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
-    """Merge pairs of boxes where one box can cover all that only these two cover."""
     kept = list(boxes)
     if len(kept) * len(kept) > MAX_MERGE_PAIRS:
         return kept
@@ -240,7 +237,6 @@ class _Search:
             self.run(left & ~self.masks[at], (*chosen, at))
 
     def _at_least(self, left: int) -> int:
-        """Return a number of cells of which no two share a box."""
         count = 0
         while left:
             few = left.bit_count() < 60

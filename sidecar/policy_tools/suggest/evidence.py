@@ -193,7 +193,6 @@ def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
 
 
 def _triples(links: Sequence[Mapping[str, Any]], chain: Sequence[str], obj: str, action: str) -> list[Triple]:
-    """Return what each principal of the chain did, in order; [] if the links do not match that."""
     asked = [*((principal, DELEGATE) for principal in chain[1:]), (obj, action)]
     if len(links) < len(chain) or any(
         link["kind"] not in _KINDS or link["action"] != act for (_, act), link in zip(asked, links, strict=False)

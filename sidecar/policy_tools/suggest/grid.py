@@ -132,7 +132,6 @@ class Grid:
 
 
 def _alike(cells: Sequence[tuple[str, ...]], axis: int) -> list[Group]:
-    """Return the names of one side, grouped by their cells on the other two, in the order of the first name."""
     numbers: dict[Hashable, int] = {}
     profiles: dict[str, list[int]] = {}
     for cell in cells:
@@ -244,7 +243,6 @@ def _table(tables: list[list[int]], actions: int, count: int) -> list[int]:
 
 
 def _closed(rows: list[int]) -> list[int] | None:
-    """Return every intersection of rows; None when there are too many."""
     found: dict[int, None] = {}
     for row in dict.fromkeys(rows):
         if row:
@@ -255,7 +253,6 @@ def _closed(rows: list[int]) -> list[int] | None:
 
 
 def _near(rows: list[int]) -> list[int]:
-    """Return the intersections of each row with those most similar to it."""
     distinct = [row for row in dict.fromkeys(rows) if row]
     if len(distinct) > MAX_TABLE:
         return []

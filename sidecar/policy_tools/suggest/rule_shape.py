@@ -206,7 +206,6 @@ def common_head(names: Collection[str]) -> str:
 
 
 def _between(must: Names, may: Names, groups: Collection[Names]) -> Names:
-    """Return the smallest group, or single name, that holds all it must and nothing that it may not."""
     if len(must) == 1 or must in groups:
         return must
     one = next(iter(must))

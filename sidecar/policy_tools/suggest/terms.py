@@ -181,7 +181,6 @@ def carried(source: PolicySource, conditions: Iterable[str]) -> Carried:
 
 
 def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the direct and indirect links of these containers, as written."""
     children: dict[str, list[str]] = {}
     for member, above in parents.items():
         for container in above:

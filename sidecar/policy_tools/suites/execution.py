@@ -223,7 +223,6 @@ class _Ledger:
 
 
 def _result(step: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never suspends."""
     try:
         step.send(None)
     except StopIteration as end:
@@ -234,7 +233,6 @@ def _result(step: Coroutine[Any, Any, T]) -> T:
 
 
 def known_names(objects: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return the exact names of tools, prompts and resources among some objects, by prefix."""
     found: dict[str, list[str]] = {}
     for name in sorted(objects):
         server, slash, rest = name.partition("/")

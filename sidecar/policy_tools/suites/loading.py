@@ -90,7 +90,6 @@ def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[Po
 
 
 def read_suite(path: Path) -> PolicySuite:
-    """Read the suite of one file. Raises PolicyError with every fault of it."""
     document = read_document(path, error=PolicyError)
     file = document.validate(SuiteFile)
     tests = tuple(_compiled(document, file, index) for index in range(len(file.tests)))

@@ -165,12 +165,8 @@ def _got_data(got: TestOutcome) -> dict[str, Any]:
         "rules": [{"id": name, "file": file, "line": line} for file, line, name in rules],
         "links": [
             {
-                "kind": link.kind.value,
-                "subject": link.subject,
-                "object": link.object,
-                "action": link.action,
+                **{name: getattr(link, name) for name in ("kind", "subject", "object", "action", "reason")},
                 "decision": "allow" if link.allowed else "deny",
-                "reason": link.reason,
             }
             for link in got.decision.links
         ],

@@ -66,8 +66,6 @@ def _label(text: str) -> str:
 
 
 def _read_by(reader: Callable[[str], object], code: str) -> AfterValidator:
-    """Return a validator that uses the grammar of rows."""
-
     def check(text: str) -> str:
         try:
             reader(text)
