@@ -96,15 +96,12 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
     files = starting_files()
     secrets: Mapping[str, str] = {}
     notes: list[str] = []
-    try:
-        if source is not None:
-            files, secrets, notes = _files_from(source, folder)
-        if taken := [name for name in [*files, *secrets] if (folder / name).exists()]:
-            raise CommandFailed(f"nothing was written: {folder} already has {', '.join(taken)}")
-        write_files(folder, files)
-        write_files(folder, secrets, secret=True)
-    except OSError as error:
-        raise CommandFailed(f"cannot write to {folder}: {(error.strerror or str(error)).lower()}") from None
+    if source is not None:
+        files, secrets, notes = _files_from(source, folder)
+    if taken := [name for name in [*files, *secrets] if (folder / name).exists()]:
+        raise CommandFailed(f"nothing was written: {folder} already has {', '.join(taken)}")
+    write_files(folder, files)
+    write_files(folder, secrets, secret=True)
     if as_json:
         print_json({"folder": str(folder), "files": [*files, *secrets], "notes": notes})
         return

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,28 +49,27 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
     Each server in FILE gets the address that the sidecar has for it. The original stays beside it as
     FILE.before-sidecar.
     """
-    with _writing(path):
-        file, raw = open_client_file(path)
-        settings = settings_in(config) if config and config.exists() else None
-        if config and settings is None:
-            raise CommandFailed(f"{config} is not there: `sidecar init --from {path}` writes one")
-        entrance = _entrance(url, settings)
-        wanted, notes = names_of(file, entrance.base), list[str]()
-        if file.elsewhere:
-            notes.append(f'{file.elsewhere} servers under "projects" stay as they are: they do not lead here')
-        known = frozenset(settings.upstreams) if settings else frozenset[str]()
-        if settings is not None and config is not None:
-            _refuse_unknown(file, wanted, known, config)
-        for server in file.servers:
-            if server.disabled and server.loc in wanted and wanted[server.loc] not in known:
-                del wanted[server.loc]
-                notes.append(f"{server.name} is switched off and stays as it is: wrap it when it is switched on")
-        if wanted and backup_of(path).exists():
-            raise CommandFailed(f"{path} was wrapped before: run `sidecar unwrap {path}` first")
-        client = file.client
-        headers = headers_for(entrance, client)
-        wrapped = wrap_at(file, entrance.base, wanted, headers)
-        backup = _written(path, raw, wrapped.text) if wrapped.changed else None
+    file, raw = open_client_file(path)
+    settings = settings_in(config) if config and config.exists() else None
+    if config and settings is None:
+        raise CommandFailed(f"{config} is not there: `sidecar init --from {path}` writes one")
+    entrance = _entrance(url, settings)
+    wanted, notes = names_of(file, entrance.base), list[str]()
+    if file.elsewhere:
+        notes.append(f'{file.elsewhere} servers under "projects" stay as they are: they do not lead here')
+    known = frozenset(settings.upstreams) if settings else frozenset[str]()
+    if settings is not None and config is not None:
+        _refuse_unknown(file, wanted, known, config)
+    for server in file.servers:
+        if server.disabled and server.loc in wanted and wanted[server.loc] not in known:
+            del wanted[server.loc]
+            notes.append(f"{server.name} is switched off and stays as it is: wrap it when it is switched on")
+    if wanted and backup_of(path).exists():
+        raise CommandFailed(f"{path} was wrapped before: run `sidecar unwrap {path}` first")
+    client = file.client
+    headers = headers_for(entrance, client)
+    wrapped = wrap_at(file, entrance.base, wanted, headers)
+    backup = _written(path, raw, wrapped.text) if wrapped.changed else None
     if as_json:
         told = {
             "file": str(path),
@@ -102,15 +100,14 @@ def unwrap(path: Path, as_json: bool) -> None:
 
     A file that was not edited since is restored byte for byte; otherwise only the sidecar's entries are reverted.
     """
-    with _writing(path):
-        _, raw = read_jsonc(path)
-        backup = backup_of(path)
-        if not backup.exists():
-            raise CommandFailed(f"{path} has no backup {backup.name}: nothing to restore")
-        done = unwrapped(raw, backup.read_bytes(), path)
-        _put_if_unchanged(path, raw, done.raw)
-        if not done.left:
-            backup.unlink()
+    _, raw = read_jsonc(path)
+    backup = backup_of(path)
+    if not backup.exists():
+        raise CommandFailed(f"{path} has no backup {backup.name}: nothing to restore")
+    done = unwrapped(raw, backup.read_bytes(), path)
+    _put_if_unchanged(path, raw, done.raw)
+    if not done.left:
+        backup.unlink()
     if as_json:
         print_json({"file": str(path), "exactly": done.exactly, "restored": done.restored, "left": done.left})
         return
@@ -122,15 +119,6 @@ def unwrap(path: Path, as_json: bool) -> None:
         click.echo(f"{path} was edited since: restored {restored}, all else stays{kept}")
     for name in map(visible, done.left):
         click.echo(f"note: {name} leads to a sidecar, and no backup has its old address: left as it is", err=True)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        what = (error.strerror or str(error)).lower()
-        raise CommandFailed(f"cannot write: {what}: {error.filename or path}") from None
 
 
 def _entrance(url: str | None, settings: Settings | None) -> ClientAddress:

@@ -10,7 +10,7 @@ import click
 
 from sidecar.audit.gather import gather as gathered
 from sidecar.audit.gather import lines_in
-from sidecar.cli.command import FOLDER, CommandFailed, config_option, settings_in
+from sidecar.cli.command import FOLDER, config_option, settings_in
 
 
 @click.command("gather")
@@ -26,10 +26,7 @@ def gather(folder: Path, paths: tuple[Path, ...], from_store: bool, config: Path
     """
     if from_store and paths:
         raise click.UsageError("give either --from-store or files")
-    try:
-        files = _from_store(folder, config) if from_store else gathered(_lines(paths), folder)
-    except OSError as error:
-        raise CommandFailed(f"{error.filename or folder}: {error.strerror or error}")
+    files = _from_store(folder, config) if from_store else gathered(_lines(paths), folder)
     for file in files:
         click.echo(str(file))
 

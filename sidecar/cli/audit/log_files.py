@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -38,17 +36,6 @@ def logs(paths: Sequence[Path]) -> tuple[Path, ...]:
         return all_given(paths)
     except OSError as error:
         raise click.UsageError(unreadable(error)) from None
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Report files that cannot be read or are deleted meanwhile. A closed pipe is left to click."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.EPIPE:
-            raise
-        raise click.ClickException(unreadable(error)) from None
 
 
 def unreadable(error: OSError) -> str:

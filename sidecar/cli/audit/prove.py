@@ -12,7 +12,7 @@ from sidecar.audit.chain import MAX_LINE_BYTES, unseal
 from sidecar.audit.digest import Digests, load_key, namespace_of
 from sidecar.audit.rendering import plain
 from sidecar.audit.tail import lines
-from sidecar.cli.audit.log_files import LOG, logs, reading
+from sidecar.cli.audit.log_files import LOG, logs
 from sidecar.cli.command import EXISTING_FILE, NO, UNVERIFIED, CommandFailed, json_option, print_json
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import parse_json
@@ -44,8 +44,7 @@ def prove(
     unchanged in its log, `audit verify` checks.
     """
     given = _arguments(arguments)
-    with reading():
-        record = _record(logs(paths), decision_id)
+    record = _record(logs(paths), decision_id)
     ring = {key.id: key for key in map(load_key, key_paths)}
     key = ring.get(str(record.get("key_id")))
     if key is None:

@@ -21,7 +21,7 @@ from sidecar.audit.rendering import plain, render_kept, render_record, wants_col
 from sidecar.audit.result_store import named_in, read_evidence
 from sidecar.audit.statistics import Statistics
 from sidecar.audit.tail import follow, lines
-from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, reading, unreadable
+from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, unreadable
 from sidecar.cli.command import EXISTING_FILE, print_json
 from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
@@ -111,19 +111,18 @@ def show(
     wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
     files = logs(paths or (configured(config).audit_path,))
     colour = wants_colour(sys.stdout, os.environ)
-    with reading():
-        if kept:
-            results = [evidence_file] if evidence_file else _evidence_beside(files[0])
-            _show_kept(files, wanted, results, as_json, colour)
-            return
-        records = _records(follow(files, partial(Event().wait, FOLLOW_S)) if follows else lines(files), wanted)
-        if stats:
-            _show_statistics(records, as_json)
-            return
-        for record in records:
-            shown = as_seed(record) if seed else record
-            told = ascii_json(shown) if as_json or seed else render_record(record, colour=colour)
-            click.echo(told, color=colour)
+    if kept:
+        results = [evidence_file] if evidence_file else _evidence_beside(files[0])
+        _show_kept(files, wanted, results, as_json, colour)
+        return
+    records = _records(follow(files, partial(Event().wait, FOLLOW_S)) if follows else lines(files), wanted)
+    if stats:
+        _show_statistics(records, as_json)
+        return
+    for record in records:
+        shown = as_seed(record) if seed else record
+        told = ascii_json(shown) if as_json or seed else render_record(record, colour=colour)
+        click.echo(told, color=colour)
 
 
 def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]:

@@ -21,7 +21,7 @@ from sidecar.audit.segments import files_of
 from sidecar.audit.verification_report import Ending, VerificationReport
 from sidecar.audit.verify import lies_beside
 from sidecar.audit.verify import verify as verified
-from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, reading, unreadable
+from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs
 from sidecar.cli.command import EXISTING_FILE, INVALID, UNVERIFIED, CommandFailed, json_option
 from sidecar.cli.terminal import progress
 
@@ -123,8 +123,7 @@ Chain = Callable[[], tuple[Path, ...]]
 
 def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]:
     if paths == STANDARD_INPUT:
-        with reading():
-            found = gather(lines_in(sys.stdin.buffer), aside / "standard-input")
+        found = gather(lines_in(sys.stdin.buffer), aside / "standard-input")
         if not found:
             raise click.UsageError("there is no audit record in standard input")
         for path in found:
@@ -149,7 +148,7 @@ def _checked(
             report = check(files)
         except OSError as error:
             if attempt == ATTEMPTS or not isinstance(error, FileNotFoundError):
-                raise click.ClickException(unreadable(error)) from None
+                raise
             continue
         if report.ok or attempt == ATTEMPTS or files == chain():
             return files, report

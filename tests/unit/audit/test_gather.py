@@ -96,7 +96,7 @@ def test_standard_input_is_sorted_out_by_the_command_and_what_it_wrote_verifies(
     assert (done.exit_code, done.output) == (0, f"{tmp_path}/g/0000-one.jsonl\n")
     assert run("verify", f"{tmp_path}/g/0000-one.jsonl", "--part").exit_code == 0
     again = run("gather", tmp_path / "g", given=lines)
-    assert (again.exit_code, again.output) == (1, f"{tmp_path / 'g'}: is not empty\n")
+    assert (again.exit_code, again.output) == (1, f"Error: {tmp_path / 'g'}: is not empty\n")
 
 
 def test_a_stream_is_read_back_with_its_anchor(tmp_path: Path) -> None:
