@@ -68,23 +68,26 @@ class ResponseFilter:
         """The id of the one request that this answers; None for a stream that answers none, or many."""
         return self.expected[0] if isinstance(self.expected, tuple) and len(self.expected) == 1 else None
 
-    async def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING) -> FilteredMessage:
-        """Filters one message of the upstream; `owned` are those of its tasks that are the reader's. Yields to other
-        work during long lists. Raises Refusal: RESPONSE_REFUSED, or a denial of a server's request."""
-        foreign = any(task_id not in owned for task_id in task_messages.named_by_upstream(message))
+    async def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING, *, plain: bool = False) -> FilteredMessage:
+        """Filters one message of the upstream; `owned` are those of its tasks that are the reader's, `plain` is a
+        result of content alone (`messages.is_plain`). Yields to other work during long lists. Raises Refusal:
+        RESPONSE_REFUSED, or a denial of a server's request."""
+        foreign = not plain and any(task_id not in owned for task_id in task_messages.named_by_upstream(message))
         if isinstance(message, jsonrpc.Response):
-            return await self._response(message, owned, foreign=foreign)
+            return await self._response(message, owned, foreign=foreign, plain=plain)
         if isinstance(message, jsonrpc.Request):
             return await self._request(message, owned, foreign=foreign)
         return FilteredMessage() if foreign or await self._lost_one(owned) else await self._notification(message, owned)
 
-    async def _response(self, response: jsonrpc.Response, owned: Owned, *, foreign: bool) -> FilteredMessage:
+    async def _response(
+        self, response: jsonrpc.Response, owned: Owned, *, foreign: bool, plain: bool
+    ) -> FilteredMessage:
         if response.id is None or response.id not in self.expected:
             raise refused("it answers another request")
         earlier = self._earlier(response.id)
         if earlier is None:
             self._answered(response)
-        if (lost := await self._lost_in_answer(earlier, owned)) is not None:
+        if (earlier is not None or owned) and (lost := await self._lost_in_answer(earlier, owned)) is not None:
             if earlier is None:
                 raise Refusal(lost)
             return FilteredMessage(final=True, withheld=lost)
@@ -96,12 +99,16 @@ class ResponseFilter:
         version = str(response.result.get("protocolVersion")) if begins else ""
         if begins and version not in eras.SESSION_VERSIONS:
             raise refused("it agrees on a revision that is not known here")
-        result = await self._result(response.result)
-        created = self._creates(response.id, result)
-        if "tasks" in result:
-            result["tasks"] = self._tasks(result["tasks"], owned)
-        elif foreign:
-            raise refused("it tells of a task that is not its caller's")
+        result, created = response.result, None
+        if not plain:
+            result = await self._result(result)
+            created = self._creates(response.id, result)
+            if "tasks" in result:
+                result["tasks"] = self._tasks(result["tasks"], owned)
+            elif foreign:
+                raise refused("it tells of a task that is not its caller's")
+        if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were checked
+            messages.narrow_to_sessions(result)
         if self.exchange.outward is not None:
             result = self.exchange.outward.result(result)
         out = jsonrpc.encode_response(jsonrpc.Response(response.id, result))
@@ -202,8 +209,6 @@ class ResponseFilter:
         if "cacheScope" in result:
             # It was filtered for one caller, so no shared cache may serve it to another.
             result["cacheScope"] = "private"
-        if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were checked
-            messages.narrow_to_sessions(result)
         return result
 
     async def _entries(self, member: str, entries: object, left_out: list[LeftOut]) -> list[Any]:

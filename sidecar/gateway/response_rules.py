@@ -50,7 +50,7 @@ class ResponseRules:
 async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes | str, owned: Owned) -> ResponseRules | None:
     """Redacts a message in place; returns None if there are no rules. `raw` is the message as received, `owned` are
     those of its tasks that are the caller's. Raises Refusal(RESPONSE_REFUSED)."""
-    screen = _screen_of(exchange)
+    screen = screen_of(exchange)
     if screen is None:
         return None
     first = _asked(exchange, message)
@@ -72,7 +72,7 @@ async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes | str
     return ResponseRules(exchange, asked, replaced, result if reading.keeps else None)
 
 
-def _screen_of(exchange: UpstreamExchange) -> ResponseScreen | None:
+def screen_of(exchange: UpstreamExchange) -> ResponseScreen | None:
     service = exchange.service
     return exchange.judged_by.services.get(service.name, service).screen
 

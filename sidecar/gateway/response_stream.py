@@ -22,12 +22,13 @@ from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON
 from sidecar.gateway.ownership import NOTHING, owned_in
 from sidecar.gateway.request import Closable, UpstreamExchange
 from sidecar.gateway.response_filter import FilteredMessage, ResponseFilter, read_answer, refused
-from sidecar.gateway.response_rules import inspect
+from sidecar.gateway.response_rules import inspect, screen_of
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import Share
 from sidecar.http.server.event_stream import EventSink, EventStream
 from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.protocols import jsonrpc, sse
+from sidecar.protocols.mcp import messages
 from sidecar.protocols.streamed import Streamed, addressed
 from sidecar.upstreams import UpstreamAnswer
 from sidecar.upstreams.http_address import hold
@@ -116,9 +117,10 @@ class ResponseStream:
         if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
             await asyncio.sleep(0)
         caller, call = self.exchange.caller, self.exchange.call
-        owned = await owned_in(passage.tasks, caller, call, message)
-        inspection = await inspect(self.exchange, message, raw, owned)
-        passed = await passage.judge(message, owned)
+        plain = isinstance(message, jsonrpc.Response) and messages.is_plain(message.result)
+        owned = NOTHING if plain and not call.tasks else await owned_in(passage.tasks, caller, call, message)
+        inspection = None if screen_of(self.exchange) is None else await inspect(self.exchange, message, raw, owned)
+        passed = await passage.judge(message, owned, plain=plain)
         if inspection is not None:
             await inspection.settle(passed)
         if passed.withheld is not None:

@@ -149,8 +149,13 @@ def _similar_in(
     anywhere: frozenset[str],
     siblings: bool,
 ) -> str | None:
-    if keys is not None and not trees and not anywhere and keys.distinct and value.keys() <= keys.names:
-        return None  # the common case
+    # The common case: all keys are names of the schema, which differ, and nothing else is read.
+    if keys is not None and keys.distinct and value.keys() <= keys.names and anywhere <= keys.names:
+        for tree in trees:
+            if not tree.keys() <= keys.names:
+                break
+        else:
+            return None
     known: list[tuple[Container[str], frozenset[str]]] = [(keys.names, keys.similar)] if keys is not None else []
     known += [(tree.keys(), frozenset(map(folded, tree))) for tree in trees]
     if anywhere:
