@@ -101,9 +101,10 @@ def schedule_faults(
             yield Finding(what, "S177", hint, ("schedules", key, "agent"))
         who = acts_as(key, schedule)
         if who.removeprefix("nhi:") in names:
-            at: Loc = ("schedules", key) if schedule.principal is None else ("schedules", key, "principal")
-            hint = "write principal: nhi:… of its own" if schedule.principal is None else "give it a name of its own"
-            yield Finding(f"{who} stands behind us, and would call as itself", "S179", hint, at, on_key=len(at) == 2)
+            own: Loc = () if schedule.principal is None else ("principal",)
+            hint = "give it a name of its own" if own else "write principal: nhi:… of its own"
+            what = f"{who} stands behind us, and would call as itself"
+            yield Finding(what, "S179", hint, ("schedules", key, *own), on_key=not own)
         for field, value in (("id", schedule.id or key), ("name", schedule.name or key)):
             other = seen.setdefault((field, value), key)
             if other != key:

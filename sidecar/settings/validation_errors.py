@@ -126,20 +126,10 @@ def _wrong_type(expected: str, found: object) -> Finding:
 
 
 def _kind_of(value: object) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case Mapping():
-            return "a mapping"
-        case Sequence():
-            return "a list"
-    return "something else"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    kinds = ((int, "a number"), (float, "a number"), (str, "a string"), (Mapping, "a mapping"), (Sequence, "a list"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "something else")
 
 
 def _wrong_word(found: object, context: Mapping[str, Any]) -> Finding:

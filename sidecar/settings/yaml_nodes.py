@@ -78,17 +78,6 @@ class YamlNode:
             return [node.plain() for node in self.value]
         return self.value
 
-    def leaves(self, loc: Loc = ()) -> Iterator[tuple[Loc, YamlNode]]:
-        """All scalars and empty collections, in file order."""
-        if isinstance(self.value, dict) and self.value:
-            for name, node in self.value.items():
-                yield from node.leaves((*loc, name))
-        elif isinstance(self.value, list) and self.value:
-            for index, node in enumerate(self.value):
-                yield from node.leaves((*loc, index))
-        else:
-            yield loc, self
-
 
 def compose(text: str, file: str) -> tuple[YamlNode, list[Fault]]:
     """The tree of one YAML document and all faults of its text. A tree with faults must not be used otherwise."""

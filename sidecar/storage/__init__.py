@@ -6,7 +6,7 @@
     task_owners.py, push_configs.py   kinds of record that A2A and MCP use
     deliveries.py     deliveries that wait, in a table of their own
     sqlite_file.py    the file of the data folder, with group commit; redis_script.py loads the Lua in scripts/
-    sealing.py        encrypts what must not be read in a store; caller_codec.py encodes callers
+    sealing.py        encrypts what must not be read in a store
     peers.py          the other replicas
 
 The packages that own the other kinds define what they mean: tasks (`tasks/api/task_record.py`), runs

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
-from sidecar.storage.caller_codec import caller_from, plain_caller
+from sidecar.storage.record_kind import caller_from, plain_caller
 from sidecar.storage.sqlite_file import SqliteFile
 from sidecar.vocabulary import Caller
 

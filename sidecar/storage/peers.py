@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -83,12 +84,8 @@ def _understood(told: list[Any]) -> dict[str, ServedRevision]:
     """Parses the other replicas' entries; those that cannot be parsed are not counted."""
     found = {}
     for name, said in zip(told[::2], told[1::2], strict=False):
-        try:
+        with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
             plain = orjson.loads(said)
             if plain["v"] == VERSION:
-                found[cast(bytes, name).decode("ascii", "replace")] = ServedRevision(
-                    str(plain["revision"]), int(plain["version"])
-                )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            continue
+                found[name.decode("ascii", "replace")] = ServedRevision(str(plain["revision"]), int(plain["version"]))
     return found

@@ -5,21 +5,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Generic, get_args, get_origin, get_type_hints
 
 import orjson
-from pydantic import ConfigDict, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from sidecar.storage.caller_codec import caller_from, plain_caller
 from sidecar.storage.record_store import R, UnreadableRecord
 from sidecar.storage.sealing import AesSeal
-from sidecar.vocabulary import Caller
+from sidecar.vocabulary import Caller, Credential, CredentialKind, Principal
 
 MAX_ID_CHARS: Final = 64
 MAX_TOLD: Final = 1_000
 FINITE: Final = ConfigDict(allow_inf_nan=False)  # NaN compares as neither earlier nor later than any time
+_Chain = Annotated[list[tuple[str, str, frozenset[str], frozenset[str]]], Field(min_length=1)]
+_CALLER: Final = TypeAdapter(tuple[_Chain, list[tuple[CredentialKind, str, str, str]], float | None], config=FINITE)
 
 log = logging.getLogger("sidecar.storage")
+
+
+def plain_caller(caller: Caller) -> list[Any]:
+    """Returns the caller as JSON-compatible lists, strings and numbers, without the token."""
+    chain = [[one.name, one.issuer, sorted(one.roles), sorted(one.scopes)] for one in caller.chain]
+    shown = [[one.kind, one.issuer, one.key_id, one.trust] for one in caller.credentials]
+    return [chain, shown, caller.expires_at]
+
+
+def caller_from(plain: Any) -> Caller:
+    """Restores a caller from `plain_caller`'s encoding. Raises ValueError if the data is not a caller."""
+    chain, credentials, expires_at = _CALLER.validate_python(plain)
+    return Caller(tuple(Principal(*one) for one in chain), tuple(Credential(*one) for one in credentials), expires_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from sidecar.errors import ConfigError, PolicyError, SettingsError
 from sidecar.settings.yaml_document import Document, read_document
-from sidecar.settings.yaml_nodes import MAX_BYTES, MAX_DEPTH, MAX_FAULTS
+from sidecar.settings.yaml_nodes import MAX_BYTES, MAX_DEPTH, MAX_FAULTS, Loc, YamlNode
 
 TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "yaml_document.json").read_text())
 
@@ -202,6 +202,9 @@ def test_no_text_makes_the_reader_fail_in_another_way(text: str | bytes) -> None
         assert error.faults
         assert all(str(fault) for fault in error.faults)
         return
-    for loc, _ in document.root.leaves():
-        span = document.span_of(loc)
-        assert 0 <= span.line <= len(document.lines) and span.column >= 0 and span.width >= 1
+
+    def placed(node: YamlNode, _: Loc) -> YamlNode:
+        assert 0 <= node.span.line <= len(document.lines) and node.span.column >= 0 and node.span.width >= 1
+        return node
+
+    document.root.mapped(placed)
