@@ -11,6 +11,7 @@ from sidecar.tasks.programs.attempt import OutputChunk, ProgressNote, Started
 from sidecar.tasks.programs.conversations import Conversations
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.upstreams.processes import Exit, Processes
+from tests.flow.world import until
 from tests.pages import ROOT, blocks_of
 from tests.unit.tasks.programs.talkers import RPC, Launcher, definition, end, order, text, tried
 from tests.unit.upstreams.processes.test_launcher import dies
@@ -31,56 +32,41 @@ async def test_it_is_asked_answers_hears_the_end_of_its_input_and_ends(processes
     assert end(events).usage.cpu_s > 0
     await dies(launcher.started[0].pid, 5)
     source = """input(); print('{"jsonrpc": "2.0", "id": 1, "result": "done"}', end="")"""
-    assert text(await tried(once(Launcher(processes, source, TASK)), order("one"))) == "done", "without a line end"
+    unended = await tried(once(Launcher(processes, source, TASK)), order("one"))
+    assert text(unended) == "done", "without a line end"
 
 
-@pytest.mark.parametrize(
-    ("said", "category", "message", "begins"),
-    [
-        ("exit", Category.AGENT, "exit code 3", 1),
-        ("fail", Category.TRANSIENT, "busy", 1),
-        ("break", Category.AGENT, "it wrote a line that is no JSON-RPC message", 1),
-        ("\ud800", Category.PERMANENT, "", 0),
-        ("gone", Category.PERMANENT, "it cannot be started: No such file or directory", 0),
-    ],
-)
-async def test_what_comes_to_nothing_says_whose_fault_it_was(
-    processes: Processes, said: str, category: Category, message: str, begins: int
-) -> None:
+async def test_what_cannot_begin_says_whose_fault_it_was(processes: Processes) -> None:
     launcher = Launcher(processes, RPC, TASK)
-    if said == "gone":
-        launcher.names("/nowhere/at-all")
-    events = await tried(once(launcher), order(said))
-    failure = end(events).failure
-    assert failure.category is category and failure.message.startswith(message)
-    assert sum(isinstance(event, Started) for event in events) == len(launcher.started) == begins
-    for one in launcher.started:
-        await dies(one.pid, 5)
+    (unsaid,) = await tried(once(launcher), order("\ud800"))
+    launcher.names("/nowhere/at-all")
+    (gone,) = await tried(once(launcher), order("one"))
+    assert (unsaid.failure.category, launcher.started) == (Category.PERMANENT, [])
+    assert gone.failure == Failure(Category.PERMANENT, "it cannot be started: No such file or directory")
 
 
-async def test_progress_never_makes_its_time_longer(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.conversation.CANCEL_GRACE_S", 0.05)
-    launcher = Launcher(processes, RPC, TASK)
-    events = await tried(once(launcher), order("hang", deadline_s=1.0))
-    assert ProgressNote("still here") in events and end(events).timed_out
-    assert end(events).failure == Failure(Category.AGENT, "it did not answer within 1 s")
-    await dies(launcher.started[0].pid, 5)
-
-
-async def test_who_stops_listening_has_it_asked_to_give_up_and_nothing_is_left(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("said", ["exit", "hang", "agree"])
+async def test_what_fails_takes_too_long_or_is_given_up_leaves_nothing(
+    processes: Processes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sidecar.tasks.programs.conversation.CANCEL_GRACE_S", 30.0)
+    grace_s = 30.0 if said == "agree" else 0.05  # who agrees is not waited for until the grace is over
+    monkeypatch.setattr("sidecar.tasks.programs.conversation.CANCEL_GRACE_S", grace_s)
     launcher = Launcher(processes, RPC.replace('{"state": "canceled"}', "None"), TASK)
-    events = once(launcher).run(order("agree"))
-    assert isinstance(await anext(events), Started)
-    waiting = asyncio.create_task(anext(events))
-    await asyncio.sleep(0.05)
-    waiting.cancel()
-    async with asyncio.timeout(15.0):  # it agreed: nobody waited for the grace to be over
-        await asyncio.wait({waiting})
-        await events.aclose()
+    runner = once(launcher)
+    if said == "agree":
+        events = runner.run(order(said))
+        assert isinstance(await anext(events), Started)
+        waiting = asyncio.create_task(anext(events))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        async with asyncio.timeout(15.0):
+            await asyncio.wait({waiting})
+            await events.aclose()
+    else:
+        ended = end(await tried(runner, order(said, deadline_s=5.0 if said == "exit" else 0.5)))
+        assert ended.timed_out is (said == "hang") and ended.failure.category is Category.AGENT
     await dies(launcher.started[0].pid, 5)
+    await until(lambda: (runner.count, len(runner._conversations)) == (0, 0))
 
 
 async def test_the_programs_that_the_documentation_shows_work(processes: Processes) -> None:

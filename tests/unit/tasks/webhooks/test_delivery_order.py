@@ -69,12 +69,6 @@ def test_a_clock_that_was_set_makes_nothing_later_sooner_or_older(by_s: float) -
     assert (last.created_at, last.due_at) == (by_s, now_s + by_s + 3)
 
 
-def test_what_is_not_due_waits_and_says_until_when() -> None:
-    schedule = scheduled(waiting("1", due_at=10.0), waiting("2", due_at=5.0))
-    assert (taken(schedule, 4.9), schedule.wake_at()) == ([], 5.0)
-    assert (taken(schedule, 5.0), schedule.wake_at()) == (["2"], 10.0)
-
-
 def test_a_url_is_sent_one_thing_at_a_time_in_order_and_what_failed_lets_the_next_one_go_first() -> None:
     for happening in (Happening.ACCEPTED, Happening.FAILED):
         schedule = scheduled(waiting("1"), waiting("2"), waiting("3", url="https://b.example/"), waiting("4", "bob"))
