@@ -22,7 +22,7 @@ from tests.schedules.clockwork import MINUTELY, RULES, Clockwork, clockwork, min
 from tests.valkey import Valkey
 
 
-@pytest.fixture(params=["memory", "file", "redis"])
+@pytest.fixture(params=["file", "redis"])
 async def works(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Clockwork]:
     """Two replicas, as far as the store is one for two, with one schedule that is due every minute."""
     store, url = request.param, ""
