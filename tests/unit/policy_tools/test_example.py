@@ -114,43 +114,29 @@ def test_all_kinds_of_rules_are_there(rules: list[RuleRef]) -> None:
 # --- it holds together ------------------------------------------------------------------------------------------------
 
 
-def test_it_loads_without_a_warning(source: PolicySource) -> None:
-    assert source.warnings == ()
-    assert load_budgets(POLICIES / "budgets.yaml").tools
-
-
-def test_its_models_are_the_shipped_ones() -> None:
-    for path in sorted((ROOT / "models").iterdir()):
+def test_it_loads_with_the_shipped_models_and_every_rule_has_a_name_and_an_owner(
+    source: PolicySource, rules: list[RuleRef]
+) -> None:
+    assert source.warnings == () and load_budgets(POLICIES / "budgets.yaml").tools
+    for path in (ROOT / "models").iterdir():
         assert (ACME / "models" / path.name).read_bytes() == path.read_bytes(), path.name
-
-
-def test_every_rule_has_a_name_and_an_owner(rules: list[RuleRef]) -> None:
     assert [rule.id for rule in rules if not rule.owner.endswith("@acme.example")] == []
     assert [rule.id for rule in rules if re.fullmatch(r"[0-9a-f]{16}", rule.id)] == []
     assert [rule.id for rule in rules if rule.kind is PermissionKind.GUARDRAIL and not rule.reason] == []
 
 
-def test_every_tool_that_is_named_exists(source: PolicySource, rules: list[RuleRef], tools: frozenset[str]) -> None:
-    patterns = {rule.object for rule in rules} | set(source.sets.parents)
-    named = [pattern for pattern in patterns if pattern.startswith("tool:")]
-    assert len(named) > 100
-    assert [pattern for pattern in named if not any(glob(tool, pattern) for tool in tools)] == []
-
-
-def test_every_agent_that_is_named_exists(
-    source: PolicySource, rules: list[RuleRef], agents: frozenset[str], settings: Settings
+def test_every_tool_agent_and_role_that_is_named_exists(
+    source: PolicySource, rules: list[RuleRef], tools: frozenset[str], agents: frozenset[str], settings: Settings
 ) -> None:
     named = {name for rule in rules for name in (rule.subject, rule.object)} | set(source.sets.parents)
+    patterns = [name for name in named if name.startswith("tool:")]
+    assert len(patterns) > 100
+    assert [pattern for pattern in patterns if not any(glob(tool, pattern) for tool in tools)] == []
     exact = {name for name in named if name.startswith("nhi:") and "*" not in name}
     assert exact - {f"nhi:{server}" for server in settings.upstreams} <= agents
-
-
-def test_every_role_that_is_named_has_somebody_in_it(source: PolicySource, rules: list[RuleRef]) -> None:
-    filled = set(source.roles.contents())
-    from_tokens = {"role:corp/auditors"}
-    named = {rule.subject for rule in rules if rule.subject.startswith("role:")}
-    named |= {role for rule in rules for role in re.findall(r"'(role:[^']+)'", rule.when)}
-    assert named - filled == from_tokens
+    roles = {name for name in named if name.startswith("role:")}
+    roles |= {role for rule in rules for role in re.findall(r"'(role:[^']+)'", rule.when)}
+    assert roles - set(source.roles.contents()) == {"role:corp/auditors"}, "tokens grant it"
 
 
 def test_every_agent_may_use_something_and_is_used_by_somebody(
