@@ -24,7 +24,7 @@ from sidecar.cli.free_ports import free_ports
 
 REPOSITORY = Path(__file__).parents[1]
 LONGEST_LINE_BYTES = 16 * 2**20
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 60.0  # on a machine that does much else
 ENDS_WITHIN_S = 10.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
