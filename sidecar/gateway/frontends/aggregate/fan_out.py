@@ -242,7 +242,7 @@ class FanOut:
         missing = [one for one in found if isinstance(one, UnavailableServer)]
         note(request, servers, missing)
         if missing and not pages:
-            told = {"unavailable": [one._asdict() for one in missing]}
+            told = {"unavailable": [one.told for one in missing]}
             raise Refusal(missing[0].refusal.reason, "none of the servers answered", data=told)
         return pages, missing
 
@@ -301,7 +301,7 @@ def note(request: RequestContext, servers: Sequence[Service], missing: Sequence[
     """Notes the servers called and those that did not answer, for the audit record."""
     request.record.federation = {
         "servers": [service.name for service in servers[:MAX_NAMED]],
-        "unavailable": [one._asdict() for one in missing[:MAX_NAMED]],
+        "unavailable": [one.told for one in missing[:MAX_NAMED]],
     }
 
 
