@@ -49,8 +49,7 @@ class AgentTokenRule:
 
 
 def digest_of(token: str) -> bytes:
-    """The stored digest of a token. A token has at least 128 bits (`settings/secrets.py`), so its digest does not
-    reveal it."""
+    """The stored digest of a token, which has at least 128 bits: the digest does not reveal it."""
     return sha256(_DOMAIN + token.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -135,11 +135,8 @@ class Identity:
         )
 
     async def start(self, older: Identity | None = None) -> None:
-        """Fetch every issuer's keys once (5 s at most, failures are logged), then keep them fresh.
-
-        After a reload, `older` is the previous instance: its keys stay in use, so that a reload during an identity
-        provider's outage does not lock callers out.
-        """
+        """Fetch every issuer's keys once (5 s at most, failures are logged), then keep them fresh. `older` is the
+        previous instance: its keys stay in use, so that a reload during an outage does not lock callers out."""
         if older is not None:
             self._proofs.seen = older._proofs.seen  # used proofs stay used
             self.added_schedules = older.added_schedules
@@ -171,8 +168,7 @@ class Identity:
         return tuple(keys.state for keys in self._issuer_keys.values())
 
     def admit(self, presented: Presented) -> Presented:
-        """Drop the forwarded certificate unless a configured proxy sent the request. Raises Refusal if the proxy's own
-        certificate is invalid."""
+        """Drop a forwarded certificate that no configured proxy sent. Raises Refusal if the proxy's own is invalid."""
         proxy = self._certificates.proxy_of(presented)
         if proxy is None:
             return presented._replace(forwarded=(), proxy="") if presented.forwarded else presented
@@ -186,8 +182,7 @@ class Identity:
         return certificate is None or self._certificates.workload(certificate, self._clock()) is None
 
     async def identify(self, presented: Presented, audience: Audience) -> Caller:
-        """Authenticate the caller of an admitted request. Raises Refusal; its `challenge` holds the parameters of
-        `WWW-Authenticate`."""
+        """Authenticate the caller of an admitted request. Raises Refusal."""
         shown = read_credentials(presented, audience.gate)
         certificate = self._certificates.shown_in(presented)
         if not shown.token:
@@ -207,8 +202,7 @@ class Identity:
         return replace(caller, token=shown.token) if audience.keeps_token else caller
 
     def vouches_for(self, caller: Caller) -> bool:
-        """Whether a caller authenticated under older settings is still valid: the key exists, and the issuer is trusted
-        and may still name this principal."""
+        """Whether a caller authenticated under older settings is still valid under these."""
         return all(self._stands(credential, caller) for credential in caller.credentials)
 
     def key_owners(self) -> frozenset[str]:
@@ -254,8 +248,7 @@ class Identity:
         return Caller((workload.principal,), (workload.credential,), workload.expires_at)
 
     def _check_bound(self, bound: TokenBinding, shown: ShownToken, certificate: ClientCertificate | None) -> None:
-        """Check that the bearer presents the key that the token is bound to (RFC 9449 7.1, RFC 8705 3). Raises
-        Refusal."""
+        """Raises Refusal unless the bearer presents the token's key (RFC 9449 7.1, RFC 8705 3)."""
         if bound.certificate and (certificate is None or certificate.thumbprint != bound.certificate):
             raise bad_credential("the token is bound to a certificate that was not shown", CredentialFault.PROOF)
         if bound.key and not shown.proven:

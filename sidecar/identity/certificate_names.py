@@ -27,12 +27,9 @@ class CertificateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificate:
-    """The content of a certificate. `names` are `spiffe://…` alone, or `uri:…`, `dns:…` and `subject:…` (RFC 4514).
-
-    `thumbprint` is the SHA-256 of the whole in base64url (RFC 8705 3.1), "" if unknown; `ends_at` is in seconds since
-    the epoch, None if unknown. `vouched_by` is what confirms that it is the caller's: a digest of the current
-    authorities or proxies.
-    """
+    """`names` are `spiffe://…` alone, or `uri:…`, `dns:…` and `subject:…` (RFC 4514). `thumbprint` is the SHA-256 of
+    the whole in base64url (RFC 8705 3.1), "" if unknown; `ends_at` is in seconds since the epoch, None if unknown.
+    `vouched_by` is a digest of the authorities or proxies that confirm that it is the caller's."""
 
     names: tuple[str, ...]
     thumbprint: str = ""
@@ -42,8 +39,7 @@ class ClientCertificate:
 
 @lru_cache(maxsize=MAX_READ)
 def read_certificate(der: bytes) -> ClientCertificate:
-    """Raises CertificateError for a certificate that cannot be parsed, is an authority's, or violates the SVID
-    rules."""
+    """Raises CertificateError for one that cannot be parsed, is an authority's, or violates the SVID rules."""
     try:
         read = x509.load_der_x509_certificate(der)
         uris: list[str] = []
@@ -62,8 +58,7 @@ def read_certificate(der: bytes) -> ClientCertificate:
 
 
 def names_of(uris: Iterable[str], hosts: Iterable[str], subject: str) -> tuple[str, ...]:
-    """The names under which a certificate is looked up. Raises CertificateError for a SPIFFE ID that is invalid or not
-    the only URI."""
+    """The names to look up. Raises CertificateError for a SPIFFE ID that is invalid or not the only URI."""
     uris = tuple(uri for uri in uris if uri)
     if any(uri.lower().startswith(SCHEME.rstrip("/")) for uri in uris):
         if len(uris) != 1 or parse_spiffe_id(uris[0]) is None:
@@ -79,10 +74,9 @@ def thumbprint_of(der: bytes) -> str:
 
 
 def _may_sign(read: x509.Certificate) -> bool:
-    for extension in read.extensions:
-        value = extension.value
-        if isinstance(value, x509.BasicConstraints) and value.ca:
-            return True
-        if isinstance(value, x509.KeyUsage) and (value.key_cert_sign or value.crl_sign):
-            return True
-    return False
+    values = [extension.value for extension in read.extensions]
+    return any(
+        (isinstance(value, x509.BasicConstraints) and value.ca)
+        or (isinstance(value, x509.KeyUsage) and (value.key_cert_sign or value.crl_sign))
+        for value in values
+    )

@@ -68,8 +68,7 @@ class Certificates:
         return None
 
     def shown_in(self, presented: Presented) -> ClientCertificate | None:
-        """The caller's certificate: from this connection, or as forwarded by a configured proxy. Raises Refusal for an
-        invalid one."""
+        """The caller's certificate: its own, or as a configured proxy forwards it. Raises Refusal for a bad one."""
         if not presented.proxy:
             return self._own(presented)
         # A proxy's own certificate identifies the proxy, never its callers.

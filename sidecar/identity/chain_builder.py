@@ -45,8 +45,7 @@ class ProvenChain:
 
 
 def proven_at(claims: Claims, naming: NamingRule, route: Audience, aliases: Sequence[str] = ()) -> ProvenChain:
-    """The token's chain, and what its audience allows at this route. `aliases` are additional paths of our routes.
-    Raises Refusal."""
+    """Raises Refusal. `aliases` are additional paths of our routes."""
     return ProvenChain(
         chain=chain_of(claims, naming),
         here=accepts(claims.issuer, claims.audiences, route, aliases),
@@ -207,8 +206,7 @@ def _actor(act: object, issuer: TrustedIssuer, naming: NamingRule) -> str:
 
 
 def _client(claims: Claims) -> str:
-    """The workload that the token was issued to; "" if the issuer is not configured for that, or the client is
-    the user's own program."""
+    """The workload that the token was issued to; "" for the user's own program, or without a table of clients."""
     issuer = claims.issuer
     if not issuer.actor_from:
         return ""

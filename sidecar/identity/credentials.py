@@ -47,8 +47,7 @@ class Presented(NamedTuple):
 
     @property
     def kinds(self) -> tuple[CredentialKind, ...]:
-        """The kinds of credentials present, valid or not, for audit records and metrics; `anonymous` if there are
-        none."""
+        """The kinds of credentials present, valid or not; `anonymous` if there are none."""
         keyed = any(_looks_like_key(line) for line in self.authorization) or bool(self.api_key)
         token = bool(self.proofs) or any(not _looks_like_key(line) for line in self.authorization)
         seen: tuple[tuple[CredentialKind, bool], ...] = (
@@ -164,8 +163,7 @@ def unauthenticated(audience: Audience) -> Refusal:
 
 
 def insufficient_scope(audience: Audience) -> Refusal:
-    """403: the credential is valid but lacks a scope. The challenge names all scopes that the route needs (MCP
-    2025-11-25)."""
+    """403: a scope is missing. The challenge names all that the route needs (MCP 2025-11-25)."""
     scope = " ".join(audience.scopes)
     return Refusal(Reason.INSUFFICIENT_SCOPE, challenge=f'error="insufficient_scope", scope="{scope}"')
 

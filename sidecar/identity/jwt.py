@@ -64,8 +64,7 @@ class Claims:
 
 
 class Verifier:
-    """Verifies tokens of the configured issuers. `clock` returns seconds since the epoch; `max_lifetime_s` is from
-    `iat` to `exp`."""
+    """Verifies tokens. `clock` returns seconds since the epoch; `max_lifetime_s` is from `iat` to `exp`."""
 
     def __init__(
         self,

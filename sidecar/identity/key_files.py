@@ -30,8 +30,7 @@ _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 def make_key(
     principal: str, pepper: bytes, *, now: float, expires_at: float | None, scopes: tuple[str, ...], random: RandomBytes
 ) -> tuple[str, KeyEntry]:
-    """Create a key. Returns its text, which is never stored, and its entry. Raises ValueError for a principal that
-    cannot call."""
+    """Returns a new key's text, which is never stored, and its entry. Raises ValueError for no caller."""
     if not is_caller(principal):
         raise ValueError("a key belongs to user:<id> or nhi:<id>")
     key_id = _base62(random(9), 12)
@@ -48,8 +47,7 @@ def make_key(
 
 
 def add_key(path: Path, entry: KeyEntry, now: float) -> None:
-    """Append to keys.yaml, creating it if missing. Raises SettingsError (a third live key) and leaves the file
-    unchanged."""
+    """Append to keys.yaml, which may be missing. Raises SettingsError (a third live key) before writing."""
     with _alone(path):
         text = _text_of(path)
         appended = text + ("" if text.endswith("\n") else "\n") + _line(entry) + "\n"

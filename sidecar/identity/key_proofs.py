@@ -70,8 +70,7 @@ class KeyProofs:
         self.seen, self._clock = SeenProofs(clock), clock
 
     async def check(self, presented: Presented, token: str, key: str, owner: str) -> None:
-        """Raises Refusal unless the request has a proof for this token by the key with this thumbprint; `owner` is the
-        caller in that case."""
+        """Raises Refusal unless the request has a proof for this token by this key (its thumbprint) of `owner`."""
         if len(presented.proofs) != 1:
             if presented.proofs:
                 raise _bad("a credential header is there twice", CredentialFault.MALFORMED)

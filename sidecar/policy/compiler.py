@@ -64,8 +64,7 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class MatcherPlan:
-    """How a matcher is evaluated: `index`, then `checks`, then `foreign`, each on the rows that the previous step
-    leaves."""
+    """How a matcher is evaluated: `index`, `checks`, `foreign`, each on the rows that the one before leaves."""
 
     index: tuple[Facet, ...]
     checks: tuple[Node, ...]

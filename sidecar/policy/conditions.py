@@ -107,8 +107,7 @@ class ConditionContext(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One compiled `when`. `from_caller` is true if it reads what the caller writes: `args` or `call.meta`. `names` are
-    the names in `args` that it reads."""
+    """One compiled `when`. `from_caller`: it reads `args` or `call.meta`; `names` are what it reads in `args`."""
 
     text: str
     digest: str

@@ -46,16 +46,13 @@ class Engine:
         self.rule_counts: Mapping[str, int] = {kind.value: len(docket.table) for kind, docket in self._dockets.items()}
 
     def decide(self, chain: Chain, question: Question, now_s: float) -> Decision:
-        """Decide whether the chain may do this at `now_s` (seconds since the epoch), link by link. A denial does not
-        raise."""
+        """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
         evaluation = Evaluation(chain, question, now_s, self._askers)
         return self._decision(evaluation, self._answers(evaluation), limited=True)
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
-        """Whether an entry may be shown in a list. False only if every call of it would be denied.
-
-        Conditions on what the caller will write (`args`, `call.meta`) count in the caller's favour; limits are not
-        checked."""
+        """Whether an entry may be shown in a list: false only if every call of it would be denied. Conditions on what
+        the caller will write (`args`, `call.meta`) count in its favour; limits are not checked."""
         evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
         return bool(chain) and all(answer.link.allowed for answer in self._answers(evaluation))
 
@@ -185,8 +182,7 @@ def _nhi_kind(principal: Principal) -> PermissionKind:
 
 
 def _last_kind(principal: Principal, question: Question) -> PermissionKind:
-    """Return the kind of the last link: a tool, prompt or resource, or an MCP server as a whole; else the object is an
-    agent."""
+    """Return the kind of the last link: of a tool, prompt, resource or MCP server; else of an agent."""
     if question.server or question.object.startswith(ON_SERVERS):
         return PermissionKind.AGENT_TO_TOOL
     return _nhi_kind(principal)

@@ -82,8 +82,7 @@ def leads_out(path: Path, folder: Path, faults: Faults) -> bool:
 
 
 def unprintable(path: Path, faults: Faults) -> bool:
-    """Whether a file or folder name contains unprintable characters; reports a fault if so, since every message quotes
-    the name."""
+    """Whether a name, which every message quotes, holds unprintable characters; reports a fault if so."""
     if path.name.isprintable():
         return False
     faults.whole("P002", "its name holds characters that cannot be shown", str(path), "rename it")
@@ -96,8 +95,7 @@ def left_by_an_editor(name: str) -> bool:
 
 
 def read_text(path: Path, faults: Faults) -> str | None:
-    """Return the text of one file, or None with a fault. Pipes and devices are never opened: reading one could block
-    for ever."""
+    """Return the text of one file, or None with a fault. Pipes and devices, which could block, are never opened."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             faults.whole("P001", "not a regular file", str(path))
@@ -143,8 +141,7 @@ def _walk(folder: Path, faults: Faults) -> Iterator[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Return whether the path is a folder. False if that cannot be determined, as for a link that is too long: reading
-    the file reports the error."""
+    """False also if that cannot be determined, as for a link that is too long: reading reports the error."""
     try:
         return path.is_dir()
     except OSError:

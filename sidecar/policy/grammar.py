@@ -133,8 +133,7 @@ def action(text: str) -> str:
 
 
 def actions(text: str) -> tuple[str, list[Wrong]]:
-    """Parse a `|` list of actions. Returns it without duplicates and with `use` written out, and what is wrong with its
-    parts."""
+    """Parse a `|` list: returns it without duplicates and with `use` written out, and what is wrong in it."""
     words: dict[str, None] = {}
     wrong: list[Wrong] = []
     at = 0

@@ -312,9 +312,8 @@ def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
 
 
 def _holds(outcome: Outcome, denies: int) -> bool:
-    """Whether a row's condition lets it match. CONTRACT 2.1: an outcome other than true or false is no match on an
-    allow row, and a match on a deny row. CONTRACT 1.4: an outcome assumed while listing is true on an allow row, and
-    false on a deny row."""
+    """Whether a row's condition lets it match. An error is no match on an allow row, and a match on a deny row
+    (CONTRACT 2.1); what is assumed while listing is the opposite (CONTRACT 1.4)."""
     if outcome == "error":
         return bool(denies)
     if outcome == "assumed":

@@ -75,8 +75,7 @@ class PatternIndex:
         return found
 
     def meeting(self, prefix: str) -> list[int]:
-        """Return the numbers of the patterns that match some text with the given `prefix`, except patterns that begin
-        with it themselves."""
+        """Return the patterns that match some text with this prefix, except those that begin with it themselves."""
         heads = (self._by_head.get(prefix[:length]) for length in self._lengths if length < len(prefix))
         return [
             number

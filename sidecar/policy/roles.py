@@ -88,8 +88,7 @@ class RoleLinks:
         return ()
 
     def chains(self) -> Mapping[str, int]:
-        """Return for every name the number of containers in the longest chain from it, itself included. Requires
-        acyclic links."""
+        """Return the length of the longest chain of containers from each name, itself included; links are acyclic."""
         chains = {container: 1 for above in self.parents.values() for container in above}
         for name in self._order().static_order():
             chains[name] = 1 + max((chains[parent] for parent in self.parents.get(name, ())), default=0)
@@ -141,8 +140,7 @@ class RolePaths:
 
 
 def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
-    """Return for every container itself and all its containers. There are few; a member's containers are the union of
-    these."""
+    """Return for every container, of which there are few, itself and all its containers."""
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
 

@@ -121,8 +121,7 @@ class RuleReader(_Reader):
                 self._tell(row, fields["obj"], doubt, severity)
 
     def _texts(self, row: CsvRow, fields: Mapping[str, CsvField]) -> dict[str, str]:
-        """Return the text of each column, with `use` written out in the list of actions. Reports a fault for each
-        column whose text is not permitted."""
+        """Return the text of each column, with `use` written out. Reports a fault for each that is not permitted."""
         kind, errors = self._model.kind, self._faults.errors
         names = fields["sub"].text, fields["obj"].text
         effect = self._checked(row, fields["eft"], self._effect, row) or "allow"
@@ -300,8 +299,7 @@ class LinkReader(_Reader):
 
 
 class _KnownValues(dict[str, int]):
-    """Maps texts to their numbers, each computed once. Texts that are not taken are not stored, since there may be
-    many."""
+    """Maps texts to their numbers, each computed once. Those that are not taken, which may be many, are not stored."""
 
     def __init__(self, read: Callable[[str], int]) -> None:
         super().__init__()

@@ -247,8 +247,7 @@ def _place_of(table: RowTable, row: int) -> Place:
 
 
 def _links(group: str, draft: PolicyBuilder) -> Mapping[str, RoleLinks]:
-    """Return the links of all files, by domain; "" is all of them together. Reports cycles and chains that are too
-    long."""
+    """Return the links by domain, "" for all of them together. Reports cycles and chains that are too long."""
     found = draft.links[group]
     links = RoleLinks.of((member, container) for member, container, _ in found)
     cycle = links.cycle()

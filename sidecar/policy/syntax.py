@@ -124,8 +124,7 @@ class _Walk:
 
 
 def _path(expr: _Message) -> Path | None:
-    """Return the path that an expression denotes, as far as it is one: a variable, its fields, its constant string
-    keys."""
+    """Return the path that an expression denotes: a variable, its fields, its constant string keys; else None."""
     if _IDENT in expr:
         return (expr.one(_IDENT).text(1).lstrip("."),)
     if _SELECT in expr:

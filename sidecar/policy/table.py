@@ -24,8 +24,7 @@ MAX_RULES_KEPT = 4096  # RuleRef objects of rows that decide repeatedly
 
 
 class TableShape(NamedTuple):
-    """The columns of a row other than subject and object. `act` has `use` written out; `dom` is "" where the model has
-    no domains."""
+    """A row's other columns than subject and object. `use` is written out; `dom` is "" without domains."""
 
     act: str
     expires_at: str

@@ -52,10 +52,8 @@ _NHI_KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
 
 
 def policy_schema() -> dict[str, Any]:
-    """Return the JSON Schema of one file of rules, roles and sets.
-
-    It is no stricter than the reader; relations between values (a part below its rule, a condition that compiles,
-    unique ids) are checked by `sidecar policy check`."""
+    """Return the JSON Schema of one file. It is no stricter than the reader; `sidecar policy check` also checks
+    relations between values (a part below its rule, a condition that compiles, unique ids)."""
     schema: dict[str, Any] = orjson.loads(Path(__file__).with_name("policy.schema.json").read_bytes())
     return schema
 
@@ -63,10 +61,8 @@ def policy_schema() -> dict[str, Any]:
 def parse_yaml(
     file: str, text: str, faults: Faults, columns: Columns | None = None, agent_ids: Mapping[str, str] | None = None
 ) -> Iterator[Found]:
-    """Yield every well-formed row with its kind (None for g and g2), in file order; all else is a fault.
-
-    `columns` are those of the kinds' models, by default the built-in ones; `agent_ids` maps UUIDs to agents' names.
-    Rows are yielded one by one, so that a caller that counts them can stop."""
+    """Yield every well-formed row with its kind (None for g and g2), in file order; all else is a fault. `columns` are
+    those of the kinds' models, by default the built-in ones; `agent_ids` maps UUIDs to agents' names."""
     if len(text) > MAX_BYTES:
         hint = "split it, or write the rules as CSV: sidecar policy convert"
         faults.whole("P510", f"larger than {MAX_BYTES // 2**20} MiB", file, hint)

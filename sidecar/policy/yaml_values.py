@@ -95,8 +95,7 @@ class Values:
         return []
 
     def texts(self, node: YamlNode | None, what: str) -> list[YamlField] | None:
-        """Return one text or a list of texts, without duplicates. None after a fault; missing keys are reported by
-        `mapping`."""
+        """Return one text or a list of texts without duplicates; None after a fault, or without the key."""
         if node is None:
             return None
         if not isinstance(node.value, list):
