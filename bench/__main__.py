@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 
 import aiohttp
 import click
@@ -18,11 +19,12 @@ from bench import subjects
 from bench.call import post_to
 from bench.load import Load, burst, load_from_path
 from bench.process import BenchFailed
-from bench.report import FEW, MANY, Turn, profile_from, results_from, table_from
+from bench.report import FEW, MANY, Turn, ladder_from, ladder_table, profile_from, results_from, table_from
 from bench.subjects import Subject, Upstream
 from sidecar import __version__
 
 OUT = Path(__file__).parent / "results.json"
+LADDER = Path(__file__).parent / "ladder.json"
 WARM_UP_S = 1
 Measured = dict[str, dict[int, list[Turn]]]
 
@@ -32,8 +34,9 @@ Measured = dict[str, dict[int, list[Turn]]]
 @click.option("--rounds", type=click.IntRange(1, 50), default=6, show_default=True, help="Turns of each subject.")
 @click.option("--quick", is_flag=True, help="A second and one round: whether it works, not how fast.")
 @click.option("--profile", is_flag=True, help="Show where the sidecar spends its time , measure nothing.")
+@click.option("--ladder", is_flag=True, help="Show what each stage of a call costs, and which grew.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
-def main(seconds: int, rounds: int, quick: bool, profile: bool, out: Path) -> None:
+def main(seconds: int, rounds: int, quick: bool, profile: bool, ladder: bool, out: Path) -> None:
     """Compare the sidecar with a bare proxy and with no proxy at all, on this machine."""
     if quick:
         seconds, rounds = 1, 1
@@ -43,6 +46,8 @@ def main(seconds: int, rounds: int, quick: bool, profile: bool, out: Path) -> No
             tool, load = load_from_path(folder)
             if profile:
                 _profile(folder, load, seconds * rounds)
+            elif ladder:
+                _ladder(folder, load, seconds, rounds)
             else:
                 _measure(folder, tool, load, seconds, rounds, out)
     except BenchFailed as failed:
@@ -119,6 +124,25 @@ def _profile(folder: Path, load: Load, seconds: int) -> None:
                 turn = _turn(subject, load, MANY, seconds)
             click.echo(f"\n{name}: {turn.cpu_us:.0f} µs of CPU per call\n")
             click.echo(profile_from(json.loads(out.read_text("utf-8")), turn.cpu_us))
+
+
+def _ladder(folder: Path, load: Load, seconds: int, rounds: int) -> None:
+    """The bare proxy and the sidecar in memory, turn by turn, the sidecar sampled all the time."""
+    with subjects.upstream(folder) as upstream, ExitStack() as stack:
+        sampled = folder / "ladder.json"
+        under = ("-m", "bench.sampling", str(sampled))
+        bare = stack.enter_context(subjects.passthrough("passthrough", folder, upstream, "bare"))
+        with subjects.sidecar("sidecar_memory", folder, upstream, "memory://", under) as (ours, _):
+            for subject in (bare, ours):
+                subjects.answer_of(subject)
+                burst(load, subject.post, MANY, WARM_UP_S)
+            ours.process.child.send_signal(signal.SIGUSR1)
+            turns = [[_turn(subject, load, MANY, seconds) for subject in (bare, ours)] for _ in range(rounds)]
+        bare_us, ours_us = (median(turn.cpu_us for turn in of_one) for of_one in zip(*turns, strict=True))
+    last = json.loads(LADDER.read_text("utf-8")) if LADDER.is_file() else {}
+    found = ladder_from(json.loads(sampled.read_text("utf-8"))["stages"], ours_us, bare_us)
+    LADDER.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    click.echo(f"{ladder_table(found, last)}\n\nbare {bare_us:.0f} µs; written to {LADDER}")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,30 @@ def profile_from(sampled: Mapping[str, Any], cpu_us: float) -> str:
     return "\n".join(lines)
 
 
+GREW, GREW_US = 1.15, 2.0
+"""A stage grew if it costs so much more than at the last landing, as a share of the bare proxy, and so many µs more."""
+
+
+def ladder_from(stages: Mapping[str, int], cpu_us: float, bare_us: float) -> dict[str, dict[str, float]]:
+    """Each stage's CPU time of one call in µs, and as a share of the bare proxy's whole call; the dearest first."""
+    count = sum(stages.values())
+    costs = {stage: hits / count * cpu_us for stage, hits in sorted(stages.items(), key=lambda one: -one[1])}
+    costs["all"] = cpu_us
+    return {stage: {"us": round(us, 1), "of_bare": round(us / bare_us, 3)} for stage, us in costs.items()}
+
+
+def ladder_table(ladder: Mapping[str, Mapping[str, float]], last: Mapping[str, Mapping[str, float]]) -> str:
+    """The ladder for a person, with what grew since the last one."""
+    lines = [f"{'stage':14}{'CPU µs':>9}{'of bare':>9}{'last':>9}"]
+    for stage, now in ladder.items():
+        before = last.get(stage, {}).get("of_bare")
+        more_us = 0.0 if before is None or not now["of_bare"] else now["us"] * (1 - before / now["of_bare"])
+        grew = before is not None and now["of_bare"] > GREW * before and more_us > GREW_US
+        told = f"{before:9.3f}" if before is not None else f"{'-':>9}"
+        lines.append(f"{stage:14}{now['us']:>9.1f}{now['of_bare']:>9.3f}{told}{'  grew' if grew else ''}")
+    return "\n".join(lines)
+
+
 def _share(name: str, hits: int, count: int, cpu_us: float) -> str:
     return f"{hits / count:7.1%}{hits / count * cpu_us:8.1f} µs  {name}"
 

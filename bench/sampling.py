@@ -20,12 +20,39 @@ from typing import Any
 TICK_S = 0.001  # the kernel makes of it what its clock allows, often 4 ms
 
 
+# Stages of a call, by the file that runs: the first match counts, and the innermost frame that has one. What matches
+# none (the event loop, its system calls) is the loop's.
+STAGES = (
+    ("aiohttp/", "http server"),
+    ("sidecar/http/server/", "http server"),
+    ("sidecar/gateway/routing", "http server"),
+    ("sidecar/identity/", "identity"),
+    ("sidecar/gateway/frontends/", "parse"),
+    ("sidecar/protocols/", "parse"),
+    ("sidecar/policy/similar_keys", "arguments"),
+    ("sidecar/policy/", "policy"),
+    ("sidecar/upstreams/mcp/arguments", "arguments"),
+    ("sidecar/upstreams/mcp/catalogue", "arguments"),
+    ("sidecar/limits/", "limits"),
+    ("sidecar/audit/", "audit"),
+    ("sidecar/upstreams/", "upstream"),
+    ("sidecar/http/client/", "upstream"),
+    ("sidecar/gateway/response_", "response"),
+    ("sidecar/gateway/request_metrics", "metrics"),
+    ("sidecar/observability/", "metrics"),
+    ("sidecar/gateway/", "pipeline"),
+)
+LOOP = "loop"
+
+
 class Sampler:
-    """Counts lines that were running, and functions that were on the stack."""
+    """Counts lines that were running, functions that were on the stack, and stages. A signal is handled in the main
+    thread, so that what another thread does counts for what the main thread is at."""
 
     def __init__(self) -> None:
         self.lines: Counter[str] = Counter()
         self.functions: Counter[str] = Counter()
+        self.stages: Counter[str] = Counter()
         self.samples = 0
 
     def look(self, _signal: int, frame: FrameType | None) -> None:
@@ -33,6 +60,7 @@ class Sampler:
             return
         self.samples += 1
         self.lines[f"{_name(frame)}:{frame.f_lineno}"] += 1
+        self.stages[_stage(frame)] += 1
         seen = set()
         below: FrameType | None = frame
         while below is not None:
@@ -45,7 +73,17 @@ class Sampler:
             "samples": self.samples,
             "lines": self.lines.most_common(60),
             "functions": self.functions.most_common(400),
+            "stages": dict(self.stages),
         }
+
+
+def _stage(frame: FrameType | None) -> str:
+    while frame is not None:
+        for part, stage in STAGES:
+            if part in frame.f_code.co_filename:
+                return stage
+        frame = frame.f_back
+    return LOOP
 
 
 def _name(frame: FrameType) -> str:
