@@ -43,10 +43,7 @@ SORTS = {
         {"state": TaskState.COMPLETED, "step": TaskStep.OVER},
     ),
     "runs": Sort(
-        RUNS,
-        run,
-        {"state": RunState.RUNNING, "status": None},
-        {"state": RunState.IDLE, "status": RunStatus.SUCCESS},
+        RUNS, run, {"state": RunState.RUNNING, "status": None}, {"state": RunState.IDLE, "status": RunStatus.SUCCESS}
     ),
 }
 
