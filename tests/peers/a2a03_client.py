@@ -23,7 +23,7 @@ import httpx
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.client.errors import A2AClientError, A2AClientHTTPError, A2AClientJSONRPCError
 
-PATIENCE_S = 10.0
+PATIENCE_S = 40.0
 HOOK = "http://127.0.0.1:9/a2a"
 
 

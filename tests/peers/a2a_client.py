@@ -19,7 +19,7 @@ import httpx
 from a2a.client import A2ACardResolver, Client, ClientCallContext, ClientConfig, ClientFactory
 from a2a.utils.errors import A2AError
 
-PATIENCE_S = 10.0
+PATIENCE_S = 40.0
 HOOK = "http://127.0.0.1:9/a2a"
 
 

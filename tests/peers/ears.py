@@ -11,7 +11,7 @@ from typing import Any
 import mcp_types as types
 from mcp import Client
 
-CALL_WITHIN_S = 15.0
+CALL_WITHIN_S = 60.0
 
 
 @dataclass

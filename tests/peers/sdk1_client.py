@@ -22,7 +22,7 @@ from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 from pydantic import AnyUrl
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PROMPT = types.PromptReference(type="ref/prompt", name="review")
 SECRET = types.PromptReference(type="ref/prompt", name="secret")
 TEMPLATE = types.ResourceTemplateReference(type="ref/resource", uri="note://by/{name}")

@@ -21,7 +21,7 @@ from tests.flow.world import World, world
 from tests.peers.ears import Ears, text_of
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 10.0
+PATIENCE_S = 40.0
 META = "io.modelcontextprotocol/"
 EVERYTHING = (sys.executable, "-m", "tests.peers.everything")
 SETTINGS = """\

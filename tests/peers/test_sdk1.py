@@ -91,7 +91,7 @@ async def _play(folder: Path, upstream: str, rules: str, part: str, path: str = 
     async with stage(folder, upstream, rules, path=path) as on:
         command = (str(PYTHON), str(CLIENT), on.url, upstream, part)
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        out, _ = await asyncio.wait_for(process.communicate(), 40)
+        out, _ = await asyncio.wait_for(process.communicate(), 120)
         if path == "/mcp":
             await on.until_verb("DELETE")
         return Played(json.loads(out), await on.seen(), on.world.records())
