@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rivals import NAMES, measured
-from sidecar.policy_tools.bench.ladder import SIZES, WILD
-from sidecar.policy_tools.bench.measurement import OURS, QUESTIONS, climbed
+from sidecar.policy_tools.bench import OURS, QUESTIONS, SIZES, WILD, climbed
 
 HERE = Path(__file__).parent
 FIGURES, PICTURE = HERE / "policy.json", HERE.parent / "docs" / "policy-bench.svg"

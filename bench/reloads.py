@@ -36,7 +36,7 @@ from bench.streams import LAST_CHUNK, Caller
 from bench.subjects import upstream
 from sidecar.app.application import Application
 from sidecar.cli.serve import settle_interpreter
-from sidecar.policy_tools.bench import ladder
+from sidecar.policy_tools import bench as ladder
 
 OUT = Path(__file__).parent / "reloads.json"
 LOOK_S = 0.002

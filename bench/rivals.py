@@ -23,9 +23,8 @@ from typing import Any
 from sidecar.policy import Engine, load_policy
 from sidecar.policy.grammar import USED
 from sidecar.policy.patterns import glob, globs, who
-from sidecar.policy_tools.bench import ladder
-from sidecar.policy_tools.bench.ladder import DrawnPolicy, DrawnQuestion
-from sidecar.policy_tools.bench.measurement import figures, resident_mb
+from sidecar.policy_tools import bench as ladder
+from sidecar.policy_tools.bench import DrawnPolicy, DrawnQuestion, figures, resident_mb
 from sidecar.settings.shipped_files import shipped
 
 BUDGET_S = 60.0  # from the moment the rival gets the policy, loading included

@@ -17,5 +17,5 @@ suggest/             the fewest rules that allow what was recorded, and nothing 
 convert/             CSV as YAML, and YAML as CSV
 export/              the policy for plain pycasbin
 atomic_files         writes several files, all or none, for convert, export and suggest
-bench/               the time of a decision, for this policy and for generated ones of other sizes
+bench                the time of a decision, for this policy and for generated ones of other sizes
 """

@@ -13,8 +13,7 @@ import click
 
 from sidecar.cli.command import config_option, print_json
 from sidecar.cli.terminal import progress
-from sidecar.policy_tools.bench.ladder import SIZES, WILD, own_questions
-from sidecar.policy_tools.bench.measurement import QUESTIONS, climbed, measured
+from sidecar.policy_tools.bench import QUESTIONS, SIZES, WILD, climbed, measured, own_questions
 from sidecar.policy_tools.policy_location import configured
 
 _HEAD = "engine        rows   wild        p50        p99     load   memory"

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from bench import rivals
 from sidecar.cli import main
 from sidecar.policy import Engine, load_policy
-from sidecar.policy_tools.bench import ladder
+from sidecar.policy_tools import bench as ladder
 from sidecar.settings.shipped_files import shipped
 
 

@@ -1,21 +1,35 @@
-"""Generates policies of given sizes, and questions for them and for policies on disk.
+"""Measures decisions under this policy, and under generated policies of given sizes.
 
-All are drawn from one random source, so that every run and every engine gets the same ones. A policy of n rows has n /
-10 identities, each with up to three roles, some of them nested, and servers with tools, some of them in sets. Of the
-rows, a share have a wildcard, one in twenty denies, one in four names a role, one in fifty a set. Four rows in five are
-about agents and tools, the others about users and agents, and agents and agents.
+All policies and questions are drawn from one random source, so that every run and every engine gets the same ones. A
+policy of n rows has n / 10 identities, each with up to three roles, some of them nested, and servers with tools, some
+of them in sets. Of the rows, a share have a wildcard, one in twenty denies, one in four names a role, one in fifty a
+set. Four rows in five are about agents and tools, the others about users and agents, and agents and agents.
+
+Each size is measured in a separate process, so that its memory is separate too. Decisions are uncached: every question
+is asked once, and the engine's caches are cleared before each. The times are those of `Engine.decide` as the server
+calls it, from question to decision, with links and rules.
 """
 
 from __future__ import annotations
 
+import gc
+import json
 import random
-from collections.abc import Iterator, Sequence
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
-from sidecar.policy import PolicySource
+from sidecar.policy import Engine, PolicySource
+from sidecar.policy.worker_process import load_policy_aside
 from sidecar.policy_tools.audit_records import question_of
+from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import PermissionKind, Principal, Question
 
 SIZES = (10, 1_000, 100_000, 1_000_000)
@@ -23,6 +37,11 @@ WILD = 0.01  # share of all rows
 DENIES, BY_ROLE, BY_SET = 0.05, 0.25, 0.02
 _ACTIONS = {"agent_to_tool": "tools/call", "user_to_nhi": "message/send", "nhi_to_nhi": "message/send"}
 _KINDS = (("agent_to_tool", 0.8), ("user_to_nhi", 0.1), ("nhi_to_nhi", 0.1))
+OURS = "sidecar"
+QUESTIONS = 20_000
+WARM_UP = 500
+QUESTIONS_FILE = "questions.json"
+STEP_S = 310.0  # a million rows are read and queried
 
 
 class DrawnRow(NamedTuple):
@@ -182,3 +201,81 @@ class _World:
         names = (f"{server}/*", f"{server}/get_{tool}*", f"*/delete_{tool}*", f"*/list_{tool}*_x")
         obj = f"tool:{rng.choice(names)}"
         return rng.choices((subject, f"nhi:a{rng.randrange(self._agents)}*", "*"), (90, 8, 2))[0], obj
+
+
+def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float, *, now_s: float) -> dict[str, Any]:
+    """Measure an engine, one question after the other. Returns `figures`, and the share of questions allowed."""
+    began = time.perf_counter()
+    engine = Engine(source)
+    load_s += time.perf_counter() - began
+    memory_mb = resident_mb()
+    asking = [(one.chain, one.question) for one in asked]
+    took_ns, allowed = list[int](), 0
+    gc.collect()
+    gc.freeze()  # as the server does after its start
+    for chain, question in asking[:WARM_UP]:
+        engine.decide(chain, question, now_s)
+    for chain, question in asking:
+        engine.forget()
+        start = time.perf_counter_ns()
+        decision = engine.decide(chain, question, now_s)
+        took_ns.append(time.perf_counter_ns() - start)
+        allowed += decision.allowed
+    told = figures(took_ns, load_s, memory_mb)
+    rows = sum(map(len, source.tables.values()))
+    return {"engine": OURS, "rows": rows, **told, "allowed": round(allowed / len(took_ns), 3)}
+
+
+def figures(took_ns: list[int], load_s: float, memory_mb: float) -> dict[str, Any]:
+    """Return the decision times `p50_us` and `p99_us`, `load_s`, and the memory of the process `rss_mb` in MiB."""
+    took_ns.sort()
+    p50, p99 = (took_ns[len(took_ns) * share // 100] / 1000 for share in (50, 99))
+    return {"p50_us": p50, "p99_us": p99, "load_s": round(load_s, 3), "rss_mb": round(memory_mb, 1)}
+
+
+def resident_mb() -> float:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 2**20
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def climbed(
+    sizes: Sequence[int] = SIZES, *, wild: Sequence[float] = (WILD,), questions: int = QUESTIONS
+) -> Iterator[dict[str, Any]]:
+    """Yield the measurement of each size and share of wildcards; one that failed has an `error` and no figures."""
+    for share, rows in product(wild, sizes):
+        with TemporaryDirectory() as folder:
+            _draw(Path(folder), rows, share, questions)
+            order = [sys.executable, "-m", "sidecar.policy_tools.bench", folder]
+            told: dict[str, Any] = {"engine": OURS, "wild": share, "rows": rows}
+            try:
+                done = subprocess.run(order, capture_output=True, text=True, check=True, timeout=STEP_S + rows * 40e-6)
+                told |= json.loads(done.stdout)
+            except subprocess.TimeoutExpired as late:
+                told["error"] = f"no answer within {late.timeout:.0f} s"
+            except (subprocess.CalledProcessError, ValueError) as error:
+                said = getattr(error, "stderr", "") or str(error)
+                told["error"] = said.strip().rpartition("\n")[2][:200]
+            yield told
+
+
+def _draw(folder: Path, rows: int, wild: float, count: int) -> None:
+    policy = drawn(rows, wild=wild)
+    (folder / "policies").mkdir()
+    write(policy, folder / "policies")
+    (folder / QUESTIONS_FILE).write_text(json.dumps(list(questions(policy, count))))
+
+
+def main(folder: Path) -> None:
+    """Measure a drawn policy in this process, whose memory holds nothing else."""
+    asked = [DrawnQuestion(*one) for one in json.loads((folder / QUESTIONS_FILE).read_text())]
+    began = time.perf_counter()
+    source = load_policy_aside(shipped("models"), folder / "policies")
+    sys.stdout.write(json.dumps(measured(source, asked, time.perf_counter() - began, now_s=time.time())))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

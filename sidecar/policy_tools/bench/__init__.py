@@ -1,1 +1,0 @@
-"""Measures decisions of this policy and of generated ones: `ladder` draws them, `measurement` measures."""
