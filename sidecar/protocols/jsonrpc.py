@@ -229,7 +229,8 @@ def _call_from(envelope: dict[str, Any]) -> Request | Notification:
     if "_meta" in params:
         if not isinstance(params["_meta"], dict):
             raise malformed("params._meta must be an object", INVALID_PARAMS)
-        refuse_variants(params["_meta"], _META, "params._meta")
+        if not params["_meta"].keys() <= META:
+            refuse_variants(params["_meta"], _META, "params._meta")
     if "id" not in envelope:
         return Notification(method, params)
     return Request(_id_from(envelope["id"]), method, params)
