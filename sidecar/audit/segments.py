@@ -9,7 +9,7 @@ rotated with the log, under the same names:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -63,12 +63,7 @@ def given(path: Path) -> tuple[Path, ...]:
     files = [each for name in names if name.endswith(SUFFIX) and (each := path / name).is_file()]
     if not files:
         raise FileNotFoundError(2, f"no file in it ends in {SUFFIX}", str(path))
-    return in_order(files)
-
-
-def in_order(files: Iterable[Path]) -> tuple[Path, ...]:
-    """Sort the files of one chain by their first records; empty and other files last."""
-    firsts = {path: first_line(path) for path in files}
+    firsts = {path: first_line(path) for path in files}  # in the order of their first records; other files last
     return tuple(sorted(firsts, key=lambda path: (first.seq if (first := firsts[path]) else 2**63, path.name)))
 
 

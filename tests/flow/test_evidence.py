@@ -234,44 +234,28 @@ class Crowd:
             writer.transport.abort()
 
 
-@shot(25)
-async def allowed(crowd: Crowd, run_id: str, asked: Asked) -> None:
-    await crowd.call(run_id, asked, "search_code", crowd.arguments())
+Called = Callable[[Crowd], tuple[str, dict[str, Any]]]
+CALLS: dict[str, tuple[int, Called]] = {  # its weight, the tool and the arguments
+    "allowed": (25, lambda crowd: ("search_code", crowd.arguments())),
+    "streamed": (8, lambda crowd: ("get_file", crowd.arguments(n=3))),
+    "failing_upstream": (4, lambda crowd: ("get_file", crowd.arguments(n=crowd.pick.choice((1, 2))))),
+    "denied": (8, lambda crowd: (crowd.pick.choice(("forbidden", "other")), crowd.arguments())),
+    "unmet": (4, lambda crowd: ("search_code", {"repo": CANARY.argument})),
+    "ill_formed": (6, lambda crowd: ("get_file", {"repo": CANARY.argument * 10, "n": CANARY.argument})),
+    "limited": (5, lambda crowd: ("limited", crowd.arguments())),
+    "ghost": (2, lambda crowd: ("ghost", crowd.arguments())),
+}
 
 
-@shot(8)
-async def streamed(crowd: Crowd, run_id: str, asked: Asked) -> None:
-    await crowd.call(run_id, asked, "get_file", crowd.arguments(n=3))
+def calling(name: str, called: Called) -> Shot:
+    async def run(crowd: Crowd, run_id: str, asked: Asked) -> None:
+        await crowd.call(run_id, asked, *called(crowd))
+
+    run.__name__ = name
+    return run
 
 
-@shot(4)
-async def failing_upstream(crowd: Crowd, run_id: str, asked: Asked) -> None:
-    await crowd.call(run_id, asked, "get_file", crowd.arguments(n=crowd.pick.choice((1, 2))))
-
-
-@shot(8)
-async def denied(crowd: Crowd, run_id: str, asked: Asked) -> None:
-    await crowd.call(run_id, asked, crowd.pick.choice(("forbidden", "other")), crowd.arguments())
-
-
-@shot(4)
-async def unmet(crowd: Crowd, run_id: str, asked: Asked) -> None:
-    await crowd.call(run_id, asked, "search_code", {"repo": CANARY.argument})
-
-
-@shot(6)
-async def ill_formed(crowd: Crowd, run_id: str, asked: Asked) -> None:
-    await crowd.call(run_id, asked, "get_file", {"repo": CANARY.argument * 10, "n": CANARY.argument})
-
-
-@shot(5)
-async def limited(crowd: Crowd, run_id: str, asked: Asked) -> None:
-    await crowd.call(run_id, asked, "limited", crowd.arguments())
-
-
-@shot(2)
-async def ghost(crowd: Crowd, run_id: str, asked: Asked) -> None:
-    await crowd.call(run_id, asked, "ghost", crowd.arguments())
+SHOTS += [(weight, calling(name, called)) for name, (weight, called) in CALLS.items()]
 
 
 @shot(4)
