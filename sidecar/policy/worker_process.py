@@ -42,27 +42,21 @@ aside._serve(sys.stdin.buffer, sys.stdout.buffer)
 
 
 class PolicyReading:
-    """A load that a thread waits for."""
+    """A load that a thread waits for. Each method writes before it reads, so that one of them sees the other."""
 
     def __init__(self) -> None:
-        self._turning = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._abandoned = False
 
     def abandon(self) -> None:
-        with self._turning:
-            self._abandoned = True
-            self._kill()
-
-    def begun_by(self, process: subprocess.Popen[bytes]) -> None:
-        with self._turning:
-            self._process = process
-            if self._abandoned:
-                self._kill()
-
-    def _kill(self) -> None:
+        self._abandoned = True
         if self._process is not None:
             self._process.kill()
+
+    def begun_by(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        if self._abandoned:
+            process.kill()
 
 
 def load_policy_aside(
