@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp import web
 
+from tests.flow.bystanders import open_files
 from tests.flow.guests import BOB, GOOD, RULES, emitter, gateway, gone, listening, opened, stream
 from tests.flow.leftovers import nothing_left
 from tests.flow.process import served
@@ -31,16 +32,12 @@ SLOW_READERS = 40
 NOTE = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"data":"' + b"x" * 16_000 + b'"}}\n\n'
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 async def test_a_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_path: Path) -> None:
     """What calls take beside them is for `python -m bench.streams` to say."""
     async with gateway(tmp_path, upstream=listening(), sessions=MANY, settings=ROOM) as running:
         bob = await opened(running, BOB)
         assert (await bob.call("search_code", GOOD))[0] == 200
-        tasks, open_files = len(asyncio.all_tasks()), descriptors()
+        tasks, files = len(asyncio.all_tasks()), open_files()
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with nothing_left(), aiohttp.ClientSession(connector=connector) as http, AsyncExitStack() as ears:
             talks = [await opened(running) for _ in range(100)]
@@ -54,7 +51,7 @@ async def test_a_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_path:
             await until(lambda: not running.app.pipeline.forwarder.streams)
         await until(lambda: emitter(running).count == 0 and running.app.pipeline.inside == 0)
         await until(lambda: len(running.app.sessions) == 1 and running.app.pipeline.forwarder.farewells.empty())
-        await until(lambda: len(asyncio.all_tasks()) <= tasks and descriptors() <= open_files)
+        await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         assert running.app.pipeline.forwarder.places.count == 0
 
 

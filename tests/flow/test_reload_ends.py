@@ -25,6 +25,7 @@ from tests.flow.test_admin import get
 from tests.flow.test_hot_reload import FILE, WIDER, controls, deletes, plain, taken
 from tests.flow.test_large_policy import MANY
 from tests.flow.world import RULES, until, world
+from tests.unit.upstreams.processes.test_launcher import alive
 
 LARGE = "agent_to_tool.many.csv"
 MORE = "p, nhi:late, tool:github/get_file, use, -, -, -, allow\n"
@@ -33,13 +34,6 @@ MORE = "p, nhi:late, tool:github/get_file, use, -, -, -, allow\n"
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def has_begun(child: int) -> bool:
@@ -64,7 +58,7 @@ async def reading() -> AsyncIterator[tuple[Served, int]]:
         try:
             yield running, child
         finally:
-            if lives(child):
+            if alive(child):
                 os.kill(child, signal.SIGKILL)
 
 
@@ -74,11 +68,11 @@ async def test_a_reading_process_that_hangs_holds_up_no_stop_and_ends_with_us(ho
     async with reading() as (running, child):
         if how == signal.SIGKILL:
             await running.kill()
-            await until(lambda: not lives(child), 2.0)
+            await until(lambda: not alive(child), 2.0)
             return
         running.signal(how)
         assert await running.ended(5.0) == 0
-        assert not lives(child)
+        assert not alive(child)
         assert running.verify()[0] == 0 and running.controls() == ["start", "stop", "checkpoint"]
 
 
