@@ -11,19 +11,7 @@ from sidecar.errors import Reason
 from sidecar.identity import ApiKeys, Audience, KindRule
 from sidecar.identity.api_keys import KeyRecord, digest_of
 from sidecar.settings.identity import RolesFromSettings
-from tests.unit.identity.world import (
-    GITHUB,
-    IDP,
-    ROUTE,
-    World,
-    a_world,
-    acting,
-    an_issuer,
-    claims,
-    minted,
-    roles_from,
-    signing_key,
-)
+from tests.unit.identity.world import GITHUB, IDP, ROUTE, World, a_world, acting, an_issuer, claims, minted, signing_key
 
 PEPPER = b"0123456789abcdef0123456789abcdef"
 PARTNER = "https://partner.example"
@@ -38,6 +26,10 @@ def api_key(name: str) -> str:
 def keys_of(*principals: str) -> ApiKeys:
     records = [KeyRecord(api_key(name).split("_")[1], name, digest_of(api_key(name), PEPPER)) for name in principals]
     return ApiKeys(records, PEPPER)
+
+
+def roles_from(claim: str, namespace: str, only: tuple[str, ...] = (), required: bool = False) -> RolesFromSettings:
+    return RolesFromSettings(claim=claim, namespace=namespace, only=only, required=required)
 
 
 # The worlds: of the identity provider with typed names, and of others

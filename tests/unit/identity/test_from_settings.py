@@ -98,18 +98,15 @@ async def test_the_longest_lifetime_is_the_configured_one(tmp_path: Path) -> Non
 
 
 SPIFFE = "preset: spiffe, jwks_path: k, spiffe: {trust_domain: acme, workloads: {/a: 'nhi:%s'}}"
+ONE, OTHER = "issuer: a, jwks_path: k, namespace: x", "issuer: b, jwks_path: k, namespace: x"
+CLIENT = "issuer: a, jwks_path: k, kinds: [nhi], actor_from: azp, clients: {app: 'nhi:x/bot'}"
+KEYCLOAKS = "issuer: https://a, preset: keycloak, kinds: [nhi], spiffe: {trust_domain: acme, path: '/{id}'}"
 FORGING = [
-    ("S111", ["issuer: a, jwks_path: k, namespace: x", "issuer: b, jwks_path: k, namespace: x"]),
-    ("S111", [f"issuer: a, {SPIFFE % 'x/a'}", "issuer: b, jwks_path: k, namespace: x"]),
+    ("S111", [ONE, OTHER]),
+    ("S111", [CLIENT, OTHER]),
+    ("S111", [f"issuer: a, {SPIFFE % 'x/a'}", OTHER]),
     ("S111", [f"issuer: a, {SPIFFE % 'a'}", f"issuer: b, namespace: b, {SPIFFE % 'b'}"]),
-    (
-        "S111",
-        [
-            "issuer: a, jwks_path: k, kinds: [nhi], actor_from: azp, clients: {app: 'nhi:x/bot'}",
-            "issuer: b, jwks_path: k, namespace: x",
-        ],
-    ),
-    ("S123", ["issuer: https://a, preset: keycloak, kinds: [nhi], spiffe: {trust_domain: acme, path: '/{id}'}"]),
+    ("S123", [KEYCLOAKS]),
 ]
 
 

@@ -13,21 +13,9 @@ from sidecar.errors import SettingsError
 from sidecar.identity import ApiKeys, TrustedIssuer
 from sidecar.upstreams.credentials.signed_tokens import SignedSource, TokenSigner
 from sidecar.vocabulary import Caller, Credential, Principal
-from tests.unit.identity.test_chain_builder import api_key, keys_of
+from tests.unit.identity.test_chain_builder import api_key, keys_of, roles_from
 from tests.unit.identity.test_from_settings import issuer_of
-from tests.unit.identity.world import (
-    GITHUB,
-    IDP,
-    NOW,
-    World,
-    a_world,
-    acting,
-    an_issuer,
-    claims,
-    minted,
-    roles_from,
-    signing_key,
-)
+from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, claims, minted, signing_key
 
 FIRST, SECOND = "https://first.acme.example", "https://second.acme.example"
 

@@ -11,7 +11,8 @@ from jwt import encode
 
 from sidecar.errors import Reason
 from sidecar.identity import Audience, TrustedIssuer, with_preset
-from tests.unit.identity.world import World, a_world, an_issuer, roles_from, signing_key
+from tests.unit.identity.test_chain_builder import roles_from
+from tests.unit.identity.world import World, a_world, an_issuer, signing_key
 
 RESOURCE = "https://gw.acme.example/mcp/github"
 KEYCLOAK, OKTA = "https://sso.acme.example/realms/acme", "https://acme.okta.com/oauth2/default"

@@ -14,7 +14,6 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.http.signing_keys import SigningKey, claims_for, generate
 from sidecar.identity import ApiKeys, Audience, Identity, Presented, TrustedIssuer
-from sidecar.settings.identity import RolesFromSettings
 from sidecar.vocabulary import Caller
 
 NOW = 1_800_000_000.0
@@ -109,10 +108,6 @@ def an_issuer(name: str = IDP, **what: Any) -> TrustedIssuer:
     """An issuer of both kinds with typed subjects, unless told otherwise."""
     known: dict[str, Any] = {"jwks_url": f"{name}/keys", "algorithms": ("ES256",), "kinds": ("user", "nhi")}
     return TrustedIssuer(name, **{**known, **what})
-
-
-def roles_from(claim: str, namespace: str, only: tuple[str, ...] = (), required: bool = False) -> RolesFromSettings:
-    return RolesFromSettings(claim=claim, namespace=namespace, only=only, required=required)
 
 
 def a_world(*issuers: TrustedIssuer, keys: ApiKeys | None = None, **what: Any) -> World:
