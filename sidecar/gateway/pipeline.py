@@ -353,6 +353,7 @@ class Pipeline:
             await request.breathe()
             plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
             request.plan = plan = plan.at_creation if operation.takes_no_slot else plan
+            del now  # a stream that stays open keeps no old policy alive
             async with self.limiter.reserve(plan, record.decision_id, excuse=request.excuse) as lease:
                 request.lease = lease
                 record.limits, record.charged = lease.states, lease.charged
