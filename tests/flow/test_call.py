@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 
 from tests.flow.guests import result_of
+from tests.flow.scripts import answer
 from tests.flow.streams import event, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.test_responses import answering
 from tests.flow.world import RULES, SESSION, Upstream, World, until, world
 from tests.valkey import running_valkey
 
@@ -100,8 +100,8 @@ async def is_silent(asked: web.Request, message: dict[str, Any]) -> web.StreamRe
 
 
 ENDS: dict[str, Any] = {
-    "an error": answering(error={"code": -1, "message": "no"}),
-    "a failure": answering({}, status=500),
+    "an error": answer(error={"code": -1, "message": "no"}),
+    "a failure": answer(500, result={}),
     "a broken connection": hangs_up,
     "a broken stream": breaks_off,
     "no answer in time": is_silent,

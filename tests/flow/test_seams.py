@@ -19,6 +19,7 @@ from aiohttp import web
 from sidecar.gateway.request_state import LASTS_S
 from tests.flow.apart import META, QUESTIONS, SessionsOnly, StatelessOnly
 from tests.flow.guests import ALICE, BOB, gateway, result_of
+from tests.flow.scripts import answer, giving
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.test_crossings import ASKED as ACCEPTED
@@ -29,7 +30,6 @@ from tests.flow.test_responses import (
     GONE,
     LOGGED,
     MAIL,
-    answering,
     before,
     broken_off,
     evidence,
@@ -118,8 +118,8 @@ ALL = "p, nhi:planner, *, use, -, -, -, allow\n"
 
 def only_stateless(result: dict[str, Any]) -> Upstream:
     """A server of the stateless era alone."""
-    unknown = answering(error={"code": -32601, "message": "Method not found"}, status=404)
-    return Upstream(script={"initialize": unknown, "tools/call": answering(result)}, tools=[dict(LISTING)])
+    unknown = answer(404, error={"code": -32601, "message": "Method not found"})
+    return Upstream(script={"initialize": unknown, "tools/call": giving(result)}, tools=[dict(LISTING)])
 
 
 async def test_a_pinned_tool_is_the_same_tool_on_both_sides_of_the_bridge(tmp_path: Path) -> None:
