@@ -19,14 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import StreamReader, web
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.http_parser import HttpRequestParser
-from aiohttp.http_writer import StreamWriter
+from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 
 from sidecar.http.server.acceptor import Acceptor
 from sidecar.http.server.connection_limits import Activity, ConnectionLimits, Seat
 from sidecar.http.server.framing import PLAIN_END, ChunkedBody, FramingBudget, TooManyChunks
+from sidecar.http.server.request import HttpRequest
+from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 
 log = logging.getLogger("sidecar.http.server.listeners")
@@ -51,6 +53,7 @@ _BUSY = {"Server": "sidecar", "Retry-After": "1"}
 PROBE_SEATS = 64
 PROBE_HEAD_S = 1.0
 SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that takes half a millisecond
+END_BYTES = len(PLAIN_END)
 MIN_TAKEN_BYTES = 64 * 1024  # of a waiting answer, which a caller must read within the reading time (threats D4)
 
 
@@ -89,6 +92,7 @@ class ServerConnection(web.RequestHandler):
         "_unread",
         "_waiting_since_s",
         "_waits_since_s",
+        "remote",
         "seat",
     )  # fmt: skip
     _body: StreamReader | None
@@ -112,11 +116,14 @@ class ServerConnection(web.RequestHandler):
         )
         self._server, self.seat, self._patience = server, seat, server.patience
         self._unread, self._tail, self._is_deaf = 0, b"", False
+        self.remote: str | None = None
         self._body = self._chunked = self._lingering = None
         self._head_timer = self._reading_timer = self._waits_since_s = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.remote = str(peer[0]) if isinstance(peer, tuple | list) else peer
         self.seat.guest = self
         if self.is_stale:  # the handshake may have begun before a reload and ended after it
             self.force_close()
@@ -134,22 +141,43 @@ class ServerConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        for start in range(0, len(data) or 1, SLICE_BYTES):
-            if self._is_deaf:
-                return
-            self._parse(data[start : start + SLICE_BYTES])
+        if len(data) <= SLICE_BYTES:
+            self._parse(data)
+        else:
+            for start in range(0, len(data), SLICE_BYTES):
+                self._parse(data[start : start + SLICE_BYTES])
 
     def _parse(self, data: bytes) -> None:
-        queued = len(self._messages)
-        super().data_received(data)
-        self._tail = (self._tail + data if len(data) < len(PLAIN_END) else data)[-len(PLAIN_END) :]
-        if self._chunked is not None or len(self._messages) > queued:
+        """Parses at most SLICE_BYTES, and wakes `start` for the requests that begin in them."""
+        if self._is_deaf:
+            return
+        messages, is_chunked, is_broken = self._messages, self._chunked is not None, False
+        queued = len(messages)
+        self._tail = data[-END_BYTES:] if len(data) >= END_BYTES else (self._tail + data)[-END_BYTES:]
+        if not (self._close or self._force_close):
+            parser = self._parser
+            assert parser is not None
+            try:
+                found, self._upgraded, _ = parser.feed_data(data)
+                for message, _ in found:
+                    is_chunked = is_chunked or message.chunked
+            except HttpProcessingError as fault:
+                found, self._upgraded, is_broken = [(_ErrInfo(400, fault, fault.message), EMPTY_PAYLOAD)], False, True
+            if found:
+                messages.extend(found)
+                self._request_count += len(found)
+                if (waiter := self._waiter) is not None and not waiter.done():
+                    waiter.set_result(None)
+                if len(messages) >= self._max_msg_queue_size and not self._buffer_paused:
+                    self._pause_reading_for_buffer()
+        if is_chunked:
             self._watch_chunks(queued, len(data))
         if self._upgraded:  # to an unsupported protocol; what follows may belong to it, or be a request
-            self._hear_no_more(len(self._messages) - 1)
-        if self._messages:
-            self._break_body()
-            self._body = self._messages[-1][1] if self._messages else self._body
+            self._hear_no_more(len(messages) - 1)
+        if messages:
+            if is_broken:
+                self._break_body()
+            self._body = messages[-1][1] if messages else self._body
             if self._head_timer is not None:
                 self._head_timer.cancel()
                 self._head_timer = None
@@ -160,6 +188,10 @@ class ServerConnection(web.RequestHandler):
                 self.seat.limits.stay(self.seat)
         elif data and self._head_timer is None and not self.is_busy:
             self._wait_for_head()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if self._reading_paused or resume_parser:  # each body ends with a call that has nothing to resume
+            super().resume_reading(resume_parser)
 
     def _watch_chunks(self, queued: int, size: int) -> None:
         """Checks the chunked body that was arriving, and those that began with the messages behind the first `queued`,
@@ -330,7 +362,7 @@ class ServerConnection(web.RequestHandler):
 
     async def start(self) -> None:
         """Answers the requests of the connection in turn, in the connection's own task. aiohttp's loop does the same
-        with a task for each request, at three times the cost."""
+        with a task and five coroutines for each request."""
         loop = self._loop
         while not self._force_close:
             if not self._messages:
@@ -339,23 +371,8 @@ class ServerConnection(web.RequestHandler):
                     await self._waiter
                 finally:
                     self._waiter = None
-            message, payload = self._messages.popleft()
-            if self._parser is not None:
-                self._parser.message_consumed()
-            if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
-                self._resume_reading_if_drained()
-            self._server.requests_count += 1
-            handle = self._request_handler
-            if isinstance(message, _ErrInfo):
-                handle, message = self._make_error_handler(message), ERROR
-            assert handle is not None and self._task_handler is not None
-            request = web.BaseRequest(message, payload, self, StreamWriter(self, loop), self._task_handler, loop)
             try:
-                response, is_broken = await self._handle_request(request, None, handle)
-                self._keepalive = bool(response.keep_alive)
-                if not is_broken and not payload.is_eof():
-                    await self._discard(payload)
-                payload.set_exception(_PAYLOAD_ACCESS_ERROR)
+                may_go_on = await self._answer(*self._messages.popleft())
             except asyncio.CancelledError:
                 self.force_close()
                 raise
@@ -364,9 +381,8 @@ class ServerConnection(web.RequestHandler):
             except Exception:
                 log.exception("a connection failed")
                 self.force_close()
-            finally:
-                request._task = None  # type: ignore[assignment]  # a reference cycle otherwise
-            if is_broken or self._close or self._force_close or not self._keepalive:
+                break
+            if not may_go_on or self._close or self._force_close:
                 break
             self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
             if self._keepalive_handle is None:
@@ -375,6 +391,66 @@ class ServerConnection(web.RequestHandler):
             self._task_handler = None
             if self.transport is not None:
                 self.transport.close()
+
+    async def _answer(self, message: Any, body: StreamReader) -> bool:
+        """Answers one request. Returns whether the connection may go on. Raises ConnectionError if its caller is
+        gone."""
+        if self._parser is not None:
+            self._parser.message_consumed()
+        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+            self._resume_reading_if_drained()
+        self._request_in_progress = True
+        try:
+            if isinstance(message, _ErrInfo):
+                request = HttpRequest(ERROR, body, self)
+                response = await self._refuse(message.status)
+            else:
+                request = self._current_request = HttpRequest(message, body, self)
+                response = await self._handle(request)
+            try:
+                if isinstance(response, WholeResponse):
+                    response.send(request)
+                    if self._paused:
+                        await self._drain_helper()
+                else:
+                    await response.prepare(request)
+                    await response.write_eof()
+            finally:
+                if not body.is_eof():
+                    self._lingering = body
+                    self.seat.limits.linger(self.seat)
+        finally:
+            self._request_in_progress = False
+            if self._handler_waiter is not None:
+                self._handler_waiter.set_result(None)
+        self._keepalive = bool(response.keep_alive)
+        if not body.is_eof():
+            await self._discard(body)
+            body.set_exception(_PAYLOAD_ACCESS_ERROR)
+        return self._keepalive
+
+    async def _handle(self, request: HttpRequest) -> web.StreamResponse:
+        """Returns the handler's response, or that to the exception that it let through."""
+        handle = self._request_handler
+        assert handle is not None
+        try:
+            return await handle(request)
+        except web.HTTPException as response:
+            return response
+        except TimeoutError:
+            status = 504
+        except Exception as fault:
+            log.error("a handler failed", exc_info=fault)
+            status = 500
+        finally:
+            self._current_request = None
+        return await self._refuse(status)
+
+    async def _refuse(self, status: int) -> web.StreamResponse:
+        """Returns the response, which is on record, to what is no request or has failed. The connection closes."""
+        response = await self._server.handle_broken(self.remote or "local", status)
+        response.force_close()
+        return response
 
     async def _discard(self, body: StreamReader) -> None:
         """Reads and drops the rest of an answered request's body for LINGER_S; what is not here then closes the
@@ -386,45 +462,10 @@ class ServerConnection(web.RequestHandler):
         if not body.is_eof() and not self._force_close:
             self.close()
 
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        """Sends the answer. The rest of the body is read and discarded for LINGER_S."""
-        finished = await super().finish_response(request, resp, start_time)
-        if not request.content.is_eof():
-            self._lingering = request.content
-            self.seat.limits.linger(self.seat)
-        return finished
-
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
-        """Answers in place of aiohttp: bytes that are not a request, and exceptions that a handler let through."""
-        if exc is not None and status >= 500:
-            log.error("a handler failed", exc_info=exc)
-        return _Recorded(self._server.handle_broken(request.remote or "local", status))
-
 
 def _head_bytes(message: Any) -> int:
     """Returns the size of a request's head, or a little less."""
     return sum(len(name) + len(value) + 4 for name, value in message.raw_headers) + len(message.path)
-
-
-class _Recorded(web.StreamResponse):
-    """A response that aiohttp requires synchronously, and that is recorded before it is sent."""
-
-    def __init__(self, answer: Coroutine[Any, Any, web.StreamResponse]) -> None:
-        super().__init__()
-        self._answer = asyncio.ensure_future(answer)
-        self.force_close()
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        answer = await self._answer
-        answer.force_close()
-        return await answer.prepare(request)
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        await (await self._answer).write_eof(data)
 
 
 class Server(web.Server):

@@ -27,57 +27,40 @@ _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # RFC 9110, 5.5
 
 
 class WholeResponse(web.StreamResponse):
-    """A complete answer. `media_type` "" is for an answer without a body."""
+    """A complete answer. `media_type` "" is for an answer without a body. It has none of aiohttp's header objects."""
 
     def __init__(
         self, status: int, body: bytes = b"", media_type: str = "", headers: Mapping[str, str] = NO_HEADERS
     ) -> None:
         """Raises ValueError for an invalid header value, such as one with a line break."""
-        super().__init__(status=status)
-        self.body = body
-        lines = _line("Content-Type", media_type) if media_type else ""
-        for name, value in headers.items():
-            if _FORBIDDEN.search(value):
-                raise ValueError(f"{name} has characters that no header holds")
-            lines += f"{name}: {value}\r\n"
-        self._lines = _first(status) + lines
+        self._status, self.body = status, body
+        self._lines = _first(status, media_type)
+        if headers:
+            self.add(headers.items())
 
     def add(self, headers: Iterable[tuple[str, str]]) -> None:
         """Adds headers before the answer is sent. Raises ValueError for invalid ones."""
         for name, value in headers:
             self._lines += _line(name, value)
 
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        """Takes the request that this answers. Nothing is sent yet."""
+    def send(self, request: web.BaseRequest) -> None:
+        """Sends the answer to this request, once. Raises ConnectionError if the caller is gone."""
         if self._eof_sent:
-            return None
-        self._req, self._payload_writer = request, request.writer
+            return
+        self._eof_sent = True
         if self._keep_alive is None:
             self._keep_alive = request.keep_alive
-        return self._payload_writer
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """Sends the answer. Raises ConnectionError if the caller is gone; waits if the caller does not read."""
-        request, writer = self._req, self._payload_writer
-        if request is None or writer is None:
-            return
-        self._req = self._payload_writer = None
-        self._eof_sent = True
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the caller is gone")
         head = self._head(request)
         body = b"" if self._status in _NO_BODY or request.method == "HEAD" else self.body
-        self.body = b""  # aiohttp keeps an answer until the next one on its connection, also while that is idle
-        writer.output_size += len(head) + len(body)
+        self.body = b""  # a large one must not wait for a slow reader twice
         if len(body) <= MAX_JOINED_BYTES:
             transport.write(head + body)
         else:
             transport.write(head)
             transport.write(body)
-        del body
-        if request.protocol.writing_paused:
-            await writer.drain()
 
     def _head(self, request: web.BaseRequest) -> bytes:
         length = "" if self._status in _NO_BODY else f"Content-Length: {len(self.body)}\r\n"
@@ -87,6 +70,13 @@ class WholeResponse(web.StreamResponse):
             version, connection = "1.1", "" if self._keep_alive else "Connection: close\r\n"
         date = rfc822_formatted_time()
         return f"HTTP/{version} {self._lines}{length}Date: {date}\r\n{connection}\r\n".encode()
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Sends the answer, as `send` does (aiohttp's interface)."""
+        self.send(request)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Does nothing: the answer is sent whole."""
 
 
 class SilentResponse(web.StreamResponse):
@@ -99,12 +89,12 @@ class SilentResponse(web.StreamResponse):
         raise ConnectionResetError("closed unanswered")
 
 
-@lru_cache(maxsize=64)
-def _first(status: int) -> str:
-    return f"{status} {_PHRASES.get(status, '')}\r\nServer: sidecar\r\n"
+@lru_cache(maxsize=256)  # media types are fixed and few
+def _first(status: int, media_type: str) -> str:
+    first = f"{status} {_PHRASES.get(status, '')}\r\nServer: sidecar\r\n"
+    return first + _line("Content-Type", media_type) if media_type else first
 
 
-@lru_cache(maxsize=16)  # media types are fixed and few
 def _line(name: str, value: str) -> str:
     if _FORBIDDEN.search(value):
         raise ValueError(f"{name} has characters that no header holds")

@@ -1,0 +1,43 @@
+"""Requests as the parser gave them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import HttpVersion, StreamReader, web
+from aiohttp.http_writer import StreamWriter
+
+if TYPE_CHECKING:
+    from sidecar.http.server.listeners import ServerConnection
+
+
+class HttpRequest(web.BaseRequest):
+    """One request. What nearly all handlers read is set here; the rest of aiohttp's request, with the writer of event
+    streams, is made when it is first used."""
+
+    __slots__ = ("content", "method", "raw_headers", "raw_path", "remote", "version")
+    content: StreamReader
+    method: str
+    raw_headers: tuple[tuple[bytes, bytes], ...]
+    raw_path: str
+    remote: str | None
+    version: HttpVersion
+
+    def __init__(self, message: Any, content: StreamReader, connection: ServerConnection) -> None:
+        self._message, self._payload, self._protocol = message, content, connection
+        self.content, self.method, self.version = content, message.method, message.version
+        self.raw_path, self.raw_headers, self.remote = message.path, message.raw_headers, connection.remote
+
+    def __getattr__(self, name: str) -> Any:
+        if "_cache" in self.__dict__:
+            raise AttributeError(name)
+        connection = self._protocol
+        loop = connection._loop
+        # Without its task, which would refer back to it.
+        super().__init__(self._message, self._payload, connection, StreamWriter(connection, loop), None, loop)  # type: ignore[arg-type]
+        return getattr(self, name)
+
+    @property
+    def keep_alive(self) -> bool:
+        """Whether the connection may go on after the answer."""
+        return not self._message.should_close
