@@ -135,7 +135,7 @@ class Servers:
         live = self.pipeline.live
         first = live.current.tls
         credentials = None if first is None else credentials_from(lambda: (live.current.tls or first).pair)
-        handle = partial(self.pipeline.handle, entrance=Entrance(None))
+        handle = partial(self.pipeline.handle, entrance=Entrance(None, grpc=True))
         ports = {name: agent.grpc_port for name, agent in live.current.agents.items()}
         wanted = [("", address.port), *((name, port) for name, port in ports.items() if port is not None)]
         for name, port in wanted:

@@ -182,21 +182,19 @@ class Pipeline:
                 self._finish(request)
 
     def _received(self, http: web.BaseRequest, entrance: Entrance) -> RequestContext:
-        headers = routing.headers_of(http)
-        path = routing.origin_form(http.raw_path)
-        record = Recording(
-            self.audit,
-            protocol=routing.protocol_of(path, self.live.current.aliases),
-            peer=http.remote or "local",
-            trace_id=routing.trace_id_of(headers),
-            run_id=routing.correlation_of(headers, "x-run-id"),
-            thread_id=routing.correlation_of(headers, "x-thread-id"),
-        )
-        request = RequestContext(http, path, self.live.take(), headers, record, self.body_admission)
+        headers, path, now = routing.headers_of(http), routing.origin_form(http.raw_path), self.live.take()
+        record = Recording(self.audit, routing.protocol_of(path, now.aliases), http.remote or "local")
+        if "traceparent" in headers:
+            record.trace_id = routing.trace_id_of(headers)
+        if "x-run-id" in headers:
+            record.run_id = routing.correlation_of(headers, "x-run-id")
+        if "x-thread-id" in headers:
+            record.thread_id = routing.correlation_of(headers, "x-thread-id")
+        request = RequestContext(http, path, now, headers, record, self.body_admission)
         request.prefix = entrance.prefix
         if entrance.shared:
             request.shared = shared_with(headers, entrance.shared)
-        if request.now.shadow_until is not None and request.now.shadows(self.clock()):
+        if now.shadow_until is not None and now.shadows(self.clock()):
             request.shadow, record.enforcement = True, "shadow"
         return request
 
@@ -209,11 +207,10 @@ class Pipeline:
 
     async def _read(self, request: RequestContext, entrance: Entrance) -> Asked | web.StreamResponse:
         """Routes and reads a request. Returns the response to what needs no decision."""
-        self.agents.greet(request)
         headers = request.headers
-        routing.check_framing(request.http.version, headers)
-        routing.check_target(request.http.raw_path, headers)
-        routing.check_entrance(headers, entrance)
+        if entrance.grpc:
+            self.agents.greet(request)
+        routing.check_envelope(request.http, headers, entrance)
         preflight = wanted_verb(request.verb, headers) if request.shared else ""
         route = routing.route_of(request.path, preflight or request.verb, request.now.aliases, request.prefix)
         if preflight:

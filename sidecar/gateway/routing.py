@@ -35,7 +35,6 @@ Aliases = Mapping[str, str]
 """The agent names of agents' own paths."""
 NO_ALIASES: Aliases = MappingProxyType({})
 
-PARAMETER = "mcp-param-"
 METADATA_PATH = "/.well-known/oauth-protected-resource"
 MCP, METADATA, KEYS = "mcp", "metadata", "keys"
 ISSUER = "issuer"  # where clients of MCP 2025-03-26 look for it
@@ -77,6 +76,9 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (AGENT_METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/agents/{_SERVER}\Z"), ("GET",)),
 )
 
+MAX_NAMES, MAX_NAME_BYTES = 1024, 64
+_NAMES: dict[bytes, str] = {}
+"""Names of headers in lower case, as many as were seen first, by the bytes in which callers write them."""
 _ABSOLUTE = re.compile(r"https?://([A-Za-z0-9.:\[\]_-]{1,300})((?:[/?].*)?)", re.IGNORECASE)
 _TOOL = re.compile(rf"{_NAME}\Z")
 _A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
@@ -101,7 +103,8 @@ _ACCEPTED_BY = {
 class Entrance:
     """One listener. `principal` is the caller of a local listener; `hosts` are the names that it answers to, lower
     case, with and without port (None: any); `origins` are the web origins that may call it, `shared` those whose pages
-    may read its answers; `prefix` is the path under which its callers see it; `unix`: it is a Unix socket."""
+    may read its answers; `prefix` is the path under which its callers see it; `unix`: it is a Unix socket; `grpc`:
+    its requests are calls of gRPC."""
 
     hosts: frozenset[str] | None
     origins: frozenset[str] = frozenset()
@@ -109,6 +112,7 @@ class Entrance:
     principal: str = ""
     prefix: str = ""
     unix: bool = False
+    grpc: bool = False
 
 
 class Route(NamedTuple):
@@ -124,10 +128,27 @@ class Route(NamedTuple):
 
 def headers_of(request: web.BaseRequest) -> Headers:
     """Returns header lines as text. Bytes that are not ASCII become replacement characters, which match nothing."""
-    headers: dict[str, list[str]] = {}
-    for name, value in request.raw_headers:
-        headers.setdefault(name.decode("ascii", "replace").lower(), []).append(value.decode("ascii", "replace"))
+    headers: dict[str, tuple[str, ...]] = {}
+    for raw_name, value in request.raw_headers:
+        name, line = _NAMES.get(raw_name) or _name_from(raw_name), value.decode("ascii", "replace")
+        headers[name] = (*headers[name], line) if name in headers else (line,)
     return headers
+
+
+def _name_from(raw: bytes) -> str:
+    name = raw.decode("ascii", "replace").lower()
+    if len(_NAMES) < MAX_NAMES and len(raw) <= MAX_NAME_BYTES:
+        _NAMES[raw] = name
+    return name
+
+
+def check_envelope(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> None:
+    """Checks all that precedes the address. Raises Refusal: MALFORMED_CALL, or ORIGIN_REFUSED."""
+    if request.version is not HttpVersion11 or "transfer-encoding" in headers:
+        check_framing(request.version, headers)
+    if not request.raw_path.startswith("/"):
+        check_target(request.raw_path, headers)
+    check_entrance(headers, entrance)
 
 
 def check_framing(version: HttpVersion, headers: Headers) -> None:
@@ -179,7 +200,12 @@ def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: st
     if alias := alias_in(of_resource, aliases):  # paths below it are paths below the agent's usual address
         usual = f"/{AGENTS}/{aliases[alias]}{of_resource[len(alias) :]}"
         before = path[: len(path) - len(of_resource)]
-        return route_of(before + usual, verb)._replace(alias=alias)
+        return _route_of(before + usual, verb)._replace(alias=alias)
+    return _route_of(path, verb)
+
+
+@lru_cache(maxsize=256)  # refusals are not kept
+def _route_of(path: str, verb: str) -> Route:
     for kind, pattern, verbs in ROUTES:
         if match := pattern.match(path):
             if verb not in verbs:
@@ -237,19 +263,19 @@ def presented_by(
 ) -> Presented:
     """Returns the credentials of one request. `base_url` is the data listener's URL for callers, `own` the header of a
     token that only this address accepts."""
-    shown = shown_on(request.transport)
+    lines_of, shown = headers.get, shown_on(request.transport)
     return Presented(
-        authorization=tuple(headers.get("authorization", ())),
-        api_key=tuple(headers.get("x-api-key", ())),
-        local=entrance.principal,
-        certificate=shown.certificate,
-        trust=shown.trust,
-        forwarded=tuple(headers.get("x-forwarded-client-cert", ())),
-        peer=UNIX if entrance.unix else request.remote or "",
-        proofs=tuple(headers.get("dpop", ())),
-        method=request.method,
-        urls=_urls(origin_form(request.raw_path), headers, entrance, base_url) if "dpop" in headers else (),
-        own=() if own in (BEARER_HEADER, KEY_HEADER) else tuple(headers.get(own, ())),
+        tuple(lines_of("authorization", ())),
+        tuple(lines_of("x-api-key", ())),
+        entrance.principal,
+        shown.certificate,
+        shown.trust,
+        tuple(lines_of("x-forwarded-client-cert", ())),
+        UNIX if entrance.unix else request.remote or "",
+        tuple(lines_of("dpop", ())),
+        request.method,
+        _urls(origin_form(request.raw_path), headers, entrance, base_url) if "dpop" in headers else (),
+        own=() if own in ("", BEARER_HEADER, KEY_HEADER) else tuple(lines_of(own, ())),
     )
 
 
@@ -264,14 +290,13 @@ def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) ->
 
 
 def head_of(headers: Headers) -> EraHeaders:
-    parameters = {name[len(PARAMETER) :]: tuple(headers[name]) for name in headers if name.startswith(PARAMETER)}
+    lines_of = headers.get
     return EraHeaders(
-        protocol_version=tuple(headers.get("mcp-protocol-version", ())),
-        method=tuple(headers.get("mcp-method", ())),
-        name=tuple(headers.get("mcp-name", ())),
-        session_id=tuple(headers.get("mcp-session-id", ())),
-        last_event_id=tuple(headers.get("last-event-id", ())),
-        params=parameters,
+        tuple(lines_of("mcp-protocol-version", ())),
+        tuple(lines_of("mcp-method", ())),
+        tuple(lines_of("mcp-name", ())),
+        tuple(lines_of("mcp-session-id", ())),
+        tuple(lines_of("last-event-id", ())),
     )
 
 
@@ -306,14 +331,15 @@ def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds,
     types = headers.get("content-type", ())
     if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
+    content = request.content
+    is_here, fault = content.is_eof(), content.exception()
+    if is_here and fault is None:
+        return _bounded(content.read_nowait(-1), bounds)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
-    content = request.content
-    if not content.is_eof():
-        return None
-    if (fault := content.exception()) is not None:
+    if is_here and fault is not None:
         raise _refusal_of_body(fault)
-    return _bounded(content.read_nowait(-1), bounds)
+    return None
 
 
 async def read_body(

@@ -133,6 +133,6 @@ async def _check_arguments(request: RequestContext, service: Service, intent: As
         raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
     if tool.param_headers:
         if intent.era is Era.STATELESS and not request.plain:
-            eras.check_parameter_headers(routing.head_of(request.headers), tool.param_headers, question.arguments)
+            eras.check_parameter_headers(request.headers, tool.param_headers, question.arguments)
         request.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
     request.record.mark("arguments")

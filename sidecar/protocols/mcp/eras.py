@@ -13,7 +13,6 @@ import binascii
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sidecar.errors import Reason, Refusal
@@ -53,14 +52,13 @@ class Era(StrEnum):
 
 
 class EraHeaders(NamedTuple):
-    """The routing headers of a request, each with all its lines; `params` maps the `<rest>` of `mcp-param-<rest>`."""
+    """The routing headers of a request, each with all its lines."""
 
     protocol_version: tuple[str, ...] = ()
     method: tuple[str, ...] = ()
     name: tuple[str, ...] = ()
     session_id: tuple[str, ...] = ()
     last_event_id: tuple[str, ...] = ()
-    params: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 def version_of(head: EraHeaders, message: Request | Notification) -> tuple[Era, str]:
@@ -122,13 +120,14 @@ def routing_headers(message: Request) -> list[tuple[str, str]]:
 
 
 def check_parameter_headers(
-    head: EraHeaders, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
+    headers: Mapping[str, Sequence[str]], declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
 ) -> None:
     """Check `Mcp-Param-*` against the arguments that they mirror.
 
-    `declared` maps the header's rest, as the tool's schema writes it, to the property path of the argument."""
+    `headers` are all header lines by lower-case name. `declared` maps the header's rest, as the tool's schema writes
+    it, to the property path of the argument."""
     for name, path in declared.items():
-        lines = head.params.get(name.lower(), ())
+        lines = headers.get(f"mcp-param-{name.lower()}", ())
         if len(lines) > 1:
             raise _mismatch(f"Mcp-Param-{name} is there more than once")
         given = _decoded(lines[0], f"Mcp-Param-{name}") if lines else None

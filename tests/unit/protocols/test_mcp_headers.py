@@ -144,7 +144,8 @@ DECLARED = {"Region": ("region",), "Size": ("size",), "Dry-Run": ("deep", "dry")
 
 def mirrored(headers: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     try:
-        eras.check_parameter_headers(EraHeaders(params=headers), DECLARED, arguments)
+        lines = {f"mcp-param-{name}": values for name, values in headers.items()}
+        eras.check_parameter_headers(lines, DECLARED, arguments)
         return eras.parameter_headers(DECLARED, arguments)
     except Refusal as refusal:
         assert refusal.reason is Reason.HEADER_MISMATCH
