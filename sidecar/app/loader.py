@@ -183,8 +183,11 @@ def _service(settings: Settings, name: str, processes: Processes, signer: upstre
     max_bytes = settings.server.max_response_bytes
     bare = upstreams.upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
     account = upstreams.UpstreamAccount(name, definition.breaker)
-    watched = upstreams.GuardedTransport(bare, account, definition.mcp.share)  # the server itself, below the bridge
-    upstream = upstreams.Bridge(watched, settings.sessions.question_timeout_s, settings.sessions.idle_s)
+    eras = upstreams.ServerEras()
+    watched = upstreams.GuardedTransport(
+        bare, account, definition.mcp.share, eras
+    )  # the server itself, below the bridge
+    upstream = upstreams.Bridge(watched, eras, settings.sessions.question_timeout_s, settings.sessions.idle_s)
     responses = definition.responses
     catalogue = upstreams.ToolCatalogue(
         upstream,

@@ -7,7 +7,7 @@ answer passes `response_stream.py`. Sessions begin and end here, because the ups
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Mapping
+from collections.abc import Container, Coroutine, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from aiohttp import web
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends import mcp_requests
-from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, AskIntent, ListenIntent, ServerIntent
+from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, AskIntent, ListenIntent, OtherIntent, ServerIntent
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.reauthorization import LOOK_EVERY_S, Reauthorization, end_of
 from sidecar.gateway.request import Charged, RequestContext, UpstreamExchange, WatchedExchange
@@ -81,14 +81,14 @@ class Forwarder:
     def streams(self) -> set[WatchedExchange]:
         return self.oversight.open.streams
 
-    async def carry_out(self, charged: Charged, intent: ServerIntent) -> web.StreamResponse:
+    def carry_out(self, charged: Charged, intent: ServerIntent) -> Coroutine[Any, Any, web.StreamResponse]:
         """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
         denials of what the upstream requests of the caller. The outcome is recorded before the answer is complete."""
         exchange = self.opened(charged, intent)
+        return self._ask(exchange, intent) if isinstance(intent, AskIntent) else self._other(exchange, intent)
+
+    async def _other(self, exchange: UpstreamExchange, intent: OtherIntent) -> web.StreamResponse:
         match intent:
-            case AskIntent():
-                with exchange:
-                    return await self._ask(exchange, intent)
             case mcp_requests.NotifyIntent():
                 sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
                 return await self._deliver(exchange, sent)
@@ -117,24 +117,26 @@ class Forwarder:
         return exchange
 
     async def _ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
-        asked, catalogue = intent.message, exchange.service.catalogue
-        if messages.located_uri(asked) not in ("", exchange.call.question.name):
-            await catalogue.learn_spellings(exchange.patience_s)
-        asked = messages.with_normal_uris(asked, catalogue.spellings.spelled)
-        message = Request(asked.id, asked.method, _forwarded(exchange, asked))
-        creator = exchange.call.question if task_messages.may_become_task(message.method, message.params) else None
-        if message.method == "subscriptions/listen":
-            exchange.has_no_end()
-            with self.place(exchange), await exchange.post(message) as answer:
-                return await self.relay(exchange, (message.id,)).answer(answer)
-        with await exchange.post(message) as answer:
-            if message.method == "initialize":
-                return await self._begin(exchange, message, answer)
-            if exchange.session is not None:
-                self.check_alive(exchange.session, answer)
-                exchange.session.remember(message.id, exchange.asked, creator)
-            creators = {message.id: creator} if creator is not None else {}
-            return await self.relay(exchange, (message.id,), creators).answer(answer)
+        message, session, creators = intent.message, intent.session, NOTHING
+        with exchange:
+            if message.method in messages.NAMING_URIS:
+                message = await _with_spelled_uris(exchange, message)
+            params = _forwarded(exchange, message)
+            if params is not message.params:
+                message = message._replace(params=params)
+            if message.method == "subscriptions/listen":
+                exchange.has_no_end()
+                with self.place(exchange), await exchange.post(message) as answer:
+                    return await self.relay(exchange, (message.id,)).answer(answer)
+            if task_messages.may_become_task(message.method, params):
+                creators = {message.id: exchange.call.question}
+            with await exchange.post(message) as answer:
+                if message.method == "initialize":
+                    return await self._begin(exchange, message, answer)
+                if session is not None:
+                    self.check_alive(session, answer)
+                    session.remember(message.id, exchange.asked, creators.get(message.id))
+                return await self.relay(exchange, (message.id,), creators).answer(answer)
 
     async def _begin(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> web.StreamResponse:
         """Begins a session once the upstream accepts it, and returns it with the upstream's answer. If anything fails
@@ -327,6 +329,14 @@ class Forwarder:
             if session.whole is not None:  # the other members of its aggregate session continue
                 raise SessionLost
             raise Refusal(Reason.SESSION_UNKNOWN)
+
+
+async def _with_spelled_uris(exchange: UpstreamExchange, message: Request) -> Request:
+    """Returns a message with its URIs as the upstream spells them."""
+    catalogue = exchange.service.catalogue
+    if messages.located_uri(message) not in ("", exchange.call.question.name):
+        await catalogue.learn_spellings(exchange.patience_s)
+    return messages.with_normal_uris(message, catalogue.spellings.spelled)
 
 
 def _forwarded(exchange: UpstreamExchange, message: Request | Notification) -> dict[str, Any]:

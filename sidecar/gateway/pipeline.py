@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,7 +93,7 @@ class Frontend(Protocol):
     async def check(self, request: RequestContext, caller: Caller, content: Any, decision: Decision) -> Any:
         """Checks the content of a permitted operation before anything is charged. Returns it as it is to be sent."""
 
-    async def carry_out(self, charged: Charged) -> web.StreamResponse:
+    def carry_out(self, charged: Charged) -> Coroutine[Any, Any, web.StreamResponse]:
         """Sends the operation to its upstream, and returns the answer once its outcome is recorded."""
 
 

@@ -7,7 +7,7 @@ fill them in; no stage reads them to repeat a decision of an earlier one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -414,12 +414,14 @@ class UpstreamExchange(WatchedExchange):
         again = min(asyncio.get_running_loop().time() + timeout_s, self.request.started_s + self.longest_s)
         deadline.at = max(deadline.at, again)
 
-    async def post(self, message: Message) -> UpstreamAnswer:
-        return await self.service.upstream.exchange(self._outbound("POST", message, None))
+    def post(self, message: Message) -> Coroutine[Any, Any, UpstreamAnswer]:
+        """Sends a message to the upstream. Awaited, it returns when the head of the answer is here."""
+        outbound = self._outbound("POST", message, None)
+        return self.service.upstream.directly(outbound).exchange(outbound)
 
-    async def listen(self, last_event_id: str | None) -> UpstreamAnswer:
+    def listen(self, last_event_id: str | None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Opens the upstream session's own stream, or resumes one of its streams."""
-        return await self.service.upstream.exchange(self._outbound("GET", None, last_event_id))
+        return self.service.upstream.exchange(self._outbound("GET", None, last_event_id))
 
     def _outbound(self, verb: Literal["POST", "GET"], message: Message | None, last_event_id: str | None) -> Outbound:
         return Outbound(

@@ -15,6 +15,7 @@ statuses.py           maps an upstream's HTTP status to a caller's refusal
 from sidecar.upstreams.credentials import TokenSigner, signer_from
 from sidecar.upstreams.mcp.assembly import upstream_from
 from sidecar.upstreams.mcp.bridge import Bridge
+from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
 from sidecar.upstreams.mcp.catalogue import ToolCatalogue
 from sidecar.upstreams.mcp.guarded_transport import GuardedTransport
 from sidecar.upstreams.mcp.tools import Tool
@@ -26,6 +27,7 @@ __all__ = [
     "GuardedTransport",
     "McpTransport",
     "Outbound",
+    "ServerEras",
     "TokenSigner",
     "Tool",
     "ToolCatalogue",

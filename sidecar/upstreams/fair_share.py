@@ -20,6 +20,26 @@ Owner = tuple[tuple[str, str], ...]
 """Issuer and name of each principal in a chain."""
 
 
+class CallerShare(SendQueue):
+    """The share of one caller, with the number of its calls that are in it or wait for it."""
+
+    __slots__ = ("_lines", "_owner", "inside")
+
+    def __init__(self, lines: dict[Owner, CallerShare], owner: Owner, places: int) -> None:
+        super().__init__(places, MAX_WAITING)
+        self._lines, self._owner, self.inside = lines, owner, 0
+
+    def give_back(self) -> None:
+        """Returns a place that was taken."""
+        self.step_out()
+        self.leave()
+
+    def leave(self) -> None:
+        self.inside -= 1
+        if not self.inside:
+            del self._lines[self._owner]
+
+
 class FairShares:
     """The shares of one upstream. `places` is the number of concurrent calls of one caller."""
 
@@ -27,43 +47,34 @@ class FairShares:
 
     def __init__(self, places: int) -> None:
         self.places = places
-        self._lines: dict[Owner, tuple[SendQueue, list[int]]] = {}
+        self._lines: dict[Owner, CallerShare] = {}
 
     def __len__(self) -> int:
         return len(self._lines)
 
     @property
     def waiting(self) -> int:
-        return sum(len(line) for line, _ in self._lines.values())
+        return sum(map(len, self._lines.values()))
 
-    async def take(self, caller: Caller, deadline_s: float) -> tuple[Owner, float]:
-        """Take a place, to be returned with `give_back`; returns the owner and what is left of the deadline in seconds.
-        Raises Unsent(TOO_MANY_CONCURRENT)."""
+    def of(self, caller: Caller) -> CallerShare:
+        """Returns the share of a caller, whose call is counted in it until `give_back`."""
         owner = tuple([(principal.issuer, principal.name) for principal in caller.chain])
-        standing = self._lines.get(owner)
-        if standing is None:
-            standing = self._lines[owner] = (SendQueue(self.places, MAX_WAITING), [0])
-        line, inside = standing
-        inside[0] += 1
-        if line.step_in():
-            return owner, deadline_s
+        share = self._lines.get(owner)
+        if share is None:
+            share = self._lines[owner] = CallerShare(self._lines, owner, self.places)
+        share.inside += 1
+        return share
+
+    async def wait(self, share: CallerShare, deadline_s: float) -> float:
+        """Waits for a place in a share that has none; returns what is left of the deadline in seconds. Raises
+        Unsent(TOO_MANY_CONCURRENT); then the call is not counted any more."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline_s
         try:
-            await line.wait(until)
+            await share.wait(until)
         except BaseException as error:
-            self._leave(owner)
+            share.leave()
             if isinstance(error, EgressError):
                 raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from error
             raise
-        return owner, until - loop.time()
-
-    def give_back(self, owner: Owner) -> None:
-        self._lines[owner][0].step_out()
-        self._leave(owner)
-
-    def _leave(self, owner: Owner) -> None:
-        inside = self._lines[owner][1]
-        inside[0] -= 1
-        if not inside[0]:
-            del self._lines[owner]
+        return until - loop.time()

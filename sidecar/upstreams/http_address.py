@@ -86,7 +86,9 @@ class HttpAddress:
                 headers = [*headers, shown]
         client = self._streams if streams else self._calls
         try:
-            response = await client.send(form.message(headers, body), deadline_s=deadline_s)
+            message, until = form.message(headers, body), client.until(deadline_s)
+            connection = client.take(until) or await client.connection(until)
+            response = await connection.exchange(message, until)
         except EgressError as failure:
             raise refusal_from(failure) from failure
         if response.status == 401 and shown is not None:

@@ -6,9 +6,10 @@ server's breaker, switched-off tools, pinned definitions and argument schemas.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
@@ -107,9 +108,9 @@ class McpFrontend:
             await service.catalogue.learn(service.timeout_s)  # a listed tool must be callable
         return intent
 
-    async def carry_out(self, charged: Charged) -> web.StreamResponse:
+    def carry_out(self, charged: Charged) -> Coroutine[Any, Any, web.StreamResponse]:
         charged.lease.forwarded = True
-        return await self.forwarder.carry_out(charged, charged.content)
+        return self.forwarder.carry_out(charged, charged.content)
 
 
 def operation_of(request: RequestContext, intent: Intent) -> ParsedOperation:

@@ -82,7 +82,8 @@ class SpreadIntent(NamedTuple):
     resumed: tuple[str, str] | None = None
 
 
-ServerIntent = AskIntent | NotifyIntent | ReplyIntent | PairIntent | ListenIntent | LeaveIntent
+OtherIntent = NotifyIntent | ReplyIntent | PairIntent | ListenIntent | LeaveIntent
+ServerIntent = AskIntent | OtherIntent
 Intent = ServerIntent | SpreadIntent
 
 

@@ -77,15 +77,30 @@ class HttpClient:
 
     async def send(self, message: bytes, *, deadline_s: float) -> ClientResponse:
         """Sends a request that is already encoded by a `RequestForm` for this origin. Otherwise like `request`."""
-        if deadline_s <= 0:  # the answer could not be used, so the request is not sent
+        until = self.until(deadline_s)
+        connection = self.take(until) or await self.connection(until)
+        return await connection.exchange(message, until)
+
+    def until(self, deadline_s: float) -> float:
+        """Returns the end of a deadline in loop time. Raises ClientTimeout if there is none left: the answer could not
+        be used, so the request is not sent."""
+        if deadline_s <= 0:
             raise ClientTimeout("no time is left")
-        now = asyncio.get_running_loop().time()
-        until = now + deadline_s
+        return asyncio.get_running_loop().time() + deadline_s
+
+    def take(self, until: float) -> ClientConnection | None:
+        """Takes an idle connection for an exchange; None if there is none, or others wait for one."""
+        if not self._idle or not self._line.step_in():
+            return None
+        if (connection := self._taken(asyncio.get_running_loop().time())) is None:
+            self._line.step_out()
+        return connection
+
+    async def connection(self, until: float) -> ClientConnection:
+        """Waits for a connection, up to the loop time `until`. Raises EgressError."""
         if not self._line.step_in():
             await self._line.wait(until)
-            now = asyncio.get_running_loop().time()
-        connection = self._take(now) or await self._connect(until)
-        return await connection.exchange(message, until)
+        return self._taken(asyncio.get_running_loop().time()) or await self._connect(until)
 
     async def close(self) -> None:
         """Closes every connection, also those in use; waiting requests fail."""
@@ -98,7 +113,7 @@ class HttpClient:
             self._sweeper = None
         await asyncio.sleep(0)  # transports close their sockets in the next iteration of the loop
 
-    def _take(self, now: float) -> ClientConnection | None:
+    def _taken(self, now: float) -> ClientConnection | None:
         while self._idle:
             connection = self._idle.pop()  # the most recently used first, so that the others become idle and are closed
             if connection.idle_until > now and connection.quiet:

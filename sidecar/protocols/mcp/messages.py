@@ -35,6 +35,7 @@ MAX_SHOWN_CHARS = 128  # of an invalid name in reports
 MAX_UNNAMED = 100  # of one list, for operators
 MAX_SUBSCRIBED_URIS = 100
 LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
+NAMING_URIS = LOCATED | {"completion/complete", "subscriptions/listen"}
 MAX_MEMBERS = 1_000  # of a result or an entry of a list: MCP names a dozen, and each is compared in any spelling
 MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session holds unanswered
 

@@ -34,17 +34,18 @@ class GuardedAgent:
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
         """See `AgentTransport.ask`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
-        owner = None
+        share = None
         if outgoing.caller is not None:
-            owner, left_s = await self.shares.take(outgoing.caller, outgoing.deadline_s)
-            outgoing = outgoing._replace(deadline_s=left_s)
+            share = self.shares.of(outgoing.caller)
+            if not share.step_in():
+                outgoing = outgoing._replace(deadline_s=await self.shares.wait(share, outgoing.deadline_s))
         try:
             with self._visit(outgoing) as visit:
                 answer = await self.inner.ask(outgoing)
             visit.answered()
         finally:
-            if owner is not None:
-                self.shares.give_back(owner)
+            if share is not None:
+                share.give_back()
         return self._told(answer) if isinstance(answer, AgentError) else answer
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.programs import environment_of, executable_of
 from sidecar.settings.upstreams import McpUpstream, UpstreamSettings
@@ -44,9 +46,11 @@ def upstream_from(
         headers=tuple(mcp.headers.items()),
         max_connections=mcp.max_connections,
     )
-    http = HttpUpstream(name, address, timeout_s=mcp.timeout_s, max_response_bytes=max_response_bytes)
-    sse = SseUpstream(name, address, timeout_s=mcp.timeout_s, max_response_bytes=max_response_bytes)
-    return {"http": http, "sse": sse}.get(mcp.transport) or DetectingUpstream(http, sse)
+    bounds: dict[str, Any] = {"timeout_s": mcp.timeout_s, "max_response_bytes": max_response_bytes}
+    if mcp.transport == "http":
+        return HttpUpstream(name, address, **bounds)
+    sse = SseUpstream(name, address, **bounds)
+    return sse if mcp.transport == "sse" else DetectingUpstream(name, address, sse, **bounds)
 
 
 def _program(name: str, mcp: McpUpstream, processes: Processes) -> Program:

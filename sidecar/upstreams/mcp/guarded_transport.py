@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Final
@@ -28,7 +27,9 @@ from typing import Final
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ENDLESS, Deadline
 from sidecar.protocols.jsonrpc import Request
-from sidecar.upstreams.fair_share import FairShares
+from sidecar.protocols.mcp.eras import STATELESS_SET
+from sidecar.upstreams.fair_share import CallerShare, FairShares
+from sidecar.upstreams.mcp.bridge.server_eras import UNFIT, ServerEras
 from sidecar.upstreams.mcp.transport import (
     EVENT_STREAM,
     JSON,
@@ -53,11 +54,12 @@ log = logging.getLogger("sidecar.upstreams")
 
 
 class GuardedTransport(TransportLayer):
-    """A guarded upstream. `account` is its record, `share` the number of concurrent calls of one caller."""
+    """A guarded upstream. `account` is its record, `share` the number of concurrent calls of one caller. Statuses that
+    do not fit the stateless era put `eras` in doubt."""
 
-    def __init__(self, inner: McpTransport, account: UpstreamAccount, share: int) -> None:
+    def __init__(self, inner: McpTransport, account: UpstreamAccount, share: int, eras: ServerEras) -> None:
         super().__init__(inner)
-        self.account = account
+        self.account, self._eras = account, eras
         self.shares = FairShares(share)
         # Notifications and responses to the server take connections too. They never wait for calls, because a call may
         # wait for one of them. Both shares together leave room for others.
@@ -67,45 +69,40 @@ class GuardedTransport(TransportLayer):
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """See `McpTransport.exchange`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
-        answer = await self._in_share(outbound)
-        session_id = outbound.session_id
-        if session_id is None:
+        share, visit = None, None
+        if outbound.caller is not None and not outbound.endless and outbound.message is not None:
+            shares = self.shares if isinstance(outbound.message, Request) else self.words
+            share = shares.of(outbound.caller)
+            if not share.step_in():
+                outbound = outbound._replace(deadline_s=await shares.wait(share, outbound.deadline_s))
+        try:
+            visit = ExchangeOutcome(self.account, outbound, self.timeout_s)
+            inner = await self.inner.exchange(outbound)
+        except BaseException as error:
+            if visit is not None:
+                visit.raised(error)
+            if share is not None:
+                share.give_back()
+            raise
+        visit.head(inner)
+        if inner.status in UNFIT and outbound.version in STATELESS_SET:
+            self._eras.doubt()
+        answer = GuardedAnswer(inner, visit, share)
+        if outbound.session_id is None:
             if SESSION_ID in answer.headers:  # a server may reuse session ids after a restart
                 self._lost.pop(answer.headers[SESSION_ID], None)
-            return answer
-        if answer.status not in _LOST or outbound.verb == "DELETE":
-            return answer
+        elif answer.status in _LOST and outbound.verb != "DELETE" and not outbound.own:
+            return await self._judged(outbound, outbound.session_id, answer)
+        return answer
+
+    async def _judged(self, outbound: Outbound, session_id: str, answer: UpstreamAnswer) -> UpstreamAnswer:
+        """The answer, with an error status in a session, as a 404 if the session is lost."""
         if answer.status == _BAD_REQUEST:
             answer = await _released(answer)
             if session_id not in self._lost and not await self._is_lost(outbound):
                 return answer
         self._note_lost(session_id, answer.status)
         return answer if answer.status == _NOT_FOUND else BuiltUpstream(_NOT_FOUND)
-
-    async def _in_share(self, outbound: Outbound) -> UpstreamAnswer:
-        if outbound.caller is None or outbound.endless or outbound.message is None:
-            return await self._observed(outbound, _nothing)
-        shares = self.shares if isinstance(outbound.message, Request) else self.words
-        owner, left_s = await shares.take(outbound.caller, outbound.deadline_s)
-        leave = partial(shares.give_back, owner)
-        try:
-            return await self._observed(outbound._replace(deadline_s=left_s), leave)
-        except BaseException:
-            leave()
-            raise
-
-    async def _observed(self, outbound: Outbound, leave: Callable[[], None]) -> UpstreamAnswer:
-        visit = ExchangeOutcome(self.account, outbound, self.timeout_s)
-        try:
-            answer = await self.inner.exchange(outbound)
-        except Refusal as refusal:
-            visit.refused(refusal)
-            raise
-        except BaseException:
-            visit.left()
-            raise
-        visit.head(answer)
-        return GuardedAnswer(answer, visit, leave)
 
     async def _is_lost(self, outbound: Outbound) -> bool:
         """Whether the server does not know the session of a message that it answered with 400."""
@@ -115,7 +112,7 @@ class GuardedTransport(TransportLayer):
         within_s = min(outbound.deadline_s, PING_S)
         asked = Outbound("POST", ping, outbound.version, within_s, outbound.session_id, outbound.caller, own=True)
         try:
-            with await self._in_share(asked) as answer:
+            with await self.exchange(asked) as answer:
                 return answer.status in _LOST
         except Refusal:
             return False
@@ -177,6 +174,12 @@ class ExchangeOutcome(CallOutcome):
         else:
             self.faulted("its answer was empty")
 
+    def raised(self, error: BaseException) -> None:
+        if isinstance(error, Refusal):
+            self.refused(error)
+        else:
+            self.left()
+
     def left(self, *, said_something: bool = False) -> None:
         """The reader stopped: it has what it wanted, or its time is over."""
         if self._expired():
@@ -188,15 +191,13 @@ class ExchangeOutcome(CallOutcome):
 
 
 class GuardedAnswer(UpstreamAnswer):
-    """An answer that reports its end to the account. `leave` is called once, when it is over."""
+    """An answer that reports its end to the account, and then returns its place in the caller's share."""
 
-    __slots__ = ("_inner", "_leave", "_visit")
+    __slots__ = ("_inner", "_share", "_visit")
 
-    def __init__(self, inner: UpstreamAnswer, visit: ExchangeOutcome, leave: Callable[[], None]) -> None:
+    def __init__(self, inner: UpstreamAnswer, visit: ExchangeOutcome, share: CallerShare | None) -> None:
         self.status, self.media_type, self.headers = inner.status, inner.media_type, inner.headers
-        self._inner = inner
-        self._visit = visit
-        self._leave = leave
+        self._inner, self._visit, self._share = inner, visit, share
 
     async def read(self, max_bytes: int) -> bytes:
         try:
@@ -226,8 +227,9 @@ class GuardedAnswer(UpstreamAnswer):
     def close(self) -> None:
         self._visit.left()
         self._inner.close()
-        leave, self._leave = self._leave, _nothing
-        leave()
+        share, self._share = self._share, None
+        if share is not None:
+            share.give_back()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -247,7 +249,3 @@ async def _released(answer: UpstreamAnswer) -> BuiltUpstream:
         except Refusal:  # too large or broken off: only its status is left
             body = b""
     return answer.with_body(body)
-
-
-def _nothing() -> None:
-    """For exchanges that take no share."""

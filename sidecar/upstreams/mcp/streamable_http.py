@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import lru_cache
@@ -11,12 +12,13 @@ from sidecar.errors import Refusal
 from sidecar.http.client import ENDLESS, ClientResponse, Deadline, EgressError, RequestForm
 from sidecar.protocols.jsonrpc import Request, encode_message
 from sidecar.protocols.mcp.eras import STATELESS_SET, routing_headers
-from sidecar.upstreams.http_address import HttpAddress, body_of, media_type_of, refusal_from
+from sidecar.upstreams.http_address import HttpAddress, media_type_of, refusal_from
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, McpTransport, Outbound, UpstreamAnswer
 
 _EXTRA = frozenset({"traceparent", "tracestate"})
 _PARAMETER_PREFIX = "mcp-param-"
 _ACCEPTED = {"POST": f"{JSON}, {EVENT_STREAM}", "GET": EVENT_STREAM, "DELETE": JSON}
+ELSEWHERE: Final = frozenset({400, 404, 405})
 MAX_FORMS: Final = 64  # there are fewer combinations of verb, revision and Accept
 
 
@@ -30,7 +32,10 @@ class HttpAnswer(UpstreamAnswer):
         self._response = response
 
     async def read(self, max_bytes: int) -> bytes:
-        return await body_of(self._response, max_bytes)
+        try:
+            return await self._response.read(max_bytes)
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
         try:
@@ -46,7 +51,10 @@ class HttpAnswer(UpstreamAnswer):
 
 
 class HttpUpstream(McpTransport):
-    """One MCP server over Streamable HTTP."""
+    """One MCP server over Streamable HTTP. `is_legacy` says that it turned out to speak HTTP+SSE
+    (`transport_detection.py`)."""
+
+    is_legacy = False
 
     def __init__(
         self, name: str, address: HttpAddress, *, timeout_s: float = 30.0, max_response_bytes: int = 10 * 2**20
@@ -59,9 +67,11 @@ class HttpUpstream(McpTransport):
     def open_connections(self) -> int:
         return self._address.open_connections
 
-    async def exchange(self, outbound: Outbound) -> HttpAnswer:
+    async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """See `McpTransport.exchange`. Raises MALFORMED_CALL if no header can carry a value; Unsent without a
         credential."""
+        if self.is_legacy:
+            return await self.over_sse(outbound)
         verb, message = outbound.verb, outbound.message
         headers = []
         if outbound.session_id is not None:
@@ -76,10 +86,20 @@ class HttpUpstream(McpTransport):
             headers.append(header)
         body = None if message is None else encode_message(message)
         form = self._form(verb, outbound.version, body is not None)
-        streams = outbound.endless or verb == "GET"
-        return HttpAnswer(
+        streams, began_s = outbound.endless or verb == "GET", asyncio.get_running_loop().time()
+        answer = HttpAnswer(
             await self._address.send(form, headers, body, outbound.caller, outbound.deadline_s, streams=streams)
         )
+        return answer if answer.status not in ELSEWHERE else await self.refused(outbound, answer, began_s)
+
+    async def over_sse(self, outbound: Outbound) -> UpstreamAnswer:
+        """Sends a message over the transport that the server turned out to speak."""
+        raise NotImplementedError
+
+    async def refused(self, outbound: Outbound, answer: UpstreamAnswer, began_s: float) -> UpstreamAnswer:
+        """Returns the answer to a message that may have been refused because the server speaks another transport.
+        `began_s` is the loop's time at which it was sent."""
+        return answer
 
     def _form(self, verb: str, version: str, has_body: bool) -> RequestForm:
         """The common part of all requests of one kind. Raises Refusal(MALFORMED_CALL)."""

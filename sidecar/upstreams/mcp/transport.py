@@ -151,6 +151,10 @@ class McpTransport(ABC):
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """Send one message; returns with the answer's head. Never retried: it may be executed. Raises Refusal."""
 
+    def directly(self, outbound: Outbound) -> McpTransport:
+        """The transport that this message goes to: a bridge that has nothing to translate steps aside."""
+        return self
+
     @abstractmethod
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
         """Notify the upstream that a session is over. Best effort: it has a time-out of its own."""

@@ -11,81 +11,86 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import Request
+from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.mcp.legacy_sse import SseUpstream
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
-from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, Outbound, TransportLayer, UpstreamAnswer
+from sidecar.upstreams.mcp.transport import JSON, MAX_ERROR_BYTES, Outbound, UpstreamAnswer
 from sidecar.vocabulary import Caller
 
 PROBE_S: Final = 5.0  # a server sends its endpoint at once
 # How often to retry the GET at a server without such a stream: it may be replaced, and a route may appear late.
 PROBE_EVERY_S: Final = 30.0
 _OPENERS: Final = frozenset({"initialize", "server/discover"})
-_ELSEWHERE: Final = frozenset({400, 404, 405})
 
 
-class DetectingUpstream(TransportLayer):
-    """One MCP server whose transport is not configured. `clock_mono` gives monotonic seconds."""
+class DetectingUpstream(HttpUpstream):
+    """One MCP server whose transport is not configured: Streamable HTTP, until it refuses an opening message and has a
+    stream of HTTP+SSE (`legacy`). `clock_mono` gives monotonic seconds."""
 
     def __init__(
-        self, http: HttpUpstream, legacy: SseUpstream, *, clock_mono: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        address: HttpAddress,
+        legacy: SseUpstream,
+        *,
+        clock_mono: Callable[[], float] = time.monotonic,
+        **bounds: Any,
     ) -> None:
-        super().__init__(http)
+        super().__init__(name, address, **bounds)
         self._legacy = legacy
         self._clock = clock_mono
-        self._is_legacy = False
         self._next_probe_s = 0.0
         self._probing = asyncio.Lock()
 
-    async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
-        if self._is_legacy:
-            return await self._over_sse(outbound)
-        begun_s = self._clock()
-        answer = await self.inner.exchange(outbound)
-        opens = isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
-        if answer.status not in _ELSEWHERE or not opens:  # later a 404 is about the request
-            return answer
-        with answer:
-            refusal = await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
-        left_s = outbound.deadline_s - (self._clock() - begun_s)
-        if not _says_json_rpc(refusal) and await self._finds_a_stream(outbound.caller, left_s):
-            return await self._over_sse(outbound._replace(deadline_s=left_s))
-        return answer.with_body(refusal)
-
     def roams(self, session_id: str | None) -> bool:
-        return not self._is_legacy
+        return not self.is_legacy
 
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:
-        await (self._legacy if self._is_legacy else self.inner).end_session(session_id, version, deadline_s)
+        if self.is_legacy:
+            await self._legacy.end_session(session_id, version, deadline_s)
+        else:
+            await super().end_session(session_id, version, deadline_s)
 
     async def close(self) -> None:
-        await self.inner.close()
+        await super().close()
         await self._legacy.close()
 
-    async def _over_sse(self, outbound: Outbound) -> UpstreamAnswer:
+    async def over_sse(self, outbound: Outbound) -> UpstreamAnswer:
         try:
             return await self._legacy.exchange(outbound)
         except Refusal:
             if not self._legacy.offered:  # it was replaced by another version of itself: detect again
-                self._is_legacy, self._next_probe_s = False, 0.0
+                self.is_legacy, self._next_probe_s = False, 0.0
             raise
+
+    async def refused(self, outbound: Outbound, answer: UpstreamAnswer, began_s: float) -> UpstreamAnswer:
+        opens = isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
+        if not opens:  # later a 404 is about the request
+            return answer
+        with answer:
+            refusal = await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
+        left_s = outbound.deadline_s - (asyncio.get_running_loop().time() - began_s)
+        if not _says_json_rpc(refusal) and await self._finds_a_stream(outbound.caller, left_s):
+            return await self.over_sse(outbound._replace(deadline_s=left_s))
+        return answer.with_body(refusal)
 
     async def _finds_a_stream(self, caller: Caller | None, within_s: float) -> bool:
         """Whether the GET finds an endpoint; concurrent callers wait for the same detection."""
         until = asyncio.get_running_loop().time() + min(within_s, PROBE_S)
         try:
             async with asyncio.timeout_at(until), self._probing:
-                if not self._is_legacy and self._clock() >= self._next_probe_s:
+                if not self.is_legacy and self._clock() >= self._next_probe_s:
                     self._next_probe_s = self._clock() + PROBE_EVERY_S
-                    self._is_legacy = await self._legacy.is_there(caller, PROBE_S)
+                    self.is_legacy = await self._legacy.is_there(caller, PROBE_S)
         except TimeoutError:
             return False
-        return self._is_legacy
+        return self.is_legacy
 
 
 def _says_json_rpc(body: bytes) -> bool:

@@ -15,7 +15,6 @@ from sidecar.upstreams.credentials import UpstreamCredentialValue
 from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.mcp import transport_detection
 from sidecar.upstreams.mcp.legacy_sse import SseUpstream
-from sidecar.upstreams.mcp.streamable_http import HttpUpstream
 from sidecar.upstreams.mcp.transport import SESSION_ID, Outbound, UpstreamAnswer
 from sidecar.upstreams.mcp.transport_detection import DetectingUpstream
 from tests.flow.misbehaviours import STREAM, telling
@@ -200,7 +199,7 @@ class Either(Old):
 @asynccontextmanager
 async def detecting_of(server: Old) -> AsyncIterator[DetectingUpstream]:
     async with upstream_of(server) as legacy:
-        upstream = DetectingUpstream(HttpUpstream("old", HttpAddress(server.server.url), timeout_s=2.0), legacy)
+        upstream = DetectingUpstream("old", HttpAddress(server.server.url), legacy, timeout_s=2.0)
         try:
             yield upstream
         finally:

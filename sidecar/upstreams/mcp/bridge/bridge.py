@@ -44,9 +44,9 @@ class Bridge(TransportLayer):
     """An upstream that callers of either era can use. An unanswered input request of a caller is kept for `question_s`,
     an idle session for `idle_s`."""
 
-    def __init__(self, inner: McpTransport, question_s: float, idle_s: float) -> None:
+    def __init__(self, inner: McpTransport, eras: ServerEras, question_s: float, idle_s: float) -> None:
         super().__init__(inner)
-        self.eras = ServerEras()
+        self.eras = eras
         self._lender = StatelessToSession(inner, question_s, idle_s, self.eras)
         self._player = SessionToStateless(inner, idle_s)
         self._asking = asyncio.Lock()
@@ -61,6 +61,12 @@ class Bridge(TransportLayer):
         if isinstance(message, Request) and message.method == "initialize":
             return await self._initialize(outbound, message)
         return await self.inner.exchange(without_parameters(outbound))
+
+    def directly(self, outbound: Outbound) -> McpTransport:
+        """See `McpTransport.directly`."""
+        message = outbound.message
+        discovers = isinstance(message, Request) and message.method == DISCOVER
+        return self.inner if self.eras.stateless and outbound.version in STATELESS_SET and not discovers else self
 
     def roams(self, session_id: str | None) -> bool:
         """See `McpTransport.roams`: an emulated session does not."""
@@ -93,10 +99,7 @@ class Bridge(TransportLayer):
         if not own and self.eras.stateless is False:
             _refuse_tasks(outbound)
             return await self._lender.exchange(outbound)
-        answer = await self.inner.exchange(outbound)
-        if answer.status in (400, 404, 405):
-            self.eras.doubt()
-        return answer
+        return await self.inner.exchange(outbound)
 
     async def _find_out(self, outbound: Outbound) -> None:
         async with self._asking:

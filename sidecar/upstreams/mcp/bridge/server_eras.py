@@ -15,6 +15,7 @@ from sidecar.protocols.mcp.eras import SESSION_VERSIONS_SET, STATELESS_SET, UNSU
 
 # The statuses that mean "unknown era", rather than "not you" (401, 403) or "not now" (429, 5xx).
 REFUSALS: Final = frozenset({200, 400, 404, 405, 406, 415})
+UNFIT: Final = frozenset({400, 404, 405})  # answers to stateless messages that put the era in doubt
 # An answer that does not fit may be an ordinary error: doubt costs one more request, but not after each of them.
 DOUBT_AFTER_S: Final = 30.0
 
