@@ -14,22 +14,17 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from sidecar.admin.models import RunAnswer, RunOrder
-from sidecar.admin.requests import HEADERS, MAX_ORDER_BYTES, answered, body_of, order_in, problem, query_in, refused
-from sidecar.admin.routes import AdminRequest, OperatorAction, OperatorRoute, Role, route_of
-from sidecar.errors import ConfigError, Refusal
-from sidecar.gateway.kill_switch import SwitchError
+from sidecar.admin.requests import HEADERS, answered, problem
+from sidecar.errors import Refusal
 from sidecar.gateway.routing import Entrance, check_entrance, check_target, headers_of, origin_form
-from sidecar.limits import StoreUnavailable
-from sidecar.limits.usage_report import NoSuchLimit
 from sidecar.observability.metrics import Metrics
-from sidecar.tasks.schedules.scheduler import Conflict
 
-__all__ = ["PROBES", "AdminApp", "OperatorAction", "Role"]
+if TYPE_CHECKING:
+    from sidecar.admin.routes import OperatorAction, Role
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 PROBES: Final = ("/livez", "/readyz")
@@ -62,34 +57,12 @@ class AdminApp:
             return answer
         if self.health_only or not (self.secrets or self.trusted):
             return problem("no such address", 404)
-        verbs, name = route_of(path)
         role = self._role(request)
         if role is None:
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
-        if not verbs:
-            return problem("no such address", 404)
-        route = verbs.get(request.method)
-        if route is None:
-            return problem(f"{' or '.join(verbs)} only", 405, {"Allow": ", ".join(verbs)})
-        if role not in route.roles:
-            return problem(f"this needs one of the roles {', '.join(route.roles)}", 403)
-        try:
-            return await self._routed(route, request, self._by(request, role), name)
-        except (Refusal, ConfigError, SwitchError, NoSuchLimit, Conflict, StoreUnavailable) as error:
-            return _failed(error)
+        from sidecar.admin.routes import answer_operator  # not before the first operator calls
 
-    async def _routed(self, route: OperatorRoute, request: web.BaseRequest, by: str, name: str) -> web.StreamResponse:
-        query = query_in(request.raw_path, route.query)
-        body: Mapping[str, Any] = {}
-        if route.request is not None:
-            is_large = route.request in (RunOrder, RunAnswer)
-            raw = await body_of(request, self.app.desk.max_order_bytes if is_large else MAX_ORDER_BYTES)
-            body = order_in(raw, route.request)
-        answer = await route.handler(AdminRequest(self.app, request, by, name, self.trusted, query, body))
-        if isinstance(answer, web.StreamResponse):
-            return answer
-        run_id = answer.get("run_id") if route.status == 201 else None
-        return answered(answer, route.status, {"Location": f"/api/runs/{run_id}"} if run_id else {})
+        return await answer_operator(self.app, request, path, role, self._by(request, role), here=self.trusted)
 
     async def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
         if path not in (*PROBES, "/metrics"):
@@ -126,21 +99,6 @@ class AdminApp:
             return f"admin:{role}"
         uid = _uid_of(request)
         return "local" if uid is None else f"local:uid={uid}"
-
-
-def _failed(error: Exception) -> web.Response:
-    match error:
-        case Refusal():
-            return refused(error)
-        case ConfigError():
-            return problem("the old policy serves on", 409, faults=[str(fault) for fault in error.faults])
-        case SwitchError():
-            return problem(str(error), error.status)
-        case NoSuchLimit():
-            return problem(str(error), 404, reason="limit-unknown")
-        case StoreUnavailable():
-            return problem("the store of the limits cannot be reached", 503)
-    return problem(str(error), 409)
 
 
 def _uid_of(request: web.BaseRequest) -> int | None:

@@ -1,8 +1,4 @@
-"""Reads requests to the admin listener and writes their responses.
-
-Unknown members of queries and bodies are refused, so that no program, argument or variable is set by an unexpected
-name (BL-029). Errors are problem documents (RFC 9457).
-"""
+"""Reads bodies of requests to the admin listener, and writes its responses. Errors are problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from sidecar.admin.schemas import Schema, check_body, check_parameter
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.error_responses import (
     JSON,
@@ -26,9 +21,6 @@ from sidecar.gateway.error_responses import (
     message_of,
     plain_status,
 )
-from sidecar.protocols import jsonrpc
-from sidecar.protocols.a2a import http
-from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import malformed
 
 HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -50,23 +42,6 @@ async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
     except web.RequestPayloadError:
         raise malformed("the body is not well framed") from None
     return bytes(body)
-
-
-def order_in(raw: bytes, model: type) -> dict[str, Any]:
-    """A body as an object of the model; a missing body is an empty object. Raises Refusal(MALFORMED_CALL)."""
-    return check_body(jsonrpc.parse_json(raw) if raw.strip() else {}, model)
-
-
-def query_in(raw_path: str, parameters: Mapping[str, Schema]) -> dict[str, Any]:
-    """The parameters of a query, by name. Raises Refusal(MALFORMED_CALL)."""
-    try:
-        query = http.query_of(raw_path.partition("?")[2])
-    except UnreadableMessage as error:
-        raise malformed(str(error)) from None
-    if not query.keys() <= parameters.keys():
-        known = f"besides {', '.join(parameters)}" if parameters else "where none is defined"
-        raise malformed(f"the query has a parameter {known}")
-    return {name: check_parameter(name, text, parameters[name]) for name, text in query.items()}
 
 
 def answered(value: Any, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:

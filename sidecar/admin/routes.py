@@ -1,4 +1,7 @@
-"""The table of admin routes. A handler's docstring is its summary; it returns the body or a whole response."""
+"""The table of admin routes.
+
+A handler's docstring is its summary; it returns the body or a whole response.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,22 @@ from aiohttp import web
 from sidecar.admin import models
 from sidecar.admin.models import CALLER, LIMIT, OBJECT, PRINCIPAL, SLUG, Nothing
 from sidecar.admin.operator_api import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET, OperatorApi, RunQuery
-from sidecar.admin.requests import HEADERS, problem
+from sidecar.admin.requests import HEADERS, MAX_ORDER_BYTES, answered, body_of, problem, refused
 from sidecar.admin.run_stream import RunNews
-from sidecar.admin.schemas import Schema, whole_number
+from sidecar.admin.schemas import Schema, order_in, query_in, whole_number
 from sidecar.admin.views import schedule_of
-from sidecar.errors import Refusal
-from sidecar.gateway.kill_switch import SwitchEntry, is_name
+from sidecar.errors import ConfigError, Refusal
+from sidecar.gateway.kill_switch import SwitchEntry, SwitchError, is_name
 from sidecar.http.server.event_stream import open_stream
-from sidecar.limits.usage_report import UsageQuery
+from sidecar.limits import StoreUnavailable
+from sidecar.limits.usage_report import NoSuchLimit, UsageQuery
 from sidecar.policy.patterns import glob
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.protocols.sse import KEEP_ALIVE
 from sidecar.settings.timestamps import rfc3339, seconds_of
 from sidecar.settings.uris import named_object
 from sidecar.tasks.programs.run_record import RunState, RunStatus
+from sidecar.tasks.schedules.scheduler import Conflict
 
 Role = Literal["viewer", "operator", "pdp"]
 NO_UPSTREAM: Final = "no upstream has this name"
@@ -386,3 +391,52 @@ def route_of(path: str) -> tuple[Mapping[str, OperatorRoute], str]:
         if found := pattern.fullmatch(path):
             return verbs, unquote("".join(found.groups()))
     return {}, ""
+
+
+async def answer_operator(
+    app: OperatorAction, request: web.BaseRequest, path: str, role: Role, by: str, *, here: bool
+) -> web.StreamResponse:
+    """Route and answer a request that showed a credential of `role`."""
+    verbs, name = route_of(path)
+    if not verbs:
+        return problem("no such address", 404)
+    route = verbs.get(request.method)
+    if route is None:
+        return problem(f"{' or '.join(verbs)} only", 405, {"Allow": ", ".join(verbs)})
+    if role not in route.roles:
+        return problem(f"this needs one of the roles {', '.join(route.roles)}", 403)
+    try:
+        return await _carried_out(app, route, request, by, name, here)
+    except (Refusal, ConfigError, SwitchError, NoSuchLimit, Conflict, StoreUnavailable) as error:
+        return _failed(error)
+
+
+async def _carried_out(
+    app: OperatorAction, route: OperatorRoute, request: web.BaseRequest, by: str, name: str, here: bool
+) -> web.StreamResponse:
+    query = query_in(request.raw_path, route.query)
+    body: Mapping[str, Any] = {}
+    if route.request is not None:
+        is_large = route.request in (models.RunOrder, models.RunAnswer)
+        raw = await body_of(request, app.desk.max_order_bytes if is_large else MAX_ORDER_BYTES)
+        body = order_in(raw, route.request)
+    answer = await route.handler(AdminRequest(app, request, by, name, here, query, body))
+    if isinstance(answer, web.StreamResponse):
+        return answer
+    run_id = answer.get("run_id") if route.status == 201 else None
+    return answered(answer, route.status, {"Location": f"/api/runs/{run_id}"} if run_id else {})
+
+
+def _failed(error: Exception) -> web.Response:
+    match error:
+        case Refusal():
+            return refused(error)
+        case ConfigError():
+            return problem("the old policy serves on", 409, faults=[str(fault) for fault in error.faults])
+        case SwitchError():
+            return problem(str(error), error.status)
+        case NoSuchLimit():
+            return problem(str(error), 404, reason="limit-unknown")
+        case StoreUnavailable():
+            return problem("the store of the limits cannot be reached", 503)
+    return problem(str(error), 409)

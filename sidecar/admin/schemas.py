@@ -1,6 +1,7 @@
 """JSON Schemas of the models, and checks of requests against them.
 
-A model is a TypedDict or a dataclass whose members are `Annotated[<type>, <description>, <bounds>]`.
+A model is a TypedDict or a dataclass whose members are `Annotated[<type>, <description>, <bounds>]`. Unknown members of
+queries and bodies are refused, so that no program, argument or variable is set by an unexpected name (BL-029).
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any, Final, Literal, NamedTuple, NotRequired, get_args, get_o
 from jsonschema_rs import Draft202012Validator
 
 from sidecar.admin.models import CALLER, OBJECT, PLAIN, PRINCIPAL, SLUG
+from sidecar.protocols import jsonrpc
+from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import malformed
 
 Schema = Mapping[str, Any]
@@ -104,6 +108,23 @@ def _or_null(schema: Schema) -> Schema:
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], None]}
     return {**schema, "type": [schema["type"], "null"]}
+
+
+def order_in(raw: bytes, model: type) -> dict[str, Any]:
+    """A body as an object of the model; a missing body is an empty object. Raises Refusal(MALFORMED_CALL)."""
+    return check_body(jsonrpc.parse_json(raw) if raw.strip() else {}, model)
+
+
+def query_in(raw_path: str, parameters: Mapping[str, Schema]) -> dict[str, Any]:
+    """The parameters of a query, by name. Raises Refusal(MALFORMED_CALL)."""
+    try:
+        query = http.query_of(raw_path.partition("?")[2])
+    except UnreadableMessage as error:
+        raise malformed(str(error)) from None
+    if not query.keys() <= parameters.keys():
+        known = f"besides {', '.join(parameters)}" if parameters else "where none is defined"
+        raise malformed(f"the query has a parameter {known}")
+    return {name: check_parameter(name, text, parameters[name]) for name, text in query.items()}
 
 
 def check_body(body: object, model: type) -> dict[str, Any]:

@@ -14,12 +14,11 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sidecar import __version__
-from sidecar.admin.operator_api import OperatorApi
 from sidecar.app.background import BackgroundJobs
 from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
@@ -49,6 +48,9 @@ from sidecar.tasks.programs.run_record import RUNS
 from sidecar.upstreams.health import HealthProbes
 from sidecar.upstreams.processes import Processes
 
+if TYPE_CHECKING:
+    from sidecar.admin.operator_api import OperatorApi
+
 LOOK_EVERY_S = 0.5
 LAST_WORDS_S = 1.0  # granted to responses in progress even after the grace time
 
@@ -56,7 +58,7 @@ log = logging.getLogger("sidecar")
 
 
 class Application:
-    """A running sidecar. It implements `admin.OperatorAction`, largely by methods of its parts."""
+    """A running sidecar. It implements `admin.routes.OperatorAction`, largely by methods of its parts."""
 
     @classmethod
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
@@ -134,10 +136,6 @@ class Application:
         self.replicas = Peers(secrets.token_hex(8), shared.run, self._serving, self._heard_of_news)
         self.gauges = SampledGauges(self.pipeline, self.replicas)
         self.showing = UsageReport(self.limiter.store)
-        new_id, control, orders = self.audit.new_id, self.audit.control, self.task_api.orders
-        self.desk = OperatorApi(
-            live, executions, self.scheduler, orders, new_id, control, lambda: self.pipeline.draining
-        )
         self.listening = Servers(path, settings, self.pipeline)
         parts = self.reloader, follower, self.replicas, self.drift, self.jobs
         report = StatusReport(settings, way, executions, shared.counting, *parts)
@@ -256,6 +254,13 @@ class Application:
         self.watcher.hint()
 
     # --- operators' requests ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def desk(self) -> OperatorApi:
+        from sidecar.admin.operator_api import OperatorApi
+
+        parts = self.live, self.executions, self.scheduler, self.task_api.orders, self.audit.new_id, self.audit.control
+        return OperatorApi(*parts, lambda: self.pipeline.draining)
 
     def is_server(self, name: str) -> bool:
         return name in self.live.current.services

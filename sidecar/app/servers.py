@@ -16,12 +16,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from sidecar.admin import PROBES, AdminApp, OperatorAction, Role
+from sidecar.admin import PROBES, AdminApp
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.gateway.error_responses import AnswerShape, tell
@@ -35,6 +35,9 @@ from sidecar.http.tls import follows, shown_on
 from sidecar.settings import Settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.secrets import read_secret
+
+if TYPE_CHECKING:
+    from sidecar.admin.routes import OperatorAction, Role
 
 log = logging.getLogger("sidecar.app.servers")
 

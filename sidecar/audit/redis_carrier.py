@@ -18,19 +18,27 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
+from redis.connection import Connection as TcpConnection
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.retry import Retry
 
 from sidecar.audit.carrier import AppendLines, UnsureError, pauses
 from sidecar.audit.chain import ChainEnd, head_line, unseal
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import FoundEnd, read_anchor
 from sidecar.errors import SettingsError, fault_in
+from sidecar.settings.store import StoreSettings
 from sidecar.storage.redis_script import script_text
 
 log = logging.getLogger("sidecar.audit")
 
+CONNECT_S: Final = 1.0
+ANSWER_S: Final = 1.5  # below the writer's deadline, so that a lost reply is asked for again within it
 PAGE: Final = 200  # lines per read, about 400 KB
 DONE, TAKEN, ELSEWHERE = b"done", b"taken", b"elsewhere"
 
@@ -162,3 +170,27 @@ def _failed(why: str, *, unsure: bool) -> OSError:
 def _why(error: Exception) -> str:
     """The error for operators: its kind and the server's text; never a URL."""
     return f"{type(error).__name__}: {error}"[:200]
+
+
+def connector_to(chosen: StoreSettings) -> Callable[[], AbstractConnection]:
+    """A function that makes a connection, not connected yet, to a single server. It raises ConnectionError if its
+    secret cannot be read."""
+    return partial(_connection, chosen)
+
+
+def _connection(chosen: StoreSettings) -> AbstractConnection:
+    place = chosen.place
+    try:
+        options = chosen.login() | {"socket_connect_timeout": CONNECT_S, "socket_timeout": ANSWER_S}
+    except SettingsError as unreadable:  # raised at connection time: the file may change while we run
+        raise ConnectionError(str(unreadable)) from None
+    options |= {"retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
+    made: type[Any] = TcpConnection
+    if place.kind == "unix":
+        made, options = UnixDomainSocketConnection, options | {"path": place.path}
+    else:
+        options["host"], options["port"] = place.nodes[0]
+    if place.tls:
+        made, options = SSLConnection, options | chosen.certificates()
+    connection: AbstractConnection = made(**options)
+    return connection

@@ -12,13 +12,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Final
-
-from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
-from redis.connection import Connection as TcpConnection
-from redis.retry import Retry
+from typing import TYPE_CHECKING
 
 from sidecar import __version__
 from sidecar.audit.carrier import Carrier, ChainedCarrier
@@ -26,8 +20,6 @@ from sidecar.audit.chain import BEGINNING, ChainEnd
 from sidecar.audit.copies import CopySink
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import AuditFile, FoundEnd
-from sidecar.audit.otlp_carrier import OtlpCarrier
-from sidecar.audit.redis_carrier import RedisCarrier
 from sidecar.audit.rotation import ChainSink
 from sidecar.audit.stdout_carrier import StdoutCarrier
 from sidecar.errors import SettingsError, fault_in
@@ -35,10 +27,10 @@ from sidecar.http.client.origin import parse_origin
 from sidecar.settings import Settings
 from sidecar.settings.audit import OtlpSink, RedisSink
 from sidecar.settings.secrets import read_secret
-from sidecar.settings.store import StoreSettings
 
-REDIS_CONNECT_S: Final = 1.0
-REDIS_ANSWER_S: Final = 1.5  # below the writer's deadline, so that a lost reply is asked for again within it
+if TYPE_CHECKING:
+    from sidecar.audit.otlp_carrier import OtlpCarrier
+    from sidecar.audit.redis_carrier import RedisCarrier
 
 
 def open_sink(
@@ -81,8 +73,7 @@ def reading_stream(settings: Settings) -> RedisCarrier:
     """Open the configured stream for reading, without becoming its writer. Raises SettingsError."""
     if settings.audit_store.is_memory:
         raise SettingsError([fault_in("store.url", "there is no Redis to read evidence from", code="A120")])
-    no_key = AuditKey.from_secret(b"")
-    return RedisCarrier(partial(_connection, settings.audit_store), stream_of(settings.audit.redis), no_key)
+    return _stream(settings, AuditKey.from_secret(b""))
 
 
 def _carrier(
@@ -93,9 +84,7 @@ def _carrier(
         if settings.audit_store.place.kind not in ("redis", "unix"):
             hint = "write audit: {redis: {store: {url: redis://…}}}"
             raise SettingsError([fault_in("audit.redis", "evidence is kept in one server", code="A120", hint=hint)])
-        most = chosen.redis.max_length if chosen.redis is not None else None
-        connect = partial(_connection, settings.audit_store)
-        stream = RedisCarrier(connect, stream_of(chosen.redis), key, older=older, max_length=most)
+        stream = _stream(settings, key, older)
         return stream, stream.take(copies)
     if name == "otlp":
         assert chosen.otlp is not None
@@ -103,7 +92,17 @@ def _carrier(
     return StdoutCarrier.take(), FoundEnd(BEGINNING, 0)
 
 
+def _stream(settings: Settings, key: AuditKey, older: Sequence[AuditKey] = ()) -> RedisCarrier:
+    from sidecar.audit.redis_carrier import RedisCarrier, connector_to
+
+    chosen = settings.audit.redis
+    most = None if chosen is None else chosen.max_length
+    return RedisCarrier(connector_to(settings.audit_store), stream_of(chosen), key, older=older, max_length=most)
+
+
 def _otlp(chosen: OtlpSink, instance: str) -> OtlpCarrier:
+    from sidecar.audit.otlp_carrier import OtlpCarrier
+
     try:
         origin = parse_origin(chosen.url)
     except ValueError as error:
@@ -120,21 +119,3 @@ def _otlp(chosen: OtlpSink, instance: str) -> OtlpCarrier:
         "host.name": platform.node(),
     }
     return OtlpCarrier(origin, resource, headers=headers, ca_path=chosen.ca_path)
-
-
-def _connection(chosen: StoreSettings) -> AbstractConnection:
-    place = chosen.place
-    try:
-        options = chosen.login() | {"socket_connect_timeout": REDIS_CONNECT_S, "socket_timeout": REDIS_ANSWER_S}
-    except SettingsError as unreadable:  # raised at connection time: the file may change while we run
-        raise ConnectionError(str(unreadable)) from None
-    options |= {"retry": Retry(NoBackoff(), 0), "health_check_interval": 0}
-    made: type[Any] = TcpConnection
-    if place.kind == "unix":
-        made, options = UnixDomainSocketConnection, options | {"path": place.path}
-    else:
-        options["host"], options["port"] = place.nodes[0]
-    if place.tls:
-        made, options = SSLConnection, options | chosen.certificates()
-    connection: AbstractConnection = made(**options)
-    return connection

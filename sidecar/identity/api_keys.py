@@ -65,7 +65,7 @@ Time = Annotated[str, AfterValidator(_time)]
 
 
 class KeyEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     id: Annotated[str, named("[A-Za-z0-9]{4,32}", "key id", "4-32 letters and digits")]
     principal: Annotated[str, AfterValidator(_owner)]
@@ -76,7 +76,7 @@ class KeyEntry(BaseModel):
 
 
 class KeyFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     version: Literal[1]
     keys: Annotated[

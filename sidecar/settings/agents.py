@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Annotated, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_args
 
-import jsonschema_rs
 from pydantic import AfterValidator, Field
 
 from sidecar.settings.agent_endpoints import AgentOffer, offer_faults
@@ -25,6 +24,9 @@ from sidecar.settings.field_types import (
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.upstreams import BreakerSettings, ProbeSettings
 from sidecar.settings.validation_errors import Finding, reject
+
+if TYPE_CHECKING:
+    import jsonschema_rs
 
 Mode = Literal["task", "interactive"]
 Input = Literal["stdin", "file", "args", "json-rpc"]
@@ -77,7 +79,7 @@ def _pattern(text: str) -> str:
         reject(f"this is no regular expression: {error}")
     try:
         _matcher(text)
-    except jsonschema_rs.ValidationError:
+    except ValueError:
         hint = "no look-around and no back-references"
         reject("this is no regular expression of the linear-time kind, or too large", hint=hint)
     return text
@@ -85,7 +87,9 @@ def _pattern(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def _matcher(pattern: str) -> jsonschema_rs.Draft202012Validator:
-    """Compile a matcher of whole values in linear time (threats X2). Raises ValidationError."""
+    """Compile a matcher of whole values in linear time (threats X2). Raises ValueError."""
+    import jsonschema_rs  # not before an agent has a pattern
+
     schema = {"type": "string", "pattern": f"^(?:{pattern})$"}  # as in JSON Schema, $ is the very end
     options = jsonschema_rs.RegexOptions(size_limit=_MAX_PATTERN_BYTES)
     return jsonschema_rs.Draft202012Validator(schema, pattern_options=options)

@@ -40,9 +40,6 @@ class StoredPolicy:
         return orjson.dumps({"v": VERSION, **asdict(self)}, option=orjson.OPT_INDENT_2) + b"\n"
 
 
-_STORED: Final = TypeAdapter(StoredPolicy)
-
-
 def shelf_of(settings: Settings) -> Path:
     return settings.data / FOLDER
 
@@ -56,7 +53,7 @@ def kept_for(settings: Settings) -> StoredPolicy | None:
             said = orjson.loads(file.read(MAX_BYTES))
         if said["v"] != VERSION:
             raise ValueError(f"it is of version {said['v']!r}")
-        return _STORED.validate_python(said)
+        return TypeAdapter(StoredPolicy).validate_python(said)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import orjson
 
 from sidecar.storage.record_kind import caller_from, plain_caller
 from sidecar.storage.sqlite_file import SqliteFile
 from sidecar.vocabulary import Caller
+
+if TYPE_CHECKING:
+    import sqlite3
 
 Kind = Literal["push", "task"]
 """The kind of delivery: a push notification from an agent, or the end of a task of the task API."""

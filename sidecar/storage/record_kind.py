@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Annotated, Any, Final, Generic, get_args, get_origin, get_type_hints
 
 import orjson
@@ -18,7 +19,9 @@ MAX_ID_CHARS: Final = 64
 MAX_TOLD: Final = 1_000
 FINITE: Final = ConfigDict(allow_inf_nan=False)  # NaN compares as neither earlier nor later than any time
 _Chain = Annotated[list[tuple[str, str, frozenset[str], frozenset[str]]], Field(min_length=1)]
-_CALLER: Final = TypeAdapter(tuple[_Chain, list[tuple[CredentialKind, str, str, str]], float | None], config=FINITE)
+_CALLER: Final = TypeAdapter(
+    tuple[_Chain, list[tuple[CredentialKind, str, str, str]], float | None], config={**FINITE, "defer_build": True}
+)
 
 log = logging.getLogger("sidecar.storage")
 
@@ -46,14 +49,22 @@ class RecordCodec(Generic[R]):
 
 
 def record_codec(kind: type[R]) -> RecordCodec[R]:
-    """Returns the encoding of a NamedTuple as JSON by member names. Members that a newer version added are left out."""
-    whole, known = TypeAdapter(kind, config=FINITE), _reader(kind)
+    """Returns the encoding of a NamedTuple as JSON by member names. Members that a newer version added are left out.
+    The checks of `decode` are built when the first record is read."""
+
+    @cache
+    def checks() -> tuple[Callable[[Any], R], Callable[[Any], Any]]:
+        return TypeAdapter(kind, config=FINITE).validate_python, _reader(kind)
 
     def encode(record: R) -> bytes:
         plain = record._asdict()  # type: ignore[attr-defined]
         return orjson.dumps(plain, default=_plain, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
-    return RecordCodec(encode, lambda body: whole.validate_python(known(orjson.loads(body))))
+    def decode(body: bytes | str) -> R:
+        check, known_members = checks()
+        return check(known_members(orjson.loads(body)))
+
+    return RecordCodec(encode, decode)
 
 
 def _plain(part: Any) -> Any:

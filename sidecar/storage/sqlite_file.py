@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.observability.outage_log import Outage
 from sidecar.storage.record_store import RecordStoreOut
+
+if TYPE_CHECKING:
+    import sqlite3
 
 DEADLINE_S: Final = 2.0
 BUSY_MS: Final = 1000  # another process uses the file; shorter than the deadline, so that the thread returns in time
@@ -135,6 +137,7 @@ class SqliteFile:
         self._deadline_s = deadline_s
         self._outage = Outage(log, "records")
         self._connection: sqlite3.Connection | None = None
+        self._faults: tuple[type[Exception], ...] = (OSError, RuntimeError)  # and SQLite's own, once it is loaded
         self._waiting: deque[_SqliteJob] = deque()
         self._is_busy = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
@@ -161,7 +164,7 @@ class SqliteFile:
             self.up = False
             self._outage.fell("it does not answer in time")
             raise RecordStoreOut("it does not answer in time") from None
-        except (sqlite3.Error, OSError, RuntimeError) as error:
+        except self._faults as error:
             self.up = False
             self._outage.fell(error)
             raise RecordStoreOut(str(error)) from None
@@ -253,6 +256,9 @@ class SqliteFile:
             connection.close()
 
     def _connect(self) -> sqlite3.Connection:
+        import sqlite3  # not before there is a record
+
+        self._faults = (sqlite3.Error, OSError, RuntimeError)
         if self._path is not None:
             # Created here, because SQLite would apply the umask; SQLite's companion files take the mode of this file.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -288,6 +294,8 @@ def check_file(path: Path) -> None:
     """Checks that a start could use this file, or none. Leaves nothing beside it. Raises SettingsError."""
     if not os.path.lexists(path):
         return
+    import sqlite3
+
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()

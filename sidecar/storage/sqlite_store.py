@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 import orjson
 
@@ -20,6 +19,9 @@ from sidecar.storage.record_store import (
     ends_at,
 )
 from sidecar.storage.sqlite_file import SqliteFile
+
+if TYPE_CHECKING:
+    import sqlite3
 
 SWEPT_AT_ONCE: Final = 1000
 _ENDS: Final = "SELECT ends_at FROM records WHERE kind = ? AND id = ?"

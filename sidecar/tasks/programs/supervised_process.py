@@ -18,8 +18,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-import psutil
-
 from sidecar.tasks.programs.attempt import TimeLimit
 from sidecar.tasks.programs.output_cleaner import CleaningRules, OutputCleaner
 from sidecar.tasks.programs.run_record import Usage
@@ -218,6 +216,8 @@ class SupervisedProcess:
         """Samples the program and its ended children; the peak is its present memory here."""
         if self.exit is not None:
             return
+        import psutil  # not before a program runs
+
         with suppress(psutil.Error):  # it ended meanwhile
             process = psutil.Process(self.pid)
             with process.oneshot():

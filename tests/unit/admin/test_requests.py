@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.admin.models import CancelOrder, Nothing, RunOrder
-from sidecar.admin.requests import order_in, query_in
 from sidecar.admin.routes import ROUTES
-from sidecar.admin.schemas import check_body
+from sidecar.admin.schemas import check_body, order_in, query_in
 from sidecar.errors import Reason, Refusal
 
 MODELS = (RunOrder, CancelOrder, Nothing)
