@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from sidecar.gateway.snapshot import Beside, Service, Snapshot, snapshot_from
 from sidecar.http.client import fetch
 from sidecar.http.tls import TlsContexts, tls_from
 from sidecar.identity import Identity
-from sidecar.limits import CounterStore, open_store
+from sidecar.limits import Budgets, CounterStore, open_store
 from sidecar.observability.metrics import Metrics
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.worker_process import PolicyReading, load_policy_aside
@@ -43,11 +43,8 @@ from sidecar.settings.yaml_document import Document, in_file_order
 from sidecar.settings.yaml_nodes import Loc
 from sidecar.storage import RecordBounds, RecordStore, RecordStores, SqliteFile, SqliteRecordStore
 from sidecar.tasks.api.task_runner import FILE
-from sidecar.tasks.programs.conversations import Endings
-from sidecar.tasks.programs.executions import Executions
-from sidecar.tasks.programs.program_agent import cli_agent_from
+from sidecar.tasks.programs.executions import Executions, MakeRunner
 from sidecar.tasks.programs.run_record import RUNS, Execution
-from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.schedules.fit_checks import refused_input, refused_run
 from sidecar.tasks.webhooks import check_callbacks
 from sidecar.upstreams.agents import AgentUpstream, agent_from
@@ -121,12 +118,15 @@ def executions_from(
     def objection(caller: Caller, name: str, skill: str) -> Reason | None:
         return executions.objection(caller, name, skill)
 
-    runner = partial(
-        runner_from, processes=processes, environ=processes.environ, objection=objection, endings=Endings()
-    )
+    @cache
+    def make() -> MakeRunner:
+        from sidecar.tasks.programs.runners import runners  # only for agents that are programs
+
+        return runners(processes, objection)
+
     executions = Executions(
         store,
-        runner,
+        lambda name, definition: make()(name, definition),
         metrics,
         time.time,
         new_id,
@@ -167,9 +167,10 @@ def agents_from(
         for name, definition in settings.upstreams.items()
         if definition.a2a is not None
     }
-    for name, program in settings.agents.items():
-        if program.enabled:
-            made[name] = cli_agent_from(name, program, executions, environ)
+    if programs := {name: program for name, program in settings.agents.items() if program.enabled}:
+        from sidecar.tasks.programs.program_agent import cli_agent_from
+
+        made |= {name: cli_agent_from(name, program, executions, environ) for name, program in programs.items()}
     for name, new in made.items():
         old = known.get(name)
         if old is not None and old.definition == new.definition and old.wire.secrets == new.wire.secrets:
@@ -304,8 +305,6 @@ def snapshot_of(
     with together.noted():
         beside = Beside.read(settings.policy.path, known.pins if known else NO_PINS)
     together.refuse()
-    from sidecar.policy_tools.suites.suite import self_test
-
     return snapshot_from(
         settings,
         source,
@@ -315,10 +314,16 @@ def snapshot_of(
         agents=agents,
         base_url=base_url,
         keys_digest=keys_digest,
-        self_test=self_test,
+        self_test=_self_test,
         signer=signer,
         tls=tls,
     )
+
+
+def _self_test(engine: Engine, source: PolicySource, policies: Path, budgets: Budgets) -> list[Fault]:
+    from sidecar.policy_tools.suites.suite import self_test  # only for a policy that has tests
+
+    return self_test(engine, source, policies, budgets)
 
 
 def _check_schedules(settings: Settings, document: Document) -> None:

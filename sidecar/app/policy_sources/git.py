@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sidecar.app.policy_sources.stored_revisions import GIT, StoredRevisions, objection
-from sidecar.app.policy_sources.tarball import SourceError, members, write_member
+from sidecar.app.policy_sources.stored_revisions import GIT, SourceError, StoredRevisions, objection
+from sidecar.app.policy_sources.tarball import members, write_member
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings
 from sidecar.settings.policy import GitSource

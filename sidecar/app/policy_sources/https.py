@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from sidecar.app.policy_sources.bundle import opened, read_keys
-from sidecar.app.policy_sources.stored_revisions import StoredRevisions, objection
-from sidecar.app.policy_sources.tarball import SourceError
+from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions, objection
 from sidecar.http.client import EgressError
 from sidecar.http.client.fetch import FetchedDocument, fetch_newer
 from sidecar.settings import Settings

@@ -15,10 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from sidecar.app.policy_sources.git import GitOrigin
-from sidecar.app.policy_sources.https import BundleOrigin
-from sidecar.app.policy_sources.stored_revisions import StoredRevisions
-from sidecar.app.policy_sources.tarball import SourceError
+from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions
 from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
@@ -179,9 +176,20 @@ class SourcePoller:
     def _origin_for(self, settings: Settings) -> PolicyOrigin | None:
         kind = settings.policy.source.kind if settings.policy.source else ""
         if kind != self._kind:
-            made = {"": None, "bundle": BundleOrigin(self.clock), "git": GitOrigin(self.clock, self.processes)}
-            self._origin, self._kind = made[kind], kind
+            self._origin, self._kind = self._made(kind), kind
         return self._origin
+
+    def _made(self, kind: str) -> PolicyOrigin | None:
+        match kind:
+            case "bundle":
+                from sidecar.app.policy_sources.https import BundleOrigin
+
+                return BundleOrigin(self.clock)
+            case "git":
+                from sidecar.app.policy_sources.git import GitOrigin
+
+                return GitOrigin(self.clock, self.processes)
+        return None
 
     def _good(self, settings: Settings) -> None:
         if self.trouble:

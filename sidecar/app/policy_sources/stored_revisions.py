@@ -21,6 +21,14 @@ GIT: Final = "git"
 ASIDE: Final = ".aside-"
 
 
+class SourceError(Exception):
+    """Why no policy was taken, for operators. `refused`: the source's policy is not taken until it changes."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
 class StoredRevisions:
     """The folder of stored policies. Its path is absolute, because programs with other working folders receive it."""
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from tarfile import USTAR_FORMAT, TarFile, TarInfo
 from typing import IO, Final, NamedTuple
 
+from sidecar.app.policy_sources.stored_revisions import SourceError
+
 BLOCK: Final = 512
 CHUNK: Final = 64 * 1024
 MAX_FILES: Final = 5_000
@@ -28,14 +30,6 @@ MAX_DEPTH: Final = 16
 MAX_COMMENT: Final = 4 * 1024
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]{0,127}")
 _REGULAR, _FOLDER, _COMMENT = (b"0", b"\0"), b"5", b"g"
-
-
-class SourceError(Exception):
-    """Why no policy was taken, for operators. `refused`: the source's policy is not taken until it changes."""
-
-    def __init__(self, message: str, *, refused: bool = False) -> None:
-        super().__init__(message)
-        self.refused = refused
 
 
 class BadArchive(SourceError):

@@ -19,6 +19,7 @@ from sidecar.tasks.programs.conversation import (
     OutputFile,
 )
 from sidecar.tasks.programs.conversations import Conversations, Endings
+from sidecar.tasks.programs.executions import MakeRunner
 from sidecar.tasks.programs.json_rpc import RpcDialogue
 from sidecar.tasks.programs.line_protocol import LineDialogue
 from sidecar.tasks.programs.one_shot import OneShot
@@ -42,6 +43,12 @@ def runner_from(
         start = partial(launch, command, processes)
         return Conversations(name, definition, start, objection=objection, endings=endings)
     return OneShot(name, command, processes)
+
+
+def runners(processes: Processes, objection: Objection) -> MakeRunner:
+    """Returns what makes the runners of all agents of a sidecar."""
+    made = partial(runner_from, processes=processes, environ=processes.environ)
+    return partial(made, objection=objection, endings=Endings())
 
 
 async def launch(command: CommandLine, processes: Processes, order: ProgramOrder) -> ConversationProcess:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote, urljoin
 
-import jsonschema_rs
 import orjson
 
 from sidecar.policy.similar_keys import Keys, keys_of
@@ -40,12 +39,13 @@ MAX_POINTER_CHARS: Final = 256
 TOO_MUCH: Final = "too-much-work"
 UNEXPLAINED: Final = "schema"
 
-DIALECTS: Final[Mapping[str, type[Any]]] = {
-    "https://json-schema.org/draft/2020-12/schema": jsonschema_rs.Draft202012Validator,
-    "https://json-schema.org/draft/2019-09/schema": jsonschema_rs.Draft201909Validator,
-    "http://json-schema.org/draft-07/schema": jsonschema_rs.Draft7Validator,
-    "http://json-schema.org/draft-06/schema": jsonschema_rs.Draft6Validator,
-    "http://json-schema.org/draft-04/schema": jsonschema_rs.Draft4Validator,
+# The engine's class of each dialect, by name: it is loaded with the first schema.
+DIALECTS: Final[Mapping[str, str]] = {
+    "https://json-schema.org/draft/2020-12/schema": "Draft202012Validator",
+    "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+    "http://json-schema.org/draft-07/schema": "Draft7Validator",
+    "http://json-schema.org/draft-06/schema": "Draft6Validator",
+    "http://json-schema.org/draft-04/schema": "Draft4Validator",
 }
 DEFAULT_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"  # MCP 2025-11-25, SEP-1613
 
@@ -121,15 +121,19 @@ class ArgumentSchema:
         # Errors of alternatives are collected in every branch, and in a recursive schema again at every level.
         if values * self.branches ** (depth if self.cyclic else 1) > MAX_EXPLAIN_WORK:
             return Violation("", UNEXPLAINED)
+        from jsonschema_rs import ValidationError
+
         try:
             self._validator.validate(arguments)
-        except jsonschema_rs.ValidationError as error:
+        except ValidationError as error:
             return Violation(_pointer(error.instance_path), error.kind.name)
         return Violation("", UNEXPLAINED)  # the engine contradicts itself: the refusal stands
 
 
 def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
     """Check and compile an `inputSchema`, or an `outputSchema`, which need not be `of_object`. Raises SchemaRefused."""
+    import jsonschema_rs
+
     if not isinstance(schema, dict) or (of_object and schema.get("type") != "object"):
         raise SchemaRefused("the schema must be an object with type: object" if of_object else "it must be an object")
     _refuse_size(schema)
@@ -144,7 +148,7 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
     if weight > MAX_WEIGHT or survey.patterns > MAX_PATTERNS:
         raise SchemaRefused("the schema has too many subschemas or patterns, references counted where they lead")
     try:
-        compiled = validator(
+        compiled = getattr(jsonschema_rs, validator)(
             schema,
             retriever=_no_retrieval,
             pattern_options=jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES),

@@ -14,7 +14,7 @@ from aiohttp import web
 from sidecar.app.policy_sources import https
 from sidecar.app.policy_sources.bundle import build, sign
 from sidecar.app.policy_sources.https import BundleOrigin
-from sidecar.app.policy_sources.tarball import SourceError
+from sidecar.app.policy_sources.stored_revisions import SourceError
 from sidecar.http.signing_keys import generate
 from sidecar.settings import Settings, load_settings
 from tests.unit.identity.authority import authority
