@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from aiohttp import web
@@ -36,6 +36,9 @@ from sidecar.protocols.mcp.eras import EraHeaders
 from sidecar.upstreams import Outbound, UpstreamAnswer
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
 from sidecar.vocabulary import ANONYMOUS, Call, Caller, Decision
+
+CORRELATED = frozenset({"run_id", "thread_id", "traceparent"})
+NO_META: Mapping[str, Any] = MappingProxyType({})
 
 
 class RefusalWriter(Protocol):
@@ -159,23 +162,20 @@ class RequestContext:
 
     def address(self, message: jsonrpc.Message, head: EraHeaders) -> None:
         """Sets the message, so that refusals carry its id and have the form of its era."""
+        record = self.record
         if isinstance(message, Request):
-            self.request_id = self.record.request_id = message.id
+            self.request_id = record.request_id = message.id
         if isinstance(message, jsonrpc.Response):
             self.shape = AnswerShape.SESSION
             return
-        self.asks(message.method)
-        self._correlate(message.params.get("_meta"))
-        if not eras.names_stateless(head, message):
-            self.shape = AnswerShape.SESSION
-
-    def _correlate(self, meta: Mapping[str, Any] | None) -> None:
-        """Takes run, thread and trace ids from the message, which override those of headers."""
-        if meta:
-            record = self.record
+        self.method = record.method = message.method
+        meta = message.params.get("_meta", NO_META)
+        if not meta.keys().isdisjoint(CORRELATED):  # ids of the message override those of headers
             record.run_id = routing.correlation_in(meta.get("run_id")) or record.run_id
             record.thread_id = routing.correlation_in(meta.get("thread_id")) or record.thread_id
             record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
+        if eras.META_VERSION not in meta and not eras.names_stateless(head, message):
+            self.shape = AnswerShape.SESSION
 
     def address_faulty(self, envelope: object, head: EraHeaders) -> None:
         """Handles a JSON value that is not a message: its refusal carries its id if it looks like a request."""
@@ -341,7 +341,10 @@ class WatchedExchange:
     @property
     def left_s(self) -> float | None:
         """The rest of the deadline, in seconds."""
-        ends_at = self.clock().at
+        if self._deadline is not None:
+            ends_at = self.clock().at
+        else:
+            ends_at = None if self.timeout_s is None else self.request.started_s + self.timeout_s
         return None if ends_at is None else max(0.0, ends_at - asyncio.get_running_loop().time())
 
     def clock(self) -> Deadline:

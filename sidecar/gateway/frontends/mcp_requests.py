@@ -184,8 +184,9 @@ class RequestReader:
 
 def begins(intent: Intent) -> bool:
     """Reports whether the message begins work, rather than being an answer to the server or a notification."""
-    told = isinstance(intent, SpreadIntent) and isinstance(intent.message, Notification)
-    return not told and not isinstance(intent, ReplyIntent | NotifyIntent)
+    if isinstance(intent, SpreadIntent):
+        return not isinstance(intent.message, Notification)
+    return not isinstance(intent, ReplyIntent | NotifyIntent)
 
 
 def stream_call(server: str, method: str, version: str) -> Call:

@@ -42,6 +42,8 @@ class SeenTasks(NamedTuple):
 
 def named_by_caller(method: str, params: Mapping[str, Any]) -> tuple[str, ...]:
     """The tasks that a caller's message names. Raises Refusal(MALFORMED_CALL)."""
+    if method != "subscriptions/listen" and not method.startswith(_METHODS_PREFIX):
+        return related_by_caller(params)
     named = []
     if method.startswith(_METHODS_PREFIX) and method != "tasks/list":
         named.append(_id_in(params, "params"))
