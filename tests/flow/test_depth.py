@@ -1,4 +1,4 @@
-"""How deep a call on the common way is: no layer is added unseen. The table is in the docstring of `sidecar.gateway`."""
+"""How deep a call on the common way is, so that no layer is added unseen: the table of `sidecar.gateway`."""
 
 from __future__ import annotations
 
