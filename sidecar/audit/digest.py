@@ -65,9 +65,12 @@ class Digests:
         """The digest of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) if they are not JSON."""
         return self._args(frame(_utf8(action)) + frame(_utf8(object_)) + frame(canonical(arguments)))
 
-    def fact_hash(self, value: object) -> str:
-        """The digest of a condition's input, which does not reveal it. Raises Refusal(MALFORMED_CALL)."""
-        return self._fact(frame(canonical(value)))[:FACT_HASH_CHARS]
+    def fact_hash(self, value: object) -> str | None:
+        """The digest of a condition's input, which does not reveal it; None if that is not JSON: a time, a CEL type."""
+        try:
+            return self._fact(frame(canonical_json(value)))[:FACT_HASH_CHARS]
+        except NotCanonicalError:
+            return None
 
     def name_hash(self, name: str) -> str:
         return HASHED_NAME + self._name(frame(_utf8(name)))[:FACT_HASH_CHARS]

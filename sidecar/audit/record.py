@@ -18,7 +18,7 @@ from orjson import Fragment
 
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
-from sidecar.errors import LimitState, Refusal
+from sidecar.errors import LimitState
 from sidecar.protocols.compact_json import compact_json
 from sidecar.vocabulary import Call, Caller, Chain, Decision, Fact, Link, Question, RuleRef
 
@@ -315,12 +315,5 @@ def _fact(digests: Digests, link: Link, fact: Fact) -> dict[str, Any]:
         "action": text(link.action, ID_CHARS),
         "condition": text(fact.condition, RULE_CHARS),
         "outcome": fact.outcome,
-        "inputs": {text(path, RULE_CHARS): _input(digests, value) for path, value in inputs},
+        "inputs": {text(path, RULE_CHARS): digests.fact_hash(value) for path, value in inputs},
     }
-
-
-def _input(digests: Digests, value: object) -> str | None:
-    try:
-        return digests.fact_hash(value)
-    except Refusal:
-        return None  # not JSON (a time, a CEL type), so a replay could not compare it

@@ -25,7 +25,7 @@ from cel_expr_python import cel
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy.similar_keys import Read, read_of
-from sidecar.policy.syntax import CalledFunction, Path, Syntax, syntax_of
+from sidecar.policy.syntax import CalledFunction, Path, Syntax, name_of, syntax_of
 from sidecar.vocabulary import Chain, Principal, Question
 
 MAX_CONDITION_CHARS = 4096
@@ -226,7 +226,7 @@ def _condition(text: str, program: cel.Expression, syntax: Syntax) -> Condition:
         branch = tree
         for step in path[:-1]:
             branch = branch.setdefault(step, {})
-        branch[path[-1]] = ".".join(path)
+        branch[path[-1]] = name_of(path)
     named = (*(read.path for read in syntax.reads), *syntax.sought)
     loops = any(read.ranged and read.path[0] == "args" for read in syntax.reads)
     return Condition(

@@ -1,6 +1,6 @@
 """Finds the inputs that a CEL expression reads.
 
-CEL's compiler returns its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only five facts of it
+CEL's compiler returns its checked syntax tree as `cel.expr.CheckedExpr` in protobuf's wire form. Only six facts of it
 are needed, so the tree is walked in that form: field numbers are those of google/cel-spec `syntax.proto` and
 `checked.proto`, a published, stable format. (The parser of
 `protobuf` refuses trees that are nested 50 deep, as nested macros are.)
@@ -10,6 +10,7 @@ A read is a path from a variable: `args.repo` and `args['repo']` are ("args", "r
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 Path = tuple[str, ...]
@@ -18,6 +19,7 @@ Path = tuple[str, ...]
 _CHECKED_EXPR, _SOURCE_INFO, _POSITIONS = 4, 5, 4
 # cel.expr.Expr
 _ID, _CONST, _IDENT, _SELECT, _CALL, _LIST, _STRUCT, _COMPREHENSION = 2, 3, 4, 5, 6, 7, 8, 9
+_TEST_ONLY = 3  # of a selection: `has`
 _STRING_VALUE = 6
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -25,12 +27,13 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 @dataclass(frozen=True, slots=True)
 class ReadPath:
     """One read of a variable. `offset` is its position in the text, in characters; `looped` is true inside a macro's
-    body, `ranged` if a macro iterates over it."""
+    body, `ranged` if a macro iterates over it; `test` is `has`, or the function whose other arguments are constants."""
 
     path: Path
     offset: int
     looped: bool
     ranged: bool
+    test: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +49,28 @@ class CalledFunction:
 
 @dataclass(slots=True)
 class Syntax:
-    """The facts found. `sought` are the keys that `in` looks for; `inner` the names that macros read of their items;
-    `loops` is the nesting depth of macros; `loop_nodes` and `range_nodes` are the numbers of nodes inside their bodies
-    and inside their ranges."""
+    """The facts found. `constants` are texts and numbers; `sought` the keys that `in` looks for; `inner` the names that
+    macros read of their items; `loops` is the nesting depth of macros; `loop_nodes` and `range_nodes` are the numbers
+    of nodes inside their bodies and inside their ranges."""
 
     reads: list[ReadPath] = field(default_factory=list)
+    constants: list[str | float] = field(default_factory=list)
     sought: list[Path] = field(default_factory=list)
     inner: set[str] = field(default_factory=set)
     calls: list[CalledFunction] = field(default_factory=list)
     loops: int = 0
     loop_nodes: int = 0
     range_nodes: int = 0
+
+    def tests(self, path: Path) -> set[str]:
+        """Return the functions that set a path against constants; with "" if anything else reads it."""
+        reads = [read for read in self.reads if read.path[: len(path)] == path]
+        return {read.test if read.path == path else "" for read in reads}
+
+
+def name_of(path: Path) -> str:
+    """Return the path as a record names it; dots within a step are escaped."""
+    return ".".join(step.replace(".", r"\.") for step in path)
 
 
 def syntax_of(serialized: bytes) -> Syntax:
@@ -76,7 +90,7 @@ class _Walk:
         self._ranges = 0
         self.found = Syntax()
 
-    def visit(self, expr: _Message, bound: frozenset[str], depth: int) -> None:
+    def visit(self, expr: _Message, bound: frozenset[str], depth: int, test: str = "") -> None:
         found = self.found
         found.loop_nodes += depth > 0
         found.range_nodes += self._ranges > 0
@@ -85,7 +99,10 @@ class _Walk:
             if path[0] in bound:
                 found.inner.update(path[1:])
             else:
-                found.reads.append(ReadPath(path, self._offset(expr), depth > 0, self._ranges > 0))
+                test = "has" if expr.one(_SELECT).number(_TEST_ONLY) else test
+                found.reads.append(ReadPath(path, self._offset(expr), depth > 0, self._ranges > 0, test))
+        elif _CONST in expr:
+            found.constants += _constant(expr.one(_CONST))
         elif _CALL in expr:
             self._visit_call(expr, bound, depth)
         elif _COMPREHENSION in expr:
@@ -101,7 +118,11 @@ class _Walk:
         call, before, first = expr.one(_CALL), len(self.found.reads), tuple[Path, ...]()
         arguments = call.all(1) + call.all(3)
         for index, argument in enumerate(arguments):
-            self.visit(argument, bound, depth)
+            others = arguments[:index] + arguments[index + 1 :]
+            if call.text(2) == "@in":
+                others = arguments[1].one(_LIST).all(1) if index == 0 else []
+            test = call.text(2) if others and all(_CONST in other for other in others) else ""
+            self.visit(argument, bound, depth, test)
             if index == 0:
                 first = tuple(read.path for read in self.found.reads[before:])
         if call.text(2) == "@in" and (sought := _keyed(arguments[1:], arguments[:1])) is not None:
@@ -141,6 +162,19 @@ def _keyed(container: list[_Message], key: list[_Message]) -> Path | None:
         return None
     below = _path(container[0])
     return None if below is None else (*below, key[0].one(_CONST).text(_STRING_VALUE))
+
+
+def _constant(constant: _Message) -> list[str | float]:
+    match constant:
+        case {3: [int(number)]}:  # in two's complement
+            return [number - (number >> 63 << 64)]
+        case {4: [int(number)]}:
+            return [number]
+        case {5: [bytes(number)]}:
+            return list(struct.unpack("<d", number))
+        case {6: [bytes(text)]}:
+            return [text.decode()]
+    return []
 
 
 class _Message(dict[int, list[bytes | int]]):

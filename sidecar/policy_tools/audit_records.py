@@ -42,7 +42,8 @@ class UnreadableAuditLine(Exception):
 
 
 class RecordedFact(NamedTuple):
-    """The outcome of a condition. `inputs` are keyed digests by path; `lends` is true for lent authority."""
+    """The outcome of a condition. `inputs` are keyed digests by path, None for what is not JSON; `lends` is true for
+    lent authority."""
 
     condition: str
     outcome: str
@@ -73,6 +74,7 @@ class RecordedQuestion:
     revision: str
     rules: tuple[str, ...]
     facts: tuple[RecordedFact, ...]
+    key_id: str
     without_arguments: bool
     gaps: tuple[str, ...] = ()
     clear: Mapping[tuple[str, ...], Mapping[str, Any]] = field(default_factory=dict)
@@ -133,6 +135,7 @@ def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
         revision=str(fields["policy_revision"] or ""),
         rules=tuple(dict.fromkeys(_word(rule) for link in links for rule in link["rules"])),
         facts=tuple(map(_fact, fields["facts"])),
+        key_id=str(fields.get("key_id") or ""),
         without_arguments=fields["redaction_applied"] is False,
         gaps=tuple(_gaps(fields, question)),
         clear={parse_pointer(text): _entry(entry) for text, entry in (fields.get("clear_arguments") or {}).items()},

@@ -7,6 +7,8 @@ policy's conditions are replaced by `StandIn`s, which answer, in this order, by
     running             what reads nothing of the caller's own: principals, server, tool, time
     the record          the same text, of the same subject
     clear arguments     another text that reads arguments recorded in clear
+    its inputs          another text that reads what was recorded: with the audit key, a digest can be compared with the
+                        constants of the condition; equality and membership need no more than that
     nothing             the outcome is unknown, with the reason, and takes the value that the replay tries
 """
 
@@ -14,20 +16,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import getitem
 from typing import Any, Literal, NamedTuple, cast
 
 from sidecar.audit.clear import ABSENT, VALUE
+from sidecar.audit.digest import AuditKey, Digests, namespace_of
+from sidecar.audit.record import INPUTS
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget
 from sidecar.policy.similar_keys import Read
 from sidecar.policy.source import PolicySource
-from sidecar.policy_tools.audit_records import RecordedQuestion
+from sidecar.policy.syntax import name_of
+from sidecar.policy_tools.audit_records import RecordedFact, RecordedQuestion
 
 Outcome = Literal["true", "false", "error"]
 Steps = tuple[str, ...]
 Told = tuple[Outcome, Mapping[str, Any]]
+Found = tuple[Steps, Mapping[str, Any]]  # the objects on an argument's path that existed; its name and value if it did
 
-NO_FACT = "a condition has no recorded fact, and what it reads was not recorded in clear"
+NO_FACT = "a condition has no recorded fact, and what it reads was not recorded"
+NO_KEY = "a condition reads hashed arguments: with --key, constants can be compared with them"
+OTHER_KEY = "hashed arguments were recorded with another key"
+MORE_THAN_EQUAL = "a condition asks more of a hashed argument than whether it equals a constant"
 ROLES_CHANGED = "a condition reads arguments and roles, and the roles may be others now"
+_EQUALITY = {"_==_", "_!=_", "@in", "has"}
+_ORDER = {"_<_", "_<=_", "_>_", "_>=_"}
 _NO_VALUES: Mapping[str, Any] = {}
 ARGUMENTS: Mapping[str, Any] = {"arguments": "not recorded"}  # by identity: those of the question itself
 
@@ -45,15 +58,18 @@ class RecordedCase:
     """The record being decided, and what is known about its conditions.
 
     `assumed` are the outcomes tried for unknown conditions, others get `otherwise`; `unknown` collects them, with the
-    reason. `by_record` are those that the record itself answered.
+    reason. `by_record` are those that the record itself answered; `paths` are what the conditions of the policy read,
+    by digest.
     """
 
+    key: AuditKey | None = None
     asked: RecordedQuestion = field(init=False)
     revision: str = ""
     assumed: Mapping[RecordedKey, Outcome] = field(default_factory=dict)
     otherwise: Outcome = "error"
     unknown: dict[RecordedKey, str] = field(default_factory=dict)
     by_record: set[RecordedKey] = field(default_factory=set)
+    paths: Mapping[str, tuple[Steps, ...]] = field(default_factory=dict)
 
     def outcome(self, condition: Condition, scene: ConditionContext, purse: CostBudget) -> Told:
         key = RecordedKey(condition.digest, scene.chain[scene.subject].name, scene.args is not ARGUMENTS)
@@ -70,30 +86,63 @@ class RecordedCase:
             scene = scene._replace(args=_NO_VALUES)
         if not written:
             return condition.run(scene, purse)
-        facts = (fact for fact in self.asked.facts if (fact.condition, fact.subject, fact.lends) == key)
-        fact = next(facts, None)
+        facts = [fact for fact in self.asked.facts if (fact.subject, fact.lends) == key[1:]]
+        fact = next((fact for fact in facts if fact.condition == key.condition), None)
+        own_key = self.key if self.key is not None and self.key.id == self.asked.key_id else None
+        digests = None if own_key is None else Digests(own_key, namespace_of(self.asked.chain[-1].id))
         if fact is not None and fact.outcome in ("true", "false", "error"):
-            if self.asked.revision != self.revision and any(map(_reads_roles, condition.paths)):
-                return ROLES_CHANGED
+            for path in filter(_reads_roles, condition.paths) if self.asked.revision != self.revision else ():
+                now = reduce(getitem, path[1:], scene.variable(path[0]))
+                if digests is None or digests.fact_hash(now) != fact.inputs.get(name_of(path)):
+                    return ROLES_CHANGED
             self.by_record.add(key)
             return cast("Outcome", fact.outcome), fact.inputs
-        args: dict[str, Any] = {}
+        args, meta = dict[str, Any](), dict[str, Any]()
         for path in written:
-            if not self._put_clear(args, path):
-                return NO_FACT
-        return condition.run(scene._replace(args=args), purse)
+            found = self._recorded(condition, path, facts, digests)
+            if isinstance(found, str):
+                return found
+            place: Any = {"args": args, "call": {"meta": meta}}
+            for step in found[0]:
+                place = place.setdefault(step, {})
+            place.update(found[1])
+        return condition.run(scene._replace(args=args, question=scene.question._replace(meta=meta)), purse)
 
-    def _put_clear(self, args: dict[str, Any], path: Steps) -> bool:
-        """Put an argument, or the objects on its path as far as they existed, if the record has it in clear."""
+    def _recorded(
+        self, condition: Condition, path: Steps, facts: list[RecordedFact], digests: Digests | None
+    ) -> Found | str:
+        """Return a value for an argument that the condition cannot distinguish from the original, or why there is none.
+
+        A value that equals none of the constants can be replaced by any other such value if only equality is tested.
+        This does not hold where the recorded run failed: the value may be too large for any test.
+        """
         entry = self.asked.clear.get(path[1:], {}) if path[0] == "args" and len(path) > 1 else {}
-        if VALUE not in entry and ABSENT not in entry:
-            return False
-        parents = path[1:-1] if VALUE in entry else path[1 : entry[ABSENT]]
-        for step in parents:
-            args = args.setdefault(step, {})
         if VALUE in entry:
-            args[path[-1]] = entry[VALUE]
-        return True
+            return path[:-1], {path[-1]: entry[VALUE]}
+        if ABSENT in entry:
+            return path[: entry[ABSENT]], {}
+        name, tests, constants = name_of(path), condition.syntax.tests(path), condition.syntax.constants
+        fact = next((fact for fact in facts if fact.inputs.get(name)), None)
+        large = any(not isinstance(each, str) and abs(each) >= 2**53 for each in constants)  # CEL may compare doubles
+        if large or path in (("args",), ("call",), ("call", "meta")):
+            return MORE_THAN_EQUAL
+        if fact is None:
+            return (path[:-1], {}) if any(self._was_absent(path, fact) for fact in facts) else NO_FACT
+        if digests is None:
+            return NO_KEY if self.key is None else OTHER_KEY
+        for value in (*constants, True, False, None):
+            if digests.fact_hash(value) == fact.inputs[name]:
+                exact = isinstance(value, str | bool | None) or tests <= _EQUALITY | _ORDER  # 5 and 5.0 have one digest
+                return (path[:-1], {path[-1]: value}) if exact else MORE_THAN_EQUAL
+        if fact.outcome == "error" or not tests <= _EQUALITY:
+            return MORE_THAN_EQUAL
+        return path[:-1], {path[-1]: f"\N{SYMBOL FOR SUBSTITUTE}{fact.inputs[name]}"}
+
+    def _was_absent(self, path: Steps, fact: RecordedFact) -> bool:
+        """Whether a condition that ran then looked for this path, and it was not present."""
+        straight = path[:-1] in (("args",), ("call", "meta"))  # else a parent may have been of another type
+        looked = len(fact.inputs) < INPUTS and path in self.paths.get(fact.condition, ())
+        return straight and looked and name_of(path) not in fact.inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +165,7 @@ def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:
         for text, condition in source.conditions.items()
     }
     case.revision = source.revision
+    case.paths = {condition.digest: condition.paths for condition in source.conditions.values()}
     return replace(source, conditions=stand_ins)
 
 

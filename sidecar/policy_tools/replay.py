@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from sidecar.audit.digest import AuditKey
 from sidecar.audit.segments import given
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy_tools.audit_records import RecordedQuestion, asked_in, lines_of
@@ -37,9 +38,9 @@ class ReplayAnswer(NamedTuple):
 
 
 class Candidate:
-    def __init__(self, source: PolicySource) -> None:
+    def __init__(self, source: PolicySource, key: AuditKey | None = None) -> None:
         self.source = source
-        self.case = RecordedCase()
+        self.case = RecordedCase(key)
         self.engine = Engine(with_stand_ins(source, self.case))
 
     def decide(self, asked: RecordedQuestion) -> ReplayAnswer:

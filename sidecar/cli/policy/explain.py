@@ -7,13 +7,16 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
+from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.segments import files_of, given
 from sidecar.cli.command import (
+    EXISTING_FILE,
     EXISTING_FOLDER,
     NO,
     UNVERIFIED,
@@ -63,8 +66,9 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
     "--record", type=_LOG, help="An audit line from elsewhere; with --decision, a file of them. - is standard input."
 )
 @click.option("--policy", "folder", type=EXISTING_FOLDER, help="Another policy, such as the revision of a record.")
+@click.option("--key", "key_path", type=EXISTING_FILE, help="The audit key; without --record, the configured one.")
 @config_and_json
-def explain(config: Path, folder: Path | None, as_json: bool, **given: Any) -> None:
+def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: bool, **given: Any) -> None:
     """Show each link of a call with its answer and the rules, roles, conditions and limits behind it; on a denial, the
     nearest rules.
 
@@ -84,11 +88,19 @@ def explain(config: Path, folder: Path | None, as_json: bool, **given: Any) -> N
             )
             found = explained(source, budgets, chain, question, at_s)
         else:
-            found = explain_record(Candidate(source), budgets, asked)
+            found = explain_record(Candidate(source, _key(config, key_path, given["record"])), budgets, asked)
     except UnreadableAuditLine as error:
         raise CommandFailed(str(error), UNVERIFIED)
     print_result(as_data(found, asked), "\n".join(lines(found, asked)), as_json)
     sys.exit(0 if found.allowed else NO)
+
+
+def _key(config: Path, path: Path | None, elsewhere: Path | None) -> AuditKey | None:
+    if path or elsewhere:
+        return load_key(path) if path else None
+    with suppress(OSError):
+        return load_key(settings_in(config).audit_key_path)
+    return None
 
 
 def _chain(given: Mapping[str, Any]) -> tuple[Principal, ...]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 
+from sidecar.audit.digest import load_key
 from sidecar.audit.segments import given
 from sidecar.cli.command import (
     DIFFERENT,
+    EXISTING_FILE,
     EXISTING_FOLDER,
     UNVERIFIED,
     CommandFailed,
@@ -42,6 +44,7 @@ _TITLES: dict[Change, str] = {
     type=EXISTING_FOLDER,
     help="The candidate: a folder with policies/ (and models/), or of rows.",
 )
+@click.option("--key", "key_path", type=EXISTING_FILE, help="The audit key: hashed arguments compare with constants.")
 @click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
 @click.option("--until", type=Moment(), help="Likewise; records of that time or later are left out.")
 @click.option("--limit", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Examples of each kind.")
@@ -51,6 +54,7 @@ _TITLES: dict[Change, str] = {
 def replay(
     audit: Path,
     folder: Path,
+    key_path: Path | None,
     since: str | None,
     until: str | None,
     limit: int,
@@ -65,7 +69,7 @@ def replay(
     guessed. This does not verify the log: `sidecar audit verify` does.
     """
     try:
-        candidate = Candidate(in_folder(folder).load())
+        candidate = Candidate(in_folder(folder).load(), load_key(key_path) if key_path else None)
         with progress("bytes read", sum(path.stat().st_size for path in given(audit))) as tell:
             report = replayed(audit, candidate, since=since or "", until=until or "", progress=tell)
     except (UnreadableAuditLine, OSError) as error:

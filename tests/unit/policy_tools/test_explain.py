@@ -204,11 +204,19 @@ def test_what_a_record_cannot_answer_is_undecidable(running: Path, tmp_path: Pat
     other = write_policy(tmp_path / "other", {"agent_to_tool": rows})
     result = run("--record", "-", "--policy", other, stdin=records(running)[1])
     assert result.exit_code == 1
-    assert result.output.startswith(
-        "UNDECIDABLE  a condition has no recorded fact, and what it reads was not recorded in"
-    )
+    assert result.output.startswith("UNDECIDABLE  a condition has no recorded fact, and what it reads was not recorded")
     told = orjson.loads(run("--record", "-", "--policy", other, "--json", stdin=records(running)[1]).stdout)
     assert (told["allowed"], told["links"][0]["conditions"][0]["outcome"]) == (None, "unknown")
+
+
+def test_the_key_answers_a_changed_condition_on_hashed_arguments(running: Path, tmp_path: Path) -> None:
+    rows = "p, nhi:r, tool:g/search, tools/call, -, -, args.repo == 'acme/site', allow\n"
+    other = write_policy(tmp_path / "other", {"agent_to_tool": rows})
+    line = records(running)[1]
+    own = run("--decision", orjson.loads(line)["decision_id"], "--policy", other)
+    assert own.exit_code == 0, "the configured key"
+    for key, code in (((), 1), (("--key", "data/keys/audit.key"), 0)):
+        assert run("--record", "-", "--policy", other, *key, stdin=line).exit_code == code
 
 
 def test_a_refusal_before_policy_and_a_record_of_no_call_say_so(running: Path) -> None:

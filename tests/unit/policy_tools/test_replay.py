@@ -17,7 +17,7 @@ from sidecar.policy import Engine
 from sidecar.policy_tools.audit_records import RecordedQuestion, asked_in, find_decision, question_of
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, replay
-from tests.unit.policy_tools.traffic import Sent, engine_of, record, write_policy
+from tests.unit.policy_tools.traffic import KEY, OTHER_KEY, Sent, engine_of, record, write_policy
 
 READER = ("nhi:r",)
 ALICE = ("user:alice", "nhi:r")
@@ -37,12 +37,12 @@ def run(*arguments: Any) -> Result:
     return CliRunner().invoke(command, ["replay", *map(str, arguments)])
 
 
-def replayed(folder: Path, old: str, new: str, *calls: Sent, **files: str) -> dict[str, Any]:
+def replayed(folder: Path, old: str, new: str, *calls: Sent, key: bool = False, **files: str) -> dict[str, Any]:
     """Calls under the old rows, replayed with the new ones."""
     before = write_policy(folder / "old", {"agent_to_tool": old, **files})
     after = write_policy(folder / "new", {"agent_to_tool": new, **files})
     record(folder / "audit.jsonl", engine_of(before), calls)
-    report = replay(folder / "audit.jsonl", Candidate(in_folder(after).load()))
+    report = replay(folder / "audit.jsonl", Candidate(in_folder(after).load(), KEY if key else None))
     assert report.replayed == len(calls)
     return counts(report.same, report.wider, report.narrower, tuple(report.undecidable))
 
@@ -52,35 +52,45 @@ def counts(same: int = 0, wider: int = 0, narrower: int = 0, undecidable: tuple[
 
 
 SEARCH, LIST = Sent(READER, "tool:g/search", args={"repo": "acme/site"}), Sent(READER, "nhi:g", "tools/list")
-NO_FACT = "a condition has no recorded fact, and what it reads was not recorded in clear"
+NO_KEY = "a condition reads hashed arguments: with --key, constants can be compared with them"
+NO_FACT = "a condition has no recorded fact, and what it reads was not recorded"
+MORE = "a condition asks more of a hashed argument than whether it equals a constant"
 IS_ACME, STARTS = "args.repo == 'acme/site'", "args.repo.startsWith('acme/')"
 
 ENDS = "nhi:r, tool:g/*, use, 2027-01-15T08:01:00Z, -, -, allow"
 
 CHANGES = [
-    ("the same row", row(STARTS), row(STARTS), SEARCH, counts(same=1)),
-    ("a row that is gone", row("true"), row("true", obj="tool:g/get"), SEARCH, counts(narrower=1)),
-    ("a row that is new", row("true", obj="tool:g/get"), row("true", obj="tool:g/*"), SEARCH, counts(wider=1)),
-    ("another text", row(STARTS), row(IS_ACME), SEARCH, counts(undecidable=(NO_FACT,))),
-    ("what was not read", row(STARTS), row("args.path == 'a'"), SEARCH, counts(undecidable=(NO_FACT,))),
-    ("a principal", row(STARTS), row("principal.id == 'q'"), SEARCH, counts(narrower=1)),
-    ("the tool", row(STARTS), row("call.tool == 'search'"), SEARCH, counts(same=1)),
-    ("the time", row(STARTS), row("now < timestamp('2027-01-15T07:00:00Z')"), SEARCH, counts(narrower=1)),
-    ("no arguments", row("true"), row("!has(args.repo)"), Sent(READER, "tool:g/search"), counts(same=1)),
-    ("a meta", row("true"), row("call.meta.x == 'a'"), SEARCH, counts(undecidable=(NO_FACT,))),
-    ("its own time", row("true"), ENDS, SEARCH, counts(same=1)),
-    ("a list", row("true"), "nhi:r, prompt:g/x, use, -, -, -, allow", LIST, counts(same=1)),
-    ("no list", row("true"), "nhi:q, tool:g/x, use, -, -, -, allow", LIST, counts(narrower=1)),
+    ("the same row", row(STARTS), row(STARTS), SEARCH, False, counts(same=1)),
+    ("a row that is gone", row("true"), row("true", obj="tool:g/get"), SEARCH, False, counts(narrower=1)),
+    ("a row that is new", row("true", obj="tool:g/get"), row("true", obj="tool:g/*"), SEARCH, False, counts(wider=1)),
+    ("another text, no key", row(STARTS), row(IS_ACME), SEARCH, False, counts(undecidable=(NO_KEY,))),
+    ("another text, equality", row(STARTS), row(IS_ACME), SEARCH, True, counts(same=1)),
+    ("an unequal constant", row(STARTS), row("args.repo == 'b'"), SEARCH, True, counts(narrower=1)),
+    ("membership", row(STARTS), row("args.repo in ['b', 'acme/site']"), SEARCH, True, counts(same=1)),
+    ("no membership", row(STARTS), row("args['repo'] in ['b', 2.5]"), SEARCH, True, counts(narrower=1)),
+    ("a prefix", row("args.repo != 'b'"), row(STARTS), SEARCH, True, counts(undecidable=(MORE,))),
+    ("a large number", row(STARTS), row("args.repo == 9007199254740993"), SEARCH, True, counts(undecidable=(MORE,))),
+    ("a key with a dot", row("args['a.b'] == 'x'"), row("args.a.b == 'x'"),
+     Sent(READER, "tool:g/search", args={"a.b": "x"}), True, counts(undecidable=(NO_FACT,))),
+    ("what was not read", row(STARTS), row("args.path == 'a'"), SEARCH, True, counts(undecidable=(NO_FACT,))),
+    ("a principal", row(STARTS), row("principal.id == 'q'"), SEARCH, False, counts(narrower=1)),
+    ("the tool", row(STARTS), row("call.tool == 'search'"), SEARCH, False, counts(same=1)),
+    ("the time", row(STARTS), row("now < timestamp('2027-01-15T07:00:00Z')"), SEARCH, False, counts(narrower=1)),
+    ("no arguments", row("true"), row("!has(args.repo)"), Sent(READER, "tool:g/search"), False, counts(same=1)),
+    ("a meta", row("true"), row("call.meta.x == 'a'"), SEARCH, True, counts(undecidable=(NO_FACT,))),
+    ("its own time", row("true"), ENDS, SEARCH, False, counts(same=1)),
+    ("a list", row("true"), "nhi:r, prompt:g/x, use, -, -, -, allow", LIST, False, counts(same=1)),
+    ("no list", row("true"), "nhi:q, tool:g/x, use, -, -, -, allow", LIST, False, counts(narrower=1)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "call", "expected"), [each[1:] for each in CHANGES], ids=[c[0] for c in CHANGES]
+    ("old", "new", "call", "key", "expected"), [each[1:] for each in CHANGES], ids=[c[0] for c in CHANGES]
 )
 def test_each_change_is_counted_as_what_it_is(
-    tmp_path: Path, old: str, new: str, call: Sent, expected: dict[str, Any]
+    tmp_path: Path, old: str, new: str, call: Sent, key: bool, expected: dict[str, Any]
 ) -> None:
-    assert replayed(tmp_path, rows(old), rows(new), call) == expected
+    assert replayed(tmp_path, rows(old), rows(new), call, key=key) == expected
 
 
 def test_what_is_unknown_does_not_matter_where_the_answer_is_the_same_either_way(tmp_path: Path) -> None:
@@ -168,7 +178,18 @@ def test_roles_in_a_condition_with_arguments_must_be_those_of_then(tmp_path: Pat
     new = {"agent_to_tool": rows(row(when)), "roles": "g, nhi:r, role:y\n"}
     record(tmp_path / "audit.jsonl", engine_of(write_policy(tmp_path / "old", old)), [SEARCH])
     source = in_folder(write_policy(tmp_path / "new", new)).load()
-    assert sum(replay(tmp_path / "audit.jsonl", Candidate(source)).undecidable.values()) == 1
+    for key in (None, KEY):
+        assert sum(replay(tmp_path / "audit.jsonl", Candidate(source, key)).undecidable.values()) == 1
+    same = in_folder(write_policy(tmp_path / "more", {**old, "user_to_nhi": "p, user:z, nhi:r, use, -, -, -, allow\n"}))
+    report = replay(tmp_path / "audit.jsonl", Candidate(same.load(), KEY))
+    assert (report.same, report.changed) == (1, 0)
+
+
+def test_a_value_that_failed_then_is_not_taken_for_a_stranger(tmp_path: Path) -> None:
+    """A text with a NUL reaches no condition, so that even `!=` fails: what its digest stands for must not be asked."""
+    call = Sent(READER, "tool:g/search", args={"repo": "acme/\0x"})
+    old, new = rows(row("args.repo == 'b'")), rows(row("args.repo != 'b'"))
+    assert replayed(tmp_path, old, new, call, key=True) == counts(undecidable=(MORE,))
 
 
 def test_a_query_that_is_not_on_record_is_never_guessed(tmp_path: Path) -> None:
@@ -194,6 +215,11 @@ WHENS = [
     "has(args.force) && args.force == true",
     "args.force",
     "args.n > 3",
+    "args.n > 5 || args.n in [2.5, 5u]",
+    "args.n + 1 > 5",
+    "args.n != 9007199254740993",
+    "args['deep.x'] == 'a'",
+    "'acme/x' in [args.repo]",
     "args.n == -5 ? true : args.repo == 'evil'",
     "args.repo == args.other",
     "args['repo'] == 'evil' || args.repo == 'acme/x'",
@@ -214,7 +240,24 @@ WHENS = [
     "size(chain) > 1",
 ]
 VALUES = st.sampled_from(
-    ["acme/site", "acme/x", "evil", "", "acme/\0x", 5, -5, 5.0, True, False, None, ["acme/site"], {"x": "a"}, {"x": 1}]
+    [
+        "acme/site",
+        "acme/x",
+        "evil",
+        "",
+        "acme/\0x",
+        5,
+        -5,
+        5.0,
+        2.5,
+        2.0**53,
+        True,
+        False,
+        None,
+        ["acme/site"],
+        {"x": "a"},
+        {"x": 1},
+    ]
 )
 REPOS = st.sampled_from(["acme/site", "acme/x", "evil"])
 ARGS = st.one_of(
@@ -271,11 +314,12 @@ def test_whatever_a_replay_decides_is_what_the_real_arguments_give(
     engine = Engine(source)
     kept = [orjson.loads(line) for line in path.read_bytes().splitlines()]
     answered = [fields for fields in kept if fields["event"] in ("decision", "refusal") and fields["links"]]
-    candidate = Candidate(source)
+    candidates = [Candidate(source, key) for key in (None, KEY, OTHER_KEY)]
     for fields, sent in zip(answered, calls, strict=True):
-        asked = asked_in(fields)
-        assert candidate.decide(asked).allowed in (None, truth(engine, sent, asked))
-        assert candidate.decide(asked_in({**fields, "granted": None})).allowed is None
+        asked, bare = asked_in(fields), asked_in({**fields, "granted": None})
+        for candidate in candidates:
+            assert candidate.decide(asked).allowed in (None, truth(engine, sent, asked))
+            assert candidate.decide(bare).allowed is None
 
 
 @settings(max_examples=20)
