@@ -8,7 +8,7 @@ credentials as kind, issuer and key id, and results not at all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -205,7 +205,7 @@ def skill_in(record: Mapping[str, Any]) -> object:
     return None if record.get("method") == record.get("action") else record.get("method")
 
 
-def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
+def limits(states: Iterable[LimitState], charged: int) -> list[dict[str, Any]]:
     """The state of each limit and the amount charged to this call; 0 if not `charged`."""
     return [
         {
@@ -215,7 +215,7 @@ def limits(states: Sequence[LimitState], charged: int) -> list[dict[str, Any]]:
             "limit": state.limit,
             **({"unit": state.unit} if state.unit else {}),
         }
-        for state in states[:ENTRIES]
+        for state in islice(states, ENTRIES)
     ]
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -155,7 +155,7 @@ class Recording:
     caller: Caller | None = None
     call: Call | None = None
     decision: Decision | None = None
-    limits: tuple[LimitState, ...] = ()
+    limits: Iterable[LimitState] = ()
     charged: int = 1
     upstream: str = ""
     federation: Mapping[str, Any] | None = None
@@ -172,7 +172,7 @@ class Recording:
     decision_id: str = field(init=False)
     _started_mono_s: float = field(init=False)
     _marked_mono_s: float = field(init=False)
-    _told_limits: tuple[tuple[LimitState, ...], int, list[dict[str, Any]]] = field(
+    _told_limits: tuple[Iterable[LimitState], int, list[dict[str, Any]]] = field(
         init=False, default=((), 0, []), repr=False
     )
     _known: dict[str, Any] | None = field(init=False, default=None, repr=False)

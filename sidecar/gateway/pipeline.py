@@ -351,9 +351,11 @@ class Pipeline:
             plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
             request.plan = plan = plan.at_creation if operation.takes_no_slot else plan
             del now  # a stream that stays open keeps no old policy alive
-            async with self.limiter.reserve(plan, record.decision_id, excuse=request.excuse) as lease:
-                request.lease = lease
-                record.limits, record.charged = lease.states, lease.charged
+            lease = request.lease = self.limiter.reserve(plan, record.decision_id, excuse=request.excuse)
+            try:
+                if lease.pending:
+                    await lease.charge()
+                record.limits, record.charged = lease, lease.charged
                 if lease.degraded and not request.shadow:
                     record.enforcement = "degraded"
                 record.mark("limits")
@@ -370,6 +372,8 @@ class Pipeline:
                     if not lease.forwarded:
                         record.charged = 0  # the charge is returned
                     record.mark("upstream")
+            finally:
+                lease.end()
         finally:
             self.inside -= 1
 

@@ -22,7 +22,7 @@ reservation stays, because the cost is unknown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -96,10 +96,19 @@ class Limiter:
         self._beat: asyncio.TimerHandle | None = None
 
     def reserve(self, plan: LimitPlan, decision_id: str, *, excuse: Excuse | None = None) -> Lease:
-        """Charge a plan for the duration of the `async with` block. `decision_id` is our own id, one per call. Entering
-        raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT, with the limit that takes
+        """Charge a plan for one call; `decision_id` is our own id, one per call. If the lease is `pending`, the charge
+        takes effect, or raises, with `await lease.charge()`. Afterwards `lease.end()` is due. `async with` does both.
+
+        Raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT, with the limit that takes
         longest to have room; or STORE_UNAVAILABLE. If `excuse` returns true for it, the call goes on uncharged."""
-        return Lease(self, plan, decision_id, excuse)
+        lease = Lease(self, plan, decision_id)
+        if charges := plan.charges:
+            numbers = lease.numbers = self.store.charge_now(charges, decision_id)
+            if numbers is None:
+                lease.pending, lease.excuse = True, excuse
+            else:
+                self.hold(plan, decision_id)
+        return lease
 
     async def charge(self, plan: LimitPlan, decision_id: str) -> Verdict:
         """Reserve in the store and record the held slots."""
@@ -109,10 +118,14 @@ class Limiter:
             raise Refusal(Reason.STORE_UNAVAILABLE, retry_after_s=RETRY_OUTAGE_S) from error
         if not verdict.admitted:
             raise _refusal(plan, verdict)
+        self.hold(plan, decision_id)
+        return verdict
+
+    def hold(self, plan: LimitPlan, decision_id: str) -> None:
+        """Extend the leases of a charged call until it is settled."""
         self._held[decision_id] = plan
         if self._beat is None:
             self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
-        return verdict
 
     def settle(
         self, plan: LimitPlan, decision_id: str, *, forwarded: bool, spent: Mapping[str, int] | None = None
@@ -141,27 +154,50 @@ class Limiter:
 
 
 class Lease:
-    """What one call holds. Set `forwarded` just before writing to the upstream; from then on the charges stay."""
+    """What one call holds, and the states of its limits. Set `forwarded` just before writing to the upstream; from then
+    on the charges stay."""
 
-    __slots__ = ("_decision_id", "_excuse", "_excused", "_limiter", "_plan", "_spent", "_told", "_verdict", "forwarded")
+    pending = False
+    """Whether `charge` is still to be awaited."""
+    forwarded = False
+    degraded = False
+    """Whether this instance admitted the call locally because the store is down."""
+    numbers: Sequence[int] | None = None
+    """A `Verdict`'s numbers, as of the charge."""
+    excuse: Excuse | None = None
+    _excused: LimitState | None = None
+    _told: Mapping[str, int] | None = None
+    _spent: Mapping[str, int] | None = None
 
-    def __init__(self, limiter: Limiter, plan: LimitPlan, decision_id: str, excuse: Excuse | None) -> None:
-        self.forwarded = False
-        self._excuse = excuse
-        self._excused: LimitState | None = None
-        self._limiter = limiter
-        self._plan = plan
-        self._decision_id = decision_id
-        self._verdict: Verdict | None = None
-        self._told: Mapping[str, int] | None = None
-        self._spent: Mapping[str, int] | None = None
+    def __init__(self, limiter: Limiter, plan: LimitPlan, decision_id: str) -> None:
+        self.plan, self._limiter, self._decision_id = plan, limiter, decision_id
+
+    async def charge(self) -> None:
+        """Wait for the charge. Raises Refusal, unless it is excused."""
+        excuse, self.pending, self.excuse = self.excuse, False, None
+        try:
+            verdict = await self._limiter.charge(self.plan, self._decision_id)
+        except Refusal as refusal:
+            if excuse is None or not excuse(refusal):
+                raise
+            self._excused = refusal.limit
+        else:
+            self.numbers, self.degraded = verdict.numbers, verdict.degraded
+
+    def end(self) -> None:
+        """Settle the call. Does not await, so it cannot be cancelled."""
+        if self.numbers is not None:
+            self._limiter.settle(self.plan, self._decision_id, forwarded=self.forwarded, spent=self._spent)
+
+    def __iter__(self) -> Iterator[LimitState]:
+        return iter(self.states)
 
     @property
     def states(self) -> tuple[LimitState, ...]:
         """The state of every limit that was charged, including later returns; or the limit that was excused."""
-        if self._verdict is None:
+        numbers, charges = self.numbers, self.plan.charges
+        if numbers is None:
             return (self._excused,) if self._excused else ()
-        numbers, charges = self._verdict.numbers, self._plan.charges
         states = map(_state, charges, numbers[::3], numbers[2::3])
         if (spent := self._spent) is None:
             return tuple(states)
@@ -169,41 +205,30 @@ class Lease:
 
     def heard(self, result: Mapping[str, Any]) -> None:
         """Take the call's result, or one event of it, which may report the call's cost. The last report counts."""
-        if self._plan.settles and self._plan.tells(result):
-            self._told = self._plan.spent(result)
+        if self.plan.settles and self.plan.tells(result):
+            self._told = self.plan.spent(result)
 
     def answered(self) -> bool:
         """Mark the response as complete. Returns whether this changes the state of its limits."""
-        if not self._plan.settles or self._verdict is None or self._spent is not None:
+        if not self.plan.settles or self.numbers is None or self._spent is not None:
             return False
-        self._spent = self._told if self._told is not None else self._plan.spent(None)
+        self._spent = self._told if self._told is not None else self.plan.spent(None)
         return True
-
-    @property
-    def degraded(self) -> bool:
-        """Whether this instance admitted the call locally because the store is down."""
-        return self._verdict is not None and self._verdict.degraded
 
     @property
     def charged(self) -> int:
         """The amount charged to each of `states`."""
-        return 1 if self._verdict is not None else 0
+        return 1 if self.numbers is not None else 0
 
     async def __aenter__(self) -> Lease:
-        if self._plan.charges:
-            try:
-                self._verdict = await self._limiter.charge(self._plan, self._decision_id)
-            except Refusal as refusal:
-                if self._excuse is None or not self._excuse(refusal):
-                    raise
-                self._excused = refusal.limit
+        if self.pending:
+            await self.charge()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._verdict is not None:
-            self._limiter.settle(self._plan, self._decision_id, forwarded=self.forwarded, spent=self._spent)
+        self.end()
 
 
 def _refusal(plan: LimitPlan, verdict: Verdict) -> Refusal:

@@ -1,7 +1,8 @@
 """Implements the arithmetic of each kind of counter, in integer microseconds since the epoch.
 
-`admit.lua` does the same in Redis; one test compares the two. `has_room` and `ask` do not change counts, `charge` is
-called only after all of a call's limits had room, and `give_back` undoes one charge.
+`admit.lua` does the same in Redis; one test compares the two. `take` charges a call if there is room for it. `undo`
+takes that back at once, because another of the call's limits had none. `give_back` returns an earlier charge. `ask`
+does not change counts.
 
     SlidingWindow     hour          one-minute buckets: at most N in any 60 minutes; all N are back after 61 idle ones
     CalendarWindow    day, month    one calendar day or month, UTC
@@ -49,7 +50,7 @@ class SlidingWindow:
     def __init__(self, bucket_us: int = MINUTE_US) -> None:
         self._bucket_us = bucket_us
         self._far_us = (WINDOW_BUCKETS + 1) * bucket_us
-        self._buckets: deque[list[int]] = deque()  # [its end in µs, count], oldest first
+        self._buckets: deque[list[int]] = deque()  # [its end in µs, count, how often it was charged], oldest first
         self._ends_us = 0  # the current bucket's end
         self._total = 0
 
@@ -59,24 +60,21 @@ class SlidingWindow:
         ends_us, buckets = self._ends_us, self._buckets
         if was_us > ends_us and buckets:
             buckets.clear()
-            buckets.append([ends_us, self._total])
+            buckets.append([ends_us, self._total, 1])
         first_us = ends_us - WINDOW_BUCKETS * self._bucket_us
         while buckets and buckets[0][0] < first_us:
             self._total -= buckets.popleft()[1]
 
-    def has_room(self, charge: LimitCharge, now_us: int) -> bool:
+    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
         if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
-        return self._total + charge.amount <= charge.most
-
-    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
-        wait_us = 0 if self.has_room(charge, now_us) else self._wait_us(charge, now_us)
+        wait_us = 0 if self._total + charge.amount <= charge.most else self._wait_us(charge, now_us)
         reset_us = self._gone_us(self._buckets[-1][0]) if self._total else now_us
         return CounterState(max(0, charge.most - self._total), wait_us, reset_us)
 
     def _wait_us(self, charge: LimitCharge, now_us: int) -> int:
         missing = self._total + charge.amount - charge.most
-        for ends_us, count in self._buckets:
+        for ends_us, count, _ in self._buckets:
             missing -= count
             if missing <= 0:
                 return self._gone_us(ends_us) - now_us
@@ -86,16 +84,29 @@ class SlidingWindow:
         """When a bucket leaves the window."""
         return ends_us + WINDOW_BUCKETS * self._bucket_us
 
-    def charge(self, charge: LimitCharge, now_us: int, owner: str) -> Told:
+    def take(self, charge: LimitCharge, now_us: int, owner: str) -> Told | None:
         if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
+        amount = charge.amount
+        total = self._total + amount
+        if total > charge.most:
+            return None
+        self._total = total
         ends_us, buckets = self._ends_us, self._buckets
-        if buckets and buckets[-1][0] == ends_us:
-            buckets[-1][1] += charge.amount
+        if buckets and (newest := buckets[-1])[0] == ends_us:
+            newest[1] += amount
+            newest[2] += 1
         else:
-            buckets.append([ends_us, charge.amount])
-        self._total = total = self._total + charge.amount
+            buckets.append([ends_us, amount, 1])
         return charge.most - total, 0, ends_us + WINDOW_BUCKETS * self._bucket_us
+
+    def undo(self, charge: LimitCharge, owner: str) -> None:
+        newest = self._buckets[-1]
+        newest[1] -= charge.amount
+        newest[2] -= 1
+        self._total -= charge.amount
+        if not newest[2]:
+            self._buckets.pop()
 
     def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
         ends_us = (charged_us // self._bucket_us + 1) * self._bucket_us
@@ -127,20 +138,23 @@ class CalendarWindow:
             self._count = 0
         self._ends_us = self._end_of(now_us)
 
-    def has_room(self, charge: LimitCharge, now_us: int) -> bool:
+    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
         if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
-        return self._count + charge.amount <= charge.most
-
-    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
-        wait_us = 0 if self.has_room(charge, now_us) else self._ends_us - now_us
+        wait_us = 0 if self._count + charge.amount <= charge.most else self._ends_us - now_us
         return CounterState(max(0, charge.most - self._count), wait_us, self._ends_us)
 
-    def charge(self, charge: LimitCharge, now_us: int, owner: str) -> Told:
+    def take(self, charge: LimitCharge, now_us: int, owner: str) -> Told | None:
         if not 0 < self._ends_us - now_us <= self._far_us:
             self._turn(now_us)
-        self._count = count = self._count + charge.amount
+        count = self._count + charge.amount
+        if count > charge.most:
+            return None
+        self._count = count
         return charge.most - count, 0, self._ends_us
+
+    def undo(self, charge: LimitCharge, owner: str) -> None:
+        self._count -= charge.amount
 
     def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
         if self._end_of(charged_us) == self._ends_us:
@@ -176,47 +190,53 @@ class RateLimit:
     less than one call of backlog is recorded as a low tide: a return of a charge made before it is worth at most the
     backlog at that moment; of one made before the previous low tide, nothing."""
 
-    __slots__ = ("_before_us", "_full_at_us", "_low_at_us", "_low_us")
+    __slots__ = ("_state", "_was")
 
     def __init__(self) -> None:
-        self._full_at_us = 0  # the algorithm's "theoretical arrival time"
-        self._low_at_us = 0
-        self._low_us = 0  # the backlog then
-        self._before_us = 0  # the low tide before that
+        # When the whole burst is available again (the algorithm's "theoretical arrival time"), the last low tide, the
+        # backlog then, and the low tide before that. A tuple, so that a charge is undone by putting the last one back.
+        self._state = self._was = (0, 0, 0, 0)
 
-    def _backlog_us(self, charge: LimitCharge, now_us: int) -> int:
-        # Capped at one whole burst, so that after a clock stepped back the rate continues instead of blocking until the
-        # clock catches up.
-        self._full_at_us = min(self._full_at_us, now_us + charge.most * charge.interval_us)
-        return max(self._full_at_us - now_us, 0)
+    def take(self, charge: LimitCharge, now_us: int, owner: str) -> Told | None:
+        full_at_us, low_at_us, low_us, before_us = state = self._state
+        interval_us = charge.interval_us
+        if full_at_us < now_us:
+            full_at_us = now_us
+        if full_at_us - now_us < interval_us:
+            before_us, low_at_us, low_us = low_at_us, now_us, full_at_us - now_us
+        full_at_us += charge.amount * interval_us
+        left_us = charge.most * interval_us - full_at_us + now_us
+        if left_us < 0:
+            self._cap(charge, now_us)
+            return None
+        self._was, self._state = state, (full_at_us, low_at_us, low_us, before_us)
+        return left_us // interval_us, 0, full_at_us
 
-    def has_room(self, charge: LimitCharge, now_us: int) -> bool:
-        spare_us = (charge.most - charge.amount) * charge.interval_us
-        return spare_us >= 0 and self._backlog_us(charge, now_us) <= spare_us
+    def undo(self, charge: LimitCharge, owner: str) -> None:
+        self._state = self._was
 
     def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
-        backlog_us, interval_us = self._backlog_us(charge, now_us), charge.interval_us
+        self._cap(charge, now_us)
+        backlog_us, interval_us = max(self._state[0] - now_us, 0), charge.interval_us
         burst_us = charge.most * interval_us
         over_us = backlog_us + charge.amount * interval_us - burst_us
         return CounterState((burst_us - backlog_us) // interval_us, max(0, over_us), now_us + backlog_us)
 
-    def charge(self, charge: LimitCharge, now_us: int, owner: str) -> Told:
-        interval_us, backlog_us = charge.interval_us, self._full_at_us - now_us
-        if backlog_us < interval_us:
-            backlog_us = max(backlog_us, 0)
-            self._before_us, self._low_at_us, self._low_us = self._low_at_us, now_us, backlog_us
-        backlog_us += charge.amount * interval_us
-        self._full_at_us = full_at_us = now_us + backlog_us
-        return (charge.most * interval_us - backlog_us) // interval_us, 0, full_at_us
+    def _cap(self, charge: LimitCharge, now_us: int) -> None:
+        """Cap the backlog at one burst: a limit must not block until a clock that stepped back catches up."""
+        full_at_us, low_at_us, low_us, before_us = self._state
+        burst_us = charge.most * charge.interval_us
+        self._state = min(full_at_us, now_us + burst_us), low_at_us, low_us, before_us
 
     def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
+        full_at_us, low_at_us, low_us, before_us = self._state
         worth_us = charge.amount * charge.interval_us
-        if charged_us < self._low_at_us:
-            worth_us = min(worth_us, self._low_us) if charged_us >= self._before_us else 0
-        self._full_at_us -= worth_us
+        if charged_us < low_at_us:
+            worth_us = min(worth_us, low_us) if charged_us >= before_us else 0
+        self._state = full_at_us - worth_us, low_at_us, low_us, before_us
 
     def idle(self, now_us: int) -> bool:
-        return self._full_at_us <= now_us
+        return self._state[0] <= now_us
 
 
 class ConcurrencySlots:
@@ -242,20 +262,25 @@ class ConcurrencySlots:
         for owner in ended:
             del self._ends_us[owner]
 
-    def has_room(self, charge: LimitCharge, now_us: int) -> bool:
+    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
         if not 0 < self._none_ends_before_us - now_us <= 2 * self._lease_us:
             self._reap(now_us)
-        return len(self._ends_us) < charge.most
+        held = len(self._ends_us)
+        return CounterState(max(0, charge.most - held), 0 if held < charge.most else SLOT_WAIT_US, 0)
 
-    def ask(self, charge: LimitCharge, now_us: int) -> CounterState:
-        wait_us = 0 if self.has_room(charge, now_us) else SLOT_WAIT_US
-        return CounterState(max(0, charge.most - len(self._ends_us)), wait_us, 0)
-
-    def charge(self, charge: LimitCharge, now_us: int, owner: str) -> Told:
-        self._ends_us[owner] = end_us = now_us + self._lease_us
+    def take(self, charge: LimitCharge, now_us: int, owner: str) -> Told | None:
+        if not 0 < self._none_ends_before_us - now_us <= 2 * self._lease_us:
+            self._reap(now_us)
+        ends_us = self._ends_us
+        if len(ends_us) >= charge.most:
+            return None
+        ends_us[owner] = end_us = now_us + self._lease_us
         if end_us < self._none_ends_before_us:  # the clock stepped back
             self._none_ends_before_us = end_us
-        return charge.most - len(self._ends_us), 0, 0
+        return charge.most - len(ends_us), 0, 0
+
+    def undo(self, charge: LimitCharge, owner: str) -> None:
+        del self._ends_us[owner]
 
     def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
         self._ends_us.pop(owner, None)

@@ -27,6 +27,7 @@ class DegradedStore:
     def __init__(self, shared: RedisCounters, here: MemoryCounters, most: int) -> None:
         self.inner, self.kind = shared, shared.kind
         self.look, self.run, self.ping, self.close = shared.look, shared.run, shared.ping, shared.close
+        self.charge_now = shared.charge_now
         self._here = here
         self._most = most
         self._lent: dict[str, Charges] = {}  # running calls that were admitted locally

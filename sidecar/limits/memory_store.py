@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from sidecar.limits.counters import (
     SECOND_US,
@@ -24,7 +24,12 @@ from sidecar.limits.store import LEASE_S, REMEMBER_S, Charges, StoreUnavailable,
 
 MAX_COUNTERS = 200_000  # per kind, 0.5 KB each; only verified principals and configuration create counters
 MAX_RECORDS = 200_000
+MAX_BOUND = 8192
 SWEPT_AT_ONCE = 2
+SWEPT_WHEN_FULL = 100
+
+Bound = tuple[tuple[LimitCharge, Counter], ...]
+"""The charges of a plan, each with its counter."""
 
 
 class MemoryCounters:
@@ -55,35 +60,49 @@ class MemoryCounters:
             "rate": RateLimit,
             "concurrency": lambda: ConcurrencySlots(self._lease_us),
         }
-        # Most recently used last, so that expired counters gather in front.
         self._tables: dict[Kind, OrderedDict[str, Counter]] = {kind: OrderedDict() for kind in self._fresh}
+        # The counters of the charges of a plan, by their identity; no longer valid once a counter was dropped.
+        self._bound: dict[int, tuple[Charges, Bound]] = {}
         # decision id → when it was charged (0: given back), end of record; nearest end first
         self._records: dict[str, tuple[int, int]] = {}
         self._none_ends_before_us = 0
 
+    def charge_now(self, charges: Charges, decision_id: str) -> Sequence[int] | None:
+        try:
+            return self._take(charges, decision_id, self._now_us())
+        except StoreUnavailable:
+            return None  # `reserve` raises it again
+
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        now_us, tables, room = self._now_us(), self._tables, True
-        counters: list[Counter] = []
-        fresh: list[tuple[LimitCharge, Counter]] = []
-        for charge in charges:
-            counter = tables[charge.kind].get(charge.key)
-            if counter is None:
-                counter = self._fresh[charge.kind]()
-                fresh.append((charge, counter))
-            counters.append(counter)
-            if not counter.has_room(charge, now_us):
-                room = False
+        now_us = self._now_us()
+        if (numbers := self._take(charges, decision_id, now_us)) is not None:
+            return Verdict(True, now_us, tuple(numbers))
         record = self._records.get(decision_id)
-        if record is not None or not room:
-            return _unmoved(charges, counters, now_us, record)
-        if fresh:
-            self._let_in(fresh, counters, now_us)
-        self._remember(decision_id, now_us, now_us)
+        if record and not record[0]:
+            raise StoreUnavailable("this call was given up before its charge arrived")
+        states = [counter.ask(charge, now_us) for charge, counter in self._counters_of(charges)]
+        return Verdict(record is not None, now_us, tuple(chain.from_iterable(states)))
+
+    def _take(self, charges: Charges, decision_id: str, now_us: int) -> list[int] | None:
+        """Charge all limits, or none: None if one has no room, or if this decision has a record already."""
+        if decision_id in self._records:
+            return None
+        bound = self._bound.get(id(charges))
+        counters = self._counters_of(charges) if bound is None else bound[1]
         numbers: list[int] = []
-        for charge, counter in zip(charges, counters, strict=True):
-            tables[charge.kind].move_to_end(charge.key)
-            numbers += counter.charge(charge, now_us, decision_id)
-        return Verdict(True, now_us, tuple(numbers))
+        for charge, counter in counters:
+            if (told := counter.take(charge, now_us, decision_id)) is None:
+                self._undo(counters[: len(numbers) // 3], decision_id)
+                return None
+            numbers += told
+        if bound is None:
+            self._bind(charges, counters, now_us, decision_id)
+        self._remember(decision_id, now_us, now_us)
+        return numbers
+
+    def _undo(self, taken: Bound, decision_id: str) -> None:
+        for charge, counter in taken:
+            counter.undo(charge, decision_id)
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
         charged_us, _ = self._records.pop(decision_id, (0, 0))
@@ -102,12 +121,12 @@ class MemoryCounters:
 
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
         now_us = self._now_us()
-        known = ((charge, self._tables[charge.kind].get(charge.key)) for charge in charges)
-        return tuple((counter or self._fresh[charge.kind]()).ask(charge, now_us) for charge, counter in known)
+        return tuple([counter.ask(charge, now_us) for charge, counter in self._counters_of(charges)])
 
     async def reset(self, charges: Charges) -> None:
         for charge in lasting(charges):
             self._tables[charge.kind].pop(charge.key, None)
+        self._bound.clear()
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         now_us = self._now_us()
@@ -130,17 +149,35 @@ class MemoryCounters:
     def _now_us(self) -> int:
         return round(self._clock() * SECOND_US)
 
-    def _let_in(self, fresh: Sequence[tuple[LimitCharge, Counter]], asked: Sequence[Counter], now_us: int) -> None:
-        """Sweep a few expired counters, then insert the new ones; the counters of this call are kept."""
-        for charge, counter in fresh:
+    def _counters_of(self, charges: Charges) -> Bound:
+        """Each charge with its counter, which is a new one if it is not in use."""
+        known = ((charge, self._tables[charge.kind].get(charge.key)) for charge in charges)
+        return tuple([(charge, self._fresh[charge.kind]() if found is None else found) for charge, found in known])
+
+    def _bind(self, charges: Charges, counters: Bound, now_us: int, decision_id: str) -> None:
+        """Insert the new ones among these counters, which were just charged, and remember whose they are."""
+        for charge, counter in counters:
             table = self._tables[charge.kind]
-            for key in list(islice(table, SWEPT_AT_ONCE)):
-                if table[key].idle(now_us) and table[key] not in asked:
-                    del table[key]
-            if len(table) >= self._max_counters:
-                # Dropping a live counter would lift its limit, so refuse instead.
+            if charge.key in table:
+                continue
+            self._sweep(table, now_us)
+            if len(table) >= self._max_counters:  # dropping a live counter would lift its limit, so refuse instead
+                self._undo(counters, decision_id)
                 raise StoreUnavailable(f"more than {self._max_counters} counters of one kind are in use")
             table[charge.key] = counter
+        if len(self._bound) >= MAX_BOUND:
+            self._bound.clear()
+        self._bound[id(charges)] = charges, counters
+
+    def _sweep(self, table: OrderedDict[str, Counter], now_us: int) -> None:
+        """Drop the first few counters if they are idle; the others move to the end, so that all have their turn."""
+        many = SWEPT_AT_ONCE if len(table) < self._max_counters else SWEPT_WHEN_FULL
+        for _ in range(min(many, len(table))):
+            key, counter = table.popitem(last=False)
+            if counter.idle(now_us):
+                self._bound.clear()
+            else:
+                table[key] = counter
 
     def _remember(self, decision_id: str, charged_us: int, now_us: int) -> None:
         if now_us >= self._none_ends_before_us or len(self._records) >= MAX_RECORDS:
@@ -154,13 +191,3 @@ class MemoryCounters:
                 del records[known]
         first = next(iter(records.values()), (0, now_us + self._remember_us))
         self._none_ends_before_us = first[1]
-
-
-def _unmoved(charges: Charges, counters: Sequence[Counter], now_us: int, record: tuple[int, int] | None) -> Verdict:
-    """The verdict for a call that charges nothing: it is refused, or was charged before."""
-    if record and not record[0]:
-        raise StoreUnavailable("this call was given up before its charge arrived")
-    numbers: list[int] = []
-    for charge, counter in zip(charges, counters, strict=True):
-        numbers += counter.ask(charge, now_us)
-    return Verdict(record is not None, now_us, tuple(numbers))

@@ -121,18 +121,25 @@ class LimitPlan:
     costs: tuple[CallCost, ...] = ()
     slots: tuple[LimitCharge, ...] = field(init=False, compare=False)
     """The charges that are freed when the call ends."""
+    paid: bool = field(init=False, compare=False)
+    """Whether a limit counts what the call costs."""
     settles: bool = field(init=False, compare=False)
     """Whether the call may cost less than was reserved."""
+    _without_slots: LimitPlan | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "slots", tuple(charge for charge in self.charges if charge.kind == "concurrency"))
+        slots = tuple([charge for charge in self.charges if charge.kind == "concurrency"])
         paid = any(charge.unit for charge in self.charges)
+        without_slots = replace(self, charges=lasting(self.charges)) if slots else None
+        object.__setattr__(self, "slots", slots)
+        object.__setattr__(self, "paid", paid)
         object.__setattr__(self, "settles", paid and any(cost.per_call < cost.most for cost in self.costs))
+        object.__setattr__(self, "_without_slots", without_slots)
 
     @property
     def at_creation(self) -> LimitPlan:
         """The charges when a task is created: all but the slots, which are taken once the task is with its agent."""
-        return replace(self, charges=lasting(self.charges)) if self.slots else self
+        return self._without_slots or self
 
     def tells(self, result: Mapping[str, Any]) -> bool:
         """Whether a result reports a cost."""

@@ -170,6 +170,9 @@ class RedisCounters:
     def trouble(self) -> str:
         return self._link.trouble if self._link.wire is None else self._refusing.why(self._now_s())
 
+    def charge_now(self, charges: Charges, decision_id: str) -> None:
+        """Never: the server's reply takes a while."""
+
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         began_s = self._now_s()
         try:

@@ -31,9 +31,8 @@ class SessionCalls:
         now_us = int(self._clock() * SECOND_US)
         counter = self._counters.pop(principal, None) or self._fresh(now_us)
         self._counters[principal] = counter
-        if not counter.has_room(self._charge, now_us):
+        if counter.take(self._charge, now_us, "") is None:
             self._refuse(counter.ask(self._charge, now_us).wait_us)
-        counter.charge(self._charge, now_us, "")
 
     def _fresh(self, now_us: int) -> SlidingWindow:
         for known in list(islice(self._counters, SWEPT_PER_CALL)):

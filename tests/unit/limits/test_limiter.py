@@ -6,11 +6,15 @@ import asyncio
 from contextlib import nullcontext
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import NOTHING, LimitCharge, Limiter, LimitPlan
+from sidecar.limits.plan import Kind
+from sidecar.limits.store import StoreUnavailable
 from tests.flow.world import until
-from tests.unit.limits.stages import DAY_US, START_US, charge, memory_stage, opened
+from tests.unit.limits.stages import DAY_US, HOUR_US, MINUTE_US, START_US, charge, memory_stage, opened
 
 HOUR, DAY, RATE, SLOTS = (
     charge("hour", 2),
@@ -114,3 +118,36 @@ async def test_more_counters_than_the_bound_are_refused_and_never_forgotten() ->
     assert (await refusal_of(limiter, charge("hour", 2, "c"))).reason is Reason.STORE_UNAVAILABLE
     stage.wait(DAY_US)
     await take(limiter, charge("hour", 2, "c"), call="c")
+
+
+KINDS: tuple[tuple[Kind, ...], ...] = (("hour",), ("rate", "concurrency"), ("day", "hour"))
+PLANS = [
+    tuple([charge(kind, 3, name, 1_000_000) for kind in kinds for name in names])
+    for kinds in KINDS
+    for names in ("a", "ab", "c", "de")
+]
+PAUSES = st.sampled_from([0, 1_000, 700_000, MINUTE_US, HOUR_US, DAY_US])
+STEPS = st.tuples(st.sampled_from(PLANS), PAUSES, st.booleans())
+
+
+@given(st.lists(STEPS, max_size=60), st.integers(4, 7))
+def test_a_plan_that_was_charged_before_counts_as_a_new_one_does(
+    steps: list[tuple[tuple[LimitCharge, ...], int, bool]], max_counters: int
+) -> None:
+    """Though counters were dropped meanwhile because they were idle, or reset."""
+
+    async def play(*, anew: bool) -> list[object]:
+        stage, told = memory_stage(max_counters=max_counters), list[object]()
+        for number, (plan, pause_us, resets) in enumerate(steps):
+            stage.wait(pause_us)
+            if resets:
+                await stage.store.reset(plan)
+            charges = (*plan,) if anew else plan
+            try:
+                told.append(await stage.store.reserve(charges, str(number)))
+            except StoreUnavailable as error:
+                told.append(str(error))
+            stage.store.release(charges[-1:], str(number - 2))
+        return told
+
+    assert asyncio.run(play(anew=False)) == asyncio.run(play(anew=True))
