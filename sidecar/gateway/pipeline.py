@@ -345,9 +345,11 @@ class Pipeline:
                 raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
             if call.tasks or call.wants_task:
                 decision = await self._decide_tasks(request, caller, call, decision, now_s)
-            await request.breathe()
+            if request.large:
+                await asyncio.sleep(0)
             checked = await frontend.check(request, caller, operation.content, decision)
-            await request.breathe()
+            if request.large:
+                await asyncio.sleep(0)
             plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
             request.plan = plan = plan.at_creation if operation.takes_no_slot else plan
             del now  # a stream that stays open keeps no old policy alive
@@ -362,7 +364,8 @@ class Pipeline:
                 await record.decided()  # the decision is recorded before the upstream is called
                 record.mark("audit")
                 try:
-                    await request.breathe()
+                    if request.large:
+                        await asyncio.sleep(0)
                     return await frontend.carry_out(Charged(request, caller, checked, decision, lease, plan.timeout_s))
                 except Refusal as refusal:
                     if _was_not_sent(refusal):

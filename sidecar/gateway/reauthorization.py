@@ -183,5 +183,7 @@ def _doubt(exchange: WatchedExchange, now: Snapshot) -> Reason | None:
 def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
     """Returns when the permission ends, in seconds since the epoch: with the credential, the grant, or the shadow mode
     that let the call pass. None means never."""
-    passes_until = decision.until if decision.allowed else rules.shadow_until
-    return min((end for end in (caller.expires_at, passes_until) if end is not None), default=None)
+    passes_until, expires_at = decision.until if decision.allowed else rules.shadow_until, caller.expires_at
+    if passes_until is None or expires_at is None:
+        return expires_at if passes_until is None else passes_until
+    return min(expires_at, passes_until)

@@ -20,7 +20,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.error_responses import AnswerShape, DenyManner, ErrorResponse
 from sidecar.gateway.frontends.aggregate.names import AggregateNames
-from sidecar.gateway.routing import AGENTS, EVERY, MCP, TASK_API, Headers
+from sidecar.gateway.routing import EVERY, MCP, Headers
 from sidecar.gateway.snapshot import Service, Snapshot
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import Deadline
@@ -70,7 +70,8 @@ class RequestContext:
     ends later while `handed_on` is set. `prefix` is the path under which callers see sidecar, `base` the base URL for a
     local caller. `presented` are the caller's credentials. `unanswered`: closed without an answer. `cut`: shutdown does
     not wait for it any more. `dialect` writes refusals in protocols other than MCP. `lease` holds the reserved limits.
-    `large`: the body is large enough to delay the loop. `alias` is the agent's own path, if it was called by one.
+    `large`: the body is large enough to delay the loop, so that other
+    calls run between its stages. `alias` is the agent's own path, if it was called by one.
     `started_s` is in the loop's time.
     """
 
@@ -104,12 +105,8 @@ class RequestContext:
         self.http, self.path, self.verb, self.now = http, path, http.method, now
         self.headers, self.record, self.body_admission = headers, record, body_admission
         self.protocol = record.protocol
+        self.plain = record.protocol == "http"  # without MCP's envelope
         self.started_s = asyncio.get_running_loop().time()
-
-    @property
-    def plain(self) -> bool:
-        """Whether this is plain HTTP, without MCP's envelope."""
-        return self.protocol == "http"
 
     @property
     def presented_kind(self) -> str:
@@ -142,16 +139,11 @@ class RequestContext:
         caller = self.record.caller
         return closing(BodyRoom(self.body_admission, caller.last.name if caller else self.record.peer))
 
-    async def breathe(self) -> None:
-        """Lets other calls run between two steps that take long with a large body."""
-        if self.large:
-            await asyncio.sleep(0)
-
     def enter(self, server: str, folder: str, alias: str = "") -> None:
         """Sets the upstream of the address, so that refusals are written in its protocol."""
         self.front, self.folder, self.alias = server, folder, alias
-        self.shape = AnswerShape.PLAIN if self.plain or folder in (AGENTS, TASK_API) else AnswerShape.STATELESS
-        self.goes_to(server)
+        self.shape = AnswerShape.STATELESS if folder == MCP and not self.plain else AnswerShape.PLAIN
+        self.server = self.record.upstream = server
 
     def goes_to(self, server: str) -> None:
         """Sets the called upstream, as far as it is known."""

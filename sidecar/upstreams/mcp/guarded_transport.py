@@ -182,6 +182,8 @@ class ExchangeOutcome(CallOutcome):
 
     def left(self, *, said_something: bool = False) -> None:
         """The reader stopped: it has what it wanted, or its time is over."""
+        if self._done:
+            return
         if self._expired():
             self.refused(Refusal(Reason.UPSTREAM_TIMEOUT))
         elif said_something:
