@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -141,6 +142,24 @@ async def test_the_next_request_is_read_as_if_it_were_the_first(ears: Ears, firs
     assert len(ears.heard) in (1, 2)
     for path, lines, body in ears.heard[1:]:
         assert (path, lines, body) == ("/next", [(b"Host", b"a"), (b"Accept", b"*/*")], None)
+
+
+async def test_after_any_number_of_slow_bodies_all_requests_of_one_packet_are_answered(ears: Ears) -> None:
+    """The parser counts requests that wait, and stops at 32 of them."""
+    server: Any = ears.listener._server
+
+    def begun(count: int) -> bool:
+        return any(one._request_count == count for one in server.connections)
+
+    async with ears.wire() as connection:
+        for number in range(40):
+            await connection.send(b"POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\no")
+            await until(partial(begun, number + 1))
+            await connection.send(b"k")
+            assert (await connection.response())[0] == 200
+        await connection.send(NEXT * 40)
+        assert [(await connection.response())[0] for _ in range(40)] == [200] * 40
+    assert ears.paths == ["/slow"] * 40 + ["/next"] * 40
 
 
 # --- what chunks cost -------------------------------------------------------------------------------------------------

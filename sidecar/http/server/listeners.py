@@ -190,7 +190,7 @@ class ServerConnection(web.RequestHandler):
             self._wait_for_head()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
-        if self._reading_paused or resume_parser:  # each body ends with a call that has nothing to resume
+        if self._reading_paused:  # each body that ends or is read calls this, nearly always with nothing to resume
             super().resume_reading(resume_parser)
 
     def _watch_chunks(self, queued: int, size: int) -> None:
@@ -395,21 +395,30 @@ class ServerConnection(web.RequestHandler):
     async def _answer(self, message: Any, body: StreamReader) -> bool:
         """Answers one request. Returns whether the connection may go on. Raises ConnectionError if its caller is
         gone."""
-        if self._parser is not None:
+        is_late = not body.is_eof()
+        if self._parser is not None and not is_late:
             self._parser.message_consumed()
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
+        handle = self._request_handler
+        assert handle is not None
         self._request_in_progress = True
         try:
             if isinstance(message, _ErrInfo):
                 request = HttpRequest(ERROR, body, self)
                 response = await self._refuse(message.status)
             else:
-                request = self._current_request = HttpRequest(message, body, self)
-                response = await self._handle(request)
+                self._current_request = request = HttpRequest(message, body, self)
+                try:
+                    response = await handle(request)
+                except Exception as fault:
+                    self._current_request = None
+                    response = await self._failed(fault)
+                finally:
+                    self._current_request = None
             try:
                 if isinstance(response, WholeResponse):
-                    response.send(request)
+                    response.send(request, self.transport)
                     if self._paused:
                         await self._drain_helper()
                 else:
@@ -423,28 +432,24 @@ class ServerConnection(web.RequestHandler):
             self._request_in_progress = False
             if self._handler_waiter is not None:
                 self._handler_waiter.set_result(None)
-        self._keepalive = bool(response.keep_alive)
-        if not body.is_eof():
-            await self._discard(body)
+        self._keepalive = may_go_on = bool(response._keep_alive)
+        if is_late:
+            if not body.is_eof():
+                await self._discard(body)
             body.set_exception(_PAYLOAD_ACCESS_ERROR)
-        return self._keepalive
+            if self._parser is not None:  # which counts a message when it is complete, and pauses at a number of them
+                self._parser.message_consumed()
+                self.data_received(b"")
+        return may_go_on
 
-    async def _handle(self, request: HttpRequest) -> web.StreamResponse:
-        """Returns the handler's response, or that to the exception that it let through."""
-        handle = self._request_handler
-        assert handle is not None
-        try:
-            return await handle(request)
-        except web.HTTPException as response:
-            return response
-        except TimeoutError:
-            status = 504
-        except Exception as fault:
-            log.error("a handler failed", exc_info=fault)
-            status = 500
-        finally:
-            self._current_request = None
-        return await self._refuse(status)
+    async def _failed(self, fault: Exception) -> web.StreamResponse:
+        """Returns the response to an exception that a handler let through."""
+        if isinstance(fault, web.HTTPException):
+            return fault
+        if isinstance(fault, TimeoutError):
+            return await self._refuse(504)
+        log.error("a handler failed", exc_info=fault)
+        return await self._refuse(500)
 
     async def _refuse(self, status: int) -> web.StreamResponse:
         """Returns the response, which is on record, to what is no request or has failed. The connection closes."""

@@ -7,6 +7,7 @@ pipelining and slow readers are handled by aiohttp and `listeners.py`.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -43,37 +44,35 @@ class WholeResponse(web.StreamResponse):
         for name, value in headers:
             self._lines += _line(name, value)
 
-    def send(self, request: web.BaseRequest) -> None:
+    def send(self, request: web.BaseRequest, transport: asyncio.Transport | None) -> None:
         """Sends the answer to this request, once. Raises ConnectionError if the caller is gone."""
         if self._eof_sent:
             return
         self._eof_sent = True
-        if self._keep_alive is None:
-            self._keep_alive = request.keep_alive
-        transport = request.transport
+        may_go_on = self._keep_alive
+        if may_go_on is None:
+            self._keep_alive = may_go_on = request.keep_alive
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the caller is gone")
-        head = self._head(request)
-        body = b"" if self._status in _NO_BODY or request.method == "HEAD" else self.body
-        self.body = b""  # a large one must not wait for a slow reader twice
+        body, self.body = self.body, b""  # a large one must not wait for a slow reader twice
+        length = "" if self._status in _NO_BODY else f"Content-Length: {len(body)}\r\n"
+        if request.version == HttpVersion10:  # HTTP/1.0 closes by default
+            version, connection = "1.0", "Connection: keep-alive\r\n" if may_go_on else ""
+        else:
+            version, connection = "1.1", "" if may_go_on else "Connection: close\r\n"
+        date = rfc822_formatted_time()
+        head = f"HTTP/{version} {self._lines}{length}Date: {date}\r\n{connection}\r\n".encode()
+        if not length or request.method == "HEAD":
+            body = b""
         if len(body) <= MAX_JOINED_BYTES:
             transport.write(head + body)
         else:
             transport.write(head)
             transport.write(body)
 
-    def _head(self, request: web.BaseRequest) -> bytes:
-        length = "" if self._status in _NO_BODY else f"Content-Length: {len(self.body)}\r\n"
-        if request.version == HttpVersion10:  # HTTP/1.0 closes by default
-            version, connection = "1.0", "Connection: keep-alive\r\n" if self._keep_alive else ""
-        else:
-            version, connection = "1.1", "" if self._keep_alive else "Connection: close\r\n"
-        date = rfc822_formatted_time()
-        return f"HTTP/{version} {self._lines}{length}Date: {date}\r\n{connection}\r\n".encode()
-
     async def prepare(self, request: web.BaseRequest) -> None:
         """Sends the answer, as `send` does (aiohttp's interface)."""
-        self.send(request)
+        self.send(request, request.transport)
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Does nothing: the answer is sent whole."""
