@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Json = dict[str, Any]  # a message being built
 Read = Mapping[str, Any]  # a message that was read
@@ -42,6 +42,10 @@ class UnreadableMessage(Exception):
         super().__init__(f"{pointer or '/'} {problem}")
         self.pointer = pointer
         self.problem = problem
+
+    def below(self, step: str | int) -> UnreadableMessage:
+        """The same, seen from one step above."""
+        return UnreadableMessage(f"/{step}{self.pointer}", self.problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,21 @@ class Schema:
     package: str
     messages: Mapping[str, MessageSpec]
     enums: Mapping[str, tuple[str, ...]]
+    readers: dict[tuple[str, bool], MessageReader] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def read(self, name: str, given: object, at: str = "", *, defaults: bool = False) -> dict[str, Any]:
         """The canonical form of the message at the place `at`. With `defaults`, fields that are set but empty are kept.
         Raises UnreadableMessage."""
-        return _SchemaReader(self, defaults).message(self.messages[name], given, at)
+        try:
+            return self.reader(name, defaults).read(given)
+        except UnreadableMessage as error:
+            raise UnreadableMessage(at + error.pointer, error.problem) from None
+
+    def reader(self, name: str, defaults: bool) -> MessageReader:
+        reader = self.readers.get((name, defaults))
+        if reader is None:
+            reader = self.readers[name, defaults] = MessageReader(self, self.messages[name], defaults)
+        return reader
 
 
 def schema_from(
@@ -122,130 +136,198 @@ def camel(name: str) -> str:
     return _HUMP.sub(lambda match: match[1].upper(), name)
 
 
-class _SchemaReader:
-    __slots__ = ("_defaults", "_schema")
+class _FieldReader(NamedTuple):
+    """How one spelling of a field is read: values of exactly the type `plain` as they are, others by `read`. `keeps`:
+    also an empty value is kept; `other` is the other spelling, "" if there is none."""
 
-    def __init__(self, schema: Schema, defaults: bool) -> None:
+    json: str
+    plain: type | None
+    read: Callable[[object], Any]
+    keeps: bool
+    other: str
+    group: str
+
+
+class MessageReader:
+    """Reads one message of a schema. Its table is made when it is first used."""
+
+    __slots__ = ("_defaults", "_fields", "_message", "_required", "_schema")
+
+    def __init__(self, schema: Schema, message: MessageSpec, defaults: bool) -> None:
         self._schema = schema
+        self._message = message
         self._defaults = defaults
+        self._fields: dict[str, _FieldReader] = {}
+        self._required = [one for one in message.fields if one.required]
 
-    def message(self, message: MessageSpec, given: object, at: str) -> dict[str, Any]:
+    def read(self, given: object) -> dict[str, Any]:
+        """The canonical form. Raises UnreadableMessage."""
         if not isinstance(given, dict):
-            raise UnreadableMessage(at, "must be an object")
-        found: dict[str, tuple[FieldSpec, str, object]] = {}
-        for key, value in given.items():
-            one = message.spelled.get(key)
-            if one is None or (value is None and one.type != "Value"):
-                continue  # ProtoJSON: null is absent
-            if one.name in found:
-                raise UnreadableMessage(f"{at}/{key}", "is there in both its spellings")
-            found[one.name] = (one, key, value)
-        groups: set[str] = set()
+            raise UnreadableMessage("", "must be an object")
+        fields = self._fields or self._made()
         read: dict[str, Any] = {}
-        for one in message.fields:
-            if one.name not in found:
-                if one.required and not one.group:
-                    raise UnreadableMessage(f"{at}/{one.json}", "is missing")
+        groups: tuple[str, ...] = ()
+        for key, value in given.items():
+            one = fields.get(key)
+            if one is None:
                 continue
-            _, key, value = found[one.name]
-            place = f"{at}/{key}"
-            if one.group:
-                if one.group in groups:
-                    raise UnreadableMessage(place, f"stands beside another {one.group}")
-                groups.add(one.group)
-            said = self._many(one, value, place)
-            if self._defaults or one.presence or said or (one.type in self._schema.messages and not one.many):
-                read[one.json] = said
-        for one in message.fields:
-            if one.required and one.group and one.group not in groups:
-                raise UnreadableMessage(at, f"holds no {one.group}")
+            json, plain, reader, keeps, other, group = one
+            if type(value) is not plain:
+                if value is None and reader is not _any:
+                    continue  # ProtoJSON: null is absent
+                try:
+                    value = reader(value)
+                except UnreadableMessage as error:
+                    raise error.below(key) from None
+            if other and given.get(other) is not None:
+                raise UnreadableMessage(f"/{max(key, other, key=[*given].index)}", "is there in both its spellings")
+            if group:
+                if group in groups:
+                    raise UnreadableMessage(f"/{key}", f"stands beside another {group}")
+                groups += (group,)
+            if keeps or value:
+                read[json] = value
+        if self._required:
+            self._refuse_missing(given, groups)
         return read
 
-    def _many(self, one: FieldSpec, given: object, at: str) -> Any:
-        if one.many == "list":
-            if not isinstance(given, list):
-                raise UnreadableMessage(at, "must be a list")
-            return [self._value(one.type, value, f"{at}/{index}") for index, value in enumerate(given)]
-        if one.many == "map":
-            if not isinstance(given, dict):
-                raise UnreadableMessage(at, "must be an object")
-            return {key: self._value(one.type, value, f"{at}/{key}") for key, value in given.items()}
-        return self._value(one.type, given, at)
+    def _refuse_missing(self, given: Mapping[str, Any], groups: tuple[str, ...]) -> None:
+        for one in self._required:
+            if one.group and one.group not in groups:
+                raise UnreadableMessage("", f"holds no {one.group}")
+            if not one.group and given.get(one.json) is None and given.get(one.name) is None:
+                raise UnreadableMessage(f"/{one.json}", "is missing")
 
-    def _value(self, type_: str, given: object, at: str) -> Any:
-        message = self._schema.messages.get(type_)
-        if message is not None:
-            return self.message(message, given, at)
-        scalar = _SCALARS.get(type_)
-        if scalar is not None:
-            return scalar(given, at)
-        return self._word(type_, given, at)
+    def _made(self) -> dict[str, _FieldReader]:
+        self._fields = {
+            spelling: self._field_reader(one, spelling)
+            for one in self._message.fields
+            for spelling in (one.json, one.name)
+        }
+        return self._fields
 
-    def _word(self, enum: str, given: object, at: str) -> str:
-        words = self._schema.enums[enum]
-        if isinstance(given, str) and given in words:
-            word = given
-        elif self._schema.package and type(given) is int and 0 <= given < len(words):
-            word = words[given]
+    def _field_reader(self, one: FieldSpec, spelling: str) -> _FieldReader:
+        schema, plain = self._schema, None if one.many else _PLAIN.get(one.type)
+        if one.type in schema.messages:
+            read: Callable[[object], Any] = schema.reader(one.type, self._defaults).read
+        elif one.type in schema.enums:
+            read = _enum(one.type, schema.enums[one.type], numbers=bool(schema.package), defaults=self._defaults)
         else:
-            raise UnreadableMessage(at, f"is no word of {enum}")
-        return word if self._defaults or word != words[0] else ""
+            read = _SCALARS[one.type]
+        if one.many:
+            read = (_list_of if one.many == "list" else _map_of)(read)
+        keeps = self._defaults or one.presence or (one.type in schema.messages and not one.many)
+        other = one.name if spelling == one.json else one.json
+        return _FieldReader(one.json, plain, read, keeps, other if other != spelling else "", one.group)
 
 
-def _typed(type_: type, problem: str) -> Callable[[object, str], Any]:
+def _list_of(read: Callable[[object], Any]) -> Callable[[object], list[Any]]:
+    def read_list(given: object) -> list[Any]:
+        if not isinstance(given, list):
+            raise UnreadableMessage("", "must be a list")
+        said: list[Any] = []
+        try:
+            for value in given:
+                said.append(read(value))  # noqa: PERF401 - its length is the place of an error
+        except UnreadableMessage as error:
+            raise error.below(len(said)) from None
+        return said
+
+    return read_list
+
+
+def _map_of(read: Callable[[object], Any]) -> Callable[[object], dict[str, Any]]:
+    def read_map(given: object) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            raise UnreadableMessage("", "must be an object")
+        said: dict[str, Any] = {}
+        for key, value in given.items():
+            try:
+                said[key] = read(value)
+            except UnreadableMessage as error:
+                raise error.below(key) from None
+        return said
+
+    return read_map
+
+
+def _enum(name: str, words: tuple[str, ...], *, numbers: bool, defaults: bool) -> Callable[[object], str]:
+    """A reader of an enumeration. Its first word is the empty value, which only readers with `defaults` keep."""
+    said = {word: word for word in words} if defaults else {**{word: word for word in words}, words[0]: ""}
+    numbered = tuple(said.values()) if numbers else ()
+
+    def read(given: object) -> str:
+        if isinstance(given, str) and given in said:
+            return said[given]
+        if type(given) is int and 0 <= given < len(numbered):
+            return numbered[given]
+        raise UnreadableMessage("", f"is no word of {name}")
+
+    return read
+
+
+def _typed(type_: type, problem: str) -> Callable[[object], Any]:
     """A reader of values of one type of JSON."""
 
-    def read(given: object, at: str) -> Any:
+    def read(given: object) -> Any:
         if not isinstance(given, type_):
-            raise UnreadableMessage(at, problem)
+            raise UnreadableMessage("", problem)
         return given
 
     return read
 
 
+def _any(given: object) -> Any:
+    return given
+
+
 _string = _typed(str, "must be a string")
 
 
-def _int32(given: object, at: str) -> int:
+def _int32(given: object) -> int:
     if isinstance(given, str) and _INTEGER.match(given):
         given = int(given)
     if isinstance(given, float) and given.is_integer():
         given = int(given)
     if not isinstance(given, int) or isinstance(given, bool) or not -INT32_MAX - 1 <= given <= INT32_MAX:
-        raise UnreadableMessage(at, "must be an integer of 32 bits")
+        raise UnreadableMessage("", "must be an integer of 32 bits")
     return given
 
 
-def _bytes(given: object, at: str) -> str:
+def _bytes(given: object) -> str:
     """Padded base64 of the standard alphabet; read in either alphabet, with or without padding (ProtoJSON)."""
     try:
-        text = _string(given, at).rstrip("=").replace("-", "+").replace("_", "/")
+        text = _string(given).rstrip("=").replace("-", "+").replace("_", "/")
         return base64.b64encode(base64.b64decode(text + "=" * (-len(text) % 4), validate=True)).decode()
     except (binascii.Error, ValueError):
-        raise UnreadableMessage(at, "must be base64") from None
+        raise UnreadableMessage("", "must be base64") from None
 
 
-def _timestamp(given: object, at: str) -> str:
+def _timestamp(given: object) -> str:
     """RFC 3339 in UTC, with 0, 3, 6 or 9 digits of a second, as needed."""
     match = _TIME.match(given) if isinstance(given, str) else None
     try:
         if match is None:
             raise ValueError
         moment, digits, zone = match.groups()
-        utc = datetime.fromisoformat(moment + ("+00:00" if zone == "Z" else zone)).astimezone(UTC)
+        datetime.fromisoformat(moment)
+        if zone != "Z":
+            utc = datetime.fromisoformat(moment + zone).astimezone(UTC)
+            moment = utc.strftime(f"{utc.year:04}-%m-%dT%H:%M:%S")
     except (ValueError, OverflowError):
-        raise UnreadableMessage(at, "must be a time as RFC 3339 writes it") from None
+        raise UnreadableMessage("", "must be a time as RFC 3339 writes it") from None
     fraction = (digits or "").rstrip("0")
     fraction += "0" * (-len(fraction) % 3)
-    return utc.strftime(f"{utc.year:04}-%m-%dT%H:%M:%S") + (f".{fraction}" if fraction else "") + "Z"
+    return f"{moment}.{fraction}Z" if fraction else f"{moment}Z"
 
 
-_SCALARS: Final[Mapping[str, Callable[[object, str], Any]]] = {
+_PLAIN: Final[Mapping[str, type]] = {"string": str, "bool": bool, "Struct": dict}
+_SCALARS: Final[Mapping[str, Callable[[object], Any]]] = {
     "string": _string,
     "bool": _typed(bool, "must be true or false"),
     "int32": _int32,
     "bytes": _bytes,
     "Timestamp": _timestamp,
     "Struct": _typed(dict, "must be an object"),
-    "Value": lambda given, at: given,
+    "Value": _any,
 }
