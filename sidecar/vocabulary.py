@@ -74,6 +74,7 @@ class Caller:
     credentials: tuple[Credential, ...]
     expires_at: float | None = None
     token: str = field(default="", repr=False, compare=False)
+    _binding: str = field(default="", init=False, repr=False, compare=False)
 
     @property
     def first(self) -> Principal:
@@ -86,7 +87,10 @@ class Caller:
     @property
     def is_anonymous(self) -> bool:
         """Whether no credential identifies the caller."""
-        return any(principal.name == ANONYMOUS for principal in self.chain)
+        for principal in self.chain:  # noqa: SIM110 - asked several times per call
+            if principal.name == ANONYMOUS:
+                return True
+        return False
 
     @property
     def schedule(self) -> str:
@@ -96,12 +100,14 @@ class Caller:
     @property
     def binding(self) -> str:
         """The owner of a session: issuer and name of every principal, never the bytes of a token."""
-        digest = sha256()
-        for principal in self.chain:
-            for part in (principal.issuer, principal.name):
-                raw = part.encode()
-                digest.update(len(raw).to_bytes(4, "big") + raw)
-        return digest.hexdigest()
+        if not self._binding:
+            digest = sha256()
+            for principal in self.chain:
+                for part in (principal.issuer, principal.name):
+                    raw = part.encode()
+                    digest.update(len(raw).to_bytes(4, "big") + raw)
+            object.__setattr__(self, "_binding", digest.hexdigest())
+        return self._binding
 
 
 class PermissionKind(StrEnum):
@@ -135,18 +141,23 @@ class Question(NamedTuple):
         """The value of `call.tool` in conditions: the name, or for a message to an agent the skill requested."""
         if self.name or not self.object.startswith("nhi:"):
             return self.name
-        message = self.arguments.get("message")
-        for part in (self.arguments, message if isinstance(message, Mapping) else _EMPTY):
-            metadata = part.get("metadata")
-            said = metadata.get(SKILL) if isinstance(metadata, Mapping) else None
-            if isinstance(said, str) and 0 < len(said) <= MAX_SKILL_CHARS:
-                return said
-        return ""
+        return skill_in(self.arguments)
 
     @property
     def without_arguments(self) -> Question:
         """Returns the question without the caller's content, which must not be stored."""
         return self._replace(arguments=_EMPTY, meta=_EMPTY)
+
+
+def skill_in(arguments: Mapping[str, Any]) -> str:
+    """The skill that a message to an agent requests, "" for none."""
+    message = arguments.get("message")
+    for part in (arguments, message if isinstance(message, Mapping) else _EMPTY):
+        metadata = part.get("metadata")
+        said = metadata.get(SKILL) if isinstance(metadata, Mapping) else None
+        if isinstance(said, str) and 0 < len(said) <= MAX_SKILL_CHARS:
+            return said
+    return ""
 
 
 class Call(NamedTuple):

@@ -118,6 +118,10 @@ class RecordStore(Protocol[R]):
         """Stores a new record, held by `holder`, unless an unexpired one has its id. Once it returns KEPT, no crash
         loses it."""
 
+    async def add_all(self, records: Sequence[R], bounds: RecordBounds) -> list[AddedRecord]:
+        """Stores new records that no process holds, each as `add` does, but all of them in one step where the store can
+        do so."""
+
     async def get(self, record_id: str) -> R | None:
         """Returns the record with this id, of any owner, or None."""
 

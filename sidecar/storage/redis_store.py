@@ -50,6 +50,9 @@ class RedisRecordStore(Generic[R]):
         whose = (holder, until_s if self._kind.is_work else "", record.owner, record.target)
         return AddedRecord((await self._ask("add", *self._about(record), *whose, *room)).decode())
 
+    async def add_all(self, records: Sequence[R], bounds: RecordBounds) -> list[AddedRecord]:
+        return [await self.add(record, "", 0.0, bounds) for record in records]
+
     async def get(self, record_id: str) -> R | None:
         found = await self.find((record_id,))
         return found[0] if found else None

@@ -95,10 +95,10 @@ class SqliteRecordStore(Generic[R]):
         return self._file.up
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        whose = (self._kind.key, record.id, record.owner, record.target, record.standing, record.is_done)
-        when = (record.revision, record.created_at, ends_at(record, self._kind.is_work))
-        row = (*whose, *when, holder, until_s, self._kind.codec.encode(record))
-        return await self._file.run(lambda connection: self._add(connection, row, record, bounds))
+        return (await self._insert([(self._row(record, holder, until_s), record)], bounds))[0]
+
+    async def add_all(self, records: Sequence[R], bounds: RecordBounds) -> list[AddedRecord]:
+        return await self._insert([(self._row(record, "", 0.0), record) for record in records], bounds)
 
     async def get(self, record_id: str) -> R | None:
         found = await self.find((record_id,))
@@ -168,6 +168,18 @@ class SqliteRecordStore(Generic[R]):
         while some := await self._file.read(lambda connection: connection.execute(_SWEEP, asked).rowcount, 0):
             swept += some
         return swept
+
+    def _row(self, record: R, holder: str, until_s: float) -> tuple[Any, ...]:
+        kind = self._kind
+        return (
+            kind.key, record.id, record.owner, record.target, record.standing, record.is_done, record.revision,
+            record.created_at, ends_at(record, kind.is_work), holder, until_s, kind.codec.encode(record),
+        )  # fmt: skip
+
+    async def _insert(self, rows: Sequence[tuple[tuple[Any, ...], R]], bounds: RecordBounds) -> list[AddedRecord]:
+        return await self._file.run(
+            lambda connection: [self._add(connection, row, record, bounds) for row, record in rows]
+        )
 
     def _add(
         self, connection: sqlite3.Connection, row: tuple[Any, ...], record: R, bounds: RecordBounds

@@ -9,7 +9,7 @@ unknown one get the same refusal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Literal, NamedTuple
@@ -69,6 +69,14 @@ class OwnerRecord(NamedTuple):
         return self[:7] == other[:7]
 
 
+class TaskClaim(NamedTuple):
+    """A task, or a context, that a caller begins; `state` is how it ended already."""
+
+    namespace: Namespace
+    task_id: str
+    state: str = ""
+
+
 OWNERS: Final = RecordKind("a task's owner", record_codec(OwnerRecord), key="task-owners", is_work=False)
 
 
@@ -120,30 +128,43 @@ class TaskOwners:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
 
     async def created(
+        self, caller: Caller, server: str, task_id: str, *, by: Question, method: str, ttl_s: float | None
+    ) -> OwnerRecord:
+        """Records that the caller owns this task of MCP, which `by` created; no crash loses it. `ttl_s` is how long the
+        upstream keeps it, if known. Raises Refusal: RESPONSE_REFUSED if the id has another owner or question."""
+        claims = (TaskClaim("mcp", task_id),)
+        return (await self.claimed(caller, server, claims, by=by, method=method, ttl_s=ttl_s))[0]
+
+    async def claimed(
         self,
         caller: Caller,
         server: str,
-        task_id: str,
+        claims: Sequence[TaskClaim],
         *,
         by: Question,
         method: str,
-        ttl_s: float | None,
-        namespace: Namespace = "mcp",
-        state: str = "",
-    ) -> OwnerRecord:
-        """Records that the caller owns this task, which `by` created; no crash loses it. `ttl_s` is how long the
-        upstream keeps it, if known. Raises Refusal: RESPONSE_REFUSED if the id has another owner or question."""
+        ttl_s: float | None = None,
+    ) -> list[OwnerRecord]:
+        """Records that the caller owns each of these, as `created` does, in one step of the store."""
         if caller.is_anonymous:
             raise Refusal(Reason.RESPONSE_REFUSED, "it creates a task for an anonymous caller")
-        if not 0 < len(task_id) <= MAX_ID_CHARS:
-            raise Refusal(Reason.RESPONSE_REFUSED, f"its task id is not of 1 to {MAX_ID_CHARS} characters")
         now_s = self.clock()
-        expires_at = self._expiry(now_s, ttl_s)
-        whose = (caller.binding, by.object, by.action, method)
-        record = OwnerRecord(namespace, server, task_id, *whose, now_s, expires_at, state)
-        added = await self.store.add(record, "", 0.0, self.bounds)
-        if added is AddedRecord.KEPT:
-            return record
+        expires_at, owner = self._expiry(now_s, ttl_s), caller.binding
+        records = []
+        for namespace, task_id, state in claims:
+            if not 0 < len(task_id) <= MAX_ID_CHARS:
+                raise Refusal(Reason.RESPONSE_REFUSED, f"its task id is not of 1 to {MAX_ID_CHARS} characters")
+            records.append(
+                OwnerRecord(namespace, server, task_id, owner, by.object, by.action, method, now_s, expires_at, state)
+            )
+        added = await self.store.add_all(records, self.bounds)
+        for place, record in enumerate(records):
+            if added[place] is not AddedRecord.KEPT:
+                records[place] = await self._standing(record, added[place], ttl_s)
+        return records
+
+    async def _standing(self, record: OwnerRecord, added: AddedRecord, ttl_s: float | None) -> OwnerRecord:
+        """Returns the caller's own record in place of one that was not added. Raises Refusal."""
         if added is AddedRecord.FULL:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
         standing = await self.store.get(record.id)

@@ -108,7 +108,9 @@ BY_GRPC: Final[Mapping[Version, Mapping[str, Operation]]] = {
 }
 
 
+_SAID: Final[Mapping[str, Version]] = {"": "0.3", "0.3": "0.3", "1.0": "1.0"}
+
+
 def version_meant(said: str) -> Version | None:
     """The version of an `A2A-Version` header: 0.3 if absent, without a patch number; None for an unsupported one."""
-    known: dict[str, Version] = {"": "0.3", "0.3": "0.3", "1.0": "1.0"}
-    return known.get(".".join(said.split(".")[:2]))
+    return _SAID.get(said) or _SAID.get(".".join(said.split(".")[:2]))

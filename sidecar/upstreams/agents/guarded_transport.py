@@ -6,8 +6,8 @@ hidden from callers.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Final
 
 from sidecar.errors import Reason, Refusal
@@ -40,8 +40,12 @@ class GuardedAgent:
             if not share.step_in():
                 outgoing = outgoing._replace(deadline_s=await self.shares.wait(share, outgoing.deadline_s))
         try:
-            with self._visit(outgoing) as visit:
+            visit = self._visit(outgoing)
+            try:
                 answer = await self.inner.ask(outgoing)
+            except BaseException as error:
+                self._failed(visit, error)
+                raise
             visit.answered()
         finally:
             if share is not None:
@@ -50,8 +54,12 @@ class GuardedAgent:
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
         """See `AgentTransport.listen`. A stream that has begun counts as an answer."""
-        with self._visit(outgoing) as visit:
+        visit = self._visit(outgoing)
+        try:
             heard = await self.inner.listen(outgoing)
+        except BaseException as error:
+            self._failed(visit, error)
+            raise
         if isinstance(heard, AgentError):
             visit.answered()
             return self._told(heard)
@@ -60,20 +68,16 @@ class GuardedAgent:
     def _told(self, error: AgentError) -> AgentError:
         return error._replace(message=self._hide(error.message), data=tuple(map(self._hide, error.data)))
 
-    @contextmanager
-    def _visit(self, outgoing: OutgoingOperation) -> Iterator[CallOutcome]:
-        """The outcome of this use. It is recorded here if the block raises, else by the caller."""
+    def _visit(self, outgoing: OutgoingOperation) -> CallOutcome:
         own = outgoing.caller is None
-        visit = CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
-        try:
-            yield visit
-        except Refusal as refusal:
-            _tell(visit, refusal)
-            refusal.words = self._hide(refusal.words)
-            raise
-        except BaseException:
+        return CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
+
+    def _failed(self, visit: CallOutcome, error: BaseException) -> None:
+        if isinstance(error, Refusal):
+            _tell(visit, error)
+            error.words = self._hide(error.words)
+        else:
             visit.given_up()
-            raise
 
     async def close(self) -> None:
         await self.inner.close()

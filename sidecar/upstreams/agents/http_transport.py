@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from sidecar.errors import Reason, Refusal
-from sidecar.http.client import ClientResponse, Deadline, EgressError, Share
+from sidecar.http.client import ClientResponse, Deadline, EgressError, RequestForm, Share
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import BY_CODE, BY_REASON, ERROR_INFO, AgentError
@@ -36,6 +36,7 @@ from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_of
 
 A2A_JSON: Final = "application/a2a+json"
+MAX_FORMS: Final = 16  # an address with an id of a task is used a few times only
 
 
 class _Sent(NamedTuple):
@@ -79,6 +80,7 @@ class HttpAgent(ABC):
         self.secrets = address.credential
         self._version = version
         self._max_bytes = max_response_bytes
+        self._forms: dict[tuple[str, str, bool, bool, Version], RequestForm] = {}
 
     @abstractmethod
     async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent: ...
@@ -106,16 +108,27 @@ class HttpAgent(ABC):
     ) -> ClientResponse:
         """Send one request; returns when the head of the response is here. Raises Refusal."""
         streams = outgoing.operation.streams
-        headers = [("Accept", EVENT_STREAM if streams else f"{media_type}, {JSON}"), ("A2A-Version", version)]
-        if body is not None:
+        what = (verb, path, body is not None, streams, version)
+        form = self._forms.get(what) if not outgoing.extensions else None
+        if form is None:
+            form = self._form(verb, path, body is not None, outgoing, version, media_type)
+            if not outgoing.extensions and len(self._forms) < MAX_FORMS:
+                self._forms[what] = form
+        return await self._address.send(
+            form, outgoing.extra, body, outgoing.caller, outgoing.deadline_s, streams=streams
+        )
+
+    def _form(
+        self, verb: str, path: str, has_body: bool, outgoing: OutgoingOperation, version: Version, media_type: str
+    ) -> RequestForm:
+        accepted = EVENT_STREAM if outgoing.operation.streams else f"{media_type}, {JSON}"
+        headers = [("Accept", accepted), ("A2A-Version", version)]
+        if has_body:
             headers.append(("Content-Type", media_type))
         if outgoing.extensions:
             name = "A2A-Extensions" if version == "1.0" else "X-A2A-Extensions"
             headers.append((name, ", ".join(outgoing.extensions)))
-        form = self._address.form(verb, path, headers)
-        return await self._address.send(
-            form, outgoing.extra, body, outgoing.caller, outgoing.deadline_s, streams=streams
-        )
+        return self._address.form(verb, path, headers)
 
     async def _failed(self, sent: _Sent) -> Refusal:
         """The refusal of a response that carries only its status; with the error's text if the status is passed on."""
@@ -151,7 +164,8 @@ class JsonRpcAgent(HttpAgent):
 
     async def _whole(self, sent: _Sent) -> Result | AgentError:
         response = sent.response
-        if response.status >= 500 or response.status == LIMITED or media_type_of(response) != JSON:
+        status = response.status
+        if status >= 500 or status == LIMITED or media_type_of(response) != JSON:
             raise await self._failed(sent)
         return sent.read(await body_of(response, self._max_bytes))
 
@@ -245,7 +259,7 @@ def _parsed(raw: bytes) -> Any:
 
 def _rpc_result(number: int, said: Any) -> Any | AgentError:
     """The result or error in a response to request `number`. An error about an unreadable request has no id."""
-    if isinstance(said, dict) and said.get("result") is not None and said.get("error", said) is None:
+    if isinstance(said, dict) and "error" in said and said["error"] is None and said.get("result") is not None:
         said = {name: value for name, value in said.items() if name != "error"}  # some libraries write both
     if not isinstance(said, dict) or ("result" in said and "error" in said):
         raise _refused("its answer is not a JSON-RPC response")

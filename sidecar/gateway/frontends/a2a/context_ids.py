@@ -9,7 +9,7 @@ The prefix is derived from a secret and not stored, so every replica with the se
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from operator import is_
 from typing import Any, Final, NamedTuple
 from unicodedata import decimal, normalize
 
@@ -21,6 +21,7 @@ _PURPOSE: Final = b"sidecar/context/1\0"
 # 128 bits in hexadecimal digits; a prefix, because a column that is too short truncates the end
 _PREFIX_CHARS: Final = 32
 _BETWEEN: Final = "~"
+_NO_LETTERS: Final = {code: None for code in range(128) if not chr(code).isalnum()}
 _URN, _UUID_CHARS = "urnuuid", 32
 # The members of a canonical result that hold context ids. All other members are the agent's own.
 _WITHIN: Final = frozenset({"task", "tasks", "message", "statusUpdate", "artifactUpdate", "status", "history"})
@@ -43,19 +44,25 @@ class ContextIds(NamedTuple):
         return alike(called) if context == called else self._prefix(alike(context)) + alike(context)
 
     def shown(self, said: Any) -> Any:
-        if isinstance(said, list):
-            return [self.shown(one) for one in said]
-        if not isinstance(said, Mapping):
+        """Returns a result with the ids that its caller knows; the same object where nothing changes."""
+        if type(said) is list:
+            entries = [self.shown(one) for one in said]
+            return said if all(map(is_, entries, said)) else entries
+        if type(said) is not dict:
             return said
-        changed = {name: self.shown(said[name]) for name in _WITHIN & said.keys()}
-        if "contextId" in said:
-            changed["contextId"] = self._chosen(said["contextId"])
-        return {**said, **changed}
+        changed = {}
+        for name in _WITHIN & said.keys():
+            if (inner := self.shown(said[name])) is not said[name]:
+                changed[name] = inner
+        if "contextId" in said and (chosen := self._chosen(said["contextId"])) != said["contextId"]:
+            changed["contextId"] = chosen
+        return {**said, **changed} if changed else said
 
     def _chosen(self, called: str) -> str:
-        prefix, between, context = called[:_PREFIX_CHARS], called[_PREFIX_CHARS : _PREFIX_CHARS + 1], ""
-        if between == _BETWEEN and len(called) <= MAX_ID_CHARS:
-            context = called[_PREFIX_CHARS + 1 :]
+        """Returns the id that the caller knows: what follows the prefix, if that is the one of this owner."""
+        if called[_PREFIX_CHARS : _PREFIX_CHARS + 1] != _BETWEEN or len(called) > MAX_ID_CHARS:
+            return called
+        prefix, context = called[:_PREFIX_CHARS], called[_PREFIX_CHARS + 1 :]
         ours = context and hmac.compare_digest(prefix.lower().encode(), self._prefix(alike(context)).encode())
         return context if ours else called
 
@@ -68,8 +75,11 @@ def alike(context: str) -> str:
     """Returns one form for all spellings of a context id that some agent may read as equal: a UUID column ignores case,
     hyphens and braces, a number column ignores leading zeros. The first caller that names a context owns it, so another
     spelling would reach a context of another owner. The form has lower-case letters and digits only."""
-    letters = filter(str.isalnum, normalize("NFKC", normalize("NFKC", context).casefold()))
-    plain = "".join(str(decimal(one)) if one.isdecimal() else one for one in letters)
+    if context.isascii():
+        plain = context.lower().translate(_NO_LETTERS)
+    else:
+        letters = filter(str.isalnum, normalize("NFKC", normalize("NFKC", context).casefold()))
+        plain = "".join(str(decimal(one)) if one.isdecimal() else one for one in letters)
     if len(plain) == _UUID_CHARS + len(_URN):
         plain = plain.removeprefix(_URN)
     return plain.lstrip("0") or plain[-1:] or context

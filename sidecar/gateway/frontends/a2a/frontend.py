@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast
 
 from aiohttp import web
@@ -41,6 +42,7 @@ from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperati
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 _OF_RPC = frozenset({"", "/", "/v1", "/v1/"})  # the seed's base path is /agents/{id}/v1
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _FAILED: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
 _UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"})
 
@@ -61,13 +63,25 @@ class AgentExchange(WatchedExchange):
 
     is_final = False
 
-    def __init__(self, charged: Charged, timeout_s: float | None, open_exchanges: OpenExchanges) -> None:
+    def __init__(self, charged: Charged, timeout_s: float, open_exchanges: OpenExchanges) -> None:
         content: CheckedOperation = charged.content
         self.agent, self.owning, self.lease = content.agent, content.owning, charged.lease
         request, caller = charged.request, charged.caller
         until = end_of(caller, charged.decision, request.now)
         super().__init__(request, caller, self.owning.intent.call, timeout_s, open_exchanges, until)
         self.dialect = _dialect(request)
+        left_s = request.started_s + timeout_s - asyncio.get_running_loop().time()
+        self.deadline_s = left_s if left_s > 0 else timeout_s
+
+    def outgoing(self, params: dict[str, Any]) -> OutgoingOperation:
+        """Returns the operation as the agent receives it. Nothing before the agent can refuse it any more, so it is
+        charged."""
+        intent = self.owning.intent
+        self.lease.forwarded = True
+        extra = routing.trace_headers(self.request.headers)
+        return OutgoingOperation(
+            intent.operation, params, self.caller, self.deadline_s, intent.extensions, extra, self.owning.admit
+        )
 
     @property
     def operation(self) -> Operation:
@@ -84,12 +98,11 @@ class AgentExchange(WatchedExchange):
         self.lease.heard(result)
         if "message" in result:
             self.is_final = True
-        for part in ("task", "statusUpdate"):
-            if part in result:
-                state = result[part].get("status", {}).get("state", "TASK_STATE_UNSPECIFIED")
-                self.is_final = state not in _UNDER_WAY
-                if state in _FAILED:
-                    self.request.tool_failed()
+        elif (told := result.get("task", result.get("statusUpdate"))) is not None:
+            state = told.get("status", _NOTHING).get("state", "TASK_STATE_UNSPECIFIED")
+            self.is_final = state not in _UNDER_WAY
+            if state in _FAILED:
+                self.request.tool_failed()
 
     def heard_all(self) -> None:
         """Returns the unused part of the charge if the cost is final."""
@@ -227,72 +240,56 @@ class AgentFrontend:
         call that is refused before anything was sent to the agent costs nothing."""
         content: CheckedOperation = charged.content
         agent, owning = content
-        request, caller, timeout_s = charged.request, charged.caller, charged.timeout_s
-        intent, dialect, now = owning.intent, _dialect(request), request.now
+        request, timeout_s, intent = charged.request, charged.timeout_s, owning.intent
         if (unable := agent.unable(intent.operation)) is not None:
-            return await _whole(request, dialect.error(unable))
-        limit_s = min(agent.timeout_s, timeout_s or agent.timeout_s)
-        exchange = AgentExchange(charged, limit_s, self.forwarder.oversight.open)
-        outgoing = OutgoingOperation(
-            intent.operation,
-            intent.params,
-            caller,
-            exchange.left_s or limit_s,
-            intent.extensions,
-            routing.trace_headers(request.headers),
-            owning.admit,
+            return await _whole(request, _dialect(request).error(unable))
+        exchange = AgentExchange(
+            charged, min(agent.timeout_s, timeout_s or agent.timeout_s), self.forwarder.oversight.open
         )
+        pushing = PushRewriter(self.pushes, charged.caller, intent) if intent.pushes else None
         if intent.operation.streams:
             # lasts as long as the task, unless a budget ends it earlier
             exchange.endless, exchange.timeout_s = True, timeout_s
-            with self.forwarder.places.place(caller, now.settings.streams):
-                return await self._stream(exchange, outgoing)
+            with self.forwarder.places.place(charged.caller, request.now.settings.streams):
+                return await self._stream(exchange, pushing)
         with exchange:
             await agent.cards.prepare()
             if intent.operation is CARD:
-                return await self._extended(exchange, outgoing)
+                return await self._extended(exchange)
             if intent.operation is LIST:
-                return await self._listed(exchange, outgoing)
-            pushing = PushRewriter(self.pushes, caller, intent)
+                return await self._listed(exchange)
             try:
-                answer = await agent.wire.ask(await self._sent(exchange, outgoing, pushing))
+                answer = await agent.wire.ask(exchange.outgoing(await _outward(exchange, pushing)))
                 if isinstance(answer, AgentError):
                     return await exchange.failed(answer)
                 exchange.hear(answer)
                 exchange.heard_all()
                 admitted = await exchange.admit(answer)
-                await pushing.settle(admitted)
-                return await _whole(request, dialect.result(intent.operation, await pushing.shown(admitted)))
+                if pushing is not None:
+                    await pushing.settle(admitted)
+                    admitted = await pushing.shown(admitted)
+                return await _whole(request, exchange.dialect.result(intent.operation, admitted))
             finally:
-                await pushing.undo()
+                if pushing is not None:
+                    await pushing.undo()
 
-    async def _sent(
-        self, exchange: AgentExchange, outgoing: OutgoingOperation, pushing: PushRewriter
-    ) -> OutgoingOperation:
-        """Returns the operation as the agent receives it. Nothing here can refuse it any more, so it is charged."""
-        params = await pushing.rewritten()
-        await exchange.owning.begin()
-        exchange.lease.forwarded = True
-        return outgoing._replace(params=exchange.owning.outward(params))
-
-    async def _listed(self, exchange: AgentExchange, outgoing: OutgoingOperation) -> web.StreamResponse:
+    async def _listed(self, exchange: AgentExchange) -> web.StreamResponse:
         async def ask(params: dict[str, Any]) -> dict[str, Any] | AgentError:
-            exchange.lease.forwarded = True
-            left_s = exchange.left_s or 0.001
-            return await exchange.agent.wire.ask(outgoing._replace(params=params, deadline_s=left_s))
+            exchange.deadline_s = exchange.left_s or 0.001
+            return await exchange.agent.wire.ask(exchange.outgoing(params))
 
         page, dialect = await self.pages.page(exchange.owning, ask), exchange.dialect
         exchange.lease.forwarded = True
         told = dialect.error(page) if isinstance(page, AgentError) else dialect.result(LIST, page)
         return await _whole(exchange.request, told)
 
-    async def _extended(self, exchange: AgentExchange, outgoing: OutgoingOperation) -> web.StreamResponse:
+    async def _extended(self, exchange: AgentExchange) -> web.StreamResponse:
         """Answers an authenticated caller with the agent's extended card, or with its rewritten card if it has none."""
         request, now, agent, dialect = exchange.request, exchange.request.now, exchange.agent, exchange.dialect
         exchange.lease.forwarded = True
         card: dict[str, Any] | AgentError = await agent.cards.card()
         if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
-            card = await agent.wire.ask(outgoing)
+            card = await agent.wire.ask(exchange.outgoing(exchange.owning.intent.params))
         if isinstance(card, AgentError):
             return await _whole(request, dialect.error(card))
         try:
@@ -304,15 +301,14 @@ class AgentFrontend:
         shown = documents.signed(cards.ours(agent, card, view), cards.signer_of(now))
         return await _whole(request, dialect.result(CARD, shown))
 
-    async def _stream(self, exchange: AgentExchange, outgoing: OutgoingOperation) -> web.StreamResponse:
+    async def _stream(self, exchange: AgentExchange, pushing: PushRewriter | None) -> web.StreamResponse:
         """Passes on events until the agent ends the stream. Until the first event, the answer can still be a plain
         refusal, and the call is watched as one that waits for an answer."""
         agent, heard = exchange.agent, None
-        pushing = PushRewriter(self.pushes, exchange.caller, exchange.owning.intent)
         try:
             with exchange:
                 await agent.cards.prepare()
-                heard = await agent.wire.listen(await self._sent(exchange, outgoing, pushing))
+                heard = await agent.wire.listen(exchange.outgoing(await _outward(exchange, pushing)))
             if isinstance(heard, AgentError):
                 return await exchange.failed(heard)
             async with aclosing(_begun(heard, exchange.clock(), agent.timeout_s)) as events:
@@ -323,12 +319,14 @@ class AgentFrontend:
                     if isinstance(first, AgentError):
                         return await exchange.failed(first)
                     first = await exchange.admit(first)
-                    await pushing.settle(first)
+                    if pushing is not None:
+                        await pushing.settle(first)
                 return await self._passed_on(exchange, heard, events, first)
         finally:
             if heard is not None and not isinstance(heard, AgentError):
                 heard.close()
-            await pushing.undo()
+            if pushing is not None:
+                await pushing.undo()
 
     async def _passed_on(
         self,
@@ -384,6 +382,15 @@ class AgentFrontend:
         return WholeResponse(204)
 
 
+async def _outward(exchange: AgentExchange, pushing: PushRewriter | None) -> dict[str, Any]:
+    """Returns the parameters for the agent. Raises Refusal."""
+    owning = exchange.owning
+    params = owning.intent.params if pushing is None else await pushing.rewritten()
+    if owning.intent.context:
+        await owning.begin()
+    return owning.outward(params)
+
+
 async def _begun(
     heard: AgentEvents, deadline: Deadline, idle_s: float
 ) -> AsyncGenerator[dict[str, Any] | AgentError | None, None]:
@@ -412,6 +419,8 @@ def _called(request: RequestContext) -> CalledName | None:
 
 
 def _query(request: RequestContext) -> Any:
+    if "?" not in request.path:
+        return _NOTHING
     try:
         return http.query_of(request.path.partition("?")[2])
     except UnreadableMessage as error:

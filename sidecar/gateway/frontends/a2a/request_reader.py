@@ -10,8 +10,8 @@ Each yields one `AgentOperation` with canonical parameters. Only the `ResponseWr
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Reason, Refusal
@@ -26,33 +26,34 @@ from sidecar.protocols.a2a.operations import CARD, LIST, SEND, STREAM, Operation
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.v03 import request_name
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND, Request, malformed
-from sidecar.vocabulary import SKILL, Call, Question
+from sidecar.vocabulary import SKILL, Call, Question, skill_in
 
 MAX_EXTENSIONS: Final = 16
 MAX_NAMED: Final = 100
 _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
-_OF_TASK: Final = frozenset({operations.PUSH_SET, operations.PUSH_GET, operations.PUSH_LIST, operations.PUSH_DELETE})
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_OF_TASK: Final = frozenset({"push/set", "push/get", "push/list", "push/delete"})
 
 
-class CalledName(ABC):
+class CalledName:
     """A request that is a call already: its operation, its parameters, and the stream of its answer."""
 
     operation: Operation
     dialect: ResponseWriter
     body: bytes
 
-    @abstractmethod
     def params(self) -> dict[str, Any]:
         """Returns the canonical parameters. Raises Refusal."""
+        raise NotImplementedError
 
-    @abstractmethod
     def outlet(self) -> EventStream:
         """Returns the stream that takes the events of the answer."""
+        raise NotImplementedError
 
 
 class AgentOperation(NamedTuple):
     """One operation on one agent. `tasks` are the tasks that it names, each of which must be the caller's; `context` is
-    the context that it continues or begins."""
+    the context that it continues or begins. `pushes`: it names push configurations, which are rewritten."""
 
     call: Call
     operation: Operation
@@ -61,6 +62,12 @@ class AgentOperation(NamedTuple):
     tasks: tuple[str, ...] = ()
     context: str = ""
     extensions: tuple[str, ...] = ()
+    pushes: bool = False
+
+    @property
+    def sends(self) -> bool:
+        """Whether it sends a message, which may begin a task."""
+        return self.operation is SEND or self.operation is STREAM
 
 
 def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
@@ -81,6 +88,8 @@ def version_said(headers: Headers) -> Version | None:
 
 def extensions_of(headers: Headers) -> tuple[str, ...]:
     """Returns the extensions that a caller requests, in the header of either version. Raises Refusal."""
+    if "a2a-extensions" not in headers and "x-a2a-extensions" not in headers:
+        return ()
     lines = (*headers.get("a2a-extensions", ()), *headers.get("x-a2a-extensions", ()))
     found = tuple(dict.fromkeys(part.strip() for line in lines for part in line.split(",") if part.strip()))
     if len(found) > MAX_EXTENSIONS or not all(map(_EXTENSION.match, found)):
@@ -154,7 +163,7 @@ def _given(
 
 def _named_in(address: http.RestAddress, operation: Operation, version: Version) -> Iterator[tuple[str, str]]:
     """Yields the parameters in the path. In 0.3 it is a resource's name."""
-    task, config, of_task = address.ids.get("task"), address.ids.get("config"), operation in _OF_TASK
+    task, config, of_task = address.ids.get("task"), address.ids.get("config"), operation.action in _OF_TASK
     if version == "1.0":
         named = (("taskId" if of_task else "id", task), ("id", config), ("tenant", address.tenant))
         yield from ((name, value) for name, value in named if value)
@@ -178,35 +187,43 @@ def _operate(
         if params.get(name) in (".", ".."):  # in the path of an agent's address it would name another resource
             raise malformed(f"params.{name} is no name", INVALID_PARAMS)
     _check_skill(params)
-    first = Question(f"nhi:{agent}", operation.action, "", "", asked(params), meta_of(params))
-    questions = [first._replace(name=first.tool)]  # so that the audit record names the skill requested
-    if push_in(params):  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
-        questions.append(questions[0]._replace(action=operations.PUSH_SET.action))
-    call = Call("a2a", version, agent, operation.action, tuple(questions))
+    seen, meta, push = asked(params), meta_of(params), push_in(params)
+    # the audit record names the skill requested
+    questions: tuple[Question, ...] = (Question(f"nhi:{agent}", operation.action, "", skill_in(seen), seen, meta),)
+    if push:  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
+        questions += (questions[0]._replace(action=operations.PUSH_SET.action),)
     return AgentOperation(
-        call, operation, params, version, tasks_in(operation, params), context_in(operation, params), extensions
+        Call("a2a", version, agent, operation.action, questions),
+        operation,
+        params,
+        version,
+        tasks_in(operation, params),
+        context_in(operation, params),
+        extensions,
+        bool(push) or operation.action in _OF_TASK,
     )
 
 
 def _check_skill(params: Mapping[str, Any]) -> None:
     """Refuses a message with two skills: rules would read the one, and the agent perhaps the other."""
-    outside, inside = meta_of(params), meta_of(params.get("message", {}))
-    if SKILL in outside and SKILL in inside and outside[SKILL] != inside[SKILL]:
+    outside, message = params.get("metadata"), params.get("message")
+    inside = message.get("metadata") if message else None
+    if outside and inside and SKILL in outside and SKILL in inside and outside[SKILL] != inside[SKILL]:
         raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)
 
 
 def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns the tasks that an operation names. Raises Refusal if it must name one and does not."""
-    if operation in (SEND, STREAM):
-        message = params.get("message", {})
+    if operation is SEND or operation is STREAM:
+        message = params.get("message", _NOTHING)
         named = (message.get("taskId", ""), *message.get("referenceTaskIds", ()), push_in(params).get("taskId", ""))
         distinct = tuple(dict.fromkeys(filter(None, named)))
         if len(distinct) > MAX_NAMED:  # each is looked up
             raise malformed(f"params.message names more than {MAX_NAMED} tasks", INVALID_PARAMS)
         return distinct
-    if operation in (LIST, CARD):
+    if operation is LIST or operation is CARD:
         return ()
-    name = "taskId" if operation in _OF_TASK else "id"
+    name = "taskId" if operation.action in _OF_TASK else "id"
     task = params.get(name, "")
     if not task:
         raise malformed(f"params.{name} must name a task", INVALID_PARAMS)
@@ -217,7 +234,7 @@ def context_in(operation: Operation, params: Mapping[str, Any]) -> str:
     """Returns the context that an operation names, "" for none. Raises Refusal for a send without a message."""
     if operation is LIST:
         return str(params.get("contextId", ""))
-    if operation not in (SEND, STREAM):
+    if operation is not SEND and operation is not STREAM:
         return ""
     message = params.get("message")
     if not message or not message.get("parts") or not message.get("messageId"):
@@ -226,12 +243,12 @@ def context_in(operation: Operation, params: Mapping[str, Any]) -> str:
 
 
 def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = params.get("configuration", {}).get("taskPushNotificationConfig", {})
+    found: Mapping[str, Any] = params.get("configuration", _NOTHING).get("taskPushNotificationConfig", _NOTHING)
     return found
 
 
 def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = params.get("metadata", {})
+    found: Mapping[str, Any] = params.get("metadata", _NOTHING)
     return found
 
 
@@ -239,10 +256,18 @@ def asked(params: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters as conditions and audit records see them (CONTRACT 7). Equal calls have equal parameters,
     so the message's own id and the credentials of push configurations are removed. The tenant stays: an agent may act
     differently for each."""
-    shown = {name: value for name, value in params.items() if name not in ("token", "authentication")}
+    shown = _without(params, "token", "authentication")
     if "message" in shown:
-        shown["message"] = {name: value for name, value in shown["message"].items() if name != "messageId"}
-    if push_in(params):
-        push = {name: value for name, value in push_in(params).items() if name not in ("token", "authentication")}
-        shown["configuration"] = {**shown["configuration"], "taskPushNotificationConfig": push}
+        shown["message"] = _without(shown["message"], "messageId")
+    if push := push_in(params):
+        shown["configuration"] = {
+            **shown["configuration"], "taskPushNotificationConfig": _without(push, "token", "authentication")
+        }  # fmt: skip
     return shown
+
+
+def _without(members: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    left = dict(members)
+    for name in names:
+        left.pop(name, None)
+    return left

@@ -8,16 +8,17 @@ answered alike (threats G1-G3).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends.a2a.context_ids import ContextIds
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, push_in
-from sidecar.protocols.a2a.operations import LIST, PUSH_LIST, SEND, STREAM
-from sidecar.storage.task_owners import MAX_ID_CHARS, Namespace, OwnerRecord, TaskOwners
-from sidecar.vocabulary import Caller
+from sidecar.protocols.a2a.operations import LIST, PUSH_LIST, SEND
+from sidecar.storage.task_owners import MAX_ID_CHARS, Namespace, OwnerRecord, TaskClaim, TaskOwners
+from sidecar.vocabulary import Caller, Question
 
 TASKS: Final[Namespace] = "a2a"
 CONTEXTS: Final[Namespace] = "a2a-context"
@@ -31,12 +32,16 @@ TERMINAL: Final[Mapping[str, str]] = {
     "TASK_STATE_REJECTED": "rejected",
 }
 _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"})
+# The members of a result that are about a task, and where each names it; "" is the result itself.
+_WHOLE: Final = {"": "id"}
+_MEMBERS: Final = {"task": "id", "message": "taskId", "statusUpdate": "taskId", "artifactUpdate": "taskId"}
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class TaskOwnership:
-    """The tasks of one caller at one agent, for one operation. `known` is what became the caller's by this operation,
-    `context` the context's id at the agent.
+    """The tasks of one caller at one agent, for one operation. `mine` are those that it names, `known` is what became
+    the caller's by this operation, `context` the context's id at the agent.
 
     An id has one owner at the agent, whatever tenant it was named under, and is refused under any other tenant: an
     agent may number tasks for each tenant separately, and the same id would be another owner's task there.
@@ -48,6 +53,7 @@ class TaskOwnership:
     tasks: TaskOwners
     caller: Caller
     intent: AgentOperation
+    mine: Mapping[str, OwnerRecord] = field(default_factory=dict)
     known: dict[tuple[Namespace, str], OwnerRecord | None] = field(default_factory=dict)
     context: str = field(init=False)
 
@@ -57,33 +63,34 @@ class TaskOwnership:
     async def check(self) -> None:
         """Checks an operation before it is sent. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED if the operation would
         create a task without an owner, STORE_UNAVAILABLE."""
-        operation = self.intent.operation
-        if operation in (SEND, STREAM) and self.caller.is_anonymous:
-            if self.intent.tasks or self.intent.context:
+        intent = self.intent
+        if intent.sends and self.caller.is_anonymous:
+            if intent.tasks or intent.context:
                 raise Refusal(Reason.TASK_UNKNOWN)
-            if push_in(self.intent.params):
+            if push_in(intent.params):
                 raise Refusal(Reason.UNAUTHENTICATED, "push notifications need an authenticated caller")
-        elif operation in (SEND, STREAM):
+        elif intent.sends:
             await self.tasks.may_create(self.caller)
         if len(self._tenant) > MAX_ID_CHARS:
             raise Refusal(Reason.TASK_UNKNOWN)
-        mine = await self._mine(self.intent.tasks, TASKS)
-        if any(task not in mine for task in self.intent.tasks):
-            raise Refusal(Reason.TASK_UNKNOWN)
-        if operation in (SEND, STREAM):
-            for record in mine.values():
-                await self.tasks.used(record)
-        if self.intent.context and operation is not LIST:
+        if intent.tasks:
+            self.mine = await self._mine(intent.tasks, TASKS)
+            if any(task not in self.mine for task in intent.tasks):
+                raise Refusal(Reason.TASK_UNKNOWN)
+            if intent.sends:
+                for record in self.mine.values():
+                    await self.tasks.used(record)
+        if intent.context and intent.operation is not LIST:
             await self._check_context()
 
     @property
     def task(self) -> str:
         """The task of the operation: the one that it names, or that its answer began; "" for none."""
-        params, operation = self.intent.params, self.intent.operation
-        if operation not in (SEND, STREAM):
+        if not self.intent.sends:
             return "".join(self.intent.tasks[:1])
-        begun = (name for namespace, name in self.known if namespace == TASKS)
-        return str(params["message"].get("taskId", "")) or next(begun, "")
+        if named := self.intent.params["message"].get("taskId", ""):
+            return str(named)
+        return next((name for namespace, name in self.known if namespace == TASKS), "") if self.known else ""
 
     async def can_find(self) -> bool:
         """Reports whether a list can have results. A list for another owner's context, or an unknown one, is empty
@@ -143,96 +150,96 @@ class TaskOwnership:
         """Claims a context that the caller does not have yet, once nothing else can refuse the call. Of concurrent
         claims one succeeds. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         chosen = self.intent.context
-        if not chosen or self.intent.operation not in (SEND, STREAM):
+        if not chosen or not self.intent.sends:
             return
         try:
-            await self._claim(CONTEXTS, self._contexts.key(self.context), Reason.TASK_UNKNOWN)
+            await self._claim([TaskClaim(CONTEXTS, self._contexts.key(self.context), ENDLESS)], Reason.TASK_UNKNOWN)
         except Refusal as refusal:
             if refusal.reason is not Reason.TASK_UNKNOWN or self.context != chosen:
                 raise
             self.context = self._contexts.own(chosen)
-            await self._claim(CONTEXTS, self._contexts.key(self.context), Reason.TASK_UNKNOWN)
+            await self._claim([TaskClaim(CONTEXTS, self._contexts.key(self.context), ENDLESS)], Reason.TASK_UNKNOWN)
 
-    async def _claim(self, namespace: Namespace, name: str, otherwise: Reason, state: str = "") -> None:
-        if (namespace, name) in self.known:
-            return
+    async def _claim(self, claims: Sequence[TaskClaim], otherwise: Reason) -> None:
+        """Records tasks and contexts as the caller's, in one step of the store. Raises Refusal; `otherwise` for one of
+        another owner."""
         call = self.intent.call
         if self.caller.is_anonymous:
-            if await self.tasks.is_anothers("", call.upstream, name, namespace=namespace):
-                raise Refusal(otherwise)
-            self.known[namespace, name] = None
+            for namespace, name, _ in claims:
+                if await self.tasks.is_anothers("", call.upstream, name, namespace=namespace):
+                    raise Refusal(otherwise)
+                self.known[namespace, name] = None
             return
+        first = call.question
         try:
-            record = await self.tasks.created(
-                self.caller,
-                call.upstream,
-                name,
-                by=call.question.without_arguments._replace(action=SEND.action, name=""),
-                method=self._method,
-                ttl_s=None,
-                namespace=namespace,
-                state=ENDLESS if namespace == CONTEXTS else state,
+            records = await self.tasks.claimed(
+                self.caller, call.upstream, claims, by=Question(first.object, SEND.action, ""), method=self._method
             )
         except Refusal as refusal:
             if refusal.reason is Reason.RESPONSE_REFUSED:
                 raise Refusal(otherwise) from None
             raise
-        self.known[namespace, name] = record
+        for record in records:
+            self.known[record.namespace, record.task_id] = record
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
         """Returns a result, or one event, about the caller's tasks, as the caller may see it; new tasks in it are
         recorded. Lists are read by `task_pages.py`. Raises Refusal."""
-        operation = self.intent.operation
-        if operation is PUSH_LIST:
+        intent, response = self.intent, self.intent.operation.response
+        if intent.operation is PUSH_LIST:
             return result
-        named = list(_named(operation.response, result))
-        about = any(task for task, _ in named) or "message" in result  # a message alone belongs to no task
-        if operation.response in _ABOUT_TASKS and not about:
+        named = _named(response, result)
+        if response in _ABOUT_TASKS and not (any(task for task, _, _ in named) or "message" in result):
+            # a message alone belongs to no task
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
-        ended = dict(_ends(operation.response, result))
-        may_begin = operation in (SEND, STREAM)
-        for task, context in named:
-            if task and task not in self.intent.tasks:
-                if not may_begin:
+        claims: list[TaskClaim] = []
+        for task, context, ended in named:
+            if task and task not in intent.tasks:
+                if not intent.sends:
                     raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
-                await self._begin(TASKS, task, ended.get(task, ""))
+                self._begin(claims, TaskClaim(TASKS, task, ended))
             if len(context) > MAX_ID_CHARS:
                 raise Refusal(Reason.RESPONSE_REFUSED, f"its context id is of more than {MAX_ID_CHARS} characters")
-            if context and context != self.context and may_begin:
-                await self._begin(CONTEXTS, self._contexts.key(context))
-        for task, state in ended.items():
-            record = self.known.get((TASKS, task)) or (await self._mine((task,), TASKS)).get(task)
-            if record is not None:
-                await self.tasks.saw(record, state, None)
+            if context and context != self.context and intent.sends:
+                self._begin(claims, TaskClaim(CONTEXTS, self._contexts.key(context), ENDLESS))
+        if claims:
+            await self._claim(claims, Reason.RESPONSE_REFUSED)
+        for task, _, ended in named:
+            if task and ended:
+                await self._ended(task, ended)
         shown: dict[str, Any] = self._contexts.shown(result)
         return shown
 
-    async def _begin(self, namespace: Namespace, name: str, state: str = "") -> None:
-        """Records a new task or context. One message begins one task in one context (A2A 1.0, 3.1.2); otherwise an
-        agent could name ever more tasks and evict the oldest ones of the caller."""
-        others = self.known.keys() - {(CONTEXTS, self._contexts.key(self.context)), (namespace, name)}
-        if (namespace, name) not in self.known and any(known == namespace for known, _ in others):
+    def _begin(self, claims: list[TaskClaim], claim: TaskClaim) -> None:
+        """Adds a claim of a new task or context. One message begins one task in one context (A2A 1.0, 3.1.2); otherwise
+        an agent could name ever more tasks and evict the oldest ones of the caller."""
+        namespace, name, _ = claim
+        if (namespace, name) in self.known or claim in claims:
+            return
+        chosen = self._contexts.key(self.context) if self.known and self.context else ""
+        begun = ((one, called) for one, called in self.known if (one, called) != (CONTEXTS, chosen))
+        if any(one == namespace for one, *_ in (*begun, *claims)):
             raise Refusal(Reason.RESPONSE_REFUSED, "it begins more than one task, or conversation, for one message")
-        await self._claim(namespace, name, Reason.RESPONSE_REFUSED, state)
+        claims.append(claim)
+
+    async def _ended(self, task: str, state: str) -> None:
+        if (TASKS, task) in self.known:
+            record = self.known[TASKS, task]
+        else:
+            record = self.mine.get(task) or (await self._mine((task,), TASKS)).get(task)
+        if record is not None:
+            await self.tasks.saw(record, state, None)
 
 
-def _named(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    if message == "Task":
-        yield str(result.get("id", "")), str(result.get("contextId", ""))
-    elif message in ("SendMessageResponse", "StreamResponse"):
-        for member in ("task", "message", "statusUpdate", "artifactUpdate"):
-            if member in result:
-                said = result[member]
-                yield str(said.get("id" if member == "task" else "taskId", "")), str(said.get("contextId", ""))
-    elif message == "TaskPushNotificationConfig":
-        yield str(result.get("taskId", "")), ""
-
-
-def _ends(message: str, result: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the tasks that a result reports as ended, with their states."""
-    task = result if message == "Task" else result.get("task", {})
-    update = result.get("statusUpdate", {})
-    for name, said in ((task.get("id", ""), task), (update.get("taskId", ""), update)):
-        ended = TERMINAL.get(said.get("status", {}).get("state", ""))
-        if name and ended is not None:
-            yield name, ended
+def _named(message: str, result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Returns the tasks that a result is about, each with its context, and how it ended ("" if it did not)."""
+    if message == "TaskPushNotificationConfig":
+        return [(result.get("taskId", ""), "", "")]
+    found = []
+    members = _WHOLE if message == "Task" else _MEMBERS if message in _ABOUT_TASKS else {}
+    for member, name in members.items():
+        said = result.get(member) if member else result
+        if said is not None:
+            state = said.get("status", _NONE).get("state", "")
+            found.append((said.get(name, ""), said.get("contextId", ""), TERMINAL.get(state, "")))
+    return found
