@@ -29,21 +29,12 @@ from tests.a2a.world import (
     saying,
     task,
 )
+from tests.tables import tables
+
+TABLES = tables("a2a/one_operation")
 
 PUSH = {"taskId": "t1", "id": "p1", "url": HOOK, "token": "secret"}
-PARAMS: dict[str, dict[str, Any]] = {
-    "message/send": {"message": HELLO},
-    "message/stream": {"message": HELLO},
-    "tasks/get": {"id": "t1", "historyLength": 2},
-    "tasks/list": {},
-    "tasks/cancel": {"id": "t1"},
-    "tasks/resubscribe": {"id": "t1"},
-    "push/set": PUSH,
-    "push/get": {"taskId": "t1", "id": "p1"},
-    "push/list": {"taskId": "t1"},
-    "push/delete": {"taskId": "t1", "id": "p1"},
-    "card/extended": {},
-}
+PARAMS: dict[str, dict[str, Any]] = TABLES["params"]
 
 
 OURS = ("url", "token", "authentication")  # of a push configuration: another secret of ours each time

@@ -39,6 +39,9 @@ from tests.a2a.world import (
 )
 from tests.flow.idp import bearer
 from tests.flow.test_admin import files
+from tests.tables import tables
+
+TABLES = tables("a2a/own_door")
 
 ALIAS = "/tools/find.out"
 SEND: dict[str, Any] = {"message": HELLO}
@@ -109,21 +112,7 @@ async def test_a_card_names_the_address_at_which_it_was_read(tmp_path: Path) -> 
             assert extended.results[0]["supportedInterfaces"][0]["url"] == f"{base}{at}/"
 
 
-NEAR = {
-    "/tools/find.outx": 404,
-    "/tools/find.out.x": 404,
-    "/tools/find.out/": 405,  # it is there, and GET is not for it
-    "/tools": 404,
-    "/tools/": 400,
-    "/tools/find.out/../find.out/": 400,
-    "/tools/find%2eout/": 400,
-    "//tools/find.out/": 400,
-    "/TOOLS/find.out": 404,
-    f"{ALIAS}/nowhere": 404,
-    f"/.well-known/oauth-protected-resource{ALIAS}/x": 404,
-    f"/mcp{ALIAS}": 404,
-    f"/agents{ALIAS}": 401,  # that would be below the agent "tools"
-}
+NEAR = TABLES["near"]
 
 
 async def test_nothing_near_the_path_leads_there(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from sidecar.http.signing_keys import generate
 from tests.a2a.world import ALICE, BOB, EVERYTHING, HELLO, HTTP, IDP, SPOKEN, No, agent_world, ask, opened, saying, task
 from tests.flow.idp import bearer
 from tests.flow.world import until
+from tests.tables import tables
+
+TABLES = tables("a2a/standing")
 
 SEND = {"message": HELLO}
 WORKS = {"task": task(state="TASK_STATE_WORKING")}
@@ -174,15 +177,7 @@ async def test_a_lying_agent_hands_out_nobody_elses_task(tmp_path: Path) -> None
         assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": "t1"})).reason == "response-refused"
 
 
-LIES: dict[str, Any] = {
-    "no task and no message": {},
-    "both": {"task": task(), "message": HELLO},
-    "a state that is none": {"task": {**task(), "status": {"state": "TASK_STATE_DONE"}}},
-    "a list": [],
-    "a word": "ok",
-    "a number for an id": {"task": {**task(), "id": 5}},
-    "parts with two contents": {"message": {**HELLO, "parts": [{"text": "a", "url": "b"}]}},
-}
+LIES: dict[str, Any] = TABLES["lies"]
 
 
 async def test_what_is_no_answer_is_refused_and_told(tmp_path: Path) -> None:

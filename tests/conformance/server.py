@@ -28,6 +28,10 @@ from mcp.server.streamable_http import EventCallback, EventId, EventMessage, Eve
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, Field
 
+from tests.tables import tables
+
+TABLES = tables("conformance/server")
+
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
 SILENCE = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQAAAAA="
 STEP_S = 0.05
@@ -381,23 +385,7 @@ _ADDRESS = {
     "type": "object",
     "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
 }
-SCHEMA_2020_12: Mapping[str, Any] = {
-    "$schema": "https://json-schema.org/draft/2020-12/schema",
-    "type": "object",
-    "$defs": {"address": _ADDRESS},
-    "properties": {
-        "name": {"type": "string"},
-        "address": {"$ref": "#/$defs/address"},
-        "contactMethod": {"type": "string", "enum": ["phone", "email"]},
-        "phone": {"type": "string"},
-        "email": {"type": "string"},
-    },
-    "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
-    "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
-    "then": {"required": ["phone"]},
-    "else": {"required": ["email"]},
-    "additionalProperties": False,
-}
+SCHEMA_2020_12: Mapping[str, Any] = TABLES["schema_2020_12"]
 
 
 @server.tool()

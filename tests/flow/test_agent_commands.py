@@ -32,7 +32,10 @@ from tests.flow.causes import full_disk
 from tests.flow.described import DOCUMENT
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files
 from tests.flow.world import PATIENCE_S, World, until, world, write_folder
+from tests.tables import tables
 from tests.unit.admin.test_requests import POISON
+
+TABLES = tables("flow/agent_commands")
 
 AGENTS = """\
 agents:
@@ -540,20 +543,7 @@ async def test_a_schedule_is_added_and_removed_and_is_there_after_a_restart(tmp_
 
 
 # What differs from an order of `x` by `echo` each hour.
-NOT_ADDED: tuple[tuple[Mapping[str, object], int, str], ...] = (
-    ({"name": "Hourly"}, 400, "name must be lower-case letters"),
-    ({"name": "nightly"}, 409, "sidecar.yaml has a schedule nightly"),
-    ({"cron": "61 * * * *"}, 400, "cron: 61 is no minute"),
-    ({"timezone": "Europe/Berln"}, 400, "timezone: there is no"),
-    ({"agent": "ecko"}, 400, "agent: there is no agent ecko"),
-    ({"input_parameters": {"prompt": "x", "paramters": {}}}, 400, "echo refuses it"),
-    ({"id": "y"}, 400, "the body has a member besides"),
-    ({"title": "nightly"}, 400, "S178"),
-    ({"name": "echo"}, 400, "nhi:echo stands behind us"),
-    ({}, 403, "no rule lets nhi:x send messages to echo"),
-    ({"principal": "nhi:nightly"}, 403, "acts as nhi:<its name>"),
-    ({"name": "weekly"}, 403, "has an API key or a schedule of its own"),
-)
+NOT_ADDED: tuple[tuple[Mapping[str, object], int, str], ...] = TABLES["not_added"]
 
 
 async def test_a_schedule_that_would_not_do_is_not_added(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from tests.a2a.world import HELLO, No, ScriptedAgent, agent_world, ask, task
 from tests.flow.causes import budgets
 from tests.flow.streams import event, streamed
 from tests.flow.world import Upstream, World, listening, until, world
+from tests.tables import tables
+
+TABLES = tables("flow/budgets")
 
 COSTS = """
 costs: [{object: "%s", unit: usd, per_call: 0.01, from_result: %s, max_per_call: 0.50}]
@@ -28,22 +31,7 @@ budgets: [{principal: "%s", unit: usd, per_day: 5.00}]
 FILES = budgets(COSTS % ("tool:github/*", "_meta.usage.cost", "nhi:*"))
 DAY = "budgets:nhi:*:usd:day"
 GOOD = {"repo": "acme/x"}
-SAID = [
-    (0.002, 0.002),
-    ("0.002", 0.002),
-    (0, 0),
-    (0.0000001, 0.000001),
-    (0.1 + 0.2, 0.300001),
-    (7, 0.5),
-    (10**30, 0.5),
-    (1e300, 0.5),
-    (-3, 0.01),
-    (True, 0.01),
-    ("a lot", 0.01),
-    ("1e999", 0.5),
-    (None, 0.01),
-    ([1], 0.01),
-]
+SAID = TABLES["said"]
 
 
 def complete(message: Mapping[str, Any], said: object = None) -> dict[str, Any]:

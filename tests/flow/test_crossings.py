@@ -23,6 +23,9 @@ from tests.flow.guests import ALICE, BOB, gateway
 from tests.flow.streams import Ear, hearing
 from tests.flow.talk import DECLARED, NAMED_BY, Talk, reason_of, talking
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, World, request, stateless, until, world
+from tests.tables import tables
+
+TABLES = tables("flow/crossings")
 
 RULES = """\
 p, {who}, tool:github/*, use, -, -, -, allow
@@ -35,21 +38,8 @@ MANY = "sessions: {session_calls_per_minute: 10000}\n"
 ABLE: dict[str, Any] = {"sampling": {}, "elicitation": {"form": {}}, "roots": {}}
 REVIEW = {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "a", "value": ""}}
 PARAMS: dict[str, dict[str, Any]] = {
-    "initialize": {"protocolVersion": SESSION, "capabilities": ABLE, "clientInfo": {"name": "t", "version": "1"}},
-    "tools/call": {"name": "act", "arguments": {}},
-    "prompts/get": {"name": "review"},
-    "resources/read": {"uri": "note://a"},
-    "resources/subscribe": {"uri": "note://a"},
-    "resources/unsubscribe": {"uri": "note://a"},
-    "subscriptions/listen": {"notifications": {"resourceSubscriptions": ["note://a"]}},
-    "completion/complete": REVIEW,
-    "logging/setLevel": {"level": "debug"},
+    **TABLES["params"],
     **{method: {"taskId": "t"} for method in ("tasks/get", "tasks/result", "tasks/cancel")},
-    "tasks/update": {"taskId": "t", "inputResponses": {}},
-    "notifications/cancelled": {"requestId": 77},
-    "notifications/progress": {"progressToken": 7, "progress": 1},
-    "notifications/message": {"level": "error", "data": "d"},
-    "notifications/resources/updated": {"uri": "note://a"},
 }
 
 

@@ -18,6 +18,9 @@ from tests.flow.scripts import after, stream
 from tests.flow.streams import EVENT_STREAM, Ear, Emitter, event
 from tests.flow.talk import reason_of
 from tests.flow.world import Upstream, World, request, until
+from tests.tables import tables
+
+TABLES = tables("flow/federated_sessions")
 
 MISSING = {"dead": "upstream-failed", "quiet": "upstream-timeout"}
 LOOK = [{"name": "look", "inputSchema": {"type": "object"}}]
@@ -329,16 +332,7 @@ async def test_a_session_may_not_declare_more_than_we_keep(tmp_path: Path) -> No
         assert len(running.app.sessions) == 0
 
 
-ODD_PARAMS: list[tuple[str, Any]] = [
-    ("tools/call", {"name": ["github__x"]}),
-    ("tools/call", {}),
-    ("resources/read", {"uri": {}}),
-    ("completion/complete", {"ref": []}),
-    ("completion/complete", {"ref": {"type": "x"}}),
-    ("tools/list", {"cursor": 5}),
-    ("logging/setLevel", {"level": ["x"]}),
-    ("logging/setLevel", {}),
-]
+ODD_PARAMS: list[tuple[str, Any]] = TABLES["odd_params"]
 ODD = [
     *(b"", b"[]", b"\xff", b'{"jsonrpc":"2.0","id":{},"result":{}}'),
     b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":{}}}',

@@ -28,6 +28,9 @@ from tests.flow.raw import request, wire
 from tests.flow.streams import streamed
 from tests.flow.talk import ERAS, Answer, Era, Talk, reason_of
 from tests.flow.world import STATELESS, Upstream, World, listening, stateless, until, world
+from tests.tables import tables
+
+TABLES = tables("flow/identity_flow")
 
 IDP = Idp()
 ALICE_KEY, PLANNER_KEY, RESEARCHER_KEY = (IDP.api_key(name) for name in ("user:alice", "nhi:planner", "nhi:researcher"))
@@ -364,26 +367,7 @@ async def test_no_verb_goes_around_the_question(tmp_path: Path) -> None:
         assert running.upstream.calls() == []
 
 
-FORWARDED = {
-    "X-Forwarded-For": "10.0.0.1",
-    "X-Forwarded-Host": "evil.example",
-    "X-Forwarded-Proto": "https",
-    "X-Forwarded-Uri": "/mcp/jira",
-    "X-Forwarded-User": "user:root",
-    "X-Forwarded-Client-Cert": 'By=spiffe://acme/gw;URI="spiffe://acme/nhi/planner"',
-    "X-Original-URL": "/mcp/jira",
-    "X-Rewrite-URL": "/mcp/jira",
-    "X-HTTP-Method-Override": "DELETE",
-    "Forwarded": "for=10.0.0.1;host=evil.example;proto=https",
-    "Via": "1.1 evil",
-    "X-Real-IP": "10.0.0.1",
-    "X-Client-Cert": "MIIB",
-    "SSL-Client-Verify": "SUCCESS",
-    "X-Remote-User": "nhi:planner",
-    "X-Authenticated-User": "nhi:planner",
-    "X-Agent-Id": "nhi:planner",
-    "Cookie": "session=planner",
-}
+FORWARDED = TABLES["forwarded"]
 
 
 def without_id(answer: Answer) -> tuple[int, Any, Any]:

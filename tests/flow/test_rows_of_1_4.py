@@ -23,6 +23,9 @@ from tests.flow.scripts import answer, stream
 from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import SESSION, Upstream, World, request, world
+from tests.tables import tables
+
+TABLES = tables("flow/rows_of_1_4")
 
 URI = "file:///docs/a.md"
 GRANT = "p, nhi:planner, tool:github/another, tools/call, -, -, -, allow\n"
@@ -54,18 +57,7 @@ ASKED_AS = (
     Row("completion/complete", OF_RESOURCE, RESOURCE, "resources/read"),
 )
 INITIALIZE = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-OPENED: tuple[tuple[str, dict[str, Any], tuple[Era, ...]], ...] = (
-    ("initialize", INITIALIZE, ("session",)),
-    ("ping", {}, ("session",)),
-    ("logging/setLevel", {"level": "info"}, ("session",)),
-    ("server/discover", {}, ("stateless",)),
-    ("subscriptions/listen", {"notifications": {}}, ("stateless",)),
-    ("tools/list", {}, ERAS),
-    ("prompts/list", {}, ERAS),
-    ("resources/list", {}, ERAS),
-    ("resources/templates/list", {}, ERAS),
-    ("tasks/list", {}, ("session",)),
-)
+OPENED: tuple[tuple[str, dict[str, Any], tuple[Era, ...]], ...] = TABLES["opened"]
 OF_A_TASK = {"tasks/get", "tasks/cancel", "tasks/result", "tasks/update"}  # test_tasks.py asks of those
 UNKNOWN = ("tasks/resubscribe", "sampling/createMessage", "roots/list", "nonsense")
 

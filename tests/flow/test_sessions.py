@@ -40,6 +40,9 @@ from tests.flow.idp import bearer
 from tests.flow.streams import Ear, Emitter, event, streamed
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import Upstream, World, request, until
+from tests.tables import tables
+
+TABLES = tables("flow/sessions")
 
 CALL = {"name": "search_code", "arguments": GOOD}
 Act = Callable[[Talk], Awaitable[tuple[int, Any, Any]]]
@@ -286,17 +289,8 @@ async def test_the_rest_of_an_answer_comes_on_the_resumed_stream(house: World) -
 
 
 WRONG: list[tuple[str, Any, int]] = [
-    ("tools/call", {"name": "search_gone", "arguments": {}}, -32602),
-    ("tools/call", {"name": "no such tool"}, -32602),
-    ("tools/call", {"name": 7}, -32602),
-    ("tools/call", {"name": "search_code", "arguments": []}, -32602),
-    ("tools/call", [], -32600),
-    ("resources/read", {}, -32602),
+    *TABLES["wrong"],
     ("prompts/get", {"name": "x" * 129}, -32602),
-    ("completion/complete", {}, -32602),
-    ("tools/list", {"cursor": 1}, -32602),
-    ("server/discover", {}, 403),
-    ("no/such/method", {}, 403),
 ]
 
 

@@ -18,6 +18,9 @@ from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files, get
 from tests.flow.test_shadow import shadow
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, Upstream, World, request, started, stateless, world
+from tests.tables import tables
+
+TABLES = tables("flow/tool_switch")
 
 GOOD = {"repo": "acme/site"}
 FOREVER = {"reason": "Incident 12", "until": None, "by": "test"}
@@ -107,16 +110,7 @@ async def test_an_answer_under_way_is_cut_off(tmp_path: Path) -> None:
 
 
 DISABLE = "/api/upstreams/github/disable"
-ORDERS: list[tuple[str, Any, int]] = [
-    (DISABLE, {"tool": "a tool"}, 400),
-    (DISABLE, {"tools": ["x"]}, 400),
-    (DISABLE, {"tool": "x", "reason": "two\nlines"}, 400),
-    (DISABLE, {"tool": "x", "until": "yesterday"}, 400),
-    ("/api/upstreams/gitlab/disable", {"tool": "x"}, 404),
-    ("/api/upstreams/gitlab/enable", {"tool": "x"}, 200),
-    ("/api/principals/tool:github%2Fsearch_code/disable", {}, 400),
-    ("/api/principals/mcp:github/disable", {}, 400),
-]
+ORDERS: list[tuple[str, Any, int]] = TABLES["orders"]
 
 
 async def test_over_http_an_order_is_obeyed_or_refused_and_it_is_said_what_is_off(tmp_path: Path) -> None:

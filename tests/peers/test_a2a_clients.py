@@ -29,7 +29,10 @@ from sidecar.protocols.a2a.operations import BY_ACTION, CARD
 from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
 from tests.a2a.world import CALLED_BACK, EVERYTHING, PLANNER, WHO, write
 from tests.flow.world import started
-from tests.peers.a2a_client import HOOK, Play, play
+from tests.peers.a2a_client import Play, play
+from tests.tables import tables
+
+TABLES = tables("peers/a2a_clients")
 
 OLD_CLIENT = Path(__file__).with_name("a2a03_client.py")
 BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
@@ -37,24 +40,7 @@ FRONTS = [(binding, version) for version in ("1.0", "0.3") for binding in BINDIN
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 old = pytest.mark.skipif(not OLD_PYTHON.exists(), reason=NO_OLD)
 
-SEEN: Mapping[str, Any] = {
-    "send": "task completed: hällo",
-    "message": "message hi",
-    "stream": ["task submitted", "working", "artifact one ", "artifact two ", "artifact three.", "completed"],
-    "conversation": ["task input_required: name?", "task completed: Bob"],
-    "get": "working: on it",
-    "list": [True],
-    "push set": f"hook {HOOK}",
-    "push get": f"hook {HOOK}",
-    "push list": ["hook"],
-    "push delete": None,
-    "push gone": [],
-    "cancel": "canceled",
-    "cancel again": "TaskNotCancelableError",
-    "resubscribe": ["canceled", "working:"],
-    "unknown": "TaskNotFoundError",
-    "card": True,
-}
+SEEN: Mapping[str, Any] = TABLES["seen"]
 # 1.x as a caller of 0.3 does not ask for these.
 _NOT_ASKED = "NotImplementedError"
 _BY_STATUS = {"cancel again": "A2AClientError", "unknown": "MethodNotFoundError"}

@@ -20,6 +20,9 @@ import pytest
 from tests.flow.world import until, world
 from tests.peers.ears import Ears, client, text_of
 from tests.peers.stage import ALL, LITTLE, ROOT, SETTINGS, running, stage
+from tests.tables import tables
+
+TABLES = tables("peers/sdk1")
 
 CLIENT, SERVER = Path(__file__).with_name("sdk1_client.py"), Path(__file__).with_name("sdk1_server.py")
 PYTHON = Path(os.environ.get("SIDECAR_MCP1_PYTHON") or ROOT / ".venv-mcp1" / "bin" / "python")
@@ -32,47 +35,8 @@ NO_ROW, DENY_ROW = {"code": 403, "reason": "no-matching-rule"}, {"code": 403, "r
 # The server passes on as the call's what it was told in the client's place; the reason stays in the audit.
 TOLD_NO = {"code": 403, "reason": None}
 
-ALLOWED = {
-    "version": "2025-11-25",
-    "echo": "hällo",
-    "weather": {"city": "Oslo", "celsius": 21},
-    "fail": "error: Error executing tool fail: broken",
-    "bad-arguments": "error: The arguments do not fit the tool's schema: /arguments/text does not satisfy type",
-    "progress": ["sdk1 done", [1.0, 2.0]],
-    "resources": ["welcome", "private"],
-    "templates": ["by"],
-    "read": "by anna",
-    "subscribe": ["note://welcome"],
-    "prompts": ["review", "secret"],
-    "prompt": "please review x = 1",
-    "complete": ["anna", "anton"],
-    "level": "ok",
-    "log": [["debug", "debug quiet"], ["warning", "warning quiet"]],
-    "greet": "you please",
-    "think": "you please",
-    "places": "file:///work",
-    "ping": "ok",
-    "ping-back": "alive",
-    "cancel": True,
-    "resumed": "back",
-    "changed": "text t",
-    "asked": ["a word for you", "sampling", "roots"],
-}
-DENIED = {
-    "tools": ["echo", "touch", "greet", "think", "places"],
-    "tools/call": NO_ROW,
-    "prompts/get": NO_ROW,
-    "resources/read": NO_ROW,
-    "completion/complete": NO_ROW,
-    "resources/subscribe": NO_ROW,
-    "resources/templates/list": DENY_ROW,
-    "logging/setLevel": DENY_ROW,
-    "greet": TOLD_NO,
-    "think": TOLD_NO,
-    "places": TOLD_NO,
-    "echo": "on we go",
-    "asked": [],
-}
+ALLOWED = TABLES["allowed"]
+DENIED = TABLES["denied"]
 
 
 @dataclass

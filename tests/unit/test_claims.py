@@ -19,6 +19,9 @@ from sidecar.upstreams.mcp.sessions import upstream_id_from
 from sidecar.upstreams.mcp.tools import MAX_CATALOGUE_PATTERNS, tools_from
 from tests.conformance.__main__ import NOT_IN_SESSIONS, NOT_ON_PIPES, REFUSED
 from tests.pages import NAMES, ROOT
+from tests.tables import tables
+
+TABLES = tables("claims")
 
 TEXTS = {name: (ROOT / name).read_text("utf-8") for name in NAMES}
 MCP = TEXTS["docs/mcp.md"]
@@ -57,19 +60,12 @@ def test_the_readme_says_what_cannot_pass_the_official_suites() -> None:
 
 
 SHAPES: dict[str, tuple[Any, str]] = {
-    "no object": ([], "the schema must be an object with type: object"),
-    "no plain JSON": ({**OBJECT, "default": 2**70}, "is no plain JSON, or nested too deeply"),
+    **TABLES["shapes"],
     "large": ({**OBJECT, "title": "x" * MAX_SCHEMA_BYTES}, "bytes, more than"),
     "heavy": (
         {**OBJECT, "properties": {f"p{n}": {"pattern": "a"} for n in range(1_500)}},
         "has too many subschemas or patterns",
     ),
-    "a dialect": ({**OBJECT, "$schema": "https://example.org/mine"}, "names a dialect that is not known here"),
-    "remote": ({**OBJECT, "$ref": "https://example.org/s"}, "leads out of the schema"),
-    "nowhere": ({**OBJECT, "$ref": "#/$defs/no"}, "leads nowhere"),
-    "no schema": ({**OBJECT, "title": "t", "$ref": "#/title"}, "leads to what is no schema"),
-    "an anchor": ({**OBJECT, "$ref": "#no"}, "names an anchor that does not exist once"),
-    "a header": ({**OBJECT, "x-mcp-header": "a b"}, "x-mcp-header is no header name, or not on a string"),
 }
 
 

@@ -17,23 +17,15 @@ from sidecar.cli import main
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.gateway.error_responses import AnswerShape, tell
 from sidecar.gateway.routing import TASK, TASK_CANCEL, TASKS, TOOL, TOOLS, route_of
+from tests.tables import tables
+
+TABLES = tables("admin/openapi")
 
 DOCUMENT = document()
 EVERY = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post", "delete")]
 OPERATIONS = [(path, verb) for path, verb in EVERY if not path.startswith("/api/")]  # of callers
 # From the seeds: their fields, in their order.
-SEED = {
-    "McpTool": ["name", "description", "input_schema", "status", "deprecated"],
-    "McpCallResult": ["call_id", "result", "latency_ms"],
-    "McpError": ["error_code", "message", "details"],
-    "TaskOrder": ["target_agent_id", "task_type", "input", "callback_url"],
-    "TaskCreated": ["task_id", "status", "created_at"],
-    "TaskCancelled": ["task_id", "state", "cancelled_at"],
-    "A2aTask": [
-        *("id", "source_agent_id", "target_agent_id", "task_type", "state", "result", "error_code", "error_message"),
-        *("created_at", "started_at", "completed_at"),
-    ],
-}
+SEED = TABLES["seed"]
 KINDS = {
     "/mcp/{server}/tools": TOOLS,
     "/mcp/{server}/tools/{tool}": TOOL,

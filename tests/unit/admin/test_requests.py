@@ -13,6 +13,9 @@ from sidecar.admin.models import CancelOrder, Nothing, RunOrder
 from sidecar.admin.routes import ROUTES
 from sidecar.admin.schemas import check_body, order_in, query_in
 from sidecar.errors import Reason, Refusal
+from tests.tables import tables
+
+TABLES = tables("admin/requests")
 
 MODELS = (RunOrder, CancelOrder, Nothing)
 MEMBERS = {*RunOrder.__annotations__, "reason"}
@@ -99,22 +102,10 @@ def test_an_order_of_another_shape_is_refused(body: bytes, says: str) -> None:
 @pytest.mark.parametrize(
     ("path", "query", "values"),
     [
-        (
-            "/api/runs",
-            "agent=a-1&state=running&status=failure",
-            {"agent": "a-1", "state": "running", "status": "failure"},
-        ),
-        ("/api/runs", "schedule=nightly&owner=nhi%3Aplanner", {"schedule": "nightly", "owner": "nhi:planner"}),
-        ("/api/runs", "limit=3&offset=9&active=true", {"limit": 3, "offset": 9, "active": True}),
-        ("/api/runs", "", {}),
-        ("/api/runs/{id}/output", "follow=true", {"follow": True}),
-        ("/api/runs/{id}/output", "follow=false", {"follow": False}),
+        *TABLES["queries"],
         *(("/api/runs", query, None) for query in ("x=1", "state=Running", "limit=0", "limit=201", "offset=-1")),
         *(("/api/runs", query, None) for query in ("owner=alice", "agent=A", "agent=a&agent=b", "limit=%ff")),
         *(("/api/runs", query, None) for query in ("active=yes", "limit=٣")),
-        ("/api/agents/{name}/runs", "agent=b", None),
-        ("/api/runs/{id}/output", "follow=1", None),
-        ("/api/agents", "x=1", None),
     ],
 )
 def test_a_query_is_read_by_the_table_of_routes(path: str, query: str, values: Any) -> None:

@@ -18,8 +18,11 @@ from sidecar.audit.rotation import Attester
 from sidecar.audit.verify import verify as verified
 from sidecar.errors import Reason
 from tests.at_once import at_once
+from tests.tables import tables
 from tests.unit.audit.scenes import FakeClock, Rotation, forward, open_audit, records, refuse, run, written_key
 from tests.unit.audit.test_rotation import SIGNER
+
+TABLES = tables("audit/cli")
 
 
 @pytest.fixture
@@ -87,30 +90,7 @@ def test_verify_warns_of_a_key_that_lies_beside_the_log_and_refuses_one_that_oth
     assert result.exit_code == 3 and "can be read by others" in result.output
 
 
-FILTERS = [
-    ((), [1, 2, 3, 4, 5, 6, 7]),
-    (("--event", "refusal"), [4, 5]),
-    (("--event", "outcome"), [3, 7]),
-    (("--status", "rate_limited"), [5]),
-    (("--reason", "denied-by-rule"), [4]),
-    (("--principal", "user:corp/alice"), [2, 3, 4, 5, 6, 7]),
-    (("--principal", "nhi:*"), [2, 3, 4, 5, 6, 7]),
-    (("--principal", "nhi:[c]orp/researcher"), []),
-    (("--principal", "user:*", "--event", "refusal", "--reason", "rate-limited"), [5]),
-    (("--object", "tool:github/*"), [2, 3, 4, 5]),
-    (("--object", "tool:github/?earch"), []),
-    (("--object", "nhi:github"), [6, 7]),
-    (("--since", "2026-11-18T12:00:00Z"), [4, 5, 6, 7]),
-    (("--since", "2026-11-18T14:00:00+02:00"), [4, 5, 6, 7]),
-    (("--since", "2026-11-18"), [1, 2, 3, 4, 5, 6, 7]),
-    (("--since", "2999-01-01"), []),
-    (("--upstream", "git*"), [2, 3, 4, 5, 6, 7]),
-    (("--upstream", "jira"), []),
-    (("--run-id", "run"), [2, 3, 4, 5, 6, 7]),
-    (("--run-id", "runs"), []),
-    (("--until", "2026-11-18T12:00:00Z"), [1, 2, 3]),
-    (("--since", "2026-11-18T12:00:00Z", "--until", "2026-11-18T12:00:01Z"), []),
-]
+FILTERS = TABLES["filters"]
 
 
 @pytest.mark.parametrize(("options", "expected"), FILTERS)

@@ -19,6 +19,9 @@ from sidecar.gateway.redaction import ResponseScreen, screen_from
 from sidecar.protocols.json_pointers import parse_pointer, places
 from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
 from sidecar.settings.responses import ResponseSettings
+from tests.tables import tables
+
+TABLES = tables("gateway/redaction")
 
 MAIL = "alice@example.com"
 GONE = "[redacted]"
@@ -56,21 +59,7 @@ def test_nothing_asked_for_is_no_screen() -> None:
 
 @pytest.mark.parametrize(
     "result",
-    [
-        {"content": [{"type": "text", "text": f"mail {MAIL}"}]},
-        {"content": [{"type": "resource", "resource": {"uri": f"x:{MAIL}", "text": MAIL}}]},
-        {"content": [{"type": "resource_link", "uri": "x:/y", "name": MAIL, "description": MAIL}]},
-        {"structuredContent": {"a": [{"b": {"c": MAIL}}], MAIL: 1}},
-        {"structuredContent": [MAIL, [MAIL]]},
-        {"structuredContent": MAIL},
-        {"contents": [{"uri": "x:/y", "text": MAIL}]},
-        {"messages": [{"role": "user", "content": {"type": "text", "text": MAIL}}]},
-        {"completion": {"values": [MAIL]}},
-        {"_meta": {"acme/who": MAIL}},
-        {"content": [{"type": "image", "data": f"no base64: {MAIL}"}]},
-        {"structuredContent": {"type": "image", "data": MAIL, "blob": MAIL}},
-        {"inputRequests": {"1": {"method": "elicitation/create", "params": {"message": MAIL}}}},
-    ],
+    TABLES["results"],
 )
 def test_a_secret_is_found_in_every_position(result: dict[str, Any]) -> None:
     rules = screen({"classes": ["email"]})

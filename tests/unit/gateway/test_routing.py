@@ -49,6 +49,9 @@ from sidecar.identity import Presented
 from sidecar.protocols.mcp.eras import EraHeaders
 from sidecar.settings.agent_endpoints import OURS, BasePath
 from tests import wire
+from tests.tables import tables
+
+TABLES = tables("gateway/routing")
 
 PATHS = wire.table("paths")
 CONTENT_TYPES = wire.table("content_types")
@@ -113,15 +116,7 @@ def test_an_absolute_target_is_read_for_its_path_and_its_host_is_that_of_host() 
     )
     for target, path in (*read.items(), *((target, target) for target in other.split())):
         assert origin_form(target) == path
-    for target, hosts, taken in (
-        ("http://gw.example/mcp/github", "gw.example", True),
-        ("http://GW.example/mcp/github", "gw.Example", True),
-        ("http://gw.example/mcp/github", "other.example", False),
-        ("http://gw.example:80/mcp/github", "gw.example", False),
-        ("http://gw.example/mcp/github", "", False),
-        ("http://gw.example/mcp/github", "gw.example gw.example", False),
-        ("/mcp/github", "other.example", True),
-    ):
+    for target, hosts, taken in TABLES["targets"]:
         assert (reason_of(check_target, target, {"host": hosts.split()}) is None) is taken, (target, hosts)
 
 

@@ -20,7 +20,10 @@ from sidecar.identity.api_keys import ApiKeys, digest_of, read_pepper, records_o
 from sidecar.identity.key_files import add_key, ensure_pepper, make_key, remove_key
 from sidecar.settings.yaml_document import read_document
 from sidecar.vocabulary import Credential
+from tests.tables import tables
 from tests.unit.identity.world import GITHUB, IDP, NOW, a_world, an_issuer, minted
+
+TABLES = tables("identity/api_keys")
 
 PEPPER = b"0123456789abcdef0123456789abcdef"
 DAY_S = 86_400.0
@@ -155,23 +158,7 @@ def test_expired_keys_do_not_count(file: KeyFile) -> None:
 
 
 ENTRY = "version: 1\nkeys:\n- {id: aaaa, principal: 'nhi:a', hash: H}\n"
-BAD_FILES = {
-    "no version": "keys: []\n",
-    "another version": "version: 2\nkeys: []\n",
-    "an unknown key": "version: 1\nkeys: []\nmore: 1\n",
-    "a key twice": "version: 1\nkeys: []\nkeys: []\n",
-    "empty": "",
-    "not YAML": "version: [\n",
-    "an id twice": ENTRY + ENTRY.partition("keys:\n")[2],
-    "a bad id": ENTRY.replace("aaaa", "a_b"),
-    "a role": ENTRY.replace("nhi:a", "role:a"),
-    "anonymous": ENTRY.replace("nhi:a", "anonymous"),
-    "a name with a star": ENTRY.replace("nhi:a", "nhi:*"),
-    "another hash": ENTRY.replace("hash: H", "hash: 'sha256:00'"),
-    "a plain key": ENTRY.replace("hash: H", "key: sck_x"),
-    "a day": ENTRY.replace("}", ", expires_at: 2027-01-01}"),
-    "a time without a zone": ENTRY.replace("}", ", expires_at: '2027-01-01T00:00:00'}"),
-}
+BAD_FILES = TABLES["bad_files"]
 
 
 def written(text: str) -> str:

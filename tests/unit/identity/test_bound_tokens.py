@@ -21,10 +21,13 @@ from sidecar.identity.certificates import Certificates, TrustedProxyRule
 from sidecar.identity.jwks import public_key_from
 from sidecar.identity.key_proofs import SeenProofs, _plain
 from sidecar.vocabulary import Caller
+from tests.tables import tables
 from tests.unit.identity.test_certificates import PLANNER, WHOSE, identity_of, issue, now
 from tests.unit.identity.test_certificates import token as dated
 from tests.unit.identity.test_chain_builder import api_key
 from tests.unit.identity.world import GITHUB, NOW, ROUTE, Clock, b64, claims, minted, signing_key
+
+TABLES = tables("identity/bound_tokens")
 
 HOLDER, THIEF = signing_key("holder"), signing_key("thief")
 NUMBERS = count()
@@ -357,16 +360,9 @@ async def test_where_both_are_told_both_are_needed() -> None:
 
 
 UNKNOWN: dict[str, Any] = {
-    "nothing": {},
-    "null": None,
-    "a string": "x",
-    "a whole key": {"jwk": {"kty": "EC"}},
+    **TABLES["unknown_confirmations"],
     "another member beside": {"jkt": HOLDER.kid, "kid": "x"},
-    "an address of keys": {"jku": "https://evil.example"},
-    "a number": {"jkt": 7},
-    "an empty thumbprint": {"jkt": ""},
     "a thumbprint in hex": {"jkt": "ab" * 32},
-    "SHA-1": {"x5t": "AAAA"},
 }
 
 

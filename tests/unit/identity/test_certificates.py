@@ -20,10 +20,13 @@ from sidecar.identity.names import NamingRule
 from sidecar.identity.spiffe import SpiffeNames
 from sidecar.identity.xfcc import read_forwarded
 from sidecar.vocabulary import Caller
+from tests.tables import tables
 from tests.unit.identity.authority import Issued, authority
 from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.test_from_settings import settings_of
 from tests.unit.identity.world import GITHUB, IDP, ROUTE, Clock, KeyServer, an_issuer, minted, signing_key
+
+TABLES = tables("identity/certificates")
 
 DOMAIN = SpiffeNames("acme.example", "/ns/prod/sa/{id}", {"/vm/7": "nhi:nightly"})
 DOMAIN_ID = "spiffe://acme.example"
@@ -76,17 +79,7 @@ def now() -> Clock:
 
 issue = authority().issue
 
-NAMED: dict[str, tuple[dict[str, Any], str]] = {
-    "an SVID by the pattern": ({"uris": [PLANNER]}, "nhi:planner"),
-    "an SVID by the table of its domain": ({"uris": ["spiffe://acme.example/vm/7"]}, "nhi:nightly"),
-    "an SVID by the table of names": ({"uris": ["spiffe://other.example/known"]}, "nhi:known"),
-    "an SVID with a DNS name of somebody else": ({"uris": [PLANNER], "dns": ["writer.acme.example"]}, "nhi:planner"),
-    "a DNS name": ({"dns": ["planner.acme.example"]}, "nhi:planner"),
-    "a DNS name in capitals": ({"dns": ["PLANNER.acme.example"]}, "nhi:planner"),
-    "two names of one": ({"dns": ["planner.acme.example", "x.acme.example"]}, "nhi:planner"),
-    "a URI of a user": ({"uris": ["urn:acme:alice"]}, "user:alice"),
-    "a whole subject": ({"common_name": "batch"}, "nhi:batch"),
-}
+NAMED: dict[str, tuple[dict[str, Any], str]] = TABLES["named"]
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -95,36 +88,7 @@ async def test_a_certificate_is_whom_the_operator_wrote_down(name: str) -> None:
     assert await who(issue(**shape)) == [expected]
 
 
-NOBODY: dict[str, dict[str, Any]] = {
-    "no name at all": {},
-    "an unknown DNS name": {"dns": ["other.acme.example"]},
-    "a wildcard": {"dns": ["*.acme.example"]},
-    "a common name like a DNS name": {"common_name": "planner.acme.example"},
-    "a common name like an SVID": {"common_name": PLANNER},
-    "a common name without its organisation": {"common_name": "planner"},
-    "a DNS name like a principal": {"dns": ["nhi.planner"]},
-    "two principals": {"dns": ["planner.acme.example", "writer.acme.example"]},
-    "an SVID of another domain": {"uris": ["spiffe://evil.example/ns/prod/sa/planner"]},
-    "an SVID of another path": {"uris": ["spiffe://acme.example/ns/test/sa/planner"]},
-    "the domain itself": {"uris": ["spiffe://acme.example"]},
-    "two SPIFFE IDs": {"uris": [PLANNER, "spiffe://acme.example/ns/prod/sa/writer"]},
-    "one SPIFFE ID twice": {"uris": [PLANNER, PLANNER]},
-    "a SPIFFE ID and another URI": {"uris": [PLANNER, "urn:acme:alice"]},
-    "another URI and a SPIFFE ID": {"uris": ["urn:acme:alice", PLANNER]},
-    "dot segments": {"uris": ["spiffe://acme.example/ns/x/../prod/sa/planner"]},
-    "a wildcard ID": {"uris": ["spiffe://acme.example/ns/prod/sa/*"]},
-    "an encoded ID": {"uris": ["spiffe://acme.example/ns/prod/sa/plan%6eer"]},
-    "capitals": {"uris": ["SPIFFE://acme.example/ns/prod/sa/planner"]},
-    "a port": {"uris": ["spiffe://acme.example:443/ns/prod/sa/planner"]},
-    "a query": {"uris": [f"{PLANNER}?a"]},
-    "a trailing slash": {"uris": [f"{PLANNER}/"]},
-    "an unknown ID with a known DNS name": {"uris": [f"{DOMAIN_ID}/ns/test/sa/x"], "dns": ["planner.acme.example"]},
-    "a misshapen ID with a known DNS name": {"uris": ["spiffe:/x"], "dns": ["planner.acme.example"]},
-    "an authority": {"uris": [PLANNER], "ca": True},
-    "one that may sign": {"uris": [PLANNER], "signs": True},
-    "an authority with a known DNS name": {"dns": ["planner.acme.example"], "ca": True},
-    "one that is over": {"uris": [PLANNER], "ends_s": -5},
-}
+NOBODY: dict[str, dict[str, Any]] = TABLES["nobody"]
 
 
 @pytest.mark.parametrize("name", NOBODY)
@@ -388,24 +352,12 @@ NONE = "the owners of client certificates are not configured"
 GRPC = f"server: {{grpc: '127.0.0.1:1', {TLS}, client_ca_path: a, client_certificate: required}}}}"
 TWICE = "[{trust_domain: a, path: '/{id}'}, {trust_domain: b, path: '/{id}'}]"
 FAULTS = [
+    *TABLES["faults"],
     (
         f"{GRPC}\nidentity: {{certificates: {{others: ignore}}}}",
         "S124",
         "the gRPC listener asks for no client certificate",
     ),
-    ("identity: {certificates: {}}", "S125", "every certificate would be refused"),
-    (f"identity: {{certificates: {{spiffe: {TWICE}}}}}", "S125", "two trust domains could name the same NHI"),
-    ("identity: {certificates: {names: {'dns:a': 'role:a'}}}", "Y104", "a certificate belongs to an NHI or a user"),
-    ("identity: {certificates: {names: {planner: 'nhi:a'}}}", "Y104", NO_NAME),
-    ("identity: {certificates: {names: {'cn:planner': 'nhi:a'}}}", "Y104", NO_NAME),
-    ("identity: {certificates: {names: {'spiffe://A/b': 'nhi:a'}}}", "Y104", "this is no trust domain"),
-    ("identity: {certificates: {others: ignore}}", "S125", "no caller is asked for a certificate"),
-    ("identity: {trusted_proxies: [{address: unix}]}", "S125", "the owners of certificates are not configured"),
-    ("identity: {trusted_proxies: [{}]}", "S126", "every caller would be this proxy"),
-    ("identity: {trusted_proxies: [{address: gw.acme.example}]}", "Y104", NO_ADDRESS),
-    ("identity: {trusted_proxies: [{address: 10.0.0.1/24}]}", "Y104", NO_ADDRESS),
-    (f"server: {{{TLS}, client_ca_path: a}}}}", "S125", NONE),
-    (f"server: {{{TLS}, client_certificate: required}}}}", "S124", "no certificate could be good enough"),
 ]
 
 

@@ -11,7 +11,10 @@ from sidecar.errors import Reason
 from sidecar.identity import ApiKeys, Audience, KindRule
 from sidecar.identity.api_keys import KeyRecord, digest_of
 from sidecar.settings.identity import RolesFromSettings
+from tests.tables import tables
 from tests.unit.identity.world import GITHUB, IDP, ROUTE, World, a_world, acting, an_issuer, claims, minted, signing_key
+
+TABLES = tables("identity/chain_builder")
 
 PEPPER = b"0123456789abcdef0123456789abcdef"
 PARTNER = "https://partner.example"
@@ -65,21 +68,7 @@ def from_partner(**changes: Any) -> str:
     return minted(signing_key("partner"), iss=PARTNER, **changes)
 
 
-AUDIENCES = {
-    "https://gw.acme.example": True,
-    "acme-gateway": True,
-    GITHUB: True,
-    "https://other.example/mcp/jira": True,
-    "https://gw.acme.example/mcp/jira": False,
-    "https://GW.acme.example/mcp/jira": False,
-    "https://gw.acme.example/mcp": False,
-    "https://gw.acme.example/agents/x": False,
-    "https://gw.acme.example/a2a/tasks": False,
-    "https://gw.acme.example:443/agents/x": False,
-    "https://gw.acme.example//mcp/jira": False,
-    "https://gw.acme.example/prefix/mcp/jira": False,
-    "https://gw.acme.example/mcp/github/": False,
-}
+AUDIENCES = TABLES["audiences"]
 JIRA = Audience("https://gw.acme.example/mcp/jira")
 
 
@@ -88,21 +77,7 @@ def listing_audiences() -> World:
 
 
 FORGED_ACTS: dict[str, Any] = {
-    "a user": acting("user:bob"),
-    "a role": acting("role:admin"),
-    "anonymous": acting("anonymous"),
-    "no sub": {"client_id": "planner"},
-    "a number": {"sub": 7},
-    "empty": {"sub": ""},
-    "a string": "nhi:planner",
-    "a list": [{"sub": "nhi:planner"}],
-    "false": False,
-    "an actor with blanks": acting("nhi:a b"),
-    "an actor twice": acting("nhi:a", "nhi:b", "nhi:a"),
-    "an actor of another issuer": {"sub": "nhi:planner", "iss": "https://other.example"},
-    "an actor bound to a key": {"sub": "nhi:planner", "cnf": {"jkt": "x"}},
-    "an older actor misshapen": {"sub": "nhi:planner", "act": "nhi:x"},
-    "an older actor null": {"sub": "nhi:planner", "act": None},
+    **TABLES["forged_acts"],
     "nine actors": acting(*(f"nhi:a{n}" for n in range(9))),
 }
 EIGHT = [f"nhi:a{n}" for n in range(8)]

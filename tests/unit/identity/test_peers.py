@@ -13,9 +13,12 @@ from sidecar.errors import SettingsError
 from sidecar.identity import ApiKeys, TrustedIssuer
 from sidecar.upstreams.credentials.signed_tokens import SignedSource, TokenSigner
 from sidecar.vocabulary import Caller, Credential, Principal
+from tests.tables import tables
 from tests.unit.identity.test_chain_builder import api_key, keys_of, roles_from
 from tests.unit.identity.test_from_settings import issuer_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, claims, minted, signing_key
+
+TABLES = tables("identity/peers")
 
 FIRST, SECOND = "https://first.acme.example", "https://second.acme.example"
 
@@ -176,16 +179,7 @@ def test_a_peer_needs_no_namespace_beside_an_issuer_without_one(tmp_path: Path) 
     assert [fault.code for fault in caught.value.faults] == ["S111"]
 
 
-FAULTS = [
-    ("preset: sidecar", "S122"),
-    ("preset: sidecar, actors: ['nhi:a'], kind_claim: k", "S122"),
-    ("preset: sidecar, actors: ['nhi:a'], actor_from: azp, clients: {x: direct}", "S122"),
-    ("preset: sidecar, actors: ['nhi:a'], namespace: a, relays: [b]", "S122"),
-    ("jwks_path: k, relays: [b]", "S122"),
-    ("preset: keycloak, kinds: [user, nhi], actors: ['nhi:a']", "S122"),
-    ("jwks_path: k, actors: ['nhi:a']", "S109"),
-    ("preset: sidecar, actors: ['user:a']", "Y104"),
-]
+FAULTS = TABLES["peers"]
 
 
 @pytest.mark.parametrize(("what", "code"), FAULTS)

@@ -15,9 +15,12 @@ from sidecar.identity import TrustedIssuer, with_preset
 from sidecar.identity.from_settings import issuers_from
 from sidecar.identity.jwks import JwksError, parse_jwks
 from sidecar.identity.spiffe import SpiffeNames, parse_spiffe_id
+from tests.tables import tables
 from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.test_from_settings import issuer_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, signing_key
+
+TABLES = tables("identity/spiffe")
 
 DOMAIN = "acme.example"
 ISSUER = f"spiffe://{DOMAIN}"
@@ -191,20 +194,7 @@ def test_a_key_set_that_is_no_trust_bundle_is_found_at_the_start(tmp_path: Path)
 
 SEGMENT, DOMAIN_FAULT = "one segment must be {id}, which becomes the NHI's id", "this is no trust domain"
 PATH_FAULT, OF_ACME = "this is no path of a SPIFFE ID", "spiffe: {trust_domain: acme, path: '/{id}'}"
-FAULTS = [
-    ("", "S123", "the preset spiffe needs spiffe: whose workloads are they"),
-    ("spiffe: {trust_domain: acme}", "S123", "no workload of this trust domain has a name"),
-    ("spiffe: {trust_domain: ACME, path: '/{id}'}", "Y104", DOMAIN_FAULT),
-    ("spiffe: {trust_domain: 'spiffe://acme', path: '/{id}'}", "Y104", DOMAIN_FAULT),
-    ("spiffe: {trust_domain: acme, path: '/a/*'}", "Y104", SEGMENT),
-    ("spiffe: {trust_domain: acme, path: '/a/sa-{id}'}", "Y104", SEGMENT),
-    ("spiffe: {trust_domain: acme, path: '/../{id}'}", "Y104", PATH_FAULT),
-    ("spiffe: {trust_domain: acme, workloads: {a: 'nhi:a'}}", "Y104", PATH_FAULT),
-    ("spiffe: {trust_domain: acme, workloads: {/a: 'user:a'}}", "Y104", "this is no NHI"),
-    (f"kinds: [user, nhi], {OF_ACME}", "S123", "a SPIFFE ID is a workload's, never a user's"),
-    (f"kind_claim: k, {OF_ACME}", "S123", "kind_claim is not for SPIFFE IDs"),
-    (f"algorithms: [EdDSA], {OF_ACME}", "S106", "a JWT-SVID is never signed with EdDSA"),
-]
+FAULTS = TABLES["faults"]
 
 
 @pytest.mark.parametrize(("what", "code", "message"), FAULTS)

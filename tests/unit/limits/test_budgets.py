@@ -9,6 +9,9 @@ import pytest
 from sidecar.errors import PolicyError
 from sidecar.limits.budgets import load_budgets
 from sidecar.limits.plan import BudgetRule, Budgets, CallCost, LimitCap
+from tests.tables import tables
+
+TABLES = tables("limits/budgets")
 
 SHIPPED = Path(__file__).parents[3] / "policies" / "budgets.yaml"
 
@@ -117,55 +120,15 @@ ONE = "version: 1\n"
 TOOL, COST = f"{ONE}tools:\n  tool:a/b: ", f"{ONE}costs: [{{object: tool:a/b, unit: "
 PAID = f"{ONE}costs: [{{object: '*', unit: usd, per_call: 1}}]\n"
 HALF = PAID.replace("per_call: 1", "from_result: a, max_per_call: 0.5")
-FAULTS = [
-    ("tools: {}", (1, 1), "version"),
-    ("version: 2", (1, 10), "known values"),
-    (TOOL + "{rps: 1}", (3, 14), "unknown key"),
-    (ONE + "tools:\n  github: {concurrency: 1}", (3, 3), "names no object"),
-    (TOOL + "{burst: 2}", (3, 14), "needs requests_per_second"),
-    (TOOL + "{concurrency: 0}", (3, 27), "at least 1"),
-    (TOOL + "{daily_quota: -1}", (3, 27), "at least 0"),
-    (TOOL + "{requests_per_second: 0}", (3, 35), "more than 0"),
-    (TOOL + "{requests_per_second: 20000}", (3, 35), "at most 10000"),
-    (TOOL + "{requests_per_second: 0.001, burst: 1000}", (3, 3), "more than a day"),
-    (TOOL + "{timeout: 30}\n  tool:a/c: {timeout: 0s}", (4, 23), "more than 0"),
-    (TOOL + "{timeout: soon}", (3, 23), "no duration"),
-    (TOOL + "{per: caller}", (3, 19), "known values"),
-    (TOOL + "{concurrency: 1, concurrencyLimit: 2}", (3, 30), "says again"),
-    (ONE + "principals:\n  alice: {per_hour: 1}", (3, 3), "names no principal"),
-    (ONE + "principals:\n  user:a: {per_hour: 0}", (3, 22), "at least 1"),
-    (ONE + "principals:\n  user:a: {per_month: 0}", (3, 23), "at least 1"),
-    (COST + "usd}]", (2, 9), "says what it costs"),
-    (COST + "U S, per_call: 1}]", (2, 34), "names no unit"),
-    (COST + "usd, per_call: 0.0000001}]", (2, 49), "no amount"),
-    (COST + "usd, per_call: -1}]", (2, 49), "no amount"),
-    (COST + "usd, per_call: 1000000000}]", (2, 49), "no amount"),
-    (COST + "usd, from_result: a}]", (2, 39), "needs max_per_call"),
-    (COST + "usd, per_call: 1, max_per_call: 2}]", (2, 52), "needs from_result"),
-    (COST + "usd, per_call: 3, from_result: a, max_per_call: 2}]", (2, 49), "more than max_per_call"),
-    (COST + "usd, from_result: a..b, max_per_call: 1}]", (2, 52), "no path"),
-    (ONE + "budgets: [{principal: nhi:a, unit: usd, per_day: 1}]", (2, 36), "no call costs any usd"),
-    (PAID + "budgets: [{unit: usd}]", (3, 11), "nothing of how much"),
-    (PAID + "budgets: [{unit: usd, per_day: 0}]", (3, 32), "more than 0"),
-    (PAID + "budgets: [{unit: usd, per_day: 1, shared: true}]", (3, 35), "needs a principal"),
-    (PAID + "budgets:\n  - {unit: usd, per_day: 1}\n  - {unit: usd, per_month: 2}", (5, 12), "unit has an entry"),
-    (ONE + "budgets: [{unit: usd, tool: a}]", (2, 23), "unknown key"),
-    (HALF + "budgets: [{unit: usd, per_day: 0.499999}]", (3, 32), "each reserves 0.5 or more"),
-    (ONE + "budgets: [{concurrencyLimit: 1}]", (2, 11), '"tool" is missing'),
-    (ONE + "budgets: [{tool: Git Hub}]", (2, 18), "names no tool"),
-    (ONE + "budgets:\n  - {tool: a}\n  - {tool: a}", (4, 12), "has an entry already"),
-    (ONE + "principals:\n  user:a: {per_hour: 1}\n  user:a: {per_hour: 2}", (4, 3), "user:a"),
-]
+FAULTS = TABLES["faults"]
 
 
 @pytest.mark.parametrize(("text", "place", "words"), FAULTS, ids=[words for _, _, words in FAULTS])
-def test_what_cannot_be_meant_is_refused_at_its_place(
-    tmp_path: Path, text: str, place: tuple[int, int], words: str
-) -> None:
+def test_what_cannot_be_meant_is_refused_at_its_place(tmp_path: Path, text: str, place: list[int], words: str) -> None:
     with pytest.raises(PolicyError) as refused:
         load(tmp_path, text)
     places = {(fault.line, fault.column): str(fault) for fault in refused.value.faults}
-    assert words in places.get(place, ""), "\n".join(places.values())
+    assert words in places.get(tuple(place), ""), "\n".join(places.values())
 
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import casbin
 from sidecar.errors import Reason
 from sidecar.policy import Engine
 from sidecar.vocabulary import Principal, Question
+from tests.tables import tables
 from tests.unit.policy.plain import (
     CONDITIONS,
     DENY_ONLY,
@@ -39,26 +40,10 @@ from tests.unit.policy.plain import (
 )
 from tests.unit.policy.world import AFTER, BEFORE, NOW, source, write
 
-SUBJECT = (
-    "(who(r.sub, p.sub, p.eft) || g({g}))",
-    "g({g})",
-    "r.sub == p.sub",
-    "p.sub == r.sub",
-    "glob(r.sub, p.sub)",
-    "(r.sub == p.sub || g({g}))",
-    "(glob(r.sub, p.sub) || r.sub == 'user:b')",
-    "(who(r.sub, p.sub, p.eft) && r.sub != 'user:c')",
-    "(g({g}) || glob(r.sub, p.sub)) && p.sub != 'user:c'",
-)
-OBJECT = (
-    "(glob(r.obj, p.obj) || g2(r.obj, p.obj))",
-    "(g2(r.obj, p.obj) || r.obj == p.obj)",
-    "glob(r.obj, p.obj)",
-    "r.obj == p.obj",
-    "(glob(r.obj, p.obj) && !(r.obj == 'tool:s1/t1'))",
-    "!(glob(r.obj, p.obj))",
-    "(r.obj in ('tool:s1/t1', 'tool:s2/t2') || g2(r.obj, p.obj))",
-)
+TABLES = tables("policy/judged")
+
+SUBJECT = TABLES["subjects"]
+OBJECT = TABLES["objects"]
 ACTION = (
     "globs(r.act, p.act)",
     "glob(r.act, p.act)",

@@ -1,6 +1,5 @@
 """Is none of Casbin's traps open? One test for each row of threats 2.8."""
 
-import json
 import logging
 from pathlib import Path
 
@@ -11,9 +10,10 @@ from sidecar.errors import PolicyError, Reason
 from sidecar.policy import Engine
 from sidecar.policy.casbin_matcher import CasbinMatcher
 from sidecar.vocabulary import PermissionKind, Question
+from tests.tables import tables
 from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "casbin_traps.json").read_text())
+TABLES = tables("policy/casbin_traps")
 
 MODEL = (MODELS / "agent_to_tool.conf").read_text()
 

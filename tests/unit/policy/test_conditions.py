@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from hypothesis import strategies as st
 from sidecar.policy.conditions import ConditionContext, CostBudget, Language
 from sidecar.policy.grammar import Wrong
 from sidecar.vocabulary import Chain, Principal, Question
+from tests.tables import tables
 from tests.unit.policy.world import NOW, at, chain, engine, tool
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "conditions.json").read_text())
+TABLES = tables("policy/conditions")
 
 LANGUAGE = Language()
 CHAIN = (
@@ -33,44 +33,17 @@ def run(text: str, args: Any = None, *, who: Chain = CHAIN, meta: dict[str, Any]
 @pytest.mark.parametrize(
     ("text", "args", "outcome"),
     [
-        ("args.repo.startsWith('acme/')", {"repo": "acme/x"}, "true"),
-        ("args.repo.startsWith('acme/')", {"repo": "evil/x"}, "false"),
-        ("args.repo.startsWith('acme/')", {}, "error"),
-        ("args.repo.startsWith('acme/')", {"repo": 1}, "error"),
-        ("args.repo.startsWith('acme/')", {"repo": None}, "error"),
-        ("args.ok", {"ok": True}, "true"),
-        ("args.ok", {"ok": 1}, "error"),  # only Boolean true is true
-        ("args.ok", {"ok": "true"}, "error"),
-        ("args.ok", {"ok": [True]}, "error"),
+        *TABLES["outcomes"],
         ("args.n > 1", {"n": 2**63}, "true"),
         ("args.n > 1", {"n": 2**64}, "error"),
         ("args.n > 1", {"n": -(2**70)}, "error"),
-        ("args.n > 1", {"n": 1.5}, "true"),
         ("args.n > 1", {"n": float("nan")}, "false"),
         ("size(args.l) == 2", {"l": [1, {"a": [2**80]}]}, "error"),
         ("args.n + args.n > 0", {"n": 2**62}, "error"),  # overflow
-        ("1 / args.n == 1", {"n": 0}, "error"),
-        ("args.s == 'acme'", {"s": "acme\0/evil"}, "error"),  # the runtime would compare what stands before the NUL
-        ("'acme' in args.l", {"l": ["acme\0/evil"]}, "error"),
-        ("args.m.exists(k, k == 'acme')", {"m": {"acme\0/evil": 1}}, "error"),
-        ("args.s == 'acme'", {"s": "acme", "other": "\0"}, "true"),
         ("args.s + 'x' == 'x'", {"s": "\ud800"}, "error"),  # a lone surrogate
-        ("args['a-b'] == 1", {"a-b": 1}, "true"),
         ("args.a.b.c == 1", {"a": {"b": {"c": 1, "d": object()}}}, "true"),  # what is not read is not converted
         ("args.a == 1", {"a": object()}, "error"),
         ("args.s.matches('^(a+)+$')", {"s": "a" * 40 + "b"}, "false"),
-        ("args.s.matches(args.s)", {"s": "("}, "error"),
-        ("has(args.force) && args.force == true", {}, "false"),
-        ("'x' in args", {"x": 1}, "true"),
-        ("[1, 2].exists(args, args == 2)", {}, "true"),  # a macro's own name shadows the variable
-        ("principal.id == 'planner' && principal.kind == 'nhi' && principal.name == 'nhi:planner'", {}, "true"),
-        ("origin.id == 'alice' && 'read' in origin.scopes && size(chain) == 2", {}, "true"),
-        ("chain.exists(p, p.id == 'alice') && chain[1].id == 'planner'", {}, "true"),
-        ("has_role(origin, 'role:oncall') && !has_role(principal, 'role:oncall')", {}, "true"),
-        ("chain.exists(p, has_role(p, 'role:oncall'))", {}, "true"),
-        ("call.server == 's' && call.tool == 't' && call.action == 'tools/call'", {}, "true"),
-        ("now > timestamp('2027-01-15T07:59:59Z') && now < timestamp('2027-01-15T08:00:01Z')", {}, "true"),
-        ("call.meta.urgent", {}, "error"),
     ],
 )
 def test_only_boolean_true_is_true(text: str, args: dict[str, Any], outcome: str) -> None:
@@ -141,17 +114,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=12,
 )
-TEXTS = st.sampled_from(
-    [
-        "args.a == args.b",
-        "args.a > 1 || args.b.c == 'x'",
-        "args.a.all(x, x != args.b)",
-        "args == {}",
-        "size(args.a) > 1 && args.b in args.a",
-        "args['a'].b.c[0] == 1",
-        "string(args.a) == 'x' || double(args.b) > 1.0",
-    ]
-)
+TEXTS = st.sampled_from(TABLES["parts"])
 
 
 @given(text=TEXTS, args=st.fixed_dictionaries({}, optional={"a": JSON, "b": JSON}))
@@ -176,16 +139,7 @@ def test_what_an_expression_reads_is_known(text: str, paths: list[str], from_cal
 @pytest.mark.parametrize(
     ("text", "code", "offset", "hint"),
     [
-        ("args.repo.startsWith('acme/'", "P401", 28, ""),
-        ("arg.repo == 1", "P401", 0, "args"),
-        ("1 + 1", "P402", 0, "true or false"),
-        ("args == 1", "P401", 5, ""),
-        ("principal.ide == 'x'", "P403", 10, '"id"'),
-        ("origin['nmae'] == 'x'", "P403", 8, '"name"'),
-        ("call.sever == 'x'", "P403", 5, '"server"'),
-        ("has_role(args, 'role:x')", "P404", 8, "principal"),
-        ("has_role(call.meta.p, 'role:x')", "P404", 8, "principal"),
-        ("has_role(principal)", "P401", 0, ""),
+        *TABLES["faults"],
         ("x" * 5000, "P401", 0, ""),
         ("(" * 500 + "true" + ")" * 500, "P401", 0, ""),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,9 +11,10 @@ import pytest
 from sidecar.errors import Reason
 from sidecar.policy.patterns import globs
 from sidecar.vocabulary import DELEGATE, PermissionKind, Question, RowLimit
+from tests.tables import tables
 from tests.unit.policy.world import BEFORE, NOW, agent, at, chain, engine, faults, session, tool
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "engine.json").read_text())
+TABLES = tables("policy/engine")
 
 CHAINED = {
     "user_to_nhi": "p, user:alice, nhi:planner, delegate, -, 5, -, allow\n",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -14,9 +13,10 @@ from hypothesis import strategies as st
 from sidecar.errors import PolicyError
 from sidecar.policy import load_policy
 from sidecar.policy.row_readers import LinkReader, RuleReader
+from tests.tables import tables
 from tests.unit.policy.world import MODELS, scope, write
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "fast_rows.json").read_text())
+TABLES = tables("policy/fast_rows")
 
 SUBJECTS = TABLES["SUBJECTS"]
 OBJECTS = TABLES["OBJECTS"]

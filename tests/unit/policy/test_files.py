@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -13,9 +12,10 @@ from hypothesis import strategies as st
 from sidecar.policy.faults import Faults
 from sidecar.policy.patterns import file_matches
 from sidecar.policy.rows import parse_rows
+from tests.tables import tables
 from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, scope, source, tool, write
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "files.json").read_text())
+TABLES = tables("policy/files")
 
 ROWS = "p, user:a, tool:s/t, tools/call, -, -, -, allow\np, user:b, tool:s/t, tools/call, -, -, -, allow\n"
 

@@ -14,7 +14,10 @@ from sidecar.errors import PolicyError
 from sidecar.policy import Engine, load_policy
 from sidecar.policy.grammar import ACTIONS
 from sidecar.vocabulary import Question
+from tests.tables import tables
 from tests.unit.policy.world import MODELS, NOW, REPOSITORY, chain, scope
+
+TABLES = tables("policy/golden")
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "policy"
 PAYMENTS = scope("teams/payments/**", ("role:payments-*",), ("tool:payments/*",), ("role:payments-*",))
@@ -46,24 +49,7 @@ CHAINS = [
     ("user:alice", "nhi:planner", "nhi:researcher"),
     ("user:eve", "nhi:planner", "nhi:researcher"),
 ]
-CALLS: list[tuple[str, dict[str, object]]] = [
-    ("tool:demo/add", {}),
-    ("tool:demo/delete_all", {}),
-    ("tool:github/search_code", {"repo": "acme/site"}),
-    ("tool:github/search_code", {"repo": "evil/site"}),
-    ("tool:github/search_code", {}),
-    ("tool:github/search_code\n", {"repo": "acme/site"}),
-    ("tool:github/search", {"repo": "acme/site"}),
-    ("tool:github/get_file", {}),
-    ("tool:github/create_issue", {}),
-    ("tool:github/create_issue_now", {}),
-    ("tool:github/merge_pull_request", {}),
-    ("tool:github/delete_repository", {}),
-    ("tool:github/push_files", {"force": True}),
-    ("resource:github/repo://acme/readme", {}),
-    ("resource:github/repo://other/readme", {}),
-    ("prompt:demo/hello", {}),
-]
+CALLS: list[tuple[str, dict[str, object]]] = TABLES["calls"]
 USING = {"tool": "tools/call", "resource": "resources/read", "prompt": "prompts/get"}
 
 

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.policy.patterns import covers, glob, globs, meets_prefix, who
+from tests.tables import tables
+
+TABLES = tables("policy/patterns")
 
 TEXTS = st.text("ab/\n.", max_size=8)
 PATTERNS = st.text("ab/\n.*", max_size=6)
@@ -44,16 +47,7 @@ def test_a_pattern_that_meets_a_prefix_fits_something_below_it(pattern: str, pre
 
 @pytest.mark.parametrize(
     ("text", "pattern", "fits"),
-    [
-        ("tool:files/read_all", "tool:files/read", False),  # threats K2, reports BL-034
-        ("tool:files/read\n", "tool:files/read", False),  # threats K3, reports BL-034
-        ("tool:files/read\n", "tool:files/rea*", True),
-        ("tool:filesXread", "tool:files.read", False),  # threats K3: a dot is a dot
-        ("srv/x/delete", "srv/*/read", False),  # threats K3: what follows the first * counts
-        ("Tool:files/read", "tool:*", False),
-        ("abc", "a?c", False),
-        ("abc", "[abc]*", False),
-    ],
+    TABLES["globs"],
 )
 def test_only_the_star_is_special(text: str, pattern: str, fits: bool) -> None:
     assert glob(text, pattern) is fits
@@ -71,17 +65,7 @@ def test_a_list_of_patterns_fits_when_one_does() -> None:
 
 @pytest.mark.parametrize(
     ("subject", "pattern", "effect", "fits"),
-    [
-        ("user:alice", "*", "allow", True),
-        ("anonymous", "*", "allow", False),
-        ("anonymous", "anonymous", "allow", True),
-        ("anonymous", "*", "deny", True),
-        ("anonymous", "a*", "allow", False),
-        ("anonymous", "*", "Deny", False),  # no word but deny widens anything
-        ("user:anonymous", "anonymous", "allow", False),
-        ("user:alice", "user:*", "allow", True),
-        ("nhi:alice", "user:*", "allow", False),
-    ],
+    TABLES["who"],
 )
 def test_anonymous_is_allowed_by_its_own_word_only(subject: str, pattern: str, effect: str, fits: bool) -> None:
     assert who(subject, pattern, effect) is fits

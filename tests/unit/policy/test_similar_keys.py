@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +9,9 @@ import pytest
 from sidecar.policy.conditions import Language
 from sidecar.policy.similar_keys import MAX_STEPS, similar_key
 from sidecar.upstreams.mcp.arguments import compile_schema
+from tests.tables import tables
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "similar_keys.json").read_text())
+TABLES = tables("policy/similar_keys")
 
 SCHEMA: dict[str, Any] = TABLES["SCHEMA"]
 KEYS = compile_schema(SCHEMA).keys

@@ -20,9 +20,10 @@ from sidecar.policy.grammar import ACTIONS, USE, USED
 from sidecar.policy.rows import CsvRow, parse_rows
 from sidecar.policy.yaml_rows import MAX_ROWS_OF_RULE, parse_yaml, policy_schema
 from sidecar.vocabulary import PermissionKind
+from tests.tables import tables
 from tests.unit.policy.world import REPOSITORY, source
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "policy" / "yaml_rows.json").read_text())
+TABLES = tables("policy/yaml_rows")
 
 CONTRACT = """\
 version: 1
@@ -329,15 +330,7 @@ def test_no_text_makes_the_reader_raise(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "value"),
-    [
-        ("args.x == ZZZ", "args.x == ZZZ"),
-        ("'args.x == ''a'' && ZZZ'", "args.x == 'a' && ZZZ"),
-        ('"args.x == \\"a\\" && \\x41\\u0041 ZZZ"', 'args.x == "a" && AA ZZZ'),
-        (">-\n      args.x == 1 &&\n      args.y == ZZZ", "args.x == 1 && args.y == ZZZ"),
-        ("|\n      args.y == ZZZ", "args.y == ZZZ"),
-        ("args.x == 1 &&\n      args.y ==\n      ZZZ", "args.x == 1 && args.y == ZZZ"),
-        ("'args.x == ''1'' &&\n      args.y == ''2'' && ZZZ'", "args.x == '1' && args.y == '2' && ZZZ"),
-    ],
+    TABLES["written"],
 )
 def test_the_place_inside_a_condition_is_the_place_in_the_file(written: str, value: str) -> None:
     text = f"version: 1\nrules:\n  - kind: agent_to_tool\n    when: {written}\n    subject: nhi:a\n    object: nhi:b\n"
@@ -379,15 +372,7 @@ def test_the_schema_is_a_schema_and_takes_the_contract() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [
-        "",
-        ", id: a/b.c",
-        ", actions: use",
-        ", actions: [tools/call, tasks/*, 'a|b']",
-        ", effect: deny",
-        ", expires_at: '2027-03-31T00:00:00Z', max_calls_per_hour: 3, when: args.ok, per: origin, shadow: true",
-        ", created_at: '2026-03-31T00:00:00.5+01:00', owner: x, reason: ''",
-    ],
+    TABLES["valid_rules"],
 )
 def test_schema_and_reader_agree_on_what_is_good(more: str) -> None:
     assert valid(RULE % more)

@@ -10,6 +10,9 @@ import pytest
 from sidecar.policy.model import COLUMNS
 from sidecar.policy_tools.check.source_positions import RuleSources
 from sidecar.vocabulary import PermissionKind, RuleRef
+from tests.tables import tables
+
+TABLES = tables("policy_tools/check_written")
 
 KIND = PermissionKind.AGENT_TO_TOOL
 CSV = '''# comment
@@ -52,20 +55,7 @@ def rule(file: str, line: int, subject: str = "nhi:a", obj: str = "tool:x/y") ->
 
 @pytest.mark.parametrize(
     ("column", "part", "line", "marked"),
-    [
-        ("sub", "", 3, "nhi:a"),
-        ("obj", "", 3, "tool:x/y"),
-        ("act", "", 3, "use|tools/call"),
-        ("act", "tools/call", 3, "tools/call"),
-        ("when", "", 3, '"args.x == ""y"""'),
-        ("when", "args.x", 3, "args.x"),
-        ("when", "args.z", 3, '"args.x == ""y"""'),
-        ("eft", "", 3, "allow"),
-        ("id", "", 2, "one"),
-        ("reason", "", 2, '"why, so"'),
-        ("", "", 3, CSV.split("\n")[2]),
-        ("nothing", "", 3, CSV.split("\n")[2]),
-    ],
+    TABLES["columns"],
 )
 def test_a_field_of_a_row(tmp_path: Path, column: str, part: str, line: int, marked: str) -> None:
     files, file = written(tmp_path, "agent_to_tool.csv", CSV)

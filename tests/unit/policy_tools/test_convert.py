@@ -24,6 +24,9 @@ from sidecar.policy_tools.convert.writer import csv_of, yaml_of
 from sidecar.policy_tools.rule_text import scalar
 from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import PermissionKind
+from tests.tables import tables
+
+TABLES = tables("policy_tools/convert")
 
 REPOSITORY = Path(__file__).parents[3]
 MODELS = shipped("models")
@@ -218,20 +221,7 @@ USED = "version: 1\nrules:\n  - kind: agent_to_tool\n    subject: nhi:a\n    obj
 
 @pytest.mark.parametrize(
     ("name", "text", "options", "code", "printed", "said"),
-    [
-        (
-            "agent_to_tool.csv",
-            f"#: id=x\n{ROW}",
-            "yaml",
-            0,
-            "rules:\n  - id: x\n",
-            "1 rows, read again and the same",
-        ),
-        ("rows.csv", ROW, "yaml", 3, "", "P002"),
-        ("rows.csv", ROW, "yaml --kind agent_to_tool", 0, "kind: agent_to_tool", ""),
-        ("x.yaml", USED, "csv", 3, "", "x.yaml:6:14: error[P104]"),
-        ("roles.csv", golden("roles.csv"), "yaml", 0, "version: 1\n", "rows compared; no rule in any file"),
-    ],
+    TABLES["asked"],
 )
 def test_one_file_goes_to_standard_output(
     tmp_path: Path, name: str, text: str, options: str, code: int, printed: str, said: str
@@ -275,20 +265,7 @@ def test_a_file_without_rows_becomes_nothing_and_that_is_said(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("name", "text", "code"),
-    [
-        ("agent_to_tool.csv", "p, nhi:a, tool:s/t, use, -, -, allow\n", "P102"),
-        ("agent_to_tool.csv", "p, nhi:a, tool:s/t, use, -, x, -, allow\n", "P107"),
-        ("agent_to_tool.csv", "p, nhi:a, tool:s/t, used, -, -, -, allow\n", "P104"),
-        ("agent_to_tool.csv", "p, nhi:a, tool:s/t, use, -, -, -, Allow\n", "P105"),
-        ("agent_to_tool.csv", f"#: shadow=yes\n{ROW}", "P109"),
-        ("agent_to_tool.csv", f"#: part_of=x\n{ROW}", "P509"),
-        ("guardrails.csv", ROW, "P505"),
-        ("roles.csv", ROW, "P111"),
-        ("roles.csv", "g, user:a\n", "P102"),
-        ("roles.csv", "g, user:a, r\n", "P303"),
-        ("agent_to_tool.csv", "q, nhi:a\n", "P101"),
-        ("rules.yaml", "version: 1\nrules: [{kind: guardrail}]\n", "P503"),
-    ],
+    TABLES["faults"],
 )
 def test_what_is_no_policy_is_told_with_its_place_and_nothing_is_written(
     tmp_path: Path, name: str, text: str, code: str

@@ -19,6 +19,9 @@ from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import Principal, Question
+from tests.tables import tables
+
+TABLES = tables("policy_tools/diff")
 
 Files = Mapping[str, str]
 BASE = "#: id=base\np, nhi:base, tool:base/base, use, -, -, -, allow\n"
@@ -121,28 +124,7 @@ COST = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1}]\n"
 
 @pytest.mark.parametrize(
     ("old", "new", "change"),
-    [
-        ("principals: {nhi:a: {per_hour: 5}}", "principals: {nhi:a: {per_hour: 6}}", "wider"),
-        ("principals: {nhi:a: {per_hour: 5}}", "principals: {nhi:a: {per_hour: 4}}", "narrower"),
-        ("principals: {nhi:a: {per_hour: 5}}", "principals: {}", "wider"),
-        ("tools: {}", "tools: {'tool:s/*': {concurrency: 5}}", "narrower"),
-        (
-            "tools: {'tool:s/*': {requests_per_second: 5, burst: 9}}",
-            "tools: {'tool:s/*': {requests_per_second: 9, burst: 5}}",
-            "unknown",
-        ),
-        ("tools: {'tool:s/*': {timeout: 5s}}", "tools: {'tool:s/*': {timeout: 9s}}", "unknown"),
-        (COST + "budgets: [{unit: usd, per_day: 5}]", COST + "budgets: [{unit: usd, per_day: 5.5}]", "wider"),
-        (COST + "budgets: [{unit: usd, per_day: 5}]", COST + "budgets: [{unit: usd, per_day: 4.9}]", "narrower"),
-        (COST + "budgets: [{unit: usd, per_day: 5}]", COST, "wider"),
-        (COST, COST.replace("0.1", "0.2"), "narrower"),
-        (COST, COST.replace("0.1", "0.05"), "wider"),
-        (COST, "costs: []", "wider"),
-        ("costs: []", COST, "narrower"),
-        (COST, COST.replace("s/*", "s/a"), None),
-        (SAID, SAID.replace("max_per_call: 0.5", "max_per_call: 0.4"), "wider"),
-        (SAID, SAID.replace("_meta.cost", "_meta.price"), "unknown"),
-    ],
+    TABLES["limits"],
 )
 def test_a_budget_is_wider_when_it_allows_more(tmp_path: Path, old: str, new: str, change: str | None) -> None:
     both = ({"budgets.yaml": f"version: 1\n{text}\n"} for text in (old, new))

@@ -12,6 +12,9 @@ from sidecar.policy.patterns import glob
 from sidecar.policy_tools import glob_algebra
 from sidecar.policy_tools.glob_algebra import OBJECTS, GlobShape, TooManyStates, classes, may_overlap, witness
 from sidecar.vocabulary import PermissionKind
+from tests.tables import tables
+
+TABLES = tables("policy_tools/diff_globs")
 
 TOOLS = OBJECTS[PermissionKind.AGENT_TO_TOOL]
 # A language so small that all of its names can be tried: two letters, one that no pattern names, at most five of them.
@@ -54,21 +57,7 @@ def test_what_cannot_overlap_does_not(one: str, other: str) -> None:
 
 @pytest.mark.parametrize(
     ("all_of", "none_of", "expected"),
-    [
-        (["tool:github/get_*"], [], "tool:github/get_any"),
-        (["tool:*/delete_*"], [], "tool:any/delete_any"),
-        (["*"], [], "tool:any/any"),
-        (["tool:github/*"], ["tool:github/any*"], "tool:github/some"),
-        (["tool:*ab", "tool:ba*"], [], "tool:ba/ab"),
-        (["tool:a/*"], ["tool:a/*"], None),
-        (["tool:s/t"], [], "tool:s/t"),
-        (["tool:s/t"], ["*"], None),
-        (["tool:a/x*", "tool:b/x*"], [], None),
-        (["tool:-*"], [], None),  # no server is called so
-        (["tool:a--b/*"], [], None),
-        (["nhi:*"], [], "nhi:any"),
-        (["resource:s/page://*"], [], "resource:s/page://any"),
-    ],
+    TABLES["examples"],
 )
 def test_a_witness_is_a_name_that_can_exist(all_of: list[str], none_of: list[str], expected: str | None) -> None:
     assert witness(TOOLS, all_of, none_of) == expected

@@ -24,27 +24,16 @@ from sidecar.policy_tools.diff.search import Point
 from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.vocabulary import PermissionKind, Principal, Question
+from tests.tables import tables
+
+TABLES = tables("policy_tools/diff_judge")
 
 SUBJECTS = ["*", "user:*", "nhi:*", "user:a", "nhi:p", "nhi:p*", "user:*b", "anonymous"]
 SUBJECTS += ["role:n/r", "role:n/s", "role:n/t"]
 OBJECTS = ["*", "tool:s/*", "tool:s/a", "tool:s/a*", "tool:*/b", "tool:*a*", "set:x", "set:y", "tool:t/*", "nhi:*"]
 ACTIONS = ["use", "*", "tools/call", "tools/call|delegate", "tasks/*"]
 WHENS = ["-", "-", "args.a <= 1", "args.a <= 2", "args.b == 1", "args.a <= 1 && args.b == 1"]
-ON_ROLES = [
-    "has_role(principal, 'role:n/s')",
-    "!has_role(principal, 'role:n/s')",
-    "has_role(principal, 'role:n/s') && has_role(principal, 'role:n/t')",
-    "has_role(principal, 'role:n/s') && args.a <= 1",
-    "has_role(origin, 'role:n/t') || args.b == 1",
-    "has_role(chain[1], 'role:n/s')",
-    "has_role(principal, 'role:' + args.c)",
-    'has_role(principal, "role:n/\\u0073")',
-    "chain.exists(p, has_role(p, 'role:n/t'))",
-    "chain.exists(p, args.d in p.roles)",
-    "'role:n/t' in principal.roles",
-    "!('role:n/s' in principal['roles'])",
-    "principal == args.p",
-]
+ON_ROLES = TABLES["on_roles"]
 ENDS = ["-", "-", "-", "2030-01-01T00:00:00Z", "2040-01-01T00:00:00Z"]
 MEMBERS = ["user:a", "user:ab", "nhi:p", "role:n/r"]
 ELEMENTS = ["tool:s/a", "tool:t/b", "nhi:q", "set:x"]

@@ -21,7 +21,10 @@ from sidecar.cli.policy import policy as command
 from sidecar.policy.roles import RoleLinks
 from sidecar.policy_tools.nearest_rules import Sought, nearest
 from sidecar.vocabulary import PermissionKind, RuleRef
+from tests.tables import tables
 from tests.unit.policy_tools.traffic import KEY, NOW_S, Sent, counted_calls, engine_of, record, write_policy
+
+TABLES = tables("policy_tools/explain")
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "explain"
 MODELS = Path(__file__).parents[3] / "models"
@@ -46,17 +49,7 @@ def asked(*arguments: Any) -> dict[str, Any]:
     return dict(orjson.loads(result.stdout))
 
 
-TEXTS = [
-    ("allowed", ("--as", "user:bob,nhi:researcher", "--calls", SEARCH, "--args", '{"repo": "acme/site"}'), 0),
-    ("typing-error", ("--as", "user:bob,nhi:researcher", "--calls", "tool:github/serch_code"), 1),
-    ("condition-false", ("--as", "nhi:researcher", "--calls", SEARCH, "--args", '{"repo": "evil/site"}'), 1),
-    ("expired", ("--as", "nhi:temp", "--calls", SEARCH), 1),
-    ("guardrail", ("--as", "user:bob,nhi:researcher", "--calls", "tool:github/delete_repository"), 1),
-    ("roles", ("--as", "user:carol", "--roles", "user:carol=role:corp/sre", "--calls", "nhi:researcher"), 0),
-    ("session", ("--as", "nhi:stranger", "--calls", "nhi:github", "--action", "tools/list"), 1),
-    ("other-action", ("--as", "user:carol", "--calls", "nhi:researcher", "--action", "push/set"), 1),
-    ("record", ("--record", "record.json"), 1),
-]
+TEXTS = TABLES["texts"]
 
 
 @pytest.mark.parametrize(("name", "arguments", "code"), TEXTS, ids=[each[0] for each in TEXTS])
@@ -106,16 +99,8 @@ def test_shadow_rules_are_told_and_change_nothing() -> None:
 
 NO_TIMES = ("2027-01-15", "yesterday", "-", "2026-W01-1T00:00:00Z", "9999-12-31T23:59:59-14:00")
 USAGE = [
-    ((), "say who asks"),
-    (("--as", "role:x", "--calls", SEARCH), "is no principal"),
-    (("--as", "nhi:a", "--calls", "github/search"), "is no object"),
-    (("--as", "nhi:a", "--calls", SEARCH, "--action", "tool/call"), 'did you mean "tools/call"?'),
-    (("--as", "nhi:a", "--calls", SEARCH, "--args", "{"), "no JSON"),
-    (("--as", "nhi:a", "--calls", SEARCH, "--args", "[]"), "no JSON object"),
+    *TABLES["usage"],
     *((("--as", "nhi:a", "--calls", SEARCH, "--now", now), "a time with a zone") for now in NO_TIMES),
-    (("--as", "nhi:a", "--calls", SEARCH, "--roles", "nhi:b=role:x"), "not in the chain"),
-    (("--as", "nhi:a", "--calls", SEARCH, "--roles", "nhi:a=x"), "is no role"),
-    (("--decision", "x", "--record", "-"), "give a file"),
 ]
 
 

@@ -17,7 +17,10 @@ from sidecar.policy import Engine
 from sidecar.policy_tools.audit_records import RecordedQuestion, asked_in, find_decision, question_of
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, replay
+from tests.tables import tables
 from tests.unit.policy_tools.traffic import KEY, OTHER_KEY, Sent, engine_of, record, write_policy
+
+TABLES = tables("policy_tools/replay")
 
 READER = ("nhi:r",)
 ALICE = ("user:alice", "nhi:r")
@@ -203,42 +206,7 @@ def test_a_query_that_is_not_on_record_is_never_guessed(tmp_path: Path) -> None:
 
 # --- the judge: the real arguments ------------------------------------------------------------------------------------
 
-WHENS = [
-    "true",
-    IS_ACME,
-    STARTS,
-    "args.repo != 'acme/site'",
-    "'acme/x' == args.repo || args.n == 5",
-    "args.repo in ['acme/site', 'acme/x']",
-    "has(args.repo)",
-    '!has(args.repo) || args.repo == "acme/x"',
-    "has(args.force) && args.force == true",
-    "args.force",
-    "args.n > 3",
-    "args.n > 5 || args.n in [2.5, 5u]",
-    "args.n + 1 > 5",
-    "args.n != 9007199254740993",
-    "args['deep.x'] == 'a'",
-    "'acme/x' in [args.repo]",
-    "args.n == -5 ? true : args.repo == 'evil'",
-    "args.repo == args.other",
-    "args['repo'] == 'evil' || args.repo == 'acme/x'",
-    "args.repo == r'acme/site'",
-    "args.repo == 'acme\\u002fsite'",
-    "args.deep.x == 'a'",
-    "has(args.deep) && has(args.deep.x)",
-    "size(args) > 1",
-    "size(args.repo) == 4",
-    "args.repo + '' == 'evil'",
-    "!(args.repo == 'evil')",
-    "['evil', args.other].exists(v, v == args.repo)",
-    "has_role(origin, 'role:corp/eng') && args.repo == 'acme/x'",
-    "has_role(principal, 'role:oncall')",
-    "'x' in principal.scopes",
-    "call.meta.team == 'blue'",
-    "has(call.meta.team) && args.repo == 'evil'",
-    "size(chain) > 1",
-]
+WHENS = TABLES["conditions"]
 VALUES = st.sampled_from(
     [
         "acme/site",

@@ -27,15 +27,19 @@ from sidecar.policy_tools.suggest.rule_shape import RuleDraft, pattern_of
 from sidecar.policy_tools.suggest.suggestion import role_name, rule_id, set_name
 from sidecar.vocabulary import Chain, PermissionKind, Principal, Question
 from tests.at_once import at_once
+from tests.tables import tables
 from tests.unit.audit.scenes import FakeClock, open_audit
 from tests.unit.policy.world import REPOSITORY, chain, engine, write
 from tests.unit.policy_tools.traffic import write_down
+
+TABLES = tables("policy_tools/suggest")
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "suggest"
 CASES = yaml.safe_load((GOLDEN / "cases.yaml").read_text("utf-8"))
 TOOL = PermissionKind.AGENT_TO_TOOL
 
 POLICY = {
+    **TABLES["policy"],
     "agent_to_tool": """\
 #: id=payments
 p, nhi:pay-*, tool:bank/*, use, -, 60, -, allow
@@ -44,10 +48,6 @@ p, nhi:researcher, tool:github/*, use, -, -, args.repo.startsWith('acme/'), allo
 #: id=engineers-read
 p, role:engineers, tool:github/get_*, use, -, -, -, allow
 """,
-    "user_to_nhi": "#: id=lend\np, user:*, nhi:*, delegate, -, -, -, allow\n",
-    "nhi_to_nhi": "#: id=pass-on\np, nhi:planner, nhi:researcher, use, 2030-01-01T00:00:00Z, -, -, allow\n",
-    "guardrails": "#: id=no-deletes\np, *, tool:*/delete_*, tools/call, -, -, -, deny\n",
-    "roles": "g, user:ann, role:engineers\ng, user:ben, role:engineers\n",
 }
 ACME = {"repo": "acme/site"}
 
@@ -281,17 +281,7 @@ def test_roles_that_kept_conditions_and_denies_ask_for_go_along(tmp_path: Path) 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 LINK = {"kind": "agent_to_tool", "action": "tools/call", "decision": "allow", "rules": ["r"]}
-RECORD: dict[str, Any] = {
-    "event": "decision",
-    "timestamp": "2026-11-27T12:00:00.000000Z",
-    "decision_id": "d-1",
-    "chain": ["nhi:a"],
-    "object": "tool:s/t",
-    "action": "tools/call",
-    "reason": None,
-    "enforcement": "enforce",
-    "links": [LINK],
-}
+RECORD: dict[str, Any] = TABLES["record"]
 DENIED = LINK | {"decision": "deny", "rules": []}
 FORBIDDEN = LINK | {"decision": "deny", "rules": ["no"]}
 GUARD = FORBIDDEN | {"kind": "guardrail"}
@@ -302,23 +292,8 @@ SHADOW = {"enforcement": "shadow", "links": [DENIED]}
 @pytest.mark.parametrize(
     ("change", "denied", "counted"),
     [
-        ({}, False, "taken"),
-        ({"enforcement": "shadow"}, False, "taken"),
-        (SHADOW, False, "taken"),
-        (SHADOW | {"links": [FORBIDDEN]}, True, "denied-by-rule"),
+        *TABLES["counted"],
         (SHADOW | {"links": [LINK, GUARD]}, True, "denied-by-rule"),
-        (REFUSED, False, "no-rule"),
-        (REFUSED, True, "taken"),
-        (REFUSED | {"reason": "denied-by-rule", "links": [FORBIDDEN]}, True, "denied-by-rule"),
-        (REFUSED | {"reason": "condition-false"}, True, "refused"),
-        ({"event": "refusal", "reason": "rate-limited"}, True, "refused"),
-        ({"reason": "no-matching-rule", "links": [DENIED]}, False, "no-rule"),
-        ({"action": "initialize", "object": "nhi:s"}, True, "session"),
-        ({"action": "notifications/cancelled", "object": "nhi:s"}, True, "session"),
-        ({"chain": [], "links": []}, True, "no-question"),
-        ({"object": None}, True, "no-question"),
-        ({"links": "x"}, True, "no-question"),
-        ({"timestamp": "soon"}, True, "unreadable"),
     ],
 )
 def test_what_of_a_log_counts_as_used(change: dict[str, Any], denied: bool, counted: str) -> None:

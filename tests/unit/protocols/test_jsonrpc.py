@@ -13,7 +13,10 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import jsonrpc
 from tests import wire
+from tests.tables import tables
 from tests.unit.protocols.asking import parse_message
+
+TABLES = tables("protocols/jsonrpc")
 
 MEBIBYTE = 2**20
 DENIED = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"delete","arguments":{"path":"/etc"}}}'
@@ -181,15 +184,8 @@ def test_an_id_comes_back_as_it_was(value: Any) -> None:
 @pytest.mark.parametrize(
     ("envelope", "expected"),
     [
+        *TABLES["envelopes"],
         ({"jsonrpc": "2.0", "id": 2**64 - 1, "method": "m", "params": []}, 2**64 - 1),
-        ({"jsonrpc": "1.0", "id": "a", "method": "m"}, "a"),
-        ({"id": 7}, 7),
-        ({"jsonrpc": "2.0", "id": 7, "method": "m", "result": {}}, 7),
-        ({"jsonrpc": "2.0", "id": 7, "result": {}, "error": {}}, None),  # its asker is the server
-        ({"jsonrpc": "2.0", "id": 1.5, "method": "m"}, None),
-        ({"jsonrpc": "2.0", "method": "m", "params": []}, None),
-        ([{"jsonrpc": "2.0", "id": 7, "method": "m"}], None),
-        (7, None),
     ],
 )
 def test_the_id_of_a_faulty_request_is_known(envelope: Any, expected: Any) -> None:
@@ -226,14 +222,7 @@ def test_a_longer_integer_is_malformed_and_not_a_failure_of_ours(digits: str) ->
 
 # --- P8: depth and size ---------------------------------------------------------------------------------------------
 
-NESTS = {
-    "arrays": ("[", "0", "]"),
-    "objects": ('{"a":', "0", "}"),
-    "mixed, array outside": ('[{"a":', "0", "}]"),
-    "mixed, object outside": ('{"a":[', "0", "]}"),
-    "beside brackets in strings": ('["]}[{\\"",', '"\\\\"', "]"),
-    "beside closed ones": ("[[],{},", "0", "]"),
-}
+NESTS = TABLES["nests"]
 
 
 @pytest.mark.parametrize("shape", NESTS)

@@ -13,7 +13,10 @@ from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, TASKS_EX
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS
 from sidecar.vocabulary import Call, Question
 from tests import wire
+from tests.tables import tables
 from tests.unit.protocols.asking import NO_NAMES, NO_OBJECTS, NO_STRINGS, SESSION, STATELESS, call_of
+
+TABLES = tables("protocols/messages")
 
 
 def asked(call: Call) -> list[tuple[str, str]]:
@@ -202,10 +205,7 @@ def test_names_are_those_of_the_contract_and_compared_byte_by_byte(method: str) 
 
 
 DECIDING: dict[str, tuple[str, Mapping[str, Any], tuple[str, ...]]] = {
-    "ref": ("completion/complete", PROMPT_REF, ("type", "name", "uri")),
-    "argument": ("completion/complete", PROMPT_REF, ("name", "value")),
-    "context": ("completion/complete", {**PROMPT_REF, "context": {}}, ("arguments",)),
-    "capabilities": ("initialize", {"protocolVersion": "x", "capabilities": {}}, ("tasks", "extensions")),
+    **TABLES["deciding"],
     "notifications": (
         "subscriptions/listen",
         WATCHED,

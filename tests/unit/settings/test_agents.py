@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from sidecar.errors import SettingsError
 from sidecar.settings import load_settings
+from tests.tables import tables
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "agents.json").read_text())
+TABLES = tables("settings/agents")
 
 UUID = "0b9d6c1e-6a3f-4a42-9f0e-3b6d2a9c7f10"
 FAULTS = TABLES["FAULTS"]

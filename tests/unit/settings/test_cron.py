@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.settings.cron import WORDS, CronError, CronSchedule, calendar_from
+from tests.tables import tables
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "cron.json").read_text())
+TABLES = tables("settings/cron")
 
 BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0

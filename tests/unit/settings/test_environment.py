@@ -1,6 +1,5 @@
 """Does the environment set what it names, and nothing else?"""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,8 +7,9 @@ import pytest
 
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings, load_settings
+from tests.tables import tables
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "environment.json").read_text())
+TABLES = tables("settings/environment")
 
 FILE = """\
 version: 1
@@ -36,17 +36,7 @@ def faults(folder: Path, environ: Mapping[str, str], text: str = FILE) -> list[t
 
 
 def test_a_variable_with_two_underscores_is_a_setting(tmp_path: Path) -> None:
-    environ = {
-        "SIDECAR_STORE__URL": "redis://second:6379/0",
-        "SIDECAR_SERVER__MAX_BODY_BYTES": "2048",
-        "SIDECAR_SERVER__SHUTDOWN_GRACE_S": "5s",
-        "SIDECAR_SERVER__ALLOWED_HOSTS": "[gw.acme.example, localhost]",
-        "SIDECAR_METRICS__LISTEN": "0.0.0.0:9091",
-        "SIDECAR_POLICY__PATH": "rules",
-        "SIDECAR_UPSTREAMS__MY_SERVER__MCP__TIMEOUT_S": "7.5",
-        "SIDECAR_IDENTITY__ISSUERS__0__ISSUER": "b",
-        "SIDECAR_IDENTITY__ISSUERS__0__KINDS": "[nhi]",
-    }
+    environ = TABLES["variables"]
     settings = load(tmp_path, environ)
     server, (issuer,) = settings.server, settings.identity.issuers
     assert (settings.store.url, settings.policy.path) == ("redis://second:6379/0", tmp_path / "rules")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from sidecar.errors import SettingsError
 from sidecar.settings import load_settings
 from sidecar.settings.policy import MAX_SHADOW_S, PolicySettings
 from sidecar.settings.timestamps import rfc3339, seconds_of
+from tests.tables import tables
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "policy_settings.json").read_text())
+TABLES = tables("settings/policy_settings")
 
 
 def policy(folder: Path, section: str) -> PolicySettings:

@@ -1,6 +1,5 @@
 """Does sidecar.yaml say what it seems to say, and nothing dangerous by omission?"""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.load import doubts
 from sidecar.settings.load import load as load_document
 from sidecar.settings.server import TlsFiles
+from tests.tables import tables
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "settings.json").read_text())
+TABLES = tables("settings/settings")
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "settings"
 

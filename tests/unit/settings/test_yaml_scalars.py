@@ -1,9 +1,7 @@
 """Is what stays unquoted read alike by every YAML reader?"""
 
-import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
+from tests.tables import tables
 
-TABLES = json.loads((Path(__file__).parents[2] / "golden" / "settings" / "yaml_scalars.json").read_text())
+TABLES = tables("settings/yaml_scalars")
 
 TAKEN = TABLES["TAKEN"]
 

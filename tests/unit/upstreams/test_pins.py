@@ -27,7 +27,10 @@ from sidecar.upstreams.mcp.pins import (
     pin_of,
 )
 from sidecar.upstreams.mcp.pins_file import MAX_PINS_BYTES, file_with, load_pins
+from tests.tables import tables
 from tests.unit.protocols.test_hidden_characters import POISONED
+
+TABLES = tables("upstreams/pins")
 
 AT, BY = "2027-01-31T08:00:00Z", "alice"
 ENTRY: dict[str, Any] = {
@@ -98,16 +101,7 @@ def test_what_two_readers_could_read_differently_cannot_be_pinned(value: object)
 # --- what holds -------------------------------------------------------------------------------------------------------
 
 DIGEST = digest_of(ENTRY)
-HOLDS = [
-    (None, False, "warn", None),
-    (None, True, "require", {"search_code": DIGEST}),
-    ("require", False, "require", {}),
-    ("require", True, "require", {"search_code": DIGEST}),
-    ("warn", False, "warn", None),
-    ("warn", True, "warn", None),
-    ("off", False, "off", None),
-    ("off", True, "off", None),
-]
+HOLDS = TABLES["holds"]
 
 
 @pytest.mark.parametrize(("setting", "pinned", "mode", "required"), HOLDS)

@@ -15,6 +15,9 @@ from sidecar.app.policy_sources.stored_revisions import objection
 from sidecar.app.policy_sources.tarball import BadArchive, archive_of, gunzipped, members
 from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.settings.stored_policy import StoredPolicy
+from tests.tables import tables
+
+TABLES = tables("app/policy_sources/bundle")
 
 ONE = {"bytes": 1, "sha256": ""}
 RULES = "p, nhi:planner, tool:github/x, use, -, -, -, allow\n"
@@ -156,18 +159,8 @@ def test_what_a_newer_minor_version_adds_is_passed_over(raw: bytes, folder: Path
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"v": 2}, "version 2"),
-        ({"version": 0}, "no number"),
-        ({"version": True}, "no number"),
-        ({"version": "8"}, "no number"),
+        *TABLES["manifests"],
         ({"version": 2**60}, "no number"),
-        ({"files": {}}, "no rules"),
-        ({"files": {"policies/a.csv": {"bytes": "x"}}}, "is none"),
-        ({"files": []}, "is none"),
-        (
-            {"files": {"policies/a.csv": {"bytes": 1, "sha256": ""}, "../up": {"bytes": 1, "sha256": ""}}},
-            "belongs to no",
-        ),
     ],
 )
 def test_a_signed_manifest_that_makes_no_sense_is_refused(
@@ -181,15 +174,7 @@ OLD = StoredPolicy("a", "bundle", "policy", 7, 1000, "k", 0.0, 0.0)
 
 @pytest.mark.parametrize(
     ("new", "why"),
-    [
-        ({"version": 8}, ""),
-        ({"version": 8, "size": 500}, ""),
-        ({"version": 8, "size": 499}, "half"),
-        ({"version": 6}, "older"),
-        ({"version": 7}, "same version"),
-        ({"version": 7, "kind": "git"}, ""),
-        ({"version": 1, "size": 1, "of": "another"}, ""),
-    ],
+    TABLES["newer"],
 )
 def test_versions_rise_and_policies_do_not_vanish(new: dict[str, object], why: str) -> None:
     found = objection(replace(OLD, name="b", **new), OLD, None)  # type: ignore[arg-type]

@@ -13,7 +13,10 @@ import yaml
 
 from sidecar.cli.client_files.configuration import read_client_file
 from sidecar.cli.client_files.jsonc import parse_jsonc
+from tests.tables import tables
 from tests.unit.cli.client_files.test_folder import run
+
+TABLES = tables("cli/client_files/commands")
 
 FILE = f"""\
 {{
@@ -145,18 +148,7 @@ CONTAINERS = {"vscode": "servers", "opencode": "mcp", "zed": "context_servers"}
 
 @pytest.mark.parametrize(
     ("client", "own_path", "entry"),
-    [
-        ("claude", ".mcp.json", {"type": "http", "url": "U"}),
-        ("vscode", ".vscode/mcp.json", {"type": "http", "url": "U"}),
-        ("cursor", ".cursor/mcp.json", {"url": "U"}),
-        ("windsurf", ".codeium/windsurf/mcp_config.json", {"serverUrl": "U"}),
-        ("gemini", ".gemini/settings.json", {"httpUrl": "U"}),
-        ("cline", "Code/cline_mcp_settings.json", {"type": "streamableHttp", "url": "U"}),
-        ("roo", ".roo/mcp.json", {"type": "streamable-http", "url": "U"}),
-        ("opencode", "", {"type": "remote", "url": "U", "enabled": True}),
-        ("claude-desktop", "claude_desktop_config.json", {"command": "sidecar", "args": ["connect", "U"]}),
-        ("zed", "", {"command": "sidecar", "args": ["connect", "U"]}),
-    ],
+    TABLES["entries"],
 )
 def test_each_client_is_told_and_wrapped_in_its_spelling(
     tmp_path: Path, client: str, own_path: str, entry: dict[str, Any]

@@ -12,17 +12,11 @@ from sidecar.cli.client_files.configuration import ClientFile, ClientServer, rea
 from sidecar.cli.client_files.jsonc import parse_jsonc
 from sidecar.cli.client_files.references import ReferencePlaces, filled_in, translated
 from sidecar.errors import SettingsError
+from tests.tables import tables
 
-SEED = {
-    "name": "github",
-    "command": "/usr/local/bin/mcp-github",
-    "args": ["--verbose"],
-    "env": {"GITHUB_TOKEN": "${GITHUB_TOKEN}"},
-    "transport": "stdio",
-    "capabilities": ["git.read", "git.commits.list", "git.pr.list"],
-    "timeout": "30s",
-    "schemaVersion": "1.0.0",
-}
+TABLES = tables("cli/client_files/configuration")
+
+SEED = TABLES["dialects"]
 
 
 def read(value: Any, path: str = ".mcp.json") -> ClientFile:
@@ -45,16 +39,7 @@ def only(value: Any) -> ClientServer:
 )
 @pytest.mark.parametrize(
     ("entry", "url", "transport"),
-    [
-        ({"url": "http://x/mcp"}, "http://x/mcp", "auto"),
-        ({"type": "http", "url": "http://x/mcp"}, "http://x/mcp", "http"),
-        ({"type": "streamable-http", "url": "http://x/mcp"}, "http://x/mcp", "http"),
-        ({"type": "sse", "url": "http://x/sse"}, "http://x/sse", "sse"),
-        ({"transport": "sse", "url": "http://x/sse"}, "http://x/sse", "sse"),
-        ({"serverUrl": "http://x/mcp"}, "http://x/mcp", "auto"),
-        ({"httpUrl": "http://x/mcp"}, "http://x/mcp", "auto"),
-        ({"command": "npx", "args": ["-y"], "type": "stdio"}, None, "auto"),
-    ],
+    TABLES["names"],
 )
 def test_the_same_server_is_read_whoever_spelled_it(
     around: Any, entry: dict[str, Any], url: str | None, transport: str
@@ -65,19 +50,7 @@ def test_the_same_server_is_read_whoever_spelled_it(
 
 @pytest.mark.parametrize(
     ("entry", "code"),
-    [
-        ({}, "C102"),
-        ({"command": "x", "url": "http://x"}, "C102"),
-        ({"url": "http://x", "httpUrl": "http://y"}, "C102"),
-        ({"type": "http", "command": "x"}, "C102"),
-        ({"type": "stdio", "url": "http://x"}, "C102"),
-        ({"type": "carrier-pigeon", "url": "http://x"}, "C104"),
-        ({"command": ["x"]}, "C103"),
-        ({"command": "x", "args": "y"}, "C103"),
-        ({"command": "x", "env": {"A": True}}, "C103"),
-        ({"command": "x", "disabled": "no"}, "C103"),
-        ([], "C103"),
-    ],
+    TABLES["refused_entries"],
 )
 def test_what_is_no_server_is_refused(entry: Any, code: str) -> None:
     assert code in codes({"mcpServers": {"a": entry}})
@@ -101,14 +74,7 @@ def test_the_seeds_configuration_is_read() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"name": ""}, "C104"),
-        ({"name": "git_hub"}, "C104"),
-        ({"command": ""}, "C104"),
-        ({"transport": "sse"}, "C104"),
-        ({"transport": "http"}, "C106"),
-        ({"capabilities": []}, "C104"),
-        ({"capabilities": ["read"]}, "C104"),
-        ({"schemaVersion": "1.0"}, "C104"),
+        *TABLES["refused_manifests"],
         *(({key: None}, "C106") for key in ("name", "command", "transport", "capabilities", "schemaVersion")),
     ],
 )
@@ -134,18 +100,7 @@ PLACES = ReferencePlaces(Path("/work space"), Path("/home/me"), frozenset({"my-t
 
 @pytest.mark.parametrize(
     ("text", "ours", "problems"),
-    [
-        ("${A}", "${A}", 0),
-        ("${A:-b c}", "${A:-b c}", 0),
-        ("x${env:A}y", "x${A}y", 0),
-        ("${input:my-token}", "${MY_TOKEN}", 0),
-        ("${workspaceFolder}/x", "/work space/x", 0),
-        ("${userHome}/x", "/home/me/x", 0),
-        ("$A and $$ and $(x)", "$A and $$ and $(x)", 0),
-        ("${input:other}", "", 1),
-        ("${command:pick}", "", 1),
-        ("${A", "${A", 1),
-    ],
+    TABLES["variables"],
 )
 def test_references_are_told_in_our_words(text: str, ours: str, problems: int) -> None:
     found = translated(text, PLACES)

@@ -20,7 +20,10 @@ from sidecar.policy.source import load_policy
 from sidecar.settings import load_settings
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.yaml_document import read_document
+from tests.tables import tables
 from tests.unit.cli.client_files.test_configuration import SEED
+
+TABLES = tables("cli/client_files/folder")
 
 TOKEN = "ghp_canary0123456789abcdefghij"
 FILE = {
@@ -91,16 +94,7 @@ U, TWO = "http://x", {"X-Api-Key": "1", "X-Token": "2"}
 
 @pytest.mark.parametrize(
     ("entry", "said"),
-    [
-        ({"url": "ftp://x"}, ":4:14: error[C104]: this is no URL of a known scheme"),
-        ({"url": "http://me:canary@x/"}, ":4:14: error[C104]: a URL must not carry credentials"),
-        ({"url": U, "headers": {"A": "${UNSET}"}}, ":6:14: error[C105]: the variable UNSET is not set"),
-        ({"url": U, "headers": TWO}, ":5:7: error[C104]: 2 headers with secrets: X-Api-Key, X-Token"),
-        ({"url": U, "headers": {"Host": "1"}}, ""),
-        ({"command": "x", "args": ["${command:y}"]}, ":6:9: error[C105]: ${command:y} is not understood here"),
-        ({"command": "x", "env": {"KEY": "a\nb"}}, ":6:16: error[C104]: this secret does not fit into one line"),
-        ({"command": "x", "env": {"1": "a b"}}, ":6:14: error[C104]: this is no name of a variable"),
-    ],
+    TABLES["texts"],
 )
 def test_what_cannot_be_taken_over_is_told_with_its_place(tmp_path: Path, entry: Any, said: str) -> None:
     result = made(tmp_path, {"mcpServers": {"a": entry}})
@@ -129,20 +123,7 @@ def test_every_text_is_written_so_that_it_is_read_back(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "harmless"),
-    [
-        ("LOG_LEVEL", "debug", True),
-        ("PORT", "8080", True),
-        ("ROOT", "/srv/data files", True),
-        ("API", "https://api.example.com/v1", True),
-        ("VERBOSE", "true", True),
-        ("REGION", "eu-central-1", True),
-        ("GITHUB_TOKEN", "x", False),
-        ("OPENAI_API_KEY", "abc", False),
-        ("DATABASE_URL", "postgres://me:pw@db/x", False),
-        ("ANYTHING", "sk-proj-abc", False),
-        ("ANYTHING", "eyJhbGciOi", False),
-        ("ANYTHING", "Something Odd!", False),
-    ],
+    TABLES["variables"],
 )
 def test_what_is_not_plainly_harmless_is_hidden(name: str, value: str, harmless: bool) -> None:
     assert may_stand_in_clear(name, value) is harmless

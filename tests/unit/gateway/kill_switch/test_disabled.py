@@ -34,6 +34,9 @@ from sidecar.gateway.kill_switch.switch_versions import (
     flip_from,
 )
 from sidecar.vocabulary import Call, Chain, Principal, Question
+from tests.tables import tables
+
+TABLES = tables("gateway/kill_switch/disabled")
 
 NOW_S = 1_800_000_000.0
 
@@ -104,17 +107,7 @@ def test_the_file_names_principals_and_where_it_does(tmp_path: Path) -> None:
     assert load_disabled(tmp_path / "none.yaml").entries == ()
 
 
-FAULTS = {
-    "planner": ("disabled.yaml:3:5", "this names no principal"),
-    "role:oncall": ("disabled.yaml:3:5", "roles cannot be disabled"),
-    '"*"': ("disabled.yaml:3:5", "this names no principal"),
-    "{principal: nhi:x, why: because}": ("disabled.yaml:3:24", 'unknown key "why"'),
-    "{reason: because}": ("disabled.yaml:3", 'the key "principal" is missing'),
-    "{principal: nhi:x, until: tomorrow}": ("disabled.yaml:3:31", "no RFC 3339 time"),
-    "{principal: nhi:x, until: 2027-01-15T08:00:00}": ("disabled.yaml:3:31", "no RFC 3339 time"),
-    "nhi:x\n  - nhi:x": ("disabled.yaml:4:5", "stands here twice"),
-    "7": ("disabled.yaml:3:5", "expected a mapping"),
-}
+FAULTS = TABLES["faults"]
 
 
 @pytest.mark.parametrize(("entry", "expected"), FAULTS.items(), ids=FAULTS)

@@ -26,8 +26,11 @@ from sidecar.http.client import (
     parse_origin,
 )
 from sidecar.http.client.http1 import ResponseReader
+from tests.tables import tables
 from tests.unit.http.client.certificate import self_signed
 from tests.unit.http.client.hostile import OK, Conversation, Script, chunked, meeting, response, say, serving
+
+TABLES = tables("http/client/client")
 
 BODY = b'{"jsonrpc":"2.0"}'
 
@@ -409,15 +412,7 @@ async def test_fetch_ends_at_its_deadline_and_refuses_other_places_by_their_text
 
 @pytest.mark.parametrize(
     ("url", "host_header", "path", "loopback"),
-    [
-        ("http://127.0.0.1:9100/mcp", "127.0.0.1:9100", "/mcp", True),
-        ("https://API.example", "api.example", "/", False),
-        ("https://api.example:443/a?key=b", "api.example", "/a?key=b", False),
-        ("http://[::1]:80/", "[::1]", "/", True),
-        ("http://localhost/", "localhost", "/", True),
-        ("http://localhost.evil.example/", "localhost.evil.example", "/", False),
-        ("http://server-everything:3001/mcp", "server-everything:3001", "/mcp", False),
-    ],
+    TABLES["addresses"],
 )
 def test_a_url_names_one_place(url: str, host_header: str, path: str, loopback: bool) -> None:
     origin = parse_origin(url)

@@ -16,6 +16,9 @@ import pytest
 import sidecar
 from sidecar.errors import SettingsError
 from sidecar.settings import load_settings
+from tests.tables import tables
+
+TABLES = tables("http/client/who_goes_out")
 
 SOURCES = Path(sidecar.__file__).parent
 OPENS = {
@@ -23,25 +26,7 @@ OPENS = {
     *("create_connection", "sock_connect", "urlopen", "ClientSession"),
 }
 MAY_OPEN = re.compile("|".join({*OPENS, "Redis", "from_url", "request"}))
-WHOSE_WORD = {
-    "upstreams/mcp/streamable_http.py": "an upstream's url",
-    "upstreams/http_address.py": "an upstream's or an agent's url",
-    "upstreams/agents/agent.py": "an agent's card_url, or the host of its url",
-    "upstreams/agents/grpc_transport.py": "an agent's url",
-    "upstreams/agents/http_transport.py": "an agent's url; a card names none that we dial",
-    "upstreams/mcp/legacy_sse.py": "an upstream's url; the endpoint that it tells, only at that origin",
-    "upstreams/credentials/token_endpoint.py": "the token_url of an upstream's credential",
-    "tasks/webhooks/__init__.py": "a caller's, to places that callbacks.allow names",
-    "app/loader.py": "an issuer's jwks_url, handed to identity/",
-    "identity/jwks.py": "an issuer's jwks_url",
-    "limits/topology.py": "store.url; in Sentinel and Cluster, whom those name",
-    "audit/otlp_carrier.py": "audit.otlp.url",
-    "app/policy_sources/https.py": "policy.source.bundle.url",
-    "upstreams/processes/launcher.py": "a socket pair of our own",
-    "cli/demo.py": "a port of its own",
-    "cli/connect.py": "the URL on the command line",
-    "cli/client_files/bridge.py": "the URL that `sidecar connect` was given",
-}
+WHOSE_WORD = TABLES["whose_word"]
 
 
 def opened_in(source: str) -> set[str]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from sidecar.http.server.connection_limits import LOCAL, Activity, ConnectionLimits, Seat, peer_of
+from tests.tables import tables
+
+TABLES = tables("http/server/connection_limits")
 
 
 @dataclass
@@ -38,18 +41,7 @@ def seated(seats: ConnectionLimits, *names: str) -> dict[str, Guest]:
 
 
 # (who sits there when all four places are taken, the newcomer's peer) → who leaves; "" is nobody: it is turned away.
-CASES: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "the oldest silent one goes": (("a-idle-1", "a-silent-2", "a-silent-3", "b-idle-4"), "b", "a-silent-2"),
-    "or else the oldest idle one": (("a-busy-1", "a-idle-2", "a-idle-3", "b-idle-4"), "b", "a-idle-2"),
-    "before all, one that lingers": (("a-silent-1", "a-idle-2", "a-lingers-3", "b-idle-4"), "b", "a-lingers-3"),
-    "who waits for a body gives way": (("a-busy-1", "a-waits-2", "a-waits-3", "b-busy-4"), "b", "a-waits-2"),
-    "but not before one that is idle": (("a-waits-1", "a-busy-2", "a-idle-3", "b-busy-4"), "b", "a-idle-3"),
-    "who has most gives": (("b-silent-1", "a-idle-2", "a-idle-3", "a-idle-4"), "c", "a-idle-2"),
-    "who is busy never goes": (("a-busy-1", "a-busy-2", "a-busy-3", "a-busy-4"), "b", ""),
-    "when the largest are busy, the next give": (("a-busy-1", "a-busy-2", "b-idle-3", "c-busy-4"), "d", "b-idle-3"),
-    "no peer takes from one that has less": (("a-busy-1", "a-busy-2", "a-busy-3", "b-silent-4"), "a", ""),
-    "but from itself": (("a-busy-1", "a-busy-2", "a-idle-3", "b-silent-4"), "a", "a-idle-3"),
-}
+CASES: dict[str, tuple[tuple[str, ...], str, str]] = TABLES["cases"]
 
 
 @pytest.mark.parametrize(("there", "newcomer", "leaves"), CASES.values(), ids=CASES)

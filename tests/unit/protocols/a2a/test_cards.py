@@ -30,7 +30,10 @@ from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.v03 import JSON_FORM, PROTO_FORM
 from sidecar.protocols.a2a.wire import WIRES
 from tests import wire
+from tests.tables import tables
 from tests.unit.protocols.a2a.test_schema import of, whole
+
+TABLES = tables("protocols/a2a/cards")
 
 ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests" / "golden" / "cards.json"
@@ -187,18 +190,10 @@ def unpadded(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("changed", "where"),
     [
-        ({"name": ""}, "/name"),
-        ({"name": 5}, "/name"),
-        ({"version": None}, "/version"),
-        ({"capabilities": None}, "/capabilities"),
-        ({"capabilities": {"streaming": 1}}, "/capabilities/streaming"),
+        *TABLES["wrong_cards"],
         ({"capabilities": {"extensions": [{"uri": "a"}] * 101}}, "/capabilities/extensions"),
         ({"supportedInterfaces": [{"url": "a"}] * 21}, "/supportedInterfaces"),
-        ({"skills": "all"}, "/skills"),
-        ({"skills": [{"name": "a"}]}, "/skills/0/id"),
-        ({"skills": [{"id": "a"}, {"id": "b"}, {"id": "a"}]}, "/skills/2/id"),
         ({"skills": [{"id": str(one)} for one in range(1001)]}, "/skills"),
-        ({"skills": [{"id": "a", "ID": "b", "i_d": "c"}], "security_schemes": 1}, "/security_schemes"),
     ],
 )
 @pytest.mark.parametrize("given", [OLD, NEW], ids=["0.3", "1.0"])
@@ -217,19 +212,7 @@ def test_what_is_no_card_is_refused(given: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [
-        ("http://planner", True),
-        ("planner:9000", True),
-        ("a planner for trips", False),
-        ("http://planner.example/", False),
-        ("http://user:secret@planner/x", True),
-        ("HTTP://PLANNER:80", True),
-        ("xplanner:9000", False),
-        ("http://evil.example/?u=http://planner/", True),
-        ("https://docs.example/?agent=http%3A%2F%2Fplanner%2Fx", True),
-        ("https://docs.example/?agent=planner%3a9000", True),
-        ("https://docs.example/?agent=http%3A%2F%2Fplanner.example%2Fx", False),
-    ],
+    TABLES["names_a_host"],
 )
 def test_a_host_that_is_a_plain_word_is_only_found_as_an_address(text: str, names: bool) -> None:
     card = ours({**LEAST, "description": text}, agent_url="http://planner:9000")
@@ -238,14 +221,7 @@ def test_a_host_that_is_a_plain_word_is_only_found_as_an_address(text: str, name
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [
-        ("http://127.0.0.1:9000/docs", True),
-        ("ask 127.0.0.1:9000.", True),
-        ("http://127.0.0.1:900/", False),
-        ("https://docs.example/?agent=http%3A%2F%2F127.0.0.1%3A9000%2Fdocs", True),
-        ("http://127.0.0.1:8080/agents/planner/", False),
-        ("127.0.0.1", False),
-    ],
+    TABLES["names_us"],
 )
 def test_on_a_host_that_is_ours_too_the_port_is_the_agents(text: str, names: bool) -> None:
     here = (cards.Interface("http://127.0.0.1:8080/agents/planner/", "jsonrpc", "1.0"),)

@@ -17,6 +17,9 @@ from sidecar.tasks.programs.output_cleaner import (
     OutputCleaner,
     SecretRedactor,
 )
+from tests.tables import tables
+
+TABLES = tables("tasks/programs/output_cleaner")
 
 # A second reading of ECMA-48, for a text that is whole.
 SEQUENCE = re.compile(
@@ -90,15 +93,7 @@ def test_bytes_are_utf_8_wherever_they_are_cut(said: bytes, cuts: list[int]) -> 
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        ("\x1b]52;c;ZXZpbA==\x07copied", "copied"),
-        ("\x1b]0;a title\x1b\\text", "text"),
-        ("\x9d0;a title\x9ctext", "text"),
-        ("\x1b[31mred\x1b[0m \x1b[2J\x1b[H", "red "),
-        ("\x1bPq#0;2;0;0;0\x1b\\sixel", "sixel"),
-        ("\x1b(Bascii\x1bc", "ascii"),
-        ("10%\r20%\r\n", "10%\n20%\r\n"),
-        ("tab\tline\n\x07\x08\x7f", "tab\tline\n"),
-        ("\x1b]8;;https://evil.example\x1b\\a link\x1b]8;;\x1b\\", "a link"),
+        *TABLES["shown"],
         ("never ended \x1b]0;" + "x" * 1000, "never ended "),
     ],
 )

@@ -14,6 +14,9 @@ from sidecar.settings.agents import Allowed, CliAgent
 from sidecar.tasks.programs.attempt import Prompt
 from sidecar.tasks.programs.command_line import command_from
 from sidecar.tasks.programs.prompts import prompt_from
+from tests.tables import tables
+
+TABLES = tables("tasks/programs/prompts")
 
 FOLDER = "/srv/work"
 
@@ -48,14 +51,7 @@ def raw(content: bytes) -> str:
 
 @pytest.mark.parametrize(
     ("parts", "text"),
-    [
-        ([{"text": "one"}, {"text": "two"}], "one\ntwo"),
-        ([{"text": "see"}, {"data": {"a": [1, "é"]}}], 'see\n{"a":[1,"é"]}'),
-        ([{"data": [1, 2]}, {"data": "x"}, {"data": None}], '[1,2]\n"x"\nnull'),
-        ([{"text": "this"}, {"raw": raw("zwölf".encode()), "mediaType": "text/plain"}], "this\nzwölf"),
-        ([{"data": {"prompt": "p"}}, {"text": "t"}], "p\nt"),
-        ([], ""),
-    ],
+    TABLES["chosen"],
 )
 def test_what_it_says_is_one_text(parts: list[dict[str, Any]], text: str) -> None:
     prompt = read(*parts)
@@ -99,23 +95,9 @@ def test_only_the_name_of_an_option_can_be_chosen(name: str) -> None:
 
 
 NOT_CHOSEN: list[tuple[dict[str, Any], str]] = [
-    ({"parameters": {"output": "x"}}, "/message/parts/0/data/parameters/output cannot be chosen"),
-    ({"parameters": {"language": "fr-secret"}}, "/parameters/language has a value that cannot be chosen"),
-    ({"parameters": {"-n": "3\n"}}, "/parameters/-n has a value that cannot be chosen"),
-    ({"parameters": {"style": "--evil"}}, "/parameters/style has a value that looks like an option"),
-    ({"parameters": {"-s": ""}}, "/parameters/-s has an empty value, which only an option of two dashes can have"),
-    ({"parameters": {"language": ["de"]}}, "/parameters/language must be a text, a number, true or false"),
-    ({"parameters": {"language": "de", "--language": "en"}}, "/parameters/--language is chosen twice"),
+    *TABLES["not_chosen"],
     ({"parameters": {"a/b~\x1b" + "c" * 100: "x"}}, "/parameters/a~1b~0?" + "c" * 59 + " cannot be chosen"),
-    ({"parameters": ["-n"]}, "/parameters must be an object"),
-    ({"environment": {"LD_PRELOAD": "/evil.so"}}, "/environment/LD_PRELOAD cannot be chosen"),
-    ({"environment": {"LEVEL": "low\0"}}, "/environment/LEVEL has a value that cannot be chosen"),
     ({"environment": {"LEVEL": "a" * 300}}, "/environment/LEVEL has a value that cannot be chosen"),
-    ({"working_directory": "/etc"}, "/working_directory cannot be chosen"),
-    ({"working_directory": FOLDER + "/../x"}, "/working_directory cannot be chosen"),
-    ({"working_directory": 1}, "/working_directory must be a text"),
-    ({"prompt": {"a": 1}}, "/prompt must be a text"),
-    ({"prompt": "x", "executable": "/bin/sh"}, "/data/executable stands beside one of"),
 ]
 
 
@@ -142,11 +124,7 @@ def test_a_program_that_speaks_json_rpc_may_be_told_whatever_else_stands_there()
 @pytest.mark.parametrize(
     ("part", "reason", "told"),
     [
-        ({"url": "https://evil.example/x"}, "INVALID_PARAMS", "/message/parts/0/url is an address"),
-        ({"raw": raw(b"\xff\xfe"), "mediaType": "text/plain"}, "CONTENT_TYPE_NOT_SUPPORTED", "is no text in UTF-8"),
-        ({"raw": raw(b"x"), "mediaType": "image/png"}, "CONTENT_TYPE_NOT_SUPPORTED", "/parts/0/mediaType"),
-        ({"text": "x", "mediaType": "text/html"}, "CONTENT_TYPE_NOT_SUPPORTED", "which are text/plain, application"),
-        ({"text": "nul\0"}, "INVALID_PARAMS", "hold a NUL character"),
+        *TABLES["refused"],
         ({"text": "x" * 2000}, "INVALID_PARAMS", "say 2000 bytes, and this agent takes 1024"),
     ],
 )
@@ -174,14 +152,7 @@ def test_who_takes_text_alone_is_told_by_operators_schedules_and_the_task_api_to
 
 @pytest.mark.parametrize(
     ("args", "text", "is_told"),
-    [
-        ([], "--version", True),
-        (["-p", "{prompt}"], "--version", False),
-        (["-p", "{prompt}"], "-", False),
-        (["-p", "{prompt}"], "version", True),
-        (["exec", "--", "{prompt}"], "--version", True),
-        (["{prompt}", "--"], "--version", False),
-    ],
+    TABLES["words"],
 )
 def test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them(
     args: list[str], text: str, is_told: bool
@@ -204,12 +175,9 @@ def test_several_lines_are_refused_where_a_line_is_a_message(parts: list[dict[st
 @pytest.mark.parametrize(
     ("pattern", "value", "may"),
     [
+        *TABLES["patterns"],
         ("(a|a)*b|[a-z]+x", "a" * 256, False),
         ("(a|a)*b|[a-z]+x", "a" * 255 + "b", True),
-        ("de|en", "de-", False),
-        ("[a-z]+$", "de\n", False),
-        ("(?m)^de$", "de\nen", False),
-        (".*", "de\nen", False),
     ],
 )
 def test_a_value_is_matched_as_a_whole_and_in_no_time(pattern: str, value: str, may: bool) -> None:

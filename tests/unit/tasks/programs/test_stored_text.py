@@ -14,6 +14,9 @@ from sidecar.tasks.programs.stored_text import (
     kept_beginning,
     sanitized,
 )
+from tests.tables import tables
+
+TABLES = tables("tasks/programs/stored_text")
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow==\n-----END RSA PRIVATE KEY-----"
@@ -22,19 +25,11 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow==\n-----END RSA PRIVATE KEY-----"
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        ("Authorization: Bearer abcdefghij0123456789", "Authorization: Bearer [redacted]"),
+        *TABLES["kept"],
         (f"use {JWT} now", "use [redacted] now"),
         (f"key:\n{PEM}\nend", "key:\n[redacted]\nend"),
         ("AKIAIOSFODNN7EXAMPLE and ghp_" + "a" * 36, "[redacted] and [redacted]"),
         ("xoxb-1234567890-abcdef, AIza" + "b" * 35, "[redacted], [redacted]"),
-        ("password=hunter2 next", "password=[redacted] next"),
-        ("PASSWORD: 'with blanks' next", "PASSWORD: [redacted] next"),
-        ('{"client_secret": "a\\"b", "x": 1}', '{"client_secret": [redacted], "x": 1}'),
-        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", "aws_secret_access_key = [redacted]"),
-        ("api-key:abc&token=def", "api-key:[redacted]&token=[redacted]"),
-        ("postgres://app:pa55@db/x", "postgres://app:[redacted]@db/x"),
-        ("a passwordless token economy", "a passwordless token economy"),
-        ("https://example.org:8080/a@b", "https://example.org:8080/a@b"),
     ],
 )
 def test_secrets_of_known_looks_are_not_kept(text: str, kept: str) -> None:
