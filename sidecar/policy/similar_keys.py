@@ -124,13 +124,15 @@ def similar_key(
     if not siblings and not reads:
         return None
     anywhere = frozenset[str]().union(*(read.anywhere for read in reads)) if reads else frozenset()
+    everywhere = siblings or bool(anywhere)  # otherwise only places that a schema or a condition names matter
     waiting: list[tuple[Path, Any, Keys | None, list[Mapping[str, Any]]]] = []
     waiting.append(((), arguments, keys, [read.tree for read in reads if read.tree]))
     while waiting:
         at, value, keys, trees = waiting.pop()
         if isinstance(value, list):
             items = keys.items if keys is not None else None
-            waiting += [((*at, str(i)), item, items, []) for i, item in enumerate(value) if _holds_more(item)]
+            if everywhere or items is not None:
+                waiting += [((*at, str(i)), item, items, []) for i, item in enumerate(value) if _holds_more(item)]
         elif isinstance(value, dict):
             found = _similar_in(value, keys, trees, anywhere, siblings)
             if found is not None:
@@ -138,7 +140,9 @@ def similar_key(
             for key, below in value.items():
                 if _holds_more(below):
                     place = keys.at(key) if keys is not None else None
-                    waiting.append(((*at, key), below, place, [tree[key] for tree in trees if tree.get(key)]))
+                    read = [tree[key] for tree in trees if tree.get(key)]
+                    if everywhere or read or place is not None:
+                        waiting.append(((*at, key), below, place, read))
     return None
 
 
@@ -163,9 +167,13 @@ def _similar_in(
     seen = set[str]()
     for key in value:
         fold = folded(key)
-        if (siblings and fold in seen) or any(fold in similar and key not in names for names, similar in known):
-            return key
-        seen.add(fold)
+        if siblings:
+            if fold in seen:
+                return key
+            seen.add(fold)
+        for names, similar in known:
+            if fold in similar and key not in names:
+                return key
     return None
 
 
