@@ -86,6 +86,7 @@ _PLAIN = re.compile(rf"/mcp/{_SERVER}/tools(?:[/?]|\Z)")
 _SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
 _PATH = re.compile(r"/\Z|(?:/\.well-known)?(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
 _JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)
+_ONLY_JSON = ("application/json",)
 _A2A_JSON = re.compile(_JSON.pattern.replace("application/json", r"application/(?:a2a\+)?json"), _JSON.flags)
 _REFUSED_MEDIA = re.compile(r";[ \t]*q=0(?:\.0{0,3})?[ \t]*(?:;|\Z)", re.IGNORECASE)  # RFC 9110 12.4.2: not acceptable
 _TRACE_PARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z")
@@ -194,6 +195,8 @@ def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: st
     it behind the well-known part of a metadata address. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or
     VERB_NOT_ALLOWED."""
     path = raw_path.partition("?")[0]
+    if not (prefix or aliases):
+        return _route_of(path, verb)
     if prefix and path.startswith(f"{METADATA_PATH}{prefix}/"):
         path = METADATA_PATH + path[len(METADATA_PATH) + len(prefix) :]
     of_resource = path.removeprefix(METADATA_PATH)
@@ -230,7 +233,7 @@ def alias_in(path: str, aliases: Aliases) -> str:
 
 def protocol_of(raw_path: str, aliases: Aliases = NO_ALIASES) -> str:
     """Returns the protocol of an address, as in audit records and metrics: `http` for plain calls."""
-    if raw_path.startswith(_A2A) or alias_in(raw_path.partition("?")[0], aliases):
+    if raw_path.startswith(_A2A) or (aliases and alias_in(raw_path.partition("?")[0], aliases)):
         return "a2a"
     return "http" if _PLAIN.match(raw_path) else "mcp"
 
@@ -329,7 +332,9 @@ def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds,
     """Returns a body that arrived with its head, as most do; None if there is more to wait for. Raises Refusal as
     `read_body` does."""
     types = headers.get("content-type", ())
-    if len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0]) or "content-encoding" in headers:
+    if types != _ONLY_JSON and (len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0])):
+        raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
+    if "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     content = request.content
     is_here, fault = content.is_eof(), content.exception()

@@ -54,7 +54,7 @@ class WholeResponse(web.StreamResponse):
             self._keep_alive = may_go_on = request.keep_alive
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the caller is gone")
-        body, self.body = self.body, b""  # a large one must not wait for a slow reader twice
+        body, self.body = self.body, b""  # from here on, the transport alone keeps it
         length = "" if self._status in _NO_BODY else f"Content-Length: {len(body)}\r\n"
         if request.version == HttpVersion10:  # HTTP/1.0 closes by default
             version, connection = "1.0", "Connection: keep-alive\r\n" if may_go_on else ""
