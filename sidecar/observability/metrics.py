@@ -7,15 +7,9 @@ Label values come from the settings or from closed sets; any other becomes `othe
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any
-
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from sidecar import __version__
 from sidecar.errors import Reason
@@ -23,6 +17,9 @@ from sidecar.observability.registry import AS_GIVEN, OTHER, Kind, SeriesTable
 from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 from sidecar.vocabulary import PermissionKind
+
+if TYPE_CHECKING:
+    from sidecar.observability.exposition import Exposition
 
 NONE = "none"  # the reason label of an allowed call
 
@@ -237,9 +234,6 @@ class Metrics:
         self.loop_lagged = times_of_stages("loop_lag_seconds").time
         gauge("build_info", version=AS_GIVEN, python=AS_GIVEN).only(__version__, platform.python_version())
 
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
         self._decisions.declare(KINDS, ("allow",), (NONE,))
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
         self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
@@ -386,22 +380,12 @@ class Metrics:
 
     # --- what a scrape sees -----------------------------------------------------------------------------------------
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields every family; prometheus-client calls this at a scrape."""
-        for table in self._tables:
-            yield table.family()
-        folded = CounterMetricFamily(
-            "sidecar_metrics_folded_total", "Observations folded into `other` by the cap on series.", labels=("metric",)
-        )
-        for table in self._tables:
-            folded.add_metric((table.name,), table.folded)
-        yield folded
+    @cached_property
+    def _exposition(self) -> Exposition:
+        from sidecar.observability.exposition import Exposition  # loaded with the first scrape
+
+        return Exposition(self._tables)
 
     def render(self, accept: str) -> tuple[str, bytes]:
         """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4."""
-        if "application/openmetrics-text" in accept:
-            return OPENMETRICS, _as_openmetrics(self._registry)
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
-
-
-_as_openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # the library's function is untyped
+        return self._exposition.render(accept)

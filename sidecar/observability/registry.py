@@ -1,18 +1,16 @@
 """Stores the samples of one metric so that counting is cheap.
 
-Numbers are in plain dictionaries and become prometheus-client's families at a scrape: an observation costs a tenth of
-the library's own. One event loop writes, any thread may render: a table only grows, and every number is replaced in one
-step.
+Numbers are in plain dictionaries and become prometheus-client's families at a scrape (`exposition.py`): an observation
+costs a tenth of the library's own. One event loop writes, any thread may render: a table only grows, and every number
+is replaced in one step.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Container, Iterable, Mapping
-from itertools import accumulate, product
+from itertools import product
 from typing import Final, Literal
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 OTHER = "other"
 MAX_SERIES = 5_000  # of one metric; label sets multiply to fewer unless the configuration is very large
@@ -104,24 +102,6 @@ class SeriesTable:
         self._found.clear()
         if not self._late:
             self.declare(*self._choices)
-
-    def family(self) -> Metric:
-        rows = list(self.rows.items())
-        if self.kind == "histogram":
-            return self._histogram(rows)
-        of_kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        family = of_kind(self.name, self.help, labels=self.labels)
-        for labels, row in rows:
-            family.add_metric(labels, row[0])
-        return family
-
-    def _histogram(self, rows: list[tuple[Labels, Row]]) -> Metric:
-        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
-        edges = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
-        for labels, row in rows:
-            *counts, total = tuple(row)
-            family.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), total)
-        return family
 
     def _find(self, labels: Labels) -> Row:
         known = tuple([label if label in of else OTHER for label, of in zip(labels, self._choices, strict=True)])
