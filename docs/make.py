@@ -225,7 +225,7 @@ def metrics() -> str:
     """Every series of ours."""
     rows = [
         (f"`{_series(family.name, family.type)}`", family.type, ", ".join(_labels(family)) or "–", family.documentation)
-        for family in Metrics(upstreams=("example",), limits=("example",)).collect()
+        for family in Metrics(upstreams=("example",), limits=("example",)).exposition.collect()
     ]
     return table(("series", "type", "labels", "meaning"), rows)
 

@@ -381,11 +381,11 @@ class Metrics:
     # --- what a scrape sees -----------------------------------------------------------------------------------------
 
     @cached_property
-    def _exposition(self) -> Exposition:
+    def exposition(self) -> Exposition:
         from sidecar.observability.exposition import Exposition  # loaded with the first scrape
 
         return Exposition(self._tables)
 
     def render(self, accept: str) -> tuple[str, bytes]:
         """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4."""
-        return self._exposition.render(accept)
+        return self.exposition.render(accept)

@@ -101,6 +101,13 @@ def test_the_image_runs_as_nobody_and_knows_how_it_is() -> None:
     assert not any(line.startswith(("RUN", "ADD")) for line in final)
 
 
+def test_the_image_brings_the_bytecode_that_it_does_not_write() -> None:
+    build, _, final = (ROOT / "Dockerfile").read_text("utf-8").rpartition("\nFROM ")
+    (place,) = re.findall(r"PYTHONPYCACHEPREFIX=(\S+) python -m compileall ", build)
+    assert f"PYTHONPYCACHEPREFIX={place} PYTHONDONTWRITEBYTECODE=1" in final
+    assert f"COPY --from=build {place.rpartition('/')[0]} " in final
+
+
 def test_what_the_dockerfile_copies_reaches_the_build() -> None:
     lines = (ROOT / "Dockerfile").read_text("utf-8").splitlines()
     copied = [line.split()[1] for line in lines if line.startswith("COPY") and "--from" not in line]
