@@ -125,7 +125,7 @@ class Application:
         self.follower, self.shared, self.jobs = follower, shared, BackgroundJobs()
         self.pipeline, self.callbacks, self.scheduler, self.task_api = way
         self.audit, self.limiter, self.metrics = evidence.audit, shared.limiter, self.pipeline.metrics
-        self.live, self.switch = self.pipeline.live, self.pipeline.switch
+        self.live, self.switch = self.pipeline.live, self.pipeline.stages.switch
         self.sessions = self.pipeline.forwarder.sessions
         live, metrics, witness = self.live, self.metrics, evidence.witness
         executions.objection = ContinuedPermission(live, self.switch).ends
@@ -178,7 +178,7 @@ class Application:
         await self.callbacks.close()
         await self.shared.records.close()
         with suppress(SettingsError):  # logged; a full disk must not block the shutdown
-            await self.pipeline.refusals.tell(self.evidence.witness)
+            await self.pipeline.stages.refusals.tell(self.evidence.witness)
             await self.evidence.witness("stop", "sidecar")
         await self.evidence.seal()
         await self.limiter.close()
@@ -201,8 +201,8 @@ class Application:
             ("the evidence's schedule", self.evidence.run),
             ("watching files", partial(self.watcher.run, self.reloader.files_changed)),
             ("following the policy's source", follow),
-            ("watching the loop", self.pipeline.load_shedding.run),
-            ("counting refusals", partial(self.pipeline.refusals.run, self.audit.control)),
+            ("watching the loop", self.pipeline.stages.load_shedding.run),
+            ("counting refusals", partial(self.pipeline.stages.refusals.run, self.audit.control)),
             ("hearing of replicas", self.replicas.run),
             ("looking around", self._look_around),
         ):
@@ -260,7 +260,7 @@ class Application:
         from sidecar.admin.operator_api import OperatorApi
 
         parts = self.live, self.executions, self.scheduler, self.task_api.orders, self.audit.new_id, self.audit.control
-        return OperatorApi(*parts, lambda: self.pipeline.draining)
+        return OperatorApi(*parts, lambda: self.pipeline.stages.draining)
 
     def is_server(self, name: str) -> bool:
         return name in self.live.current.services

@@ -22,6 +22,7 @@ from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.reauthorization import ContinuedPermission, Reauthorization
 from sidecar.gateway.request_state import RequestStates, Seal
 from sidecar.gateway.snapshot import Live, Snapshot
+from sidecar.gateway.stages import Stages
 from sidecar.http.server.load_shedding import LoadShedding
 from sidecar.http.server.refusal_throttle import RefusalThrottle
 from sidecar.http.server.stream_limits import StreamLimits
@@ -81,13 +82,13 @@ def way_from(
     runner = TaskRunner(means, metrics, holder)
     load_shedding = LoadShedding(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
     refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics.refusal_unanswered, time.monotonic)
-    orders = TaskOrders(runner, load_shedding, refusals, metrics)
+    stages = Stages(shared.limiter, session_calls, switch, shared.tasks, load_shedding, refusals, time.time)
+    orders = TaskOrders(runner, stages, metrics)
     task_api = TaskFrontend(forwarder, orders, callbacks.guard.check, audit.new_id)
     mcp: dict[str, Any] = {"forwarder": forwarder, "switch": switch, "clock": time.time}
     pipeline = Pipeline(
         live=live,
-        session_calls=session_calls,
-        limiter=shared.limiter,
+        stages=stages,
         audit=audit,
         metrics=metrics,
         forwarder=forwarder,
@@ -98,11 +99,6 @@ def way_from(
         rest=RestFrontend(**mcp, session_calls=session_calls),
         agents=AgentFrontend(forwarder, callbacks.pushes, TaskPages(audit.key.secret)),
         task_api=task_api,
-        switch=switch,
-        tasks=shared.tasks,
-        load_shedding=load_shedding,
-        refusals=refusals,
-        clock=time.time,
     )
     scheduler = Scheduler(live, shared.records.of(SCHEDULES), orders, audit.control, metrics, holder, audit.new_id)
     return RequestPath(pipeline, callbacks, scheduler, task_api)

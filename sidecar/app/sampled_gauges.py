@@ -54,7 +54,7 @@ class SampledGauges:
             schedules=now.settings.schedules,
         )
         metrics.policy_loaded(now.engine.revision, now.engine.rule_counts, loaded_at)
-        metrics.store_is(self.pipeline.limiter.store.kind)
+        metrics.store_is(self.pipeline.stages.limiter.store.kind)
         accounts = {one.account for one in now.upstreams.values()}
         for account in self._observed - accounts:
             account.observed_by(None)

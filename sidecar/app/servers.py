@@ -115,7 +115,7 @@ class Servers:
         reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
         record = Recording(pipeline.audit, protocol="http", peer=peer)
         refusal = Refusal(reason, "this is no HTTP request that we serve" if status < 500 else "")
-        if pipeline.refusals.closes(None, peer, refusal):
+        if pipeline.stages.refusals.closes(None, peer, refusal):
             return SilentResponse()
         told = tell(refusal, AnswerShape.PLAIN, decision_id=record.decision_id)
         metrics.request_started("http")
@@ -150,7 +150,7 @@ class Servers:
                 authority=(settings.server.grpc_authority_header or "").lower(),
                 patience_s=settings.server.body_timeout_s,
                 at_once=settings.server.max_connections,
-                turned_away=self.pipeline.refusals.turned_away,
+                turned_away=self.pipeline.stages.refusals.turned_away,
                 guests=GrpcConnections(patience.max_connections, patience.max_per_peer),
             )
             try:

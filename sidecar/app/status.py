@@ -66,11 +66,11 @@ class StatusReport:
     @property
     def mode(self) -> str:
         """`enforce` or `shadow`."""
-        return SHADOW if self.pipeline.live.current.shadows(self.pipeline.clock()) else ENFORCE
+        return SHADOW if self.pipeline.live.current.shadows(self.pipeline.live.clock()) else ENFORCE
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
         """Ready unless draining; codes and counts of what is `degraded` only, because the response is public."""
-        if self.pipeline.draining:
+        if self.pipeline.stages.draining:
             return False, {"status": "draining"}
         reasons = Counter[str]()
         for trouble in self._troubles():
@@ -88,18 +88,18 @@ class StatusReport:
             yield Trouble("restart-needed", reloader.trouble, len(reloader.trouble))
         if follower.trouble:
             yield Trouble("source-refused", follower.trouble)
-        store = self.pipeline.limiter.store
+        store = self.pipeline.stages.limiter.store
         if told := self.counting.trouble(store):
             code = "store-degraded" if store.degraded else "store-refuses" if store.up else "store-out"
             yield Trouble(code, (told,))
         for told in self.jobs.trouble:
             yield Trouble("task-ended", (told,))
         yield from self._stores()
-        if self.pipeline.load_shedding.refused_share:
+        if self.pipeline.stages.load_shedding.refused_share:
             yield Trouble("overloaded", ("the loop cannot keep up: a share of new calls is refused",))
         if not self.pipeline.audit.writer.up:
             yield Trouble("audit-out", ("the evidence cannot be written: what needs it is refused",))
-        if not self.pipeline.switch.saved:
+        if not self.pipeline.stages.switch.saved:
             told = "disabled principals cannot be saved: a restart would not know all of them"
             yield Trouble("disabled-unsaved", (told,))
         for state in self.pipeline.live.current.identity.key_states:
@@ -111,7 +111,7 @@ class StatusReport:
         pipeline, now = self.pipeline, self.pipeline.live.current
         api = self.way.task_api.runner.means.store
         for code, needed, up, told in (
-            ("task", now.upstreams, pipeline.tasks.store.up, "tasks is out: tasks cannot be read"),
+            ("task", now.upstreams, pipeline.stages.tasks.store.up, "tasks is out: tasks cannot be read"),
             ("run", now.settings.agents, self.executions.store.up, "runs is out: no program can be called"),
             ("session", now.services, pipeline.forwarder.roaming.up, "sessions is out: they are answered 503"),
             ("callback", now.agents, self.way.callbacks.outbox.store.up, "callbacks is out: none is taken"),
@@ -126,7 +126,7 @@ class StatusReport:
 
     def whole(self) -> Mapping[str, Any]:
         now = self.pipeline.live.current
-        store = self.pipeline.limiter.store
+        store = self.pipeline.stages.limiter.store
         ready, why = self.readiness()
         reasons = [line for trouble in self._troubles() for line in trouble.told]
         return {
@@ -214,7 +214,7 @@ class StatusReport:
         shadow = (f"SHADOW MODE until {rfc3339(until)}: {SHADOWED}",) if self.mode == SHADOW and until else ()
         count = len(self.disabled_principals())
         disabled = (f"{count} principal{'s are' if count > 1 else ' is'} disabled",) if count else ()
-        store = self.pipeline.limiter.store
+        store = self.pipeline.stages.limiter.store
         alone = (f"DEGRADED: {self.counting.trouble(store)}",) if store.degraded else ()
         unsafe = (f"the store: {store.warning}",) if store.warning else ()
         broken = [one for one in self.pipeline.audit.found if one not in HARMLESS]
@@ -223,13 +223,13 @@ class StatusReport:
 
     def disabled_principals(self) -> Sequence[SwitchEntry]:
         """All disabled principals, both by order and by policies/disabled.yaml."""
-        now_s = self.pipeline.clock()
-        by_hand, by_file = self.pipeline.switch.disabled, self.pipeline.live.current.disabled
+        now_s = self.pipeline.live.clock()
+        by_hand, by_file = self.pipeline.stages.switch.disabled, self.pipeline.live.current.disabled
         return (*by_hand.in_force(now_s), *by_file.in_force(now_s))
 
     def switched_off(self) -> Sequence[SwitchEntry]:
         """All tools and servers that are switched off."""
-        return self.pipeline.switch.switched_off.in_force(self.pipeline.clock())
+        return self.pipeline.stages.switch.switched_off.in_force(self.pipeline.live.clock())
 
 
 def _transport_of(service: Service) -> str:

@@ -5,7 +5,7 @@ A call on the common way, a stateless request that a server answers with one JSO
     from the listener to policy     from the frontend to the socket
     1  Pipeline.handle              1  Forwarder._ask
     2  Pipeline._answered           2  GuardedTransport.exchange
-    3  Pipeline._carry_out          3  HttpUpstream.exchange
+    3  Stages.carry_out             3  HttpUpstream.exchange
     4  Snapshot.decide              4  HttpAddress.send
     5  Engine.decide                5  ClientConnection.exchange
 """

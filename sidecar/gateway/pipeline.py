@@ -8,14 +8,14 @@ a `Refusal`. The audit record around them is closed exactly once.
     identity    caller               401                `Pipeline._identify`, identity/
     parse       operation            400 404 413 415    `Frontend.parse`: frontends/, tasks/api/
                 memory for the body  503                http/server/body_admission.py
-    admission   load, refusals       429 503            `Pipeline._admit`
-    switch      disabled principals  403                `Pipeline._carry_out`, kill_switch/
-    policy      permission           403                `Pipeline._carry_out`, policy/
+    admission   load, refusals       429 503            `Stages.admit`
+    switch      disabled principals  403                `Stages.carry_out`, kill_switch/
+    policy      permission           403                `Stages.carry_out`, policy/
     ownership   owners of tasks      404                ownership.py, `Frontend.check`
     check       what the upstream    403                `Frontend.check`: pins, argument schemas, breaker
                 would be sent
-    limits      rates and budgets    429 503            `Pipeline._carry_out`, limits/
-    audit       decision record      503                `Pipeline._carry_out`, audit/
+    limits      rates and budgets    429 503            `Stages.carry_out`, limits/
+    audit       decision record      503                `Stages.carry_out`, audit/
     upstream    the answer           502 504            `Frontend.carry_out`
 
 In shadow mode, refusals by policy and limits are recorded and the call passes; all other refusals stand.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,36 +34,30 @@ from typing import Any, NamedTuple, Protocol
 from aiohttp import web
 
 from sidecar.audit import Audit, Recording
-from sidecar.errors import Reason, Refusal, Unsent
-from sidecar.gateway import ownership, routing
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway import routing
 from sidecar.gateway.error_responses import AnswerShape, ErrorResponse, tell
 from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
 from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
 from sidecar.gateway.frontends.mcp import McpFrontend
-from sidecar.gateway.frontends.mcp_requests import JSON, STREAM
+from sidecar.gateway.frontends.mcp_requests import JSON
 from sidecar.gateway.frontends.rest import RestFrontend
-from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
+from sidecar.gateway.request import ParsedOperation, RequestContext
 from sidecar.gateway.request_metrics import measure
 from sidecar.gateway.routing import Entrance, Route
-from sidecar.gateway.snapshot import Live, all_of
+from sidecar.gateway.snapshot import Live
 from sidecar.gateway.sse_session import SseSession
-from sidecar.http.client import ConnectFailed, QueueFull
+from sidecar.gateway.stages import Carrier, Stages
 from sidecar.http.server.body_admission import BodyAdmission
 from sidecar.http.server.cors import allowed, shared_with, wanted_verb
-from sidecar.http.server.load_shedding import LoadShedding
-from sidecar.http.server.refusal_throttle import RefusalThrottle
 from sidecar.http.server.response import NO_HEADERS, SilentResponse, WholeResponse
 from sidecar.identity import Audience, Presented
-from sidecar.limits import Limiter, SessionCalls, plan_charges
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols import sse
-from sidecar.protocols.jsonrpc import INVALID_PARAMS, Message, Request, malformed
-from sidecar.protocols.mcp import task_messages
-from sidecar.storage.task_owners import TaskOwners
+from sidecar.protocols.jsonrpc import Message, Request
 from sidecar.upstreams.mcp.sessions import Session
-from sidecar.vocabulary import ANONYMOUS, Call, Caller, Credential, Decision, Principal
+from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
 
 DRAIN_LOOK_S = 0.05
 LAST_EVENTS_S = 0.5  # after the grace time, for streams that must still send their last event
@@ -78,7 +72,7 @@ STRANGER = Caller((Principal(ANONYMOUS),), (Credential("anonymous"),))
 log = logging.getLogger("sidecar.gateway.pipeline")
 
 
-class Frontend(Protocol):
+class Frontend(Carrier[web.StreamResponse], Protocol):
     """What one protocol adds to the pipeline. All methods raise Refusal."""
 
     folder: str
@@ -89,12 +83,6 @@ class Frontend(Protocol):
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the operation. Only what was parsed is decided on and sent."""
-
-    async def check(self, request: RequestContext, caller: Caller, content: Any, decision: Decision) -> Any:
-        """Checks the content of a permitted operation before anything is charged. Returns it as it is to be sent."""
-
-    def carry_out(self, charged: Charged) -> Coroutine[Any, Any, web.StreamResponse]:
-        """Sends the operation to its upstream, and returns the answer once its outcome is recorded."""
 
 
 class TaskApi(Frontend, Protocol):
@@ -115,8 +103,7 @@ class Pipeline:
     """The policy enforcement point. One instance serves every listener of the data plane."""
 
     live: Live
-    session_calls: SessionCalls
-    limiter: Limiter
+    stages: Stages
     audit: Audit
     metrics: Metrics
     forwarder: Forwarder
@@ -125,14 +112,7 @@ class Pipeline:
     rest: RestFrontend
     agents: AgentFrontend
     task_api: TaskApi
-    switch: KillSwitch
-    tasks: TaskOwners
-    load_shedding: LoadShedding
-    refusals: RefusalThrottle
-    clock: Callable[[], float]
     body_admission: BodyAdmission = field(default_factory=BodyAdmission)
-    draining: bool = False
-    inside: int = 0
     _under_way: dict[asyncio.Task[Any], RequestContext] = field(default_factory=dict)
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
     _frontends: Mapping[str, Frontend] = field(init=False)
@@ -162,7 +142,7 @@ class Pipeline:
         self._under_way[task] = request
         try:
             asked = await reading
-            return await self._carry_out(request, *asked) if isinstance(asked, Asked) else asked
+            return await self.stages.carry_out(request, *asked) if isinstance(asked, Asked) else asked
         except Refusal as refusal:
             return await self._refuse(request, refusal)
         except asyncio.CancelledError:
@@ -194,7 +174,7 @@ class Pipeline:
         request.prefix = entrance.prefix
         if entrance.shared:
             request.shared = shared_with(headers, entrance.shared)
-        if now.shadow_until is not None and now.shadows(self.clock()):
+        if now.shadow_until is not None and now.shadows(self.live.clock()):
             request.shadow, record.enforcement = True, "shadow"
         return request
 
@@ -244,14 +224,14 @@ class Pipeline:
         if route.kind == routing.MESSAGES:
             return await self._take(request, await self._identify(request, route.server, entrance))
         caller = None if route.kind == routing.PUSH else await self._card_reader(request, route, entrance)
-        self._admit(request)
-        self.inside += 1
+        self.stages.admit(request)
+        self.stages.inside += 1
         try:
             if caller is None:
                 return await self.agents.pushed(request, route)
             return await self.agents.card(request, route, caller)
         finally:
-            self.inside -= 1
+            self.stages.inside -= 1
 
     async def _card_reader(self, request: RequestContext, route: Route, entrance: Entrance) -> Caller:
         """Returns who reads an agent's card, which is public; authenticated callers see more."""
@@ -262,7 +242,7 @@ class Pipeline:
         else:
             caller = await self._identify(request, name, entrance, routing.AGENTS, route.alias)
         try:
-            self._refuse_disabled(request, caller, self.agents.card_call(request, route), self.clock())
+            self.stages.refuse_disabled(request.now, caller, self.agents.card_call(request, route), self.live.clock())
         except Refusal:
             if not caller.is_anonymous:
                 raise
@@ -292,7 +272,7 @@ class Pipeline:
         session, paired = self.forwarder.paired(routing.session_in(request.path), caller, request.server)
         message = await self.mcp.read(request, routing.head_of(request.headers))
         request.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
-        if self.draining and isinstance(message, Request):
+        if self.stages.draining and isinstance(message, Request):
             raise Refusal(Reason.DRAINING)
         task = paired.take(message, partial(self._answer_there, request, caller, session, paired, message))
         request.handed_on, request.paired, request.shape = True, paired, AnswerShape.SESSION
@@ -322,112 +302,12 @@ class Pipeline:
             told.add_done_callback(self._telling.discard)
             told.add_done_callback(lambda _: self._finish(request))
 
-    # --- deciding, charging, carrying out -----------------------------------------------------------------------------
-
-    async def _carry_out(
-        self, request: RequestContext, caller: Caller, frontend: Frontend, operation: ParsedOperation
-    ) -> web.StreamResponse:
-        """Takes one operation from the decision to the answer, which `drain` waits for."""
-        call, record, now = operation.call, request.record, request.now
-        if operation.begins:  # otherwise a call that waits for its caller's answer would never end
-            self._admit(request)
-        self.inside += 1
-        try:
-            now_s = self.clock()
-            self._refuse_disabled(request, caller, call, now_s)
-            decision = record.decision = now.decide(caller.chain, call, now_s)
-            record.mark("policy")
-            if not request.shadow:
-                decision.or_refuse()
-            if call.session:
-                self._charge_session_call(request, caller, call)
-            elif call.method != "tools/call" and (key := now.similar_key(call, decision)) is not None:
-                raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
-            if call.tasks or call.wants_task:
-                decision = await self._decide_tasks(request, caller, call, decision, now_s)
-            if request.large:
-                await asyncio.sleep(0)
-            checked = await frontend.check(request, caller, operation.content, decision)
-            if request.large:
-                await asyncio.sleep(0)
-            plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
-            request.plan = plan = plan.at_creation if operation.takes_no_slot else plan
-            del now  # a stream that stays open keeps no old policy alive
-            lease = request.lease = self.limiter.reserve(plan, record.decision_id, excuse=request.excuse)
-            try:
-                if lease.pending:
-                    await lease.charge()
-                record.limits, record.charged = lease, lease.charged
-                if lease.degraded and not request.shadow:
-                    record.enforcement = "degraded"
-                record.mark("limits")
-                await record.decided()  # the decision is recorded before the upstream is called
-                record.mark("audit")
-                try:
-                    if request.large:
-                        await asyncio.sleep(0)
-                    return await frontend.carry_out(Charged(request, caller, checked, decision, lease, plan.timeout_s))
-                except Refusal as refusal:
-                    if _was_not_sent(refusal):
-                        lease.forwarded = False
-                    raise
-                finally:
-                    if not lease.forwarded:
-                        record.charged = 0  # the charge is returned
-                    record.mark("upstream")
-            finally:
-                lease.end()
-        finally:
-            self.inside -= 1
-
-    def _admit(self, request: RequestContext) -> None:
-        """Raises Refusal for new work while the process is draining or overloaded, or the caller was refused often."""
-        if self.draining:
-            raise Refusal(Reason.DRAINING)
-        self.load_shedding.or_refuse()
-        try:
-            self.refusals.check(request.record.caller)
-        except Refusal as refusal:
-            if not request.excuse(refusal):
-                raise
-
-    def _refuse_disabled(self, request: RequestContext, caller: Caller, call: Call, now_s: float) -> None:
-        for disabled in (self.switch.disabled, request.now.disabled):
-            if disabled.entries:
-                disabled.refuse(caller.chain, call, now_s)
-
-    async def _decide_tasks(
-        self, request: RequestContext, caller: Caller, call: Call, decision: Decision, now_s: float
-    ) -> Decision:
-        """Decides again on what created the tasks of MCP that the call names: a caller that has lost that permission
-        has lost the task. A task whose tool is switched off can only be ended."""
-        questions = await ownership.created_by(self.tasks, caller, call)
-        for question in questions:
-            again = request.now.engine.reconsider(caller.chain, question, now_s)
-            decision = request.record.decision = all_of((decision, again))
-            if not request.shadow:
-                decision.or_refuse()
-        if len(call.tasks) == 1:
-            request.record.task_id = call.tasks[0]
-        if questions and call.method != task_messages.CANCEL:
-            self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
-        return decision
-
-    def _charge_session_call(self, request: RequestContext, caller: Caller, call: Call) -> None:
-        # Reopened streams have their own limit, so that they do not use up the caller's lists and pings (threats S10).
-        streams = " streams" if call.method == STREAM else ""
-        try:
-            self.session_calls.charge(caller.last.name + streams)
-        except Refusal as refusal:
-            if not request.excuse(refusal):
-                raise
-
     # --- draining -----------------------------------------------------------------------------------------------------
 
     async def drain(self, grace_s: float) -> None:
         """Stops admitting requests, ends endless streams, and waits for the remaining answers, at most `grace_s`
         seconds. Requests still open then end with 503, or with the last event of a stream."""
-        self.draining = True
+        self.stages.draining = True
         self.task_api.close()
         # once more, because a stream may have begun only now
         await self._wait_for_answers(grace_s, self.forwarder.drain)
@@ -452,7 +332,7 @@ class Pipeline:
 
     def _closes(self, request: RequestContext, refusal: Refusal) -> bool:
         """Counts a refusal. Returns whether the connection is closed without answer or record."""
-        request.unanswered = request.unanswered or self._unrecorded(request, refusal, self.refusals.closes)
+        request.unanswered = request.unanswered or self._unrecorded(request, refusal, self.stages.refusals.closes)
         return request.unanswered
 
     def _unrecorded(
@@ -469,7 +349,7 @@ class Pipeline:
         if self._closes(request, refusal):
             return SilentResponse()
         told = self._told(request, refusal)
-        counted = self._unrecorded(request, refusal, self.refusals.only_counts)
+        counted = self._unrecorded(request, refusal, self.stages.refusals.only_counts)
         recorded = refusal if counted else await request.remember(refusal, told.status)
         if request.begun is not None:  # a stream has begun: no second answer may follow, only its end
             request.break_off()
@@ -499,10 +379,3 @@ async def _public(
     request.method = method
     await request.record.outcome(http_status=status, bytes_out=len(body))
     return WholeResponse(status, body, JSON if body else "", headers)
-
-
-def _was_not_sent(refusal: Refusal) -> bool:
-    """Reports whether nothing reached the upstream: its breaker opened just now, or there was no credential for it or
-    no connection."""
-    unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull)
-    return refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or unreached

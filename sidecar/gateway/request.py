@@ -60,36 +60,54 @@ class ParsedOperation(NamedTuple):
     takes_no_slot: bool = False
 
 
-class RequestContext:
+class CallContext:
+    """A call with what the stages learn of it. In `shadow` mode `excused` are the refusals by limits that were let
+    pass. `lease` holds the reserved limits. `large`: the body is large enough to delay the loop, so that other calls
+    run between its stages."""
+
+    large = shadow = False
+    server = ""
+    plan: LimitPlan | None = None
+    lease: Lease | None = None
+    refusal: Refusal | None = None
+    excused: tuple[Refusal, ...] = ()
+
+    def __init__(self, now: Snapshot, record: Recording) -> None:
+        self.now, self.record = now, record
+
+    def excuse(self, refusal: Refusal) -> bool:
+        """Reports whether shadow mode lets the call pass although a limit refused it; records it if so."""
+        if self.shadow:
+            self.excused = (*self.excused, refusal)
+            name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
+            self.record.excused = (*self.record.excused, name)
+        return self.shadow
+
+
+class RequestContext(CallContext):
     """One request with everything known of it. The stages fill it in.
 
     `path` is the request target in origin form. `front` is the name in the address (EVERY is the aggregate address,
-    None is an unknown one), `folder` the path before it, `server` the upstream called. In `shadow` mode `excused` are
-    the refusals by limits that were let pass. `shared` are the CORS headers of its answers. `paired` is the stream that
-    carries its answer, if that belongs to another request (`sse_session.py`): HTTP was answered 202, and the request
-    ends later while `handed_on` is set. `prefix` is the path under which callers see sidecar, `base` the base URL for a
-    local caller. `presented` are the caller's credentials. `unanswered`: closed without an answer. `cut`: shutdown does
-    not wait for it any more. `dialect` writes refusals in protocols other than MCP. `lease` holds the reserved limits.
-    `large`: the body is large enough to delay the loop, so that other
-    calls run between its stages. `alias` is the agent's own path, if it was called by one.
+    None is an unknown one), `folder` the path before it, `alias` the agent's own path, if it was called by one, and
+    `server` the upstream called. `shared` are the CORS headers of its answers. `paired` is the stream that carries its
+    answer, if that belongs to another request (`sse_session.py`): HTTP was answered 202, and the request ends later
+    while `handed_on` is set. `prefix` is the path under which callers see sidecar, `base` the base URL for a local
+    caller. `presented` are the caller's credentials. `unanswered`: closed without an answer. `cut`: shutdown does not
+    wait for it any more. `dialect` writes refusals in protocols other than MCP.
     `started_s` is in the loop's time.
     """
 
     # Most requests change few of these, so they are defaults of the class.
-    large = shadow = handed_on = unanswered = cut = False
-    folder, alias, server, method, prefix, base = MCP, "", "", "", "", ""
+    handed_on = unanswered = cut = False
+    folder, alias, method, prefix, base = MCP, "", "", "", ""
     shape = AnswerShape.PLAIN
     front: str | None = None
     outward: AggregateNames | None = None
     dialect: RefusalWriter | None = None
     request_id: Id | None = None
-    plan: LimitPlan | None = None
-    lease: Lease | None = None
-    refusal: Refusal | None = None
     begun: web.StreamResponse | None = None
     paired: SseSession | None = None
     shared: Lines = ()
-    excused: tuple[Refusal, ...] = ()
     presented: Presented = NOTHING_PRESENTED
     parameter_headers: Sequence[tuple[str, str]] = ()
 
@@ -180,14 +198,6 @@ class RequestContext:
         if self.shape is AnswerShape.SESSION and (self.server == EVERY or self.server in self.now.services):
             self.shape = AnswerShape.LIVE
 
-    def excuse(self, refusal: Refusal) -> bool:
-        """Reports whether shadow mode lets the call pass although a limit refused it; records it if so."""
-        if self.shadow:
-            self.excused = (*self.excused, refusal)
-            name = f"limit:{refusal.limit.name}" if refusal.limit else refusal.reason.value
-            self.record.excused = (*self.record.excused, name)
-        return self.shadow
-
     def answered(self, result: Mapping[str, Any] | None = None) -> None:
         """Marks the upstream's answer as complete, before it is recorded: the unused part of the charge is returned."""
         if self.lease is None:
@@ -252,9 +262,9 @@ def asked_of(call: Call, record: Recording) -> PendingRequest:
 
 class Charged(NamedTuple):
     """A permitted and charged operation whose decision is on record: all that a frontend needs to carry it out.
-    `timeout_s` is the smallest time-out of the limits that it was charged to."""
+    `request` is its context. `timeout_s` is the smallest time-out of the limits that it was charged to."""
 
-    request: RequestContext
+    request: Any
     caller: Caller
     content: Any
     decision: Decision

@@ -87,7 +87,7 @@ async def test_who_does_not_read_holds_nothing_for_ever(tmp_path: Path, monkeypa
         path, message = written("message/stream", SEND)
         call: Any = line.unary_stream(path)(message, metadata=(KEY,))
         await call.read()
-        await until(lambda: not world.app.pipeline.inside)
+        await until(lambda: not world.app.pipeline.stages.inside)
         assert not world.app.pipeline.forwarder.streams
         assert world.ends()[-1]["event"] == "outcome" or world.ends()[-1]["reason"] == "caller-gone"
         agent.made = 1
@@ -181,7 +181,7 @@ async def test_who_comes_when_too_many_are_heard_out_is_counted_and_on_record(tm
         async def witness(what: str, by: str, **facts: object) -> None:
             told_of.append((what, facts["peer"], facts["count"]))
 
-        await world.app.pipeline.refusals.tell(witness)
+        await world.app.pipeline.stages.refusals.tell(witness)
         assert told_of[0][:2] == ("refusals-closed", "127.0.0.1") and told_of[0][2] >= 3
 
 

@@ -53,7 +53,7 @@ async def test_who_was_refused_has_begun_nothing(tmp_path: Path) -> None:
         sent = {"message": {**HELLO, "contextId": "common"}}
         assert (await ask(world, *RPC, "message/send", sent)).status == 429
         assert (await ask(world, *RPC, "message/send", sent, BOB)).error is None
-        assert await world.app.pipeline.tasks.is_anothers("nobody", "researcher", "common", namespace=CONTEXTS)
+        assert await world.app.pipeline.stages.tasks.is_anothers("nobody", "researcher", "common", namespace=CONTEXTS)
 
 
 async def test_a_message_names_so_many_tasks_and_no_more(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-import sidecar.gateway.pipeline
+import sidecar.gateway.stages
 from sidecar.errors import Reason
 from tests.flow.idp import APPS, SETTINGS, Idp, bearer
 from tests.flow.scripts import after, body, hang
@@ -272,11 +272,11 @@ async def audit_unavailable(talk: Talk) -> Answer:
 
 
 def under_load(talk: Talk) -> None:
-    talk.world.app.pipeline.load_shedding.refused_share = 1.0
+    talk.world.app.pipeline.stages.load_shedding.refused_share = 1.0
 
 
 def drains(talk: Talk) -> None:
-    talk.world.app.pipeline.draining = True
+    talk.world.app.pipeline.stages.draining = True
 
 
 NO_STORE = 'store: {url: "unix:///nonexistent/valkey.sock"}\n'
@@ -325,12 +325,12 @@ async def internal(talk: Talk) -> Answer:
 
     if talk.era == "session":
         await talk.open()
-    real = sidecar.gateway.pipeline.plan_charges
-    sidecar.gateway.pipeline.plan_charges = broken  # type: ignore[assignment]
+    real = sidecar.gateway.stages.plan_charges
+    sidecar.gateway.stages.plan_charges = broken  # type: ignore[assignment]
     try:
         return await talk.call("search_code", GOOD)
     finally:
-        sidecar.gateway.pipeline.plan_charges = real
+        sidecar.gateway.stages.plan_charges = real
 
 
 cause("internal", Reason.INTERNAL, internal)

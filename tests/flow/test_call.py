@@ -66,7 +66,7 @@ async def test_of_fifty_calls_at_once_through_four_sidecars_five_pass_a_limit_of
                 for number in range(4)
             ]
             for sidecar in sidecars:
-                store: Any = sidecar.app.pipeline.limiter.store
+                store: Any = sidecar.app.pipeline.stages.limiter.store
                 store._deadline_s = 2.0  # a test machine has other things to do; no outage is asked for here
             calls = [sidecars[number % 4].call("get_file", {"path": "a"}, id=number) for number in range(50)]
             answers = await asyncio.gather(*calls)
@@ -142,7 +142,7 @@ async def test_a_caller_who_leaves_any_route_leaves_its_slot(tmp_path: Path) -> 
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             del upstream.script[method]
-            await until(lambda: not running.app.pipeline.limiter._held)
+            await until(lambda: not running.app.pipeline.stages.limiter._held)
             assert (await talk.ask(method, params))[0] == 200, method
 
 

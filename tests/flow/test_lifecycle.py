@@ -255,7 +255,7 @@ async def test_under_pressure_what_is_under_way_and_health_go_on(tmp_path: Path)
     async with world(tmp_path, upstream=held.upstream) as running:
         under_way = asyncio.create_task(running.call("search_code", {"repo": "acme/x"}))
         await held.until(1)
-        running.app.pipeline.load_shedding.refused_share = 1.0
+        running.app.pipeline.stages.load_shedding.refused_share = 1.0
         answer = await running.call("search_code", {"repo": "acme/x"})
         assert (answer[0], reason_of(answer), answer[2]["Retry-After"]) == (503, "overloaded", "1")
         for path, status in (("/livez", 200), ("/readyz", 200), ("/metrics", 200)):
@@ -265,14 +265,14 @@ async def test_under_pressure_what_is_under_way_and_health_go_on(tmp_path: Path)
                     assert "overloaded" in await response.text()
         held.go.set()
         assert (await under_way)[0] == 200
-        running.app.pipeline.load_shedding.refused_share = 0.0
+        running.app.pipeline.stages.load_shedding.refused_share = 0.0
         assert (await running.call("search_code", {"repo": "acme/x"}))[0] == 200
         assert [record["reason"] for record in running.ends()] == ["overloaded", None, None]
 
 
 async def test_a_clock_that_jumps_is_on_record_and_stops_nobody(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
-        pressure = running.app.pipeline.load_shedding
+        pressure = running.app.pipeline.stages.load_shedding
         for offset_s in (0.0, 3600.0, 0.0):
             pressure.clock = partial(lambda offset_s: time.time() + offset_s, offset_s)
             await pressure.look_at_clock()

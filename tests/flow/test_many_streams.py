@@ -49,7 +49,7 @@ async def test_a_hundred_streams_are_in_no_calls_way_and_leave_nothing(tmp_path:
             for talk in talks:
                 assert (await talk.verb("DELETE"))[0] == 204
             await until(lambda: not running.app.pipeline.forwarder.streams)
-        await until(lambda: emitter(running).count == 0 and running.app.pipeline.inside == 0)
+        await until(lambda: emitter(running).count == 0 and running.app.pipeline.stages.inside == 0)
         await until(lambda: len(running.app.sessions) == 1 and running.app.pipeline.forwarder.farewells.empty())
         await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)
         assert running.app.pipeline.forwarder.places.count == 0

@@ -42,7 +42,7 @@ async def test_a_condition_that_reads_the_time_is_asked_again_and_again(
     async with world(tmp_path, rules=HOUR, upstream=upstream, settings=bounds) as running:
         calling = asyncio.create_task(running.call("search_code", GOOD))
         await begun.wait()
-        running.app.pipeline.clock = running.app.live.clock = lambda: FAR
+        running.app.pipeline.live.clock = running.app.live.clock = lambda: FAR
         assert reason_of(await asyncio.wait_for(calling, PATIENCE_S)) == "condition-false"
 
 

@@ -292,7 +292,7 @@ async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how:
         (call,) = ends_of(running, "tools/call")
         assert (call["reason"], call["status"]) == ("caller-gone", "error")
         await until(lambda: ("DELETE", "upstream-1") in deletes(upstream))
-        assert running.app.pipeline.inside == 0 and not running.app.live._readers
+        assert running.app.pipeline.stages.inside == 0 and not running.app.live._readers
 
 
 async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(tmp_path: Path) -> None:
@@ -310,7 +310,9 @@ async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(
         dropped.clear()
         await mine.ask("ping", id=2)
         assert [record["reason"] for record in mine.world.ends() if record["reason"]] == ["caller-gone"]
-        assert len(mine.world.app.live._readers) == 1 and mine.world.app.pipeline.inside == 1  # the stream itself
+        assert (
+            len(mine.world.app.live._readers) == 1 and mine.world.app.pipeline.stages.inside == 1
+        )  # the stream itself
 
 
 async def test_a_stream_that_nobody_reads_is_ended_by_a_revocation_all_the_same(tmp_path: Path) -> None:
@@ -344,7 +346,7 @@ async def test_draining_lets_calls_finish_and_then_ends_the_stream(tmp_path: Pat
         await mine.say(searching(4))
         await begun.wait()
         draining = asyncio.create_task(mine.world.app.pipeline.drain(5))
-        await until(lambda: mine.world.app.pipeline.draining)
+        await until(lambda: mine.world.app.pipeline.stages.draining)
         assert (await mine.post(request("ping")))[0] == 503
         go.set()
         assert (await mine.answer(4))["result"]

@@ -62,7 +62,7 @@ async def test_strangers_are_closed_unanswered_and_counted_and_nobody_else_is(tm
         assert "sidecar_refusals_unanswered_total 34.0" in text
         assert 'sidecar_auth_failures_total{credential="none",reason="unauthenticated"} 36.0' in text
         assert 'sidecar_inflight_requests{protocol="mcp"} 0.0' in text
-        await running.app.pipeline.refusals.tell(running.app.audit.control)
+        await running.app.pipeline.stages.refusals.tell(running.app.audit.control)
         ends = running.ends()
         assert [one["reason"] for one in ends].count("unauthenticated") == MOST
         told = told_last(running)
@@ -82,7 +82,7 @@ async def test_a_throttled_caller_does_not_choose_how_much_evidence_there_is(tmp
             assert reason_of(await talk.call("search_code", GOOD)) == "too-many-refusals"
         assert [one["reason"] for one in running.ends()].count("too-many-refusals") == 3
         assert 'status="rate_limited",upstream="github"} 10.0' in await running.metrics()
-        await running.app.pipeline.refusals.tell(running.app.audit.control)
+        await running.app.pipeline.stages.refusals.tell(running.app.audit.control)
         told = told_last(running)
         assert (told["what"], told["reason"], told["count"]) == ("refusals-counted", "too-many-refusals", 7)
         assert told["chain"] == ["nhi:planner"]

@@ -234,7 +234,7 @@ async def test_a_call_that_waits_for_its_callers_word_gets_it_while_draining(tmp
         async with hearing(running.http, f"{running.url}/mcp/github", talk.in_session, asking) as ear:
             question = await ear.message()
             draining = asyncio.create_task(running.app.pipeline.drain(5))
-            await until(lambda: running.app.pipeline.draining)
+            await until(lambda: running.app.pipeline.stages.draining)
             assert reason_of(await talk.ask("ping")) == "draining"
             word = {"jsonrpc": "2.0", "id": question["id"], "result": {"action": "accept", "content": {}}}
             assert (await running.post(word, headers=talk.in_session))[0] == 202

@@ -222,7 +222,7 @@ async def test_a_hundred_cycles_of_every_kind_leave_nothing(tmp_path: Path) -> N
         await until(lambda: len({name for _, name in deletes(upstream)} - {"stillborn"}) >= upstream.sessions - unheard)
         assert Counter(name for _, name in deletes(upstream))["stillborn"] == CYCLES
         pipeline = running.app.pipeline
-        await until(lambda: pipeline.inside == 0 and pipeline.forwarder.farewells.empty())
+        await until(lambda: pipeline.stages.inside == 0 and pipeline.forwarder.farewells.empty())
         await until(lambda: len(asyncio.all_tasks()) <= tasks + SPARE and open_files() <= fds + SPARE)
         assert len(running.ends()) == len({record["decision_id"] for record in running.ends()})
 

@@ -156,7 +156,7 @@ async def test_it_ends_by_the_clock_and_without_a_restart(tmp_path: Path) -> Non
         async with stream(alice) as ear:
             await until(lambda: emitter(running).count == 1)
             assert (await alice.call("search_code", GOOD))[0] == 200
-            app.pipeline.clock = app.live.clock = lambda: time.time() + 1801
+            app.pipeline.live.clock = app.live.clock = lambda: time.time() + 1801
             assert reason_of(await alice.call("search_code", GOOD)) == "no-matching-rule"
             assert await ear.block() == b": closed, expired\n\n"
         await until(lambda: "enforce" in [_mode(record) for record in running.records()])

@@ -177,7 +177,7 @@ class Clockwork:
         means = replace(pipeline.task_api.runner.means, live=live, store=tasks)
         runner = TaskRunner(means, pipeline.metrics, name)
         life.jobs = runner.worker.jobs
-        orders = TaskOrders(runner, pipeline.load_shedding, pipeline.refusals, pipeline.metrics)
+        orders = TaskOrders(runner, replace(pipeline.stages, clock=live.clock), pipeline.metrics)
         scheduler = Scheduler(live, standings, orders, self._witness, self.counted, name, pipeline.audit.new_id)
         made = Replica(live, runner, scheduler, life)
         self.replicas.append(made)

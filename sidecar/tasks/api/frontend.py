@@ -101,7 +101,7 @@ class TaskFrontend:
         self, request: RequestContext, caller: Caller, asked: TaskRequest, decision: Decision
     ) -> TaskRequest:
         if asked.order is not None and asked.intent is not None:
-            await self.orders.check(request.now, caller, asked.intent)
+            await self.orders.check_agent(request.now, caller, asked.intent)
             if asked.order.callback_url:
                 await self.check_url(asked.order.callback_url, caller.binding)
         return asked

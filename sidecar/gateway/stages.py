@@ -1,0 +1,161 @@
+"""The stages of a call, from the decision to the answer, in one order for every protocol.
+
+A call of the data plane comes from `pipeline.py`; a task that a schedule or an operator orders has no request
+(`tasks/api/task_orders.py`). Both pass `Stages.carry_out`, which alone asks policy, charges limits, and records the
+decision before anything reaches an upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.gateway import ownership
+from sidecar.gateway.frontends.mcp_requests import STREAM
+from sidecar.gateway.kill_switch import KillSwitch
+from sidecar.gateway.request import CallContext, Charged, ParsedOperation
+from sidecar.gateway.snapshot import Snapshot, all_of
+from sidecar.http.client import ConnectFailed, QueueFull
+from sidecar.http.server.load_shedding import LoadShedding
+from sidecar.http.server.refusal_throttle import RefusalThrottle
+from sidecar.limits import Limiter, SessionCalls, plan_charges
+from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
+from sidecar.protocols.mcp import task_messages
+from sidecar.storage.task_owners import TaskOwners
+from sidecar.vocabulary import Call, Caller, Decision
+
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Carrier(Protocol[Answer]):
+    """What one protocol adds to the stages. Both methods raise Refusal."""
+
+    async def check(self, request: Any, caller: Caller, content: Any, decision: Decision) -> Any:
+        """Checks the content of a permitted operation before anything is charged. Returns it as it is to be sent."""
+
+    def carry_out(self, charged: Charged) -> Coroutine[Any, Any, Answer]:
+        """Sends the operation to its upstream, and returns the answer once its outcome is recorded."""
+
+
+@dataclass(slots=True)
+class Stages:
+    """`draining` refuses new work; `inside` counts the calls in progress."""
+
+    limiter: Limiter
+    session_calls: SessionCalls
+    switch: KillSwitch
+    tasks: TaskOwners
+    load_shedding: LoadShedding
+    refusals: RefusalThrottle
+    clock: Callable[[], float]
+    draining: bool = False
+    inside: int = 0
+
+    async def carry_out(
+        self, request: CallContext, caller: Caller, frontend: Carrier[Answer], operation: ParsedOperation
+    ) -> Answer:
+        """Takes one operation from the decision to the answer, which `drain` waits for."""
+        call, record, now = operation.call, request.record, request.now
+        if operation.begins:  # otherwise a call that waits for its caller's answer would never end
+            self.admit(request)
+        self.inside += 1
+        try:
+            now_s = self.clock()
+            self.refuse_disabled(request.now, caller, call, now_s)
+            decision = record.decision = now.decide(caller.chain, call, now_s)
+            record.mark("policy")
+            if not request.shadow:
+                decision.or_refuse()
+            if call.session:
+                self._charge_session_call(request, caller, call)
+            elif call.method != "tools/call" and (key := now.similar_key(call, decision)) is not None:
+                raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
+            if call.tasks or call.wants_task:
+                decision = await self._decide_tasks(request, caller, call, decision, now_s)
+            if request.large:
+                await asyncio.sleep(0)
+            checked = await frontend.check(request, caller, operation.content, decision)
+            if request.large:
+                await asyncio.sleep(0)
+            plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
+            request.plan = plan = plan.at_creation if operation.takes_no_slot else plan
+            del now  # a stream that stays open keeps no old policy alive
+            lease = request.lease = self.limiter.reserve(plan, record.decision_id, excuse=request.excuse)
+            try:
+                if lease.pending:
+                    await lease.charge()
+                record.limits, record.charged = lease, lease.charged
+                if lease.degraded and not request.shadow:
+                    record.enforcement = "degraded"
+                record.mark("limits")
+                await record.decided()  # the decision is recorded before the upstream is called
+                record.mark("audit")
+                try:
+                    if request.large:
+                        await asyncio.sleep(0)
+                    return await frontend.carry_out(Charged(request, caller, checked, decision, lease, plan.timeout_s))
+                except Refusal as refusal:
+                    if _was_not_sent(refusal):
+                        lease.forwarded = False
+                    raise
+                finally:
+                    if not lease.forwarded:
+                        record.charged = 0  # the charge is returned
+                    record.mark("upstream")
+            finally:
+                lease.end()
+        finally:
+            self.inside -= 1
+
+    def admit(self, request: CallContext) -> None:
+        """Raises Refusal for new work while the process is draining or overloaded, or the caller was refused often."""
+        if self.draining:
+            raise Refusal(Reason.DRAINING)
+        self.load_shedding.or_refuse()
+        try:
+            self.refusals.check(request.record.caller)
+        except Refusal as refusal:
+            if not request.excuse(refusal):
+                raise
+
+    def refuse_disabled(self, now: Snapshot, caller: Caller, call: Call, now_s: float) -> None:
+        """Raises Refusal if one of the chain, or the target, is disabled."""
+        for disabled in (self.switch.disabled, now.disabled):
+            if disabled.entries:
+                disabled.refuse(caller.chain, call, now_s)
+
+    async def _decide_tasks(
+        self, request: CallContext, caller: Caller, call: Call, decision: Decision, now_s: float
+    ) -> Decision:
+        """Decides again on what created the tasks of MCP that the call names: a caller that has lost that permission
+        has lost the task. A task whose tool is switched off can only be ended."""
+        questions = await ownership.created_by(self.tasks, caller, call)
+        for question in questions:
+            again = request.now.engine.reconsider(caller.chain, question, now_s)
+            decision = request.record.decision = all_of((decision, again))
+            if not request.shadow:
+                decision.or_refuse()
+        if len(call.tasks) == 1:
+            request.record.task_id = call.tasks[0]
+        if questions and call.method != task_messages.CANCEL:
+            self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
+        return decision
+
+    def _charge_session_call(self, request: CallContext, caller: Caller, call: Call) -> None:
+        # Reopened streams have their own limit, so that they do not use up the caller's lists and pings (threats S10).
+        streams = " streams" if call.method == STREAM else ""
+        try:
+            self.session_calls.charge(caller.last.name + streams)
+        except Refusal as refusal:
+            if not request.excuse(refusal):
+                raise
+
+
+def _was_not_sent(refusal: Refusal) -> bool:
+    """Reports whether nothing reached the upstream: its breaker opened just now, or there was no credential for it or
+    no connection."""
+    unreached = isinstance(refusal.__cause__, ConnectFailed | QueueFull)
+    return refusal.reason is Reason.UPSTREAM_OPEN or isinstance(refusal, Unsent) or unreached
