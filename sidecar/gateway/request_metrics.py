@@ -6,14 +6,15 @@ so that the two can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.request import RequestContext
 from sidecar.limits import LimitPlan
 from sidecar.observability.metrics import TOOL_ERROR, Metrics
-from sidecar.vocabulary import Decision, PermissionKind
+from sidecar.observability.registry import Row
+from sidecar.vocabulary import PermissionKind
 
 AUTHENTICATION = frozenset(
     {Reason.UNAUTHENTICATED, Reason.BAD_CREDENTIAL, Reason.CREDENTIAL_CONFLICT, Reason.CLIENT_UNKNOWN}
@@ -24,20 +25,30 @@ BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  #
 
 def measure(metrics: Metrics, request: RequestContext) -> None:
     """Counts a finished request."""
-    record, refusal, server = request.record, request.refusal, request.server
+    record, refusal, server, plan = request.record, request.refusal, request.server, request.plan
     if refusal is not None and refusal.reason in AUTHENTICATION:
         metrics.auth_failed(request.presented_kind, refusal.reason)
     if request.unanswered:
         metrics.request_unanswered(request.protocol)
         return
     status = refusal.answer.status if refusal else TOOL_ERROR if record.tool_error else "success"
-    metrics.request_finished(request.protocol, server, request.method, status, record.duration_s, record.stages_s)
-    judged(metrics, record, request.plan, refusal, request.excused, shadow=request.shadow)
+    # Of a call to no server, or to all of them, the aggregate frontend counts each server.
+    answered = bool(server) and "upstream" in record.stages_s
+    called = request.protocol, server, request.method, status
+    decision, series, key = record.decision, None, None
+    if refusal is None and record.enforcement == "enforce" and (decision is None or decision.allowed):
+        key = *called, answered, "" if decision is None else decision.links[-1].kind, id(plan)
+        series = metrics.known_series.get(key)
+    if series is None:
+        counts = _judgement(metrics, record, plan, refusal, request.excused, shadow=request.shadow)
+        series = metrics.request_series(*called, *counts, answered=answered, about=plan)
+        if key is not None:
+            metrics.keep_series(key, series)
+    metrics.request_ended(series, record.duration_s, record.stages_s)
+    if plan is not None and plan.paid:
+        _count_spending(metrics, record)
     if refusal is not None and refusal.reason is Reason.BAD_ARGUMENTS:
         metrics.schema_violated(server)
-    # Of a call to no server, or to all of them, the aggregate frontend counts each server.
-    if server and (upstream_s := record.stages_s.get("upstream")) is not None:
-        metrics.upstream_answered(server, upstream_s)
 
 
 def judged(
@@ -51,30 +62,40 @@ def judged(
 ) -> None:
     """Counts the decisions of policy and limits on a call. `excused` are the refusals by limits that shadow mode let
     pass."""
-    if record.decision is not None:
-        _count_decision(metrics, record.decision, "would_deny" if shadow else "deny")
+    for row in _judgement(metrics, record, plan, refusal, excused, shadow=shadow):
+        row[0] += 1
+    if plan is not None and plan.paid:
+        _count_spending(metrics, record)
+
+
+def _judgement(
+    metrics: Metrics,
+    record: Recording,
+    plan: LimitPlan | None,
+    refusal: Refusal | None,
+    excused: Sequence[Refusal],
+    *,
+    shadow: bool,
+) -> Iterator[Row]:
+    """Yields the rows that count the decisions of policy and limits."""
+    if (decision := record.decision) is not None:  # by its deciding link: the first denied one, or the last
+        deciding = next((link for link in decision.links if not link.allowed), decision.links[-1])
+        word = "allow" if decision.allowed else "would_deny" if shadow else "deny"
+        yield metrics.decision_row(deciding.kind, word, decision.reason)
+    if refusal is not None and refusal.reason in BEFORE_POLICY:
+        yield metrics.decision_row(PermissionKind.AGENT_TO_TOOL, "deny", refusal.reason)
+    charges = () if plan is None else plan.charges
+    for each in excused if refusal is None else (*excused, refusal):
+        if each.reason is Reason.STORE_UNAVAILABLE:
+            yield from (metrics.limit_row(charge.limit, "unavailable") for charge in charges)
+        elif each.limit is not None:
+            yield metrics.limit_row(each.limit.name, "refused")
+    if refusal is None and not excused:
+        outcome = "degraded" if record.enforcement == "degraded" else "admitted"
+        yield from (metrics.limit_row(charge.limit, outcome) for charge in charges)
+
+
+def _count_spending(metrics: Metrics, record: Recording) -> None:
     for state in record.limits:
         if state.unit:
             metrics.budget_used(state.name, 1 - state.remaining / state.limit, state.reset_at or 0.0)
-    if refusal is not None and refusal.reason in BEFORE_POLICY:
-        metrics.decided(PermissionKind.AGENT_TO_TOOL, "deny", refusal.reason)
-    for each in (*excused, *([refusal] if refusal is not None else ())):
-        _count_limit(metrics, plan, each)
-    if refusal is None and plan is not None and not excused:
-        for charge in plan.charges:
-            metrics.limit_checked(charge.limit, "degraded" if record.enforcement == "degraded" else "admitted")
-
-
-def _count_decision(metrics: Metrics, decision: Decision, no: str) -> None:
-    """Counts a decision by its deciding link: the first denied one, or the last if all were allowed."""
-    denied = [link for link in decision.links if not link.allowed]
-    deciding = denied[0] if denied else decision.links[-1]
-    metrics.decided(deciding.kind, "allow" if decision.allowed else no, decision.reason)
-
-
-def _count_limit(metrics: Metrics, plan: LimitPlan | None, refusal: Refusal) -> None:
-    if refusal.limit is not None and refusal.reason is not Reason.STORE_UNAVAILABLE:
-        metrics.limit_checked(refusal.limit.name, "refused")
-    if refusal.reason is Reason.STORE_UNAVAILABLE and plan is not None:
-        for charge in plan.charges:
-            metrics.limit_checked(charge.limit, "unavailable")

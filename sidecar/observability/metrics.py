@@ -7,13 +7,14 @@ Label values come from the settings or from closed sets; any other becomes `othe
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidecar import __version__
 from sidecar.errors import Reason
-from sidecar.observability.registry import AS_GIVEN, OTHER, Kind, SeriesTable
+from sidecar.observability.registry import AS_GIVEN, OTHER, Kind, Row, SeriesTable
 from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 from sidecar.vocabulary import PermissionKind
@@ -21,11 +22,30 @@ from sidecar.vocabulary import PermissionKind
 if TYPE_CHECKING:
     from sidecar.observability.exposition import Exposition
 
+MAX_KNOWN_SERIES = 4096  # about 1 KB each
 NONE = "none"  # the reason label of an allowed call
 
 # OpenTelemetry's buckets for MCP operations, with smaller ones for calls to a local server.
-REQUEST_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
-STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5)
+REQUEST_BUCKETS_S = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+)
+STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that are not a request
 TOOL_ERROR = "tool_error"  # delivered, with a failure of the tool: `success` with `tool_error` in the audit
@@ -130,6 +150,19 @@ HELP: Mapping[str, str] = {
 }
 
 
+class RequestSeries(NamedTuple):
+    """The rows that the end of a request changes."""
+
+    inflight: Row
+    durations: Row
+    upstream_durations: Row | None
+    """None if the upstream was not called."""
+    counts: tuple[Row, ...]
+    """Those that count one event each."""
+    about: object
+    """What is kept alive with the rows, because their key has its `id`."""
+
+
 class Metrics:
     """Every series, and what updates them. Times are in seconds. The attributes that are declared with `.count`,
     `.put…`, `.time…` and `.only` are called with the series' labels and its value. `budgets` are limits that count
@@ -179,7 +212,8 @@ class Metrics:
         self.auth_failed = counter("auth_failures_total", credential=CREDENTIALS, reason=AUTH_REASONS).count
         reasons = (NONE, *POLICY_REASONS)
         self._decisions = counter("decisions_total", late=True, kind=KINDS, decision=DECISIONS, reason=reasons)
-        self.limit_checked = counter("limit_checks_total", limit=self._limits, outcome=LIMIT_OUTCOMES).count
+        self._limit_checks = counter("limit_checks_total", limit=self._limits, outcome=LIMIT_OUTCOMES)
+        self.limit_row = self._limit_checks.row
         self._budget_used = gauge("budget_used_ratio", budget=self._budgets)
         self._fullest: dict[str, tuple[float, float]] = {}  # by budget: the highest ratio, and when its counter resets
 
@@ -192,7 +226,8 @@ class Metrics:
         self.message_dropped = of_server("counter", "upstream_messages_dropped_total").count
         self.pins_mismatched = of_server("gauge", "pin_mismatches").put_at
         self.hidden_text_found = of_server("gauge", "hidden_text_tools").put_at
-        self.upstream_answered = times_of_requests("upstream_duration_seconds", **of_upstreams).time_at
+        self._upstream_s = times_of_requests("upstream_duration_seconds", **of_upstreams)
+        self.upstream_answered = self._upstream_s.time_at
         self.federation_missed = counter("federation_unavailable_total", **late, reason=TROUBLE).count
 
         # Tasks, agent programs, schedules, callbacks
@@ -236,6 +271,9 @@ class Metrics:
 
         self._decisions.declare(KINDS, ("allow",), (NONE,))
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
+        self._stage_rows = {stage: self._stage_s.row(stage) for stage in STAGES}
+        self._inflight_rows = {protocol: self._inflight.row(protocol) for protocol in PROTOCOLS}
+        self.known_series: dict[object, RequestSeries] = {}
         self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
 
     def reconfigured(
@@ -252,6 +290,7 @@ class Metrics:
         for choices, names in ((self._upstreams, upstreams), (self._limits, limits), (self._budgets, budgets)):
             choices.clear()
             choices.update(names)
+        self.known_series.clear()
         self._budget_used.keep(self._budgets)
         self._fullest = {budget: known for budget, known in self._fullest.items() if budget in self._budgets}
         for gauge in (self._upstream_up, self._upstream_state):
@@ -285,26 +324,73 @@ class Metrics:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def request_started(self, protocol: str) -> None:
-        """Counts a request in progress. Paired with `request_finished`."""
-        self._inflight.add((protocol,))
+        """Counts a request in progress. Paired with `request_finished` or `request_ended`."""
+        self._inflight_row(protocol)[0] += 1.0
+
+    def _inflight_row(self, protocol: str) -> Row:
+        return self._inflight_rows.get(protocol) or self._inflight.row(protocol)
 
     def request_finished(
         self, protocol: str, upstream: str, method: str, status: str, duration_s: float, stages_s: Mapping[str, float]
     ) -> None:
         """Counts an answered request. `status` is the audit's; `stages_s` the seconds spent by stage."""
-        self._inflight.add((protocol,), -1)
-        self._requests.add((protocol, upstream, method if method in METHODS_OF.get(protocol, ()) else OTHER, status))
-        self._request_s.observe((protocol, upstream), duration_s)
+        self.request_ended(self.request_series(protocol, upstream, method, status), duration_s, stages_s)
+
+    def request_series(
+        self,
+        protocol: str,
+        upstream: str,
+        method: str,
+        status: str,
+        *counts: Row,
+        answered: bool = False,
+        about: object = None,
+    ) -> RequestSeries:
+        """Finds the rows of requests that end so, with further `counts`. `answered`: the upstream was called."""
+        method = method if method in METHODS_OF.get(protocol, ()) else OTHER
+        return RequestSeries(
+            self._inflight_row(protocol),
+            self._request_s.row(protocol, upstream),
+            self._upstream_s.row(upstream) if answered else None,
+            (self._requests.row(protocol, upstream, method, status), *counts),
+            about,
+        )
+
+    def keep_series(self, key: object, series: RequestSeries) -> None:
+        """Keeps rows as `known_series`, until the settings change."""
+        tables = (self._requests, self._request_s, self._upstream_s, self._decisions, self._limit_checks)
+        if any(table.is_full for table in tables):  # each event that is folded is counted
+            return
+        if len(self.known_series) >= MAX_KNOWN_SERIES:
+            self.known_series.clear()
+        self.known_series[key] = series
+
+    def request_ended(self, series: RequestSeries, duration_s: float, stages_s: Mapping[str, float]) -> None:
+        """Counts an answered request, as `request_finished`."""
+        inflight, durations, upstream_durations, counts, _ = series
+        inflight[0] -= 1.0
+        for row in counts:
+            row[0] += 1.0
+        durations[bisect_left(REQUEST_BUCKETS_S, duration_s)] += 1.0
+        durations[-1] += duration_s
+        stage_rows = self._stage_rows
         for stage, spent_s in stages_s.items():
-            self._stage_s.observe((stage,), spent_s)
+            row = stage_rows.get(stage) or self._stage_s.row(stage)
+            row[bisect_left(STAGE_BUCKETS_S, spent_s)] += 1.0
+            row[-1] += spent_s
+        if upstream_durations is not None:
+            spent_s = stages_s["upstream"]
+            upstream_durations[bisect_left(REQUEST_BUCKETS_S, spent_s)] += 1.0
+            upstream_durations[-1] += spent_s
 
     def request_unanswered(self, protocol: str) -> None:
         """Counts a request that was closed without an answer. Replaces `request_finished`."""
-        self._inflight.add((protocol,), -1)
+        self._inflight_row(protocol)[0] -= 1
 
-    def decided(self, kind: str, decision: str, reason: str | None) -> None:
-        """Counts a policy decision: allow, deny or, in shadow mode, would_deny. `kind` is that of the deciding link."""
-        self._decisions.add((kind, decision, NONE if reason is None else reason))
+    def decision_row(self, kind: str, decision: str, reason: str | None) -> Row:
+        """Finds the row of a policy decision: allow, deny, in shadow mode would_deny. `kind` is that of the deciding
+        link."""
+        return self._decisions.row(kind, decision, NONE if reason is None else reason)
 
     def budget_used(self, budget: str, ratio: float, until_s: float) -> None:
         """Sets the used ratio of one counter of a budget, until it resets (seconds since the epoch)."""

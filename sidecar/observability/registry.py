@@ -51,6 +51,15 @@ class SeriesTable:
         for labels in product(*choices):
             self._row(labels)
 
+    def row(self, *labels: str) -> Row:
+        """The row of these labels, or the one that stands for them. Valid until `chosen_anew`, unless `is_full`."""
+        return self._found.get(labels) or self._find(labels)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further sets of labels are folded into one row, which `folded` counts for each event."""
+        return len(self.rows) >= MAX_SERIES
+
     def add(self, labels: Labels, amount: float = 1) -> None:
         row = self._found.get(labels) or self._find(labels)
         row[0] += amount
@@ -60,7 +69,8 @@ class SeriesTable:
         row[0] = value
 
     def count(self, *labels: str, amount: float = 1) -> None:
-        self.add(labels, amount)
+        row = self._found.get(labels) or self._find(labels)
+        row[0] += amount
 
     def put(self, value: float) -> None:
         """Sets a gauge without labels."""
@@ -111,7 +121,7 @@ class SeriesTable:
         return row
 
     def _row(self, labels: Labels) -> Row:
-        if len(self.rows) >= MAX_SERIES and labels not in self.rows:
+        if self.is_full and labels not in self.rows:
             self.folded += 1
             labels = (OTHER,) * len(self.labels)
         return self.rows.setdefault(labels, [0.0] * (len(self.bounds) + 2 if self.bounds else 1))

@@ -102,9 +102,9 @@ def test_a_request_moves_its_counter_and_its_histograms(measured: Metrics) -> No
 
 # what is reported → the sample that it moves
 VERBS = """
-decided("agent_to_tool", "allow", None) -> decisions_total kind=agent_to_tool decision=allow reason=none 1
-decided("guardrail", "deny", "denied-by-rule") -> decisions_total kind=guardrail decision=deny reason=denied-by-rule 1
-limit_checked("tools:github:rate", "refused") -> limit_checks_total limit=tools:github:rate outcome=refused 1
+decision_row("agent_to_tool", "allow", None) -> decisions_total kind=agent_to_tool decision=allow reason=none 1
+decision_row("guardrail", "deny", "expired") -> decisions_total kind=guardrail decision=deny reason=expired 1
+limit_row("tools:github:rate", "refused") -> limit_checks_total limit=tools:github:rate outcome=refused 1
 auth_failed("jwt", "bad-credential") -> auth_failures_total credential=jwt reason=bad-credential 1
 schema_violated("github") -> schema_violations_total upstream=github 1
 upstream_stands("github", "ready") -> upstream_up upstream=github 1
@@ -137,7 +137,9 @@ loop_lagged(0.5) -> loop_lag_seconds_sum 0.5
 def test_each_verb_moves_its_series(measured: Metrics, row: str) -> None:
     verb, sample = row.split(" -> ")
     name, given = verb[:-1].split("(", 1)
-    getattr(measured, name)(*ast.literal_eval(f"({given},)"))
+    found = getattr(measured, name)(*ast.literal_eval(f"({given},)"))
+    if name.endswith("_row"):
+        found[0] += 1
     series, *labels, expected = sample.split()
     assert value(measured, series, **dict(label.split("=") for label in labels)) == float(expected)
 
@@ -177,8 +179,8 @@ def test_a_flood_of_invented_names_makes_no_series(measured: Metrics) -> None:
         finish(measured, word, word, word)
         measured.request_started(word)
         measured.request_finished(word, word, word, word, 1.0, {word: 1.0})
-        measured.decided(word, word, word)
-        measured.limit_checked(word, word)
+        measured.decision_row(word, word, word)[0] += 1
+        measured.limit_row(word, word)[0] += 1
         measured.auth_failed(word, word)
         measured.schema_violated(word)
         measured.upstream_answered(word, 1.0)
@@ -208,6 +210,26 @@ def test_beyond_the_cap_observations_are_folded_and_counted(monkeypatch: pytest.
     labels = dict.fromkeys(("protocol", "upstream", "method", "status"), "other")
     assert value(measured, "requests_total", **labels) == 100
     assert value(measured, "metrics_folded_total", metric="sidecar_requests_total") >= 100
+
+
+def test_rows_that_are_kept_are_those_of_the_settings_and_none_that_others_are_folded_into(
+    measured: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "mcp", "files", "tools/call", "success"
+    for upstreams, before in ((["files"], 0), (["github"], 1), (["files"], 2)):
+        measured.reconfigured(upstreams=upstreams)
+        assert measured.known_series.get(key) is None
+        measured.keep_series(key, measured.request_series(*key, measured.limit_row("unknown", "admitted")))
+        series = measured.known_series.get(key)
+        assert series is not None
+        measured.request_ended(series, 0.1, {})
+        assert value(measured, "limit_checks_total", limit="other", outcome="admitted") == before + 1
+    labels = dict(zip(("protocol", "upstream", "method", "status"), key, strict=True))
+    assert value(measured, "requests_total", **labels) == 2
+    assert value(measured, "requests_total", **labels | {"upstream": "other"}) == 1
+    monkeypatch.setattr(tables, "MAX_SERIES", 5)
+    measured.keep_series("others", measured.request_series(*key))
+    assert "others" not in measured.known_series
 
 
 def test_a_scrape_stays_quick_however_much_happened() -> None:
