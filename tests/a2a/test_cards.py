@@ -29,6 +29,9 @@ from tests.a2a.world import (
     write,
 )
 from tests.flow.idp import bearer
+from tests.tables import tables
+
+TABLES = tables("a2a/cards")
 
 SKILLS = """\
 p, user:alice, nhi:researcher, use|card/extended, -, -, call.tool == 'search', allow
@@ -100,15 +103,7 @@ def alone(url: str) -> list[tuple[str, str, str | None]]:
 
 @pytest.mark.parametrize(
     ("more", "a2a", "is_alone", "told"),
-    [
-        ("", "", True, [("1.0", "http://127.0.0.1:PORT", "researcher"), ("0.3", "http://127.0.0.1:PORT", None)]),
-        ("", "", False, [("1.0", "http://127.0.0.1:PORT", "researcher")]),
-        ("", "grpc_port: OWN", False, alone("http://127.0.0.1:OWN")),
-        (f"grpc_url: '{GATEWAY}'", "", False, [("1.0", GATEWAY, "researcher")]),
-        ("grpc_url: 'gw.acme.example:443'", "", False, [("1.0", "gw.acme.example:443", "researcher")]),
-        (f"grpc_url: '{GATEWAY}'", "grpc_port: OWN", False, alone(f"{GATEWAY}:OWN")),
-        (f"grpc_url: '{NAMES}'", "", False, alone(NAMES.replace("{agent}", "researcher"))),
-    ],
+    TABLES["authentications"],
 )
 async def test_a_card_tells_absolute_addresses_of_grpc(
     more: str, a2a: str, is_alone: bool, told: list[tuple[str, str, str | None]], tmp_path: Path

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, agent_world, ask, saying, task
+from tests.tables import tables
+
+TABLES = tables("a2a/said_amiss")
 
 SENT = {"jsonrpc": "2.0", "method": "SendMessage", "params": {"message": HELLO}}
 
@@ -18,17 +21,7 @@ async def posted(world: AgentWorld, message: Any, version: str = "1.0") -> tuple
         return response.status, response.content_type, await response.read()
 
 
-AMISS: list[tuple[dict[str, Any], str, Any, int]] = [  # message, version, the id and the code that are told
-    ({**SENT, "jsonrpc": "1.0", "id": "mine"}, "1.0", "mine", -32600),
-    ({"jsonrpc": "2.0", "params": {}, "id": 7}, "1.0", 7, -32600),
-    ({**SENT, "method": "message/ssend", "id": 0}, "1.0", 0, -32601),
-    ({**SENT, "params": {"": "x"}, "id": "mine"}, "1.0", "mine", -32602),
-    ({**SENT, "id": 2**64 - 1}, "9.9", 2**64 - 1, -32009),
-    (SENT, "1.0", None, -32600),  # of several faults the worst
-    ({**SENT, "method": "message/ssend"}, "1.0", None, -32601),
-    ({**SENT, "params": {"": "x"}}, "1.0", None, -32602),
-    ({**SENT, "id": {"bad": "type"}}, "1.0", None, -32600),
-]
+AMISS: list[tuple[dict[str, Any], str, Any, int]] = TABLES["amiss"]
 
 
 async def test_what_is_no_good_message_hears_its_own_id_and_what_is_worst_about_it(tmp_path: Path) -> None:

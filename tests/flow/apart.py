@@ -19,6 +19,9 @@ from typing import Any
 from aiohttp import web
 
 from tests.flow.streams import event
+from tests.tables import tables
+
+TABLES = tables("flow/apart")
 
 STATELESS, SESSION = "2026-07-28", "2025-11-25"
 META = "io.modelcontextprotocol/"
@@ -34,15 +37,7 @@ QUESTIONS: Mapping[str, dict[str, Any]] = {
     "elicitation/create": {"message": "well?", "requestedSchema": {"type": "object", "properties": {}}},
     "roots/list": {},
 }
-RESULTS: Mapping[str, dict[str, Any]] = {
-    "tools/list": {"tools": TOOLS},
-    "prompts/list": {"prompts": [{"name": "review"}]},
-    "prompts/get": {"messages": []},
-    "resources/list": {"resources": [{"uri": "note://a", "name": "a"}]},
-    "resources/templates/list": {"resourceTemplates": []},
-    "resources/read": {"contents": [{"uri": "note://a", "text": "a"}]},
-    "completion/complete": {"completion": {"values": []}},
-}
+RESULTS: Mapping[str, dict[str, Any]] = TABLES["results"]
 
 OF_SESSION = web.ResponseKey("session", str)
 

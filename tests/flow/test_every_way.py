@@ -21,6 +21,9 @@ from tests.flow.federated import At
 from tests.flow.pairs import Pair, pair
 from tests.flow.talk import Talk
 from tests.flow.world import World, world
+from tests.tables import tables
+
+TABLES = tables("flow/every_way")
 
 ROOT = Path(__file__).parents[2]
 SERVER = (sys.executable, "-m", "tests.conformance.server")
@@ -127,14 +130,7 @@ def spoken(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
         process.stdout.close()
 
 
-CALLS: list[Any] = [
-    ("test_simple_text", {}),
-    ("greet", {"name": "ann@acme.example"}),
-    ("greet", {"name": 5}),
-    ("slow_compute", {}),
-    ("test_sampling", {"prompt": "hi"}),
-    ("slow_nothing", {}),
-]
+CALLS: list[Any] = TABLES["calls"]
 
 
 async def test_a_server_is_one_by_every_way(spoken: dict[str, str], tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from tests.flow.scripts import stream
 from tests.flow.streams import Emitter, event, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of, talking
 from tests.flow.world import TOOLS, Respond, Upstream, World, until, world
+from tests.tables import tables
+
+TABLES = tables("flow/lists")
 
 PERMITTED, HIDDEN = ["search_code", "get_file"], "delete_repo"
 MINE = {"cursor": "mine"}  # a list that a test asks for, and not the sidecar itself
@@ -203,19 +206,7 @@ p, nhi:planner, prompt:github/review, prompts/get, -, -, -, allow
 p, nhi:planner, resource:github/file:///docs/*, resources/read, -, -, -, allow
 p, *, resource:github/*secret*, resources/read, -, -, -, deny
 """
-OTHERS = {
-    "prompts/list": ("prompts", "name", ["review", "deploy", "review/../deploy", "re view"], ["review"]),
-    "resources/list": (
-        "resources", "uri",
-        ["file:///docs/a", "file:///docs/secret", "file:///etc/passwd", "file:///docs/../etc", "file:///docs/%2e%2e/x",
-         "docs/a", "file:///docs/b?x=1"],
-        ["file:///docs/a", "file:///docs/b?x=1"],
-    ),
-    "resources/templates/list": (
-        "resourceTemplates", "uriTemplate",
-        ["file:///docs/{name}", "file:///{path}", "file:///docs/secret/{x}"], ["file:///docs/{name}"],
-    ),
-}  # fmt: skip
+OTHERS = TABLES["others"]
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -23,22 +23,15 @@ from sidecar.http.server.listeners import SLICE_BYTES, Listener
 from sidecar.http.server.response import WholeResponse
 from tests.flow.raw import Wire, chunks, listening, statuses
 from tests.flow.world import until
+from tests.tables import tables
+
+TABLES = tables("flow/one_after_another")
 
 PARSERS: dict[str, Any] = {"C": http_parser.HttpRequestParser, "Python": http_parser.HttpRequestParserPy}
 NEXT = b"GET /next HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n"
 CHUNKED = b"POST /first HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
 # What a first request ends with that a parser could keep for the next.
-TRAILERS = {
-    "a key": b"0\r\nX-API-Key: bob\r\n\r\n",
-    "a key after a chunk": b"2\r\nok\r\n0\r\nX-API-Key: bob\r\n\r\n",
-    "two": b"0\r\nA: 1\r\nAuthorization: Bearer bob\r\n\r\n",
-    "one that ends as if there were none": b"0\r\nX-API-Key: 0\r\n\r\n",
-    "one without a value": b"0\r\nX-API-Key:\r\n\r\n",
-    "a certificate": b"0\r\nX-Forwarded-Client-Cert: Hash=1\r\n\r\n",
-    "a coding": b"0\r\nContent-Encoding: gzip\r\n\r\n",
-    "an extension": b"0;a=b\r\n\r\n",
-    "leading zeros": b"000\r\n\r\n",
-}
+TRAILERS = {name: raw.encode("latin-1") for name, raw in TABLES["trailers"].items()}
 
 
 class Ears:
@@ -115,19 +108,7 @@ async def test_chunks_without_a_trailer_keep_their_connection(ears: Ears, size: 
     assert {len(body) for path, _, body in ears.heard if path == "/first"} == {size}
 
 
-FIRSTS = {
-    "an upgrade to what we do not speak": b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n"
-    b"Connection: upgrade\r\n\r\n",
-    "an upgrade with a body": b"POST / HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
-    b"Content-Length: 2\r\n\r\nok",
-    "a tunnel": b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
-    "an upgrade to HTTP/2": b"GET / HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\n\r\n",
-    "a body with a length": b"POST / HTTP/1.1\r\nHost: a\r\nX-API-Key: bob\r\nContent-Length: 2\r\n\r\nok",
-    "a body that nobody reads": b"GET / HTTP/1.1\r\nHost: a\r\nX-API-Key: bob\r\nContent-Length: 2\r\n\r\nok",
-    "a coding": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nok",
-    "headers that come twice": b"GET / HTTP/1.1\r\nHost: a\r\nX-A: 1\r\nX-A: 2\r\nCookie: a=b\r\n\r\n",
-    "an expectation": b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok",
-}
+FIRSTS = {name: raw.encode("latin-1") for name, raw in TABLES["firsts"].items()}
 
 
 @pytest.mark.parametrize("first", FIRSTS.values(), ids=FIRSTS)

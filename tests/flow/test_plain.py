@@ -23,6 +23,9 @@ from tests.flow.streams import streamed
 from tests.flow.talk import Answer, Talk, reason_of
 from tests.flow.test_crossings import RULES as ALL
 from tests.flow.world import PATIENCE_S, TOOLS, Upstream, World, until, world
+from tests.tables import tables
+
+TABLES = tables("flow/plain")
 
 MAY_ALL = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
 GOOD = {"repo": "acme/site"}
@@ -320,23 +323,7 @@ async def test_what_an_answer_may_hold_holds_here(tmp_path: Path) -> None:
 # --- what is not taken ----------------------------------------------------------------------------------------------
 
 NOT_TAKEN = {
-    "nothing": b"",
-    "no object": b"[]",
-    "a text": b'"a"',
-    "two values": b"{}{}",
-    "a key twice": b'{"arguments": {}, "arguments": {}}',
-    "a key twice inside": b'{"arguments": {"repo": "acme/a", "repo": "evil/a"}}',
-    "another spelling": b'{"Arguments": {}}',
-    "the bare arguments": b'{"repo": "acme/site"}',
-    "an envelope": b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "delete_repo"}}',
-    "metadata": b'{"arguments": {}, "_meta": {}}',
-    "no arguments": b'{"arguments": null}',
-    "a list of arguments": b'{"arguments": []}',
-    "a mark": b'\xef\xbb\xbf{"arguments": {}}',
-    "no UTF-8": b'{"arguments": {"repo": "\xff"}}',
-    "no number": b'{"arguments": {"limit": NaN}}',
-    "a large number": b'{"arguments": {"limit": 99999999999999999999999}}',
-    "a surrogate": b'{"arguments": {"repo": "\\ud800"}}',
+    **{name: raw.encode("latin-1") for name, raw in TABLES["not_taken"].items()},
     "a tower": b'{"arguments": ' + b'{"a":' * 40 + b"1" + b"}" * 40 + b"}",
 }
 

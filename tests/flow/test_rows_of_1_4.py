@@ -105,15 +105,7 @@ async def under(running: World, rules: str) -> None:
     running.upstream.seen.clear()
 
 
-GRANTS = {
-    "a tool": allow("tool:github/x", "tools/call"),
-    "a prompt": allow("prompt:github/x", "prompts/get"),
-    "a resource": allow("resource:github/file:///x", "resources/read"),
-    "the server": allow("nhi:github", "sampling/createMessage"),
-    "everything": allow("tool:*", "use"),
-    "a condition": "p, nhi:planner, tool:github/x, use, -, -, args.never == 'so', allow\n",
-    "a role": "p, role:readers, tool:github/x, use, -, -, -, allow\n",
-}
+GRANTS = TABLES["grants"]
 NO_GRANTS = {
     "nothing": ("p, nhi:other, tool:github/x, use, -, -, -, allow\n", "no-matching-rule"),
     "another server": (allow("tool:jira/x", "use"), "no-matching-rule"),

@@ -12,17 +12,12 @@ import pytest
 from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError, Fault
 from tests.flow.world import write_folder
+from tests.tables import tables
+
+TABLES = tables("flow/start_faults")
 
 GOOD = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
-BAD_FILES = {
-    "policies/agent_to_tool.csv": "p, nhi:planner, tool:github/*, tool/call, -, -, -, allow\n",
-    "policies/budgets.yaml": "version: 1\ntolls: {}\n",
-    "policies/pins.yaml": "version: 1\nservres: {}\n",
-    "policies/disabled.yaml": "version: 1\ndisabld: []\n",
-    "data/disabled.json": "garbage",
-    "data/records.sqlite": "garbage",
-    "data/keys/audit.key": "",
-}
+BAD_FILES = TABLES["bad_files"]
 
 
 def faults(folder: Path) -> dict[str, Fault]:

@@ -18,6 +18,9 @@ import pytest
 from tests.flow.process import served
 from tests.flow.talk import Answer, Era, Talk, reason_of, talking
 from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, World, request, until, world
+from tests.tables import tables
+
+TABLES = tables("flow/stdio")
 
 ROOT = Path(__file__).parents[2]
 RULES = """\
@@ -137,14 +140,7 @@ async def test_a_thousand_calls_are_one_program(tmp_path: Path) -> None:
         assert len(children_of(os.getpid())) == below
 
 
-TROUBLES = [
-    ("exit", "its program ended: exit code 1"),
-    ("crash", "its program ended: signal 11 (SIGSEGV)"),
-    ("partial_line", "its program ended: exit code 0"),
-    ("close_output", "its program ended: it closed its output"),
-    ("flood_noise", "its output is not JSON-RPC"),
-    ("flood_line", "it sent a line beyond the size bound"),
-]
+TROUBLES = TABLES["troubles"]
 
 
 @pytest.mark.parametrize(("how", "detail"), TROUBLES)

@@ -24,8 +24,11 @@ from tests.flow.scripts import status
 from tests.flow.talk import Era, Talk, reason_of
 from tests.flow.test_crossings import act
 from tests.flow.world import TOOLS, Upstream, World, listening, until, world
+from tests.tables import tables
 from tests.unit.upstreams import old
 from tests.unit.upstreams.token_endpoint import Issuing, issuing
+
+TABLES = tables("flow/upstream_credentials")
 
 IDP = Idp()
 PLANNER_KEY = IDP.api_key("nhi:planner")
@@ -36,14 +39,7 @@ p, nhi:planner, tool:github/act, use, -, -, -, allow
 """
 LENDS = {"policies/user_to_nhi.csv": "p, user:alice, nhi:planner, delegate, -, -, -, allow\n"}
 OWN = "the-upstreams-own-credential"
-KINDS = {
-    "bearer": "{bearer_path: own}",
-    "header": "{header: X-Key, value_path: own}",
-    "client_credentials": "{client_credentials: {token_url: TOKEN_URL, client_id: us, secret_path: own}}",
-    "token_exchange": "{token_exchange: {token_url: TOKEN_URL, client_id: us, secret_path: own}}",
-    "signed": "{signed: {}}",
-    "passthrough": "{passthrough: true, own_bearer_path: own}",
-}
+KINDS = TABLES["kinds"]
 
 
 @dataclass

@@ -20,6 +20,9 @@ from aiohttp import web
 
 from sidecar.app.application import Application
 from sidecar.settings.shipped_files import shipped
+from tests.tables import tables
+
+TABLES = tables("flow/world")
 
 STATELESS = "2026-07-28"
 SESSION = "2025-11-25"
@@ -27,19 +30,7 @@ ACCEPT = "application/json, text/event-stream"
 PATIENCE_S = 30.0  # for what takes a moment: the machine may be slow, and busy with other things
 PATIENT = {"SIDECAR_SERVER__MAX_LAG_S": f"{PATIENCE_S}", "SIDECAR_STORE__TIMEOUT": "500ms"}
 META = {"io.modelcontextprotocol/protocolVersion": STATELESS, "io.modelcontextprotocol/clientCapabilities": {}}
-TOOLS: list[dict[str, Any]] = [
-    {
-        "name": "search_code",
-        "description": "Search.",
-        "inputSchema": {
-            "type": "object",
-            "properties": {"repo": {"type": "string", "maxLength": 64}, "limit": {"type": "integer", "maximum": 50}},
-            "required": ["repo"],
-        },
-    },
-    {"name": "delete_repo", "inputSchema": {"type": "object", "properties": {"repo": {"type": "string"}}}},
-    {"name": "get_file", "inputSchema": {"type": "object", "properties": {"path": {"type": "string"}}}},
-]
+TOOLS: list[dict[str, Any]] = TABLES["tools"]
 RULES = """\
 #: id=planner-searches
 p, nhi:planner, tool:github/search_code, use, -, -, args.repo.startsWith('acme/'), allow

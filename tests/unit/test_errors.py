@@ -11,6 +11,9 @@ from click.testing import CliRunner
 
 from sidecar.cli import main
 from sidecar.errors import Fault, visible, visible_lines
+from tests.tables import tables
+
+TABLES = tables("errors")
 
 _OTHERS = [b"a\rb.csv", b"\xffx.csv", b"roles.\xe2\x80\xae.csv"]
 NAMES = [b"agent_to_tool.\x1b]0;owned\x07.csv", b"user_to_nhi.\xc2\x9b31m.csv", *_OTHERS]
@@ -20,12 +23,7 @@ OBEYED = ("\x1b", "\x07", "\x9b", "\r", "\udcff", "\u202e")
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("agent_to_tool.csv", "agent_to_tool.csv"),
-        ("naïve 猫", "naïve 猫"),
-        ("a\x1b[31mb", r"a\x1b[31mb"),
-        ("a\nb\tc\rd", r"a\nb\tc\rd"),
-        ("\x9b31m", r"\x9b31m"),
-        ("\u202e\u200b\ufeff", r"\u202e\u200b\ufeff"),
+        *TABLES["shown"],
         (os.fsdecode(b"\xff"), r"\udcff"),
     ],
 )

@@ -21,7 +21,10 @@ from click.testing import CliRunner, Result
 from sidecar.cli import main
 from sidecar.http.signing_keys import generate
 from tests.flow.world import world
+from tests.tables import tables
 from tests.unit.policy_tools.traffic import Sent, engine_of, record, write_policy
+
+TABLES = tables("cli/every_command")
 
 SHIPPED = Path(__file__).parents[3]
 
@@ -159,27 +162,17 @@ async def test_no_argument_ends_in_a_traceback_where_a_sidecar_answers(
 # --- what stands in the files -----------------------------------------------------------------------------------------
 
 READ = {
-    "sidecar.yaml": (["check"], ["config", "show", "--origin"], ["agent", "check", "echo"], ["schedule", "next"]),
-    "policies/agent_to_tool.csv": (["policy", "check"], ["policy", "convert", "policies", "--to=yaml", "-o", "out"]),
-    "policies/more.yaml": (["policy", "check"], ["policy", "convert", "policies", "--to=csv", "-o", "out"]),
-    "policies/guardrails.csv": (["policy", "check"], ["policy", "diff", ".", "."]),
-    "policies/roles.csv": (["policy", "check"], ["policy", "export", "--casbin=casbin"]),
-    "policies/budgets.yaml": (["check"],),
-    "policies/disabled.yaml": (["check"],),
-    "policies/pins.yaml": (["check"],),
-    "policies/tests/a.yaml": (["policy", "test"],),
-    "models/agent_to_tool.conf": (["check"], ["policy", "check"]),
-    "keys.yaml": (["check"], ["token", "revoke", "abc"], ["token", "api-key", "--principal=nhi:planner"]),
+    **TABLES["read"],
     "audit.jsonl": (
-        ["audit", "verify", "audit.jsonl"], ["audit", "show", "audit.jsonl"],
+        ["audit", "verify", "audit.jsonl"],
+        ["audit", "show", "audit.jsonl"],
         ["audit", "show", "--stats", "audit.jsonl"],
-        ["policy", "suggest", "audit.jsonl"], ["policy", "replay", "audit.jsonl", "--policy=."],
+        ["policy", "suggest", "audit.jsonl"],
+        ["policy", "replay", "audit.jsonl", "--policy=."],
         ["policy", "explain", "--record=audit.jsonl", "--decision=id-000002"],
         ["audit", "prove", "audit.jsonl", "--decision=id-000002", "--args={}", "--key=audit.key"],
     ),
-    ".mcp.json": (["init", "--from=.mcp.json", "fresh"], ["wrap", ".mcp.json"], ["unwrap", ".mcp.json"]),
-    "signing-key.pem": (["token", "mint", "--key=signing-key.pem", "--sub=user:a", "--aud=x"],),
-}  # fmt: skip
+}
 RULES = (
     "#: id=reads owner=a@b.example\n"
     "p, nhi:*, tool:example/a*, use, 2030-01-01T00:00:00Z, 120, args.repo.startsWith('acme/'), allow\n"

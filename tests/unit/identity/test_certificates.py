@@ -222,27 +222,12 @@ async def test_a_named_proxy_tells_of_its_callers_certificate(name: str) -> None
 
 SUBJECT = f'Hash={HASH};Subject="CN=\\"batch\\",O=Acme"'
 MISSHAPEN: dict[str, str] = {
-    "empty": "",
-    "no pair": "planner",
-    "no key": f"={PLANNER}",
-    "an open quote": f'Subject="CN=batch;URI={PLANNER}',
-    "a quote inside": f'URI=spi"ffe://x;URI={PLANNER}',
-    "after a quote": f'Subject="a"b;URI={PLANNER}',
-    "an end that is cut": f"{ENVOY},",
-    "an end with nothing": f"{ENVOY};",
-    "an escaped name that is another": SUBJECT,
-    "two URIs": f"URI={PLANNER};URI={PLANNER}",
-    "two subjects": 'Subject="CN=batch,O=Acme";Subject="CN=batch,O=Acme"',
-    "two hashes": f"Hash={HASH};Hash={HASH};URI={PLANNER}",
-    "a short hash": f"Hash=abcd;URI={PLANNER}",
+    **TABLES["headers"],
     "a hash of no digits": f"Hash={'x' * 64};URI={PLANNER}",
-    "a certificate that is none": "Cert=AAAA",
     "a certificate of a version that is none": f'Cert="{quote(of_no_version(issue(uris=[PLANNER]).der))}"',
     "another certificate than its hash": f'Hash={HASH};Cert="{quote(issue(uris=[PLANNER]).pem)}"',
     "an authority's certificate": f'Cert="{quote(authority().own.pem)}"',
     "one that is over": f'Cert="{quote(issue(uris=[PLANNER], ends_s=-5).pem)}"',
-    "nobody": f"Hash={HASH}",
-    "a name with a letter that looks like one": "URI=spiffe://acme.example/ns/prod/sa/pl\u0430nner",
     "a thousand pairs": ";".join(["By=a"] * 1000),
 }
 

@@ -18,8 +18,11 @@ from sidecar.limits.store import StoreUnavailable
 from sidecar.limits.store_connection import StoreConnection
 from sidecar.limits.topology import Finder, Sentinels, Trouble, finder_of
 from sidecar.settings.store import StoreSettings
+from tests.tables import tables
 from tests.unit.limits.stages import charge, opened
 from tests.valkey import Valkey
+
+TABLES = tables("limits/liars")
 
 HOUR = charge("hour", 10)
 HELLO = b"%1\r\n+server\r\n+redis\r\n"
@@ -27,20 +30,9 @@ GREETED = (HELLO, *[b"+sha\r\n"] * 4, b"*2\r\n$1\r\nx\r\n:-1\r\n")
 """What it says to HELLO, to four scripts, and of its epoch."""
 
 LIES = {
+    **{name: raw.encode("latin-1") for name, raw in TABLES["lies"].items()},
     "a thousand pushes": b">2\r\n+a\r\n+b\r\n" * 1000,
-    "moved without a node": b"-MOVED x\r\n",
-    "moved to no port": b"-MOVED 1 a:b\r\n",
-    "an error that is empty": b"-\r\n",
-    "an error that is no text": b"-ERR \xff\r\n",
-    "a map of lists": b"%1\r\n*1\r\n+a\r\n+b\r\n",
-    "a set of lists": b"~1\r\n*1\r\n+a\r\n",
-    "a number that is none": b",nan\r\n",
-    "a number too large": b":99999999999999999999\r\n",
-    "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    "more than memory has": b"$99999999999\r\nx",
     "deeper than anything": b"*1\r\n" * 2000,
-    "half a reply": b"*6\r\n$4\r\ncall",
-    "of another call": b"*6\r\n$5\r\nother\r\n:1\r\n:1\r\n:9\r\n:0\r\n:0\r\n",
 }
 
 

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from sidecar.limits.plan import NOTHING, REMEMBERED_PLANS, BudgetRule, Budgets, LimitCap, LimitPlan, _key, plan_charges
 from sidecar.vocabulary import Call, Decision, Principal, Question, RowLimit
+from tests.tables import tables
+
+TABLES = tables("limits/plan")
 
 ALICE, BOB = Principal("user:alice"), Principal("user:bob")
 PLANNER, RESEARCHER = Principal("nhi:planner"), Principal("nhi:researcher")
@@ -71,15 +74,7 @@ def test_one_row_counts_for_one_principal_whatever_the_chain_and_the_object() ->
 
 @pytest.mark.parametrize(
     ("pattern", "matches"),
-    [
-        ("tool:github/search", True),
-        ("tool:github/*", True),
-        ("*", True),
-        ("tool:*search", True),
-        ("tool:GitHub/*", False),
-        ("tool:git", False),
-        ("prompt:github/*", False),
-    ],
+    TABLES["tools"],
 )
 def test_a_tools_entry_matches_as_policy_matches(pattern: str, matches: bool) -> None:
     assert labels(plan(tools(BudgetRule("tools", pattern, False, HOUR)), ALICE)) == [f"tools:{pattern}:hour"] * matches

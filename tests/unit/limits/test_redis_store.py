@@ -24,8 +24,11 @@ from sidecar.limits.redis_store import AT_ONCE, EPOCH, TIDE, RedisCounters, _For
 from sidecar.limits.topology import PREFIX
 from sidecar.settings.store import StoreSettings
 from tests.flow.world import until
+from tests.tables import tables
 from tests.unit.limits.stages import Between, Listening, charge, opened
 from tests.valkey import Valkey
+
+TABLES = tables("limits/redis_store")
 
 HOUR, DAY, RATE, SLOTS = (
     charge("hour", 1000),
@@ -280,16 +283,7 @@ SOURCES = Path(sidecar.__file__).parent
 TOLD = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/limits.md").read_text("utf-8"), re.MULTILINE)
 
 
-PARTS = {
-    "limits and budgets": ("limits/*.lua",),
-    "disabled principals and tools, always": ("storage/scripts/kill_switch.lua",),
-    "news between replicas, always": ("storage/scripts/peers.lua",),
-    "`sessions.store: redis`": ("storage/scripts/sessions.lua",),
-    "`tasks.store: redis`": ("storage/scripts/records.lua",),
-    "the turns of agents that write, `tasks.store: redis`": ("storage/scripts/write_leases.lua",),
-    "proofs of DPoP that are believed once": ("storage/scripts/proof_once.lua",),
-    "checkpoints, `to: [store]`": ("storage/scripts/checkpoint_*.lua",),
-}
+PARTS = TABLES["parts"]
 
 
 def called(*patterns: str) -> set[str]:

@@ -33,7 +33,10 @@ from sidecar.policy_tools.check import CheckReport, check
 from sidecar.policy_tools.check.codes import CODES
 from sidecar.policy_tools.check.linted_policy import Granting
 from sidecar.policy_tools.policy_location import PolicyLocation
+from tests.tables import tables
 from tests.unit.policy.world import scope
+
+TABLES = tables("policy/catalogue")
 
 REPOSITORY = Path(__file__).parents[3]
 FOLDER = REPOSITORY / "tests" / "golden" / "policy" / "catalogue"
@@ -132,15 +135,7 @@ def written(examples: list[Example]) -> str:
 
 # --- docs/policy-errors.md --------------------------------------------------------------------------------------------
 
-GROUPS = (
-    ("P0", "Files"),
-    ("P1", "Rows"),
-    ("P2", "Models"),
-    ("P3", "Roles and sets"),
-    ("P4", "Conditions"),
-    ("P5", "YAML"),
-    ("P6", "Suspicious, not refused"),
-)
+GROUPS = TABLES["groups"]
 
 
 def errors_page() -> str:

@@ -22,17 +22,7 @@ ROWS = "p, user:a, tool:s/t, tools/call, -, -, -, allow\np, user:b, tool:s/t, to
 
 @pytest.mark.parametrize(
     "text",
-    [
-        ROWS,
-        "\ufeff" + ROWS,
-        ROWS.replace("\n", "\r\n"),
-        ROWS.replace(", ", ","),
-        ROWS.replace(", ", ",\t"),
-        ROWS.replace(", ", "\t ,  "),
-        ROWS.rstrip("\n"),
-        '\n\n# comment\n   # another, with "quotes\n' + ROWS + "\n",
-        ROWS.replace("user:a", '"user:a"').replace("p,", '"p",'),
-    ],
+    TABLES["words"],
 )
 def test_the_same_grants_load_the_same_however_they_are_written(tmp_path: Path, text: str) -> None:
     """BL-026."""
@@ -43,14 +33,7 @@ def test_the_same_grants_load_the_same_however_they_are_written(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("text", "line", "column"),
-    [
-        (ROWS.replace("p,", "P,", 1), 1, 1),
-        (ROWS.replace(",", ";"), 1, 1),
-        (ROWS.replace(",", "\t"), 1, 1),
-        (ROWS.replace("\n", "\r"), 1, 48),
-        (ROWS.replace("user:b", "user:b\ufeff"), 2, 10),
-        (ROWS + "p, user:c, tool:s/t", 3, 1),
-    ],
+    TABLES["globs"],
 )
 def test_what_is_not_understood_is_a_fault_at_its_place(tmp_path: Path, text: str, line: int, column: int) -> None:
     """BL-026."""

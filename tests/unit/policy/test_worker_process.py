@@ -14,17 +14,12 @@ import pytest
 from sidecar.errors import PolicyError
 from sidecar.policy import Engine, load_policy
 from sidecar.policy.worker_process import load_policy_aside, pack, unpack
+from tests.tables import tables
 from tests.unit.policy.world import MODELS, NOW, chain, scope, source, tool, write
 
-FILES = {
-    "agent_to_tool.csv": (
-        "#: id=reads owner=me reason=why shadow=true per=origin\n"
-        "p, role:x, tool:s/get_*, use, -, 9, args.a == 1, allow\n"
-        "p, nhi:a, set:m, tools/call, 2030-01-01T00:00:00Z, -, -, allow\n"
-    ),
-    "guardrails.csv": "p, *, tool:*/delete_*, tools/call, -, -, -, deny\n",
-    "roles.csv": "g, nhi:a, role:x\ng2, tool:s/t, set:m\n",
-}
+TABLES = tables("policy/worker_process")
+
+FILES = TABLES["files"]
 
 
 def test_what_is_packed_comes_out_the_same(tmp_path: Path) -> None:

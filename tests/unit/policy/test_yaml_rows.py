@@ -198,14 +198,7 @@ roles:
 
 @pytest.mark.parametrize(
     ("mapped", "capability", "told"),
-    [
-        ("", "github.read", True),
-        ("", "github.commits.list", False),
-        ("", "github.search_code", False),
-        ("capabilities: {jira.read: tool:jira/get_issue}\n", "github.search_code", True),
-        ("capabilities: {jira.read: tool:jira/get_issue}\n", "jira.read", False),
-        ("capabilities: {jira.read: tool:jira/get_issue}\n", "github.*", False),
-    ],
+    TABLES["capabilities"],
 )
 def test_a_capability_that_is_mapped_to_nothing_is_told(mapped: str, capability: str, told: bool) -> None:
     faults = Faults()

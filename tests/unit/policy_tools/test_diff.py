@@ -239,20 +239,9 @@ TEN = "nhi:a, tool:s/t, use, -, 10, -, allow"
 @pytest.mark.parametrize(
     ("old", "new", "lifted"),
     [
-        (WIDE + row(TEN), WIDE, ["r"]),  # every answer is as it was, and ten calls are any number of calls
-        (WIDE + row(TEN), WIDE + row(TEN.replace("s/t", "s/u")), ["r"]),
-        (WIDE + row(TEN.replace("s/t", "s/*")), WIDE + row(TEN), ["r"]),
+        *TABLES["statements"],
         (WIDE + row(TEN), WIDE + row(TEN.replace("-, allow", "args.x == 1, allow")), ["r"]),
         (WIDE + row(TEN), WIDE + "#: id=r shadow=true\np, " + TEN + "\n", ["r"]),
-        (row(TEN) + row(TEN.replace("10", "-"), "x"), row(TEN.replace("10", "-"), "x"), ["r"]),
-        (WIDE + row(TEN), WIDE + row(TEN, "other"), []),
-        (WIDE + row(TEN), WIDE + row(TEN.replace("10", "5").replace("s/t", "s/*"), "other"), []),
-        (WIDE + row(TEN), WIDE + row(TEN.replace("10", "20"), "other"), ["r"]),
-        (row(TEN), "", []),  # no principal may call it at all
-        (row(TEN), row(TEN.replace("use", "tools/call")), []),
-        (row(TEN), row("nhi:b, tool:s/t, use, -, -, -, allow", "b"), []),
-        (row(TEN), row(TEN.replace("10", "20")), []),  # told as what changed in it
-        ("", WIDE, []),
     ],
 )
 def test_a_limit_that_is_lifted_is_told_where_the_call_is_still_allowed(

@@ -20,7 +20,10 @@ from sidecar.policy import Engine, PolicySource, load_policy
 from sidecar.policy_tools.export import encoded, export
 from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import Principal, Question
+from tests.tables import tables
 from tests.unit.policy.world import write
+
+TABLES = tables("policy_tools/export")
 
 MODELS = shipped("models")
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -110,14 +113,7 @@ def test_an_mcp_server_as_a_whole_is_asked_by_saying_so(source: PolicySource, fo
 
 @pytest.mark.parametrize(
     ("asked", "code", "said"),
-    [
-        (["nhi:a", "tool:s/t1", "tools/call"], 0, f"allow\n{LINK}nhi:a tools/call tool:s/t1: allow (any-t)\n"),
-        (["nhi:c", "tool:s/t1", "tools/call"], 1, f"deny\n{LINK}nhi:c tools/call tool:s/t1: deny (no rule)\n"),
-        (["nhi:a", "tool:s/t_delete", "tools/call"], 1, DENIED),
-        (["nhi:b", "tool:s/x", "tools/call", '{"repo": "acme/x", "l": [1]}', "--via", "user:on"], 0, "allow\n"),
-        (["nhi:a", "tool:s/t1", "tools/call", "[1]"], 2, ""),
-        (["nhi:a", "tool:s/t1", "tools/call", "{"], 2, ""),
-    ],
+    TABLES["exported"],
 )
 def test_the_command_says_the_answer_and_its_rules(folder: Path, asked: list[str], code: int, said: str) -> None:
     done = python(folder / "enforce.py", *asked)

@@ -104,22 +104,8 @@ def test_what_is_unknown_does_not_matter_where_the_answer_is_the_same_either_way
 
 
 CLEAR = {"tool:g/search": ["/repo", "/size", "/page/limit"]}
-CLEAR_ARGS: list[dict[str, Any]] = [
-    {},
-    {"repo": "acme/site", "size": 50},
-    {"repo": "evil/site", "size": 51, "page": {}},
-    {"repo": None, "size": 2**62, "page": {"limit": 10}},
-    {"repo": "", "size": 0.5, "page": {"limit": 11, "other": True}},
-    {"repo": True, "size": "50"},
-]
-CLEAR_CONDITIONS = [
-    "args.repo.startsWith('acme/')",
-    "args.size <= 50",
-    "has(args.repo) && args.repo == 'acme/site'",
-    "!has(args.page)  || args.page.limit > 10",
-    "has(args.page.limit)",
-    "args.repo != 'acme/site' || args.size > 49",
-]
+CLEAR_ARGS: list[dict[str, Any]] = TABLES["clear"]
+CLEAR_CONDITIONS = TABLES["clear_conditions"]
 
 
 @pytest.mark.parametrize("when", CLEAR_CONDITIONS)

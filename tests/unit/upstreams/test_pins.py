@@ -33,14 +33,7 @@ from tests.unit.protocols.test_hidden_characters import POISONED
 TABLES = tables("upstreams/pins")
 
 AT, BY = "2027-01-31T08:00:00Z", "alice"
-ENTRY: dict[str, Any] = {
-    "name": "search_code",
-    "title": "Search",
-    "description": "Searches code.",
-    "inputSchema": {"type": "object", "properties": {"a": {"maximum": 10}, "b": {"enum": ["x", "y"]}}},
-    "outputSchema": {"type": "object"},
-    "annotations": {"readOnlyHint": True},
-}
+ENTRY: dict[str, Any] = TABLES["entry"]
 
 
 def pin(entry: dict[str, Any] = ENTRY) -> Pin:

@@ -11,6 +11,9 @@ import pytest
 
 from sidecar.errors import Reason
 from sidecar.upstreams.statuses import MAX_RETRY_AFTER_S, passes_on, refusal_of, retry_after_s
+from tests.tables import tables
+
+TABLES = tables("upstreams/statuses")
 
 
 @dataclass(frozen=True)
@@ -35,14 +38,7 @@ def test_a_date_is_the_seconds_until_then() -> None:
 
 @pytest.mark.parametrize(
     ("status", "headers", "reason", "http"),
-    [
-        (429, {"retry-after": "17"}, Reason.UPSTREAM_LIMITED, 429),
-        (429, {}, Reason.UPSTREAM_LIMITED, 429),
-        (503, {"retry-after": "17"}, Reason.UPSTREAM_FAILED, 503),
-        (503, {}, Reason.UPSTREAM_FAILED, 502),
-        (500, {"retry-after": "17"}, Reason.UPSTREAM_FAILED, 502),
-        (307, {"retry-after": "17"}, Reason.UPSTREAM_FAILED, 502),
-    ],
+    TABLES["statuses"],
 )
 def test_two_statuses_are_passed_on(status: int, headers: dict[str, str], reason: Reason, http: int) -> None:
     refusal = refusal_of(Head(status, headers))

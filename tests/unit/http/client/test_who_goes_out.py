@@ -52,14 +52,7 @@ def test_whoever_opens_a_connection_has_its_address_from_the_operator() -> None:
 
 NO_PLACES = ["file:///etc/passwd", "htp://idp.example/", "keys.json", "//idp.example/keys", "data:application/json,{}"]
 NO_PLACES += ["ftp://idp.example/", "javascript:alert(1)", "http:/one/slash", "unix:/run/x.sock", "https://", ""]
-SECTIONS = {
-    "upstream": "upstreams: {{a: {{mcp: {{url: '{}'}}}}}}",
-    "agent": "upstreams: {{a: {{a2a: {{url: '{}'}}}}}}",
-    "card": "upstreams: {{a: {{a2a: {{url: 'https://a.example/', card_url: '{}'}}}}}}",
-    "keys": "identity: {{issuers: [{{issuer: 'https://idp.example', audiences: [a], jwks_url: '{}'}}]}}",
-    "tokens": "upstreams: {{a: {{mcp: {{url: 'https://a.example/'}}, "
-    "credential: {{client_credentials: {{token_url: '{}', client_id: a, secret_path: b}}}}}}}}",
-}
+SECTIONS = TABLES["sections"]
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -91,11 +91,7 @@ def test_those_that_linger_have_a_bound_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("host", "peer"),
     [
-        ("192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
+        *TABLES["peers"],
         (LOCAL, LOCAL),
     ],
 )

@@ -17,7 +17,10 @@ from click.testing import CliRunner, Result
 from sidecar.cli.policy import test as command_file
 from sidecar.cli.policy.test import changes_in, run_again
 from sidecar.cli.policy.test import test as command
+from tests.tables import tables
 from tests.unit.policy_tools.suites.rig import HEAD, write
+
+TABLES = tables("policy_tools/suites/command")
 
 GET = "as: nhi:a, calls: tool:x/get_it"
 GOOD = f"{HEAD}- {{name: good, {GET}, expect: allow}}\n"
@@ -64,14 +67,7 @@ def test_a_failure_is_told_with_its_links_rules_and_near_misses(tmp_path: Path) 
     assert "1 passed, 2 failed, 1 skipped in " in result.output
 
 
-NEAR = [
-    ("as: nhi:a, calls: tool:x/put", "ours", "condition args.repo == 'ours' (it failed, or gave no Boolean)"),
-    ("as: nhi:a, calls: tool:x/put, args: {repo: b}", "ours", "condition args.repo == 'ours' (it gave false)"),
-    ("as: nhi:a, calls: tool:x/old", "ended", "expiry 2027-01-01T00:00:00Z (it has ended)"),
-    ("as: nhi:b, calls: tool:x/get_it", "reads", "subject nhi:a"),
-    ("as: user:u, calls: nhi:a, action: push/set", "lends", "action tools/call|"),
-    ("as: nhi:b, lists: x", "ours", "subject nhi:a"),
-]
+NEAR = TABLES["near"]
 
 
 @pytest.mark.parametrize(("test", "rule", "words"), NEAR, ids=[test for test, _, _ in NEAR])

@@ -12,7 +12,10 @@ from sidecar.cli.config import schema_of
 from sidecar.errors import PolicyError
 from sidecar.policy_tools.suites.loading import read_suites
 from sidecar.settings.yaml_document import read_document
+from tests.tables import tables
 from tests.unit.policy_tools.suites.rig import HEAD, REPOSITORY, faults
+
+TABLES = tables("policy_tools/suites/suite_schema")
 
 SHIPPED = REPOSITORY / "policies" / "tests" / "shipped.yaml"
 CALL = "as: nhi:a, calls: tool:x/y, expect: allow"
@@ -29,16 +32,7 @@ def test_what_cannot_be_meant_is_refused_at_its_place(tmp_path: Path, case: dict
     assert case["told"] in told
 
 
-WHOLE = [
-    ("", 0, "Y102", "empty"),
-    ("suite: s\ntests: []\n", 2, "Y104", "at least 1"),
-    ("suit: s\ntests: [{name: t, as: nhi:a, calls: tool:x/y, expect: allow}]", 1, "Y101", 'did you mean "suite"'),
-    (f"{HEAD}- {{name: t, {CALL}}}\n- {{name: t, {CALL}}}\n", 5, "T101", "same name"),
-    (f"catalogue: {{x: [one]}}\n{HEAD}- {{name: t, as: nhi:a, lists: x, expect: [onne]}}\n", 5, "T104", '"one"'),
-    (f"catalogue: {{x: ['a b']}}\n{HEAD}- {{name: t, {CALL}}}\n", 1, "T104", "no tool can be called"),
-    (f"version: 2\n{HEAD}- {{name: t, {CALL}}}\n", 1, "Y104", "known values"),
-    (f'{HEAD}- {{name: "a\\nb", {CALL}}}\n', 4, "Y104", "one line"),
-]
+WHOLE = TABLES["whole"]
 
 
 @pytest.mark.parametrize(("text", "line", "code", "words"), WHOLE)

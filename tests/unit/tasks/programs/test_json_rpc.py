@@ -24,6 +24,9 @@ from sidecar.tasks.programs.attempt import (
 )
 from sidecar.tasks.programs.json_rpc import MAX_ARTIFACTS, MAX_NOISE, STATES, RpcDialogue
 from sidecar.tasks.programs.run_record import Category, Failure
+from tests.tables import tables
+
+TABLES = tables("tasks/programs/json_rpc")
 
 MESSAGE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "say"}], "taskId": "t-1", "contextId": "c-1"}
 PARTS = [{"text": "a"}, {"data": {"b": 1}}]
@@ -150,36 +153,7 @@ def test_an_error_is_the_end_and_says_whose_fault_it_was(error: dict[str, Any], 
         assert heard(line(id=number, error=error)) == [TurnAnswer(STATES["failed"], failure=failure)]
 
 
-BREAKS: list[tuple[bytes, str]] = [
-    (b'{"jsonrpc":"2.0","id":1,"result":"a"\n', "is no JSON-RPC message"),
-    (b'{"jsonrpc":"2.0","id":1,"result":"a","result":"b"}\n', "a key twice"),
-    (b'{"id":1,"result":"a"}\n', 'jsonrpc must be "2.0"'),
-    (b'{"level":"info","msg":"listening"}\n', "a member that JSON-RPC does not know"),
-    (b'{"jsonrpc":"2.0","id":1,"result":"\xff"}\n', "not UTF-8"),
-    (b'{"jsonrpc":"2.0","id":1,"result":"\\u0000"}\n', "NUL"),
-    (line(id=1, result="a", error={"code": 1, "message": "b"}), "exactly one of result and error"),
-    (line(id=2, result="a"), "never asked"),
-    (line(id="1", result="a"), "never asked"),
-    (line(id=0, result="a"), "never asked"),
-    (line(id=1, result=7), "/result must be an object"),
-    (line(id=1, result={"txt": "a"}), "/result may have text, parts, artifacts, state, message, and nothing else"),
-    (line(id=1, result={"text": 7}), "/result/text must be a string"),
-    (line(id=1, result={"message": 7}), "/result/message must be a string or an object"),
-    (line(id=1, result={"state": "working"}), "/result/state is none of completed, failed"),
-    (line(id=1, result={"parts": [{"text": "a", "url": "b"}]}), "/result/parts/0/url stands beside another content"),
-    (line(id=1, result={"parts": [{"kind": "text"}]}), "/result/parts/0 must have one of text, raw, url and data"),
-    (line(id=1, result={"artifacts": [{"artifactId": "r"}]}), "/result/artifacts/0/parts is empty"),
-    (line(id=1, result={"message": "a", "text": "b"}), "nothing else stands beside it"),
-    (line(id=1, result={"message": {"parts": []}}), "/result/message/parts is empty"),
-    (line(method="output", params={"text": "a"}) + line(id=1, result={"message": "b"}), "had begun one"),
-    (line(method="output", params={}), "/params/text is missing"),
-    (line(method="output", params={"text": ["a"]}), "/params/text must be a string"),
-    (line(method="progress", params={"progress": True}), "/params/progress must be a number"),
-    (line(method="progress", params={"progres": 1}), "/params may have message, progress, total"),
-    (line(method="artifact", params={}), "/params/artifact is missing"),
-    (line(method="artifact", params={"artifact": {"parts": [7]}}), "/params/artifact/parts/0 must be an object"),
-    (line(method="artifact", params={"artifact": {"parts": [{}]}}), "/params/artifact/parts/0 must have one of"),
-]
+BREAKS: list[tuple[bytes, str]] = [(raw.encode("latin-1"), *rest) for raw, *rest in TABLES["breaks"]]
 
 
 @pytest.mark.parametrize(("said", "why"), BREAKS)
