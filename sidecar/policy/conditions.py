@@ -24,6 +24,7 @@ from cel_expr_python import cel
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import Wrong
+from sidecar.policy.plain_conditions import UNITS_PER_CHAR, UNITS_PER_NODE, PlainCondition, plain_condition
 from sidecar.policy.similar_keys import Read, read_of
 from sidecar.policy.syntax import CalledFunction, Path, Syntax, name_of, syntax_of
 from sidecar.vocabulary import Chain, Principal, Question
@@ -33,9 +34,7 @@ MAX_DEPTH = 64
 MAX_ITERATIONS = 10_000  # the runtime's own budget
 # One unit is some 20 to 50 ns, measured with the worst inputs found; a decision may spend some tens of milliseconds.
 MAX_UNITS = 1_000_000
-_UNITS_PER_NODE = 20  # to measure and convert one value
-_MAX_NODES = MAX_UNITS // _UNITS_PER_NODE
-_UNITS_PER_CHAR = 0.25
+_MAX_NODES = MAX_UNITS // UNITS_PER_NODE
 _UNITS_PER_MATCHED_CHAR = 16  # RE2 on a pattern that outgrows its DFA
 _UNITS_PER_DYNAMIC_CHAR = 64  # RE2 on a pattern that the caller supplies
 _CONTAINS_SQUARE = 1 / 64  # `contains` is quadratic where both texts come from the caller
@@ -107,7 +106,8 @@ class ConditionContext(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One compiled `when`. `from_caller`: it reads `args` or `call.meta`; `names` are what it reads in `args`."""
+    """One compiled `when`. `from_caller`: it reads `args` or `call.meta`; `names` are what it reads in `args`. `plain`
+    evaluates it without CEL's runtime where that is possible."""
 
     text: str
     digest: str
@@ -121,6 +121,7 @@ class Condition:
     per_char: float
     per_square: float
     names: Read
+    plain: PlainCondition | None = None
 
     @property
     def trusts_meta(self) -> bool:
@@ -131,12 +132,17 @@ class Condition:
         seconds. Never raises for input that a caller can send."""
         read: dict[str, Any] = {}
         try:
-            data = _cut({name: scene.variable(name) for name in self.tree}, self.tree, read)
-            if "now" in read:
-                read["now"] = data["now"].timestamp()
-            if not purse.spend(self._cost(data)):
-                return "error", read
-            value = self.program.eval(None, data).plain_value()  # positional: a keyword argument takes a seventh longer
+            if self.plain is not None and (ran := self.plain.run(scene.variable)) is not None:
+                value, read, units = ran
+                if not purse.spend(units):
+                    return "error", read
+            else:
+                data = _cut({name: scene.variable(name) for name in self.tree}, self.tree, read)
+                if "now" in read:
+                    read["now"] = data["now"].timestamp()
+                if not purse.spend(self._cost(data)):
+                    return "error", read
+                value = self.program.eval(None, data).plain_value()  # positional: a keyword argument takes longer
         except (RuntimeError, ValueError, OverflowError, _UnfitError):
             return "error", read  # the runtime's own failures; the rule's effect decides how to fail closed
         if value is True:
@@ -146,7 +152,7 @@ class Condition:
     def _cost(self, data: Mapping[str, Any]) -> float:
         """Return the upper bound of one run's cost, in units."""
         nodes, chars = _size(data.values())
-        units = nodes * _UNITS_PER_NODE + chars * self.per_char + (chars * chars * self.per_square)
+        units = nodes * UNITS_PER_NODE + chars * self.per_char + (chars * chars * self.per_square)
         syntax = self.syntax
         if not syntax.loops or units > MAX_UNITS:
             return units
@@ -187,9 +193,10 @@ class Language:
             raise _compile_error(text, str(error)) from None
         if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
             raise Wrong("P402", f"gives {program.return_type().name().lower()}", "a condition must give true or false")
-        syntax = syntax_of(program.serialize())
+        serialized = program.serialize()
+        syntax = syntax_of(serialized)
         _check_reads(text, syntax)
-        return _condition(text, program, syntax)
+        return _condition(text, program, syntax, serialized)
 
 
 def _compile_error(text: str, message: str) -> Wrong:
@@ -219,7 +226,7 @@ def _check_reads(text: str, syntax: Syntax) -> None:
             raise Wrong("P404", "has_role of something that the caller wrote", hint, offset=call.offset, width=1)
 
 
-def _condition(text: str, program: cel.Expression, syntax: Syntax) -> Condition:
+def _condition(text: str, program: cel.Expression, syntax: Syntax, serialized: bytes) -> Condition:
     paths = _outermost({read.path for read in syntax.reads if read.path[0] in VARIABLES})
     tree: _Tree = {}
     for path in paths:
@@ -239,15 +246,16 @@ def _condition(text: str, program: cel.Expression, syntax: Syntax) -> Condition:
         syntax=syntax,
         looped=_outermost({read.path for read in syntax.reads if read.looped and read.path[0] in VARIABLES}),
         ranged=tuple(read.path for read in syntax.reads if read.ranged and read.path[0] in VARIABLES),
-        per_char=max([_UNITS_PER_CHAR, *(_units_per_char(call) for call in syntax.calls)]),
+        per_char=max([UNITS_PER_CHAR, *(_units_per_char(call) for call in syntax.calls)]),
         per_square=_CONTAINS_SQUARE if any(c.function == "contains" and c.dynamic for c in syntax.calls) else 0,
         names=read_of([path[1:] for path in named if path[0] == "args"], syntax.inner if loops else ()),
+        plain=plain_condition(serialized),
     )
 
 
 def _units_per_char(call: CalledFunction) -> float:
     if call.function != "matches":
-        return _UNITS_PER_CHAR
+        return UNITS_PER_CHAR
     return _UNITS_PER_DYNAMIC_CHAR if call.dynamic else _UNITS_PER_MATCHED_CHAR
 
 

@@ -18,8 +18,8 @@ Path = tuple[str, ...]
 # cel.expr.CheckedExpr, SourceInfo
 _CHECKED_EXPR, _SOURCE_INFO, _POSITIONS = 4, 5, 4
 # cel.expr.Expr
-_ID, _CONST, _IDENT, _SELECT, _CALL, _LIST, _STRUCT, _COMPREHENSION = 2, 3, 4, 5, 6, 7, 8, 9
-_TEST_ONLY = 3  # of a selection: `has`
+_ID, CONST, _IDENT, SELECT, CALL, LIST, _STRUCT, _COMPREHENSION = 2, 3, 4, 5, 6, 7, 8, 9
+TEST_ONLY = 3  # of a selection: `has`
 _STRING_VALUE = 6
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -75,11 +75,20 @@ def name_of(path: Path) -> str:
 
 def syntax_of(serialized: bytes) -> Syntax:
     """Parse `Expression.serialize()`, an `Any` that holds a CheckedExpr."""
-    checked = _Message(serialized).one(2)
+    checked = _checked(serialized)
     positions = {entry.number(1): entry.number(2) for entry in checked.one(_SOURCE_INFO).all(_POSITIONS)}
     walk = _Walk(positions)
     walk.visit(checked.one(_CHECKED_EXPR), frozenset(), 0)
     return walk.found
+
+
+def expression_of(serialized: bytes) -> WireMessage:
+    """Return the root of the tree, a `cel.expr.Expr`."""
+    return _checked(serialized).one(_CHECKED_EXPR)
+
+
+def _checked(serialized: bytes) -> WireMessage:
+    return WireMessage(serialized).one(2)
 
 
 class _Walk:
@@ -90,47 +99,47 @@ class _Walk:
         self._ranges = 0
         self.found = Syntax()
 
-    def visit(self, expr: _Message, bound: frozenset[str], depth: int, test: str = "") -> None:
+    def visit(self, expr: WireMessage, bound: frozenset[str], depth: int, test: str = "") -> None:
         found = self.found
         found.loop_nodes += depth > 0
         found.range_nodes += self._ranges > 0
-        path = _path(expr)
+        path = path_of(expr)
         if path is not None:
             if path[0] in bound:
                 found.inner.update(path[1:])
             else:
-                test = "has" if expr.one(_SELECT).number(_TEST_ONLY) else test
+                test = "has" if expr.one(SELECT).number(TEST_ONLY) else test
                 found.reads.append(ReadPath(path, self._offset(expr), depth > 0, self._ranges > 0, test))
-        elif _CONST in expr:
-            found.constants += _constant(expr.one(_CONST))
-        elif _CALL in expr:
+        elif CONST in expr:
+            found.constants += _constant(expr.one(CONST))
+        elif CALL in expr:
             self._visit_call(expr, bound, depth)
         elif _COMPREHENSION in expr:
             self._visit_comprehension(expr.one(_COMPREHENSION), bound, depth)
         else:  # a selection, a list, or a map with its entries' keys and values
-            inner = expr.one(_SELECT).all(1) + expr.one(_LIST).all(1)
+            inner = expr.one(SELECT).all(1) + expr.one(LIST).all(1)
             for entry in expr.one(_STRUCT).all(2):
                 inner += entry.all(3) + entry.all(4)
             for one in inner:
                 self.visit(one, bound, depth)
 
-    def _visit_call(self, expr: _Message, bound: frozenset[str], depth: int) -> None:
-        call, before, first = expr.one(_CALL), len(self.found.reads), tuple[Path, ...]()
+    def _visit_call(self, expr: WireMessage, bound: frozenset[str], depth: int) -> None:
+        call, before, first = expr.one(CALL), len(self.found.reads), tuple[Path, ...]()
         arguments = call.all(1) + call.all(3)
         for index, argument in enumerate(arguments):
             others = arguments[:index] + arguments[index + 1 :]
             if call.text(2) == "@in":
-                others = arguments[1].one(_LIST).all(1) if index == 0 else []
-            test = call.text(2) if others and all(_CONST in other for other in others) else ""
+                others = arguments[1].one(LIST).all(1) if index == 0 else []
+            test = call.text(2) if others and all(CONST in other for other in others) else ""
             self.visit(argument, bound, depth, test)
             if index == 0:
                 first = tuple(read.path for read in self.found.reads[before:])
         if call.text(2) == "@in" and (sought := _keyed(arguments[1:], arguments[:1])) is not None:
             self.found.sought.append(sought)
-        dynamic = any(_CONST not in argument for argument in arguments[1:])
+        dynamic = any(CONST not in argument for argument in arguments[1:])
         self.found.calls.append(CalledFunction(call.text(2), first, dynamic, self._offset(expr)))
 
-    def _visit_comprehension(self, parts: _Message, bound: frozenset[str], depth: int) -> None:
+    def _visit_comprehension(self, parts: WireMessage, bound: frozenset[str], depth: int) -> None:
         names = {parts.text(number) for number in (1, 3, 8) if number in parts}
         self.found.loops = max(self.found.loops, depth + 1)
         self._ranges += 1
@@ -140,31 +149,31 @@ class _Walk:
         for number in (5, 6, 7):  # condition, step, result
             self.visit(parts.one(number), bound | names, depth + 1)
 
-    def _offset(self, expr: _Message) -> int:
+    def _offset(self, expr: WireMessage) -> int:
         return self._positions.get(expr.number(_ID), 0)
 
 
-def _path(expr: _Message) -> Path | None:
+def path_of(expr: WireMessage) -> Path | None:
     """Return the path that an expression denotes: a variable, its fields, its constant string keys; else None."""
     if _IDENT in expr:
         return (expr.one(_IDENT).text(1).lstrip("."),)
-    if _SELECT in expr:
-        select = expr.one(_SELECT)
-        below = _path(select.one(1))
+    if SELECT in expr:
+        select = expr.one(SELECT)
+        below = path_of(select.one(1))
         return None if below is None else (*below, select.text(2))
-    call = expr.one(_CALL)
+    call = expr.one(CALL)
     return _keyed(call.all(3)[:1], call.all(3)[1:]) if call.text(2) == "_[_]" else None
 
 
-def _keyed(container: list[_Message], key: list[_Message]) -> Path | None:
+def _keyed(container: list[WireMessage], key: list[WireMessage]) -> Path | None:
     """Return the path of a constant string key in a container; None if either is something else."""
-    if len(container) != 1 or len(key) != 1 or _STRING_VALUE not in key[0].one(_CONST):
+    if len(container) != 1 or len(key) != 1 or _STRING_VALUE not in key[0].one(CONST):
         return None
-    below = _path(container[0])
-    return None if below is None else (*below, key[0].one(_CONST).text(_STRING_VALUE))
+    below = path_of(container[0])
+    return None if below is None else (*below, key[0].one(CONST).text(_STRING_VALUE))
 
 
-def _constant(constant: _Message) -> list[str | float]:
+def _constant(constant: WireMessage) -> list[str | float]:
     match constant:
         case {3: [int(number)]}:  # in two's complement
             return [number - (number >> 63 << 64)]
@@ -177,7 +186,7 @@ def _constant(constant: _Message) -> list[str | float]:
     return []
 
 
-class _Message(dict[int, list[bytes | int]]):
+class WireMessage(dict[int, list[bytes | int]]):
     """The fields of a message by number (protobuf.dev, "Encoding"). Absent fields read as empty."""
 
     def __init__(self, raw: bytes) -> None:
@@ -199,12 +208,12 @@ class _Message(dict[int, list[bytes | int]]):
             self.setdefault(number, []).append(raw[at : at + size])
             at += size
 
-    def all(self, number: int) -> list[_Message]:
-        return [_Message(value) for value in self.get(number, ()) if isinstance(value, bytes)]
+    def all(self, number: int) -> list[WireMessage]:
+        return [WireMessage(value) for value in self.get(number, ()) if isinstance(value, bytes)]
 
-    def one(self, number: int) -> _Message:
+    def one(self, number: int) -> WireMessage:
         value = self.get(number, (b"",))[-1]
-        return _Message(value if isinstance(value, bytes) else b"")
+        return WireMessage(value if isinstance(value, bytes) else b"")
 
     def text(self, number: int) -> str:
         value = self.get(number, (b"",))[-1]

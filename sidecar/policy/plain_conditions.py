@@ -1,0 +1,383 @@
+"""Compiles plain CEL conditions into Python functions.
+
+Most conditions compare a few inputs with constants. Converting values for CEL's runtime costs ten times what such a
+comparison does. A condition is plain if it consists of
+
+    reads           args.a.b, args['a'], principal.id, origin.roles, has(args.a), now
+    constants       null, booleans, texts, doubles, integers of at most 53 bits, lists of them, timestamp('…Z')
+    comparisons     == != < <= > >= in, startsWith, endsWith, contains
+    && || !
+
+A plain condition handles plain inputs: null, booleans, doubles, integers of at most 53 bits, ASCII texts without NUL,
+and short lists of them. It returns None for everything else, and CEL evaluates the condition then. So only semantics
+without subtleties are written twice; `tests/unit/policy/test_plain_conditions.py` compares the two.
+
+The cost of one run is linear in the size of its inputs, at most `MAX_LIST` items each, and is charged to the decision's
+budget in the same units as CEL's.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import struct
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from sidecar.policy.syntax import CALL, CONST, LIST, SELECT, TEST_ONLY, Path, WireMessage, expression_of, name_of, path_of
+
+UNITS_PER_NODE: Final = 20  # to measure and convert one value
+UNITS_PER_CHAR: Final = 0.25
+MAX_LIST: Final = 64
+MAX_INTEGER: Final = 2**53  # doubles are exact up to here
+VARIABLES: Final = ("args", "principal", "origin", "now")
+
+Inputs = Mapping[str, Any]  # by dotted path, without absent ones
+Node = Callable[[Inputs], Any]
+ERROR: Final = object()
+"""The value of a failed operation, and of an absent input."""
+
+# cel.expr.Constant
+_NULL, _BOOL, _INT64, _DOUBLE, _STRING = 1, 2, 3, 5, 6
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_ORDERINGS: Mapping[str, Callable[[Any, Any], bool]] = {
+    "_<_": operator.lt, "_<=_": operator.le, "_>_": operator.gt, "_>=_": operator.ge
+}  # fmt: skip
+_MIRRORED = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
+_EQUALITIES = {"_==_": True, "_!=_": False}
+_TEXT_TESTS: Mapping[str, Callable[[str, str], bool]] = {
+    "startsWith": str.startswith, "endsWith": str.endswith, "contains": operator.contains
+}  # fmt: skip
+_NUMBERS = frozenset({int, float})
+_RANKS: Mapping[type, int] = {type(None): 0, bool: 1, int: 2, float: 2, str: 3}  # types that can be equal
+_ABSENT: Final = object()
+_NOW: Final = ("now",)
+
+
+class Leaf(NamedTuple):
+    """One input of one variable: its dotted name, the keys above the last one, the last key, whether it must be a list,
+    and the units that its key and value cost at least."""
+
+    name: str
+    above: tuple[str, ...]
+    key: str
+    is_list: bool
+    units: float
+
+
+class PlainCondition(NamedTuple):
+    """A compiled condition. `groups` are its inputs by variable; `units` cost the variables and the keys between."""
+
+    test: Node
+    groups: tuple[tuple[str, tuple[Leaf, ...]], ...]
+    units: float
+
+    def run(self, variable: Callable[[str], Any]) -> tuple[Any, dict[str, Any], float] | None:
+        """Return the result (True, False or another value), the inputs by dotted path, and the units spent; None if the
+        inputs are not plain."""
+        inputs: dict[str, Any] = {}
+        units = self.units
+        for name, leaves in self.groups:
+            value = variable(name)
+            if name == "now":
+                inputs["now"] = value.timestamp()
+                continue
+            if type(value) is not dict:
+                return None
+            for leaf in leaves:
+                spent = _read(leaf, value, inputs)
+                if spent is None:
+                    return None
+                units += spent
+        return self.test(inputs), inputs, units
+
+
+def _read(leaf: Leaf, value: Any, inputs: dict[str, Any]) -> float | None:
+    """Put the input into `inputs` if it exists. Return the units spent; None if it is not plain."""
+    name, above, key, is_list, units = leaf
+    for step in above:
+        value = value.get(step)
+        if type(value) is not dict:
+            return None
+    value = value.get(key, _ABSENT)
+    if value is _ABSENT:
+        return 0.0
+    kind = type(value)
+    inputs[name] = value
+    if is_list:
+        return units + _units_of_list(value) if kind is list and len(value) <= MAX_LIST and _all_plain(value) else None
+    if kind is str:
+        return units + len(value) * UNITS_PER_CHAR if value.isascii() and "\0" not in value else None
+    return units if kind in _RANKS and (kind is not int or -MAX_INTEGER <= value <= MAX_INTEGER) else None
+
+
+def _all_plain(values: list[Any]) -> bool:
+    for value in values:
+        kind = type(value)
+        if kind is str:
+            if not value.isascii() or "\0" in value:
+                return False
+        elif kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
+            return False
+    return True
+
+
+def _units_of_list(values: list[Any]) -> float:
+    chars = sum(len(value) for value in values if type(value) is str)
+    return len(values) * UNITS_PER_NODE + chars * UNITS_PER_CHAR
+
+
+# --- compiling ------------------------------------------------------------------------------------------------------
+
+
+class _NotPlainError(Exception):
+    """The condition has a part that only CEL evaluates."""
+
+
+def plain_condition(serialized: bytes) -> PlainCondition | None:
+    """Compile `Expression.serialize()`; None if the condition is not plain."""
+    compiler = _Compiler()
+    try:
+        test = compiler.node(expression_of(serialized))
+        return PlainCondition(test, *_grouped(compiler.reads))
+    except _NotPlainError:
+        return None
+
+
+def _grouped(reads: Mapping[Path, bool]) -> tuple[tuple[tuple[str, tuple[Leaf, ...]], ...], float]:
+    """Return the inputs by variable, and the units of everything but the inputs: each key and each value above them is
+    a node. Raises _NotPlainError for an input inside another one."""
+    between = {path[:size] for path in reads for size in range(1, len(path))}
+    if between & reads.keys():
+        raise _NotPlainError
+    groups: dict[str, list[Leaf]] = {}
+    for path in sorted(reads):
+        leaves = groups.setdefault(path[0], [])
+        if len(path) > 1:
+            units = 2 * UNITS_PER_NODE + len(path[-1]) * UNITS_PER_CHAR
+            leaves.append(Leaf(name_of(path), path[1:-1], path[-1], reads[path], units))
+    keys = [path[-1] for path in between if len(path) > 1]
+    nodes, chars = len(groups) + 2 * len(keys), sum(map(len, keys))
+    return tuple((name, tuple(leaves)) for name, leaves in groups.items()), (
+        nodes * UNITS_PER_NODE + chars * UNITS_PER_CHAR
+    )
+
+
+class _Compiler:
+    """Compiles one tree. `reads` are the inputs found, each with whether it must be a list."""
+
+    def __init__(self) -> None:
+        self.reads: dict[Path, bool] = {}
+
+    def node(self, expr: WireMessage) -> Node:
+        """Compile an expression whose value is used as a boolean."""
+        if expr.one(SELECT).number(TEST_ONLY):
+            return _present(self._input(expr))
+        if path_of(expr) is not None:
+            return _value(self._input(expr))
+        call = expr.one(CALL)
+        function, operands = call.text(2), call.all(1) + call.all(3)
+        if function == "!_":
+            return _not(self.node(operands[0]))
+        if len(operands) != 2:
+            raise _NotPlainError
+        left, right = operands
+        match function:
+            case "_&&_":
+                return _decided_by(False, self.node(left), self.node(right))
+            case "_||_":
+                return _decided_by(True, self.node(left), self.node(right))
+            case "@in":
+                return self._membership(left, right)
+            case "startsWith" | "endsWith" | "contains":
+                return _text_test(_TEXT_TESTS[function], self._input(left), _text(right))
+        return self._comparison(function, left, right)
+
+    def _comparison(self, function: str, left: WireMessage, right: WireMessage) -> Node:
+        if path_of(left) is None:
+            left, right, function = right, left, _MIRRORED.get(function, function)
+        if function not in _EQUALITIES and function not in _ORDERINGS:
+            raise _NotPlainError
+        if path_of(right) is not None:
+            name, other = self._input(left), self._input(right)
+            if function in _EQUALITIES:
+                return _same(name, other, _EQUALITIES[function])
+            return _in_order(_ORDERINGS[function], name, other)
+        if path_of(left) == _NOW:
+            self.reads[_NOW] = False
+            name, constant = "now", _seconds(right)
+        else:
+            name, constant = self._input(left), _constant(right)
+        if function in _EQUALITIES:
+            return _equal(name, constant, _EQUALITIES[function])
+        if type(constant) not in (int, float, str):
+            raise _NotPlainError
+        return _compare(_ORDERINGS[function], name, constant)
+
+    def _membership(self, sought: WireMessage, container: WireMessage) -> Node:
+        if path_of(container) is None:
+            return _among(self._input(sought), [_constant(element) for element in _elements(container)])
+        name = self._input(container, is_list=True)
+        return _holds(name, _constant(sought)) if path_of(sought) is None else _holds_input(name, self._input(sought))
+
+    def _input(self, expr: WireMessage, *, is_list: bool = False) -> str:
+        """Note that the condition reads an input; return its dotted name."""
+        path = path_of(expr)
+        if path is None or len(path) == 1 or path[0] not in VARIABLES or self.reads.get(path, is_list) is not is_list:
+            raise _NotPlainError
+        self.reads[path] = is_list
+        return name_of(path)
+
+
+def _constant(expr: WireMessage) -> Any:
+    constant = expr.one(CONST)
+    if _STRING in constant:
+        return constant.text(_STRING)
+    if _DOUBLE in constant:
+        raw = constant[_DOUBLE][-1]
+        return struct.unpack("<d", raw)[0] if isinstance(raw, bytes) else 0.0
+    if _BOOL in constant:
+        return bool(constant.number(_BOOL))
+    if _NULL in constant:
+        return None
+    integer = constant.number(_INT64)
+    integer -= 2**64 if integer >= 2**63 else 0  # two's complement
+    if _INT64 not in constant or not -MAX_INTEGER <= integer <= MAX_INTEGER:
+        raise _NotPlainError
+    return integer
+
+
+def _text(expr: WireMessage) -> str:
+    constant = _constant(expr)
+    if not isinstance(constant, str):
+        raise _NotPlainError
+    return constant
+
+
+def _elements(expr: WireMessage) -> list[WireMessage]:
+    if LIST not in expr:
+        raise _NotPlainError
+    return expr.one(LIST).all(1)
+
+
+def _seconds(expr: WireMessage) -> float:
+    call = expr.one(CALL)
+    arguments = call.all(3)
+    if call.text(2) != "timestamp" or len(arguments) != 1 or not _TIME.fullmatch(text := _text(arguments[0])):
+        raise _NotPlainError
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise _NotPlainError from None
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def _value(name: str) -> Node:
+    return lambda inputs: inputs.get(name, ERROR)
+
+
+def _present(name: str) -> Node:
+    return lambda inputs: name in inputs
+
+
+def _not(operand: Node) -> Node:
+    def node(inputs: Inputs) -> Any:
+        value = operand(inputs)
+        return (not value) if value is True or value is False else ERROR
+
+    return node
+
+
+def _decided_by(decisive: bool, left: Node, right: Node) -> Node:
+    """Compile `&&` (decided by False) or `||` (by True): the decisive value on either side absorbs an error on the
+    other one."""
+
+    def node(inputs: Inputs) -> Any:
+        one = left(inputs)
+        if one is decisive:
+            return decisive
+        other = right(inputs)
+        if other is decisive:
+            return decisive
+        return other if other is not ERROR and one is other else ERROR
+
+    return node
+
+
+def _equal(name: str, constant: Any, wanted: bool) -> Node:
+    """Compile `==` or `!=` with a constant: values of different types are unequal, but integers and doubles are one
+    type."""
+    kinds = _NUMBERS if type(constant) in _NUMBERS else frozenset({type(constant)})
+
+    def node(inputs: Inputs) -> Any:
+        value = inputs.get(name, ERROR)
+        return ERROR if value is ERROR else (type(value) in kinds and value == constant) is wanted
+
+    return node
+
+
+def _same(name: str, other: str, wanted: bool) -> Node:
+    def node(inputs: Inputs) -> Any:
+        one, two = inputs.get(name, ERROR), inputs.get(other, ERROR)
+        return ERROR if one is ERROR or two is ERROR else _are_equal(one, two) is wanted
+
+    return node
+
+
+def _are_equal(one: Any, two: Any) -> bool:
+    return one == two and _RANKS[type(one)] == _RANKS[type(two)]
+
+
+def _compare(ordering: Callable[[Any, Any], bool], name: str, constant: Any) -> Node:
+    """Compile an ordering with a constant. Values of another type are an error."""
+    kinds = _NUMBERS if type(constant) in _NUMBERS else frozenset({str})
+
+    def node(inputs: Inputs) -> Any:
+        value = inputs.get(name, ERROR)
+        return ordering(value, constant) if type(value) in kinds else ERROR
+
+    return node
+
+
+def _in_order(ordering: Callable[[Any, Any], bool], name: str, other: str) -> Node:
+    def node(inputs: Inputs) -> Any:
+        one, two = inputs.get(name), inputs.get(other)
+        rank = _RANKS.get(type(one))
+        return ordering(one, two) if rank and rank == _RANKS.get(type(two)) else ERROR
+
+    return node
+
+
+def _text_test(test: Callable[[str, str], bool], name: str, text: str) -> Node:
+    def node(inputs: Inputs) -> Any:
+        value = inputs.get(name)
+        return test(value, text) if type(value) is str else ERROR
+
+    return node
+
+
+def _among(name: str, constants: list[Any]) -> Node:
+    def node(inputs: Inputs) -> Any:
+        value = inputs.get(name, ERROR)
+        return ERROR if value is ERROR else any(_are_equal(value, constant) for constant in constants)
+
+    return node
+
+
+def _holds(name: str, constant: Any) -> Node:
+    def node(inputs: Inputs) -> Any:
+        values = inputs.get(name)
+        return ERROR if values is None else any(_are_equal(value, constant) for value in values)
+
+    return node
+
+
+def _holds_input(name: str, sought: str) -> Node:
+    def node(inputs: Inputs) -> Any:
+        values, one = inputs.get(name), inputs.get(sought, ERROR)
+        return ERROR if values is None or one is ERROR else any(_are_equal(value, one) for value in values)
+
+    return node

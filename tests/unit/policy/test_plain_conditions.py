@@ -1,0 +1,167 @@
+"""Do plain conditions, which run without CEL's runtime, give what CEL gives?
+
+`SIDECAR_CONDITIONS=1000000 pytest …` compares a million evaluations.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Language
+from sidecar.vocabulary import Principal, Question
+from tests.unit.policy.world import NOW
+
+EVALUATIONS = int(os.environ.get("SIDECAR_CONDITIONS", "40000"))
+PER_CONDITION = 50
+LANGUAGE = Language()
+
+CHAIN = (
+    Principal("user:alice", roles=frozenset({"role:oncall"}), scopes=frozenset({"read", "write"})),
+    Principal("nhi:planner", scopes=frozenset({"read"})),
+)
+_TEXTS = (
+    "",
+    "a",
+    "acme/",
+    "acme/site",
+    "Acme/",
+    "b",
+    "read",
+    "planner",
+    "é",
+    "e\u0301",
+    "🙂",
+    "a\0",
+    "\ud800",
+    "Z",
+    "~",
+)
+_NUMBERS = (
+    *(0, 1, -1, 50, 20.0, 0.0, -0.0, 1.5, -1.5, 1e300, math.inf, -math.inf, math.nan),
+    *(2**53 - 1, 2**53, 2**53 + 1, -(2**53), -(2**53) - 1, 2.0**53, float(2**53 + 2)),
+    *(2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2.0**63, 2**64 - 1, 2**64, 2**70, -(2**70)),
+)
+_SCALARS = (*_TEXTS, *_NUMBERS, None, True, False)
+_CONSTANTS = (
+    *("null", "true", "false", "''", "'a'", "'acme/'", "'acme/site'", "'read'", "'é'", r"'a\0'", "'role:oncall'"),
+    *("0", "1", "-1", "50", "1.5", "-1.5", "0.0", "-0.0", "1e300", "9007199254740992", "9007199254740993"),
+    *("-9007199254740993", "9223372036854775807", "18446744073709551615u", "1u", "9007199254740992.0", "b'a'"),
+)
+_INPUTS = (
+    *("args.a", "args.b", "args.c", "args['d-e']", "args.o.x", "args.o.y", "args.o.p.q"),
+    *("principal.name", "principal.id", "principal.kind", "origin.id"),
+)
+_FIELDS = tuple(name for name in _INPUTS if "'" not in name)
+_LISTS = ("args.l", "args.o.l", "principal.scopes", "principal.roles", "origin.scopes", "origin.roles", "args.a")
+_TIMES = (
+    "2027-01-15T08:00:00Z",
+    "2027-01-15T07:59:59Z",
+    "2027-01-15T08:00:01Z",
+    "1970-01-01T00:00:00Z",
+    "2027-02-30T00:00:00Z",
+)
+
+
+def _written(random: Random, depth: int = 0) -> str:
+    """A random condition, most often a plain one."""
+    one, two = random.choice(_INPUTS), random.choice(_INPUTS)
+    constant = random.choice(_CONSTANTS)
+    kind = random.randrange(14) if depth < 3 else random.randrange(4, 14)
+    match kind:
+        case 0 | 1:
+            return f"({_written(random, depth + 1)} && {_written(random, depth + 1)})"
+        case 2:
+            return f"({_written(random, depth + 1)} || {_written(random, depth + 1)})"
+        case 3:
+            return f"!({_written(random, depth + 1)})"
+        case 4:
+            return f"{one}.{random.choice(('startsWith', 'endsWith', 'contains'))}({random.choice(_CONSTANTS[3:9])})"
+        case 5:
+            return f"has({random.choice(_FIELDS)})"
+        case 6:
+            return f"now {_operator(random)} timestamp('{random.choice(_TIMES)}')"
+        case 7:
+            constants = random.choices(_CONSTANTS, k=random.randrange(4))
+            return f"{one} in [{', '.join(constants)}]"
+        case 8:
+            return f"{random.choice((constant, one))} in {random.choice(_LISTS)}"
+        case 9:
+            return one
+        case 10:
+            return f"{one} {_operator(random)} {two}"
+        case 11:
+            return f"{constant} {_operator(random)} {one}"
+    return f"{one} {_operator(random)} {constant}"
+
+
+def _operator(random: Random) -> str:
+    return random.choice(("==", "!=", "<", "<=", ">", ">="))
+
+
+def _arguments(random: Random) -> dict[str, Any]:
+    """Arguments of which each may be absent, or of any type."""
+    keys = [key for key in ("a", "b", "c", "d-e", "l", "o") if random.random() < 0.85]
+    return {key: _argument(random, key) for key in keys}
+
+
+def _argument(random: Random, key: str) -> Any:
+    strange = random.random()
+    if strange < 0.02:
+        return random.choice(({}, [], {"x": 1}, [1], [[]], object(), b"a", "x" * 70_000, [1] * 70))
+    if key in ("l", "o") and strange > 0.1:
+        if key == "l":
+            return random.choices(
+                _SCALARS if strange < 0.3 else ("a", "read", 1, 1.5, True, None), k=random.randrange(5)
+            )
+        inner = [key for key in ("x", "y", "l", "p") if random.random() < 0.8]
+        return {key: {"q": random.choice(_SCALARS)} if key == "p" else _argument(random, key) for key in inner}
+    return random.choice(_SCALARS)
+
+
+def _compiled(text: str) -> Condition | None:
+    try:
+        return LANGUAGE.compile(text)
+    except Exception:  # its types do not fit, and a load refuses it
+        return None
+
+
+def _ran(condition: Condition, scene: ConditionContext, units: float) -> tuple[str, ...]:
+    purse = CostBudget(units)
+    outcome, read = condition.run(scene, purse)
+    return outcome, repr(read), repr(purse.units)
+
+
+def _is_plain(condition: Condition, scene: ConditionContext) -> bool:
+    """Whether the inputs are plain too; otherwise CEL evaluates the condition in any case."""
+    try:
+        return condition.plain is not None and condition.plain.run(scene.variable) is not None
+    except (ValueError, OverflowError):
+        return True
+
+
+@pytest.mark.parametrize("seed", [int.from_bytes(os.urandom(4), "big")])
+def test_a_plain_condition_gives_what_cel_gives(seed: int) -> None:
+    """Result, inputs in their order, and units left in the budget."""
+    random, outcomes = Random(seed), Counter[str]()
+    while outcomes.total() < EVALUATIONS:
+        condition = _compiled(text := _written(random))
+        if condition is None or condition.plain is None:
+            continue
+        by_cel = replace(condition, plain=None)
+        for _ in range(PER_CONDITION):
+            arguments, units = _arguments(random), random.choice((1_000_000, 1_000_000, 300, 60))
+            now_s = random.choice((NOW, NOW + 0.000001, NOW - 1, NOW + 1, 0.0, 1e20, -1.0))
+            question = Question("tool:s/t", "tools/call", "s", "t", arguments)
+            scene = ConditionContext(CHAIN, 1, question, arguments, now_s, lambda principal: principal.roles)
+            expected = _ran(by_cel, scene, units)
+            assert _ran(condition, scene, units) == expected, (seed, text, arguments, now_s)
+            outcomes[expected[0]] += _is_plain(condition, scene)
+    print(dict(outcomes))
+    assert min(outcomes[outcome] for outcome in ("true", "false", "error")) > EVALUATIONS / 50
