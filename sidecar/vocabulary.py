@@ -201,14 +201,6 @@ class RuleRef(NamedTuple):
     line: int = 0
 
 
-class Fact(NamedTuple):
-    """The outcome of one condition: a digest of its text, its result, and the inputs it read (path → value)."""
-
-    condition: str
-    outcome: Literal["true", "false", "error"]
-    inputs: Mapping[str, Any] = _EMPTY
-
-
 class Link(NamedTuple):
     """One link of a chain and its decision. `rules` are the rows it rests on: every matching allow, or the denies."""
 
@@ -219,7 +211,16 @@ class Link(NamedTuple):
     allowed: bool
     reason: Reason | None = None
     rules: tuple[RuleRef, ...] = ()
-    facts: tuple[Fact, ...] = ()
+
+
+class Fact(NamedTuple):
+    """The outcome of one condition for one link: a digest of its text, its result, and the inputs it read
+    (path → value)."""
+
+    condition: str
+    outcome: Literal["true", "false", "error"]
+    inputs: Mapping[str, Any]
+    link: Link
 
 
 class RowLimit(NamedTuple):
@@ -232,7 +233,8 @@ class RowLimit(NamedTuple):
 
 class Decision(NamedTuple):
     """The answer for a whole chain, under one policy revision. `until` is the nearest expiry among the rules it rests
-    on. `roles` are those through which the last link's rules matched, for the audit's `agent_role`."""
+    on. `roles` are those through which the last link's rules matched, for the audit's `agent_role`. Equal answers share
+    every field but `facts`, which are those of the call."""
 
     allowed: bool
     revision: str
@@ -243,6 +245,7 @@ class Decision(NamedTuple):
     roles: tuple[str, ...] = ()
     would_deny: tuple[str, ...] = ()
     would_allow: tuple[str, ...] = ()
+    facts: tuple[Fact, ...] = ()
 
     @property
     def denied_by(self) -> tuple[str, ...]:

@@ -152,7 +152,6 @@ class Describer:
 
     def decision(self, caller: Caller | None, decision: Decision) -> dict[str, Any]:
         digests = self._digests(caller)
-        facts = [(link, fact) for link in decision.links for fact in link.facts]
         return {
             "agent_role": self._roles(decision.roles),
             "links": [
@@ -164,7 +163,7 @@ class Describer:
                 }
                 for link in decision.links[:ENTRIES]
             ],
-            "facts": [_fact(digests, link, fact) for link, fact in facts[:ENTRIES]],
+            "facts": [_fact(digests, fact.link, fact) for fact in decision.facts[:ENTRIES]],
             "would_deny": decision.would_deny and rule_names(decision.would_deny),
             "would_allow": decision.would_allow and rule_names(decision.would_allow),
             "policy_revision": optional_text(decision.revision),

@@ -288,6 +288,7 @@ def any_of(answers: Mapping[str, Decision]) -> Decision | None:
     ends = [answer.until for answer in allowed]
     return told[0]._replace(
         links=tuple(link for answer in told for link in answer.links),
+        facts=tuple(fact for answer in told for fact in answer.facts),
         until=None if None in ends else max((end for end in ends if end is not None), default=None),
         would_deny=_each_once(answer.would_deny for answer in told),
         would_allow=_each_once(answer.would_allow for answer in told),
@@ -299,6 +300,7 @@ def all_of(answers: Sequence[Decision]) -> Decision:
     decisive = next((answer for answer in answers if not answer.allowed), answers[0])
     return decisive._replace(
         links=tuple(link for answer in answers for link in answer.links),
+        facts=tuple(fact for answer in answers for fact in answer.facts),
         limits=_each_once(answer.limits for answer in answers) if decisive.allowed else (),
         until=min((answer.until for answer in answers if answer.until is not None), default=None),
         would_deny=_each_once(answer.would_deny for answer in answers),

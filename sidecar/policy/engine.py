@@ -4,24 +4,115 @@ For each principal but the last, the engine decides whether it may lend its auth
 it decides the request itself (CONTRACT 1.3). Guardrails are then checked for every principal. The same code decides
 calls and filters lists, so a listed entry is one that can be called (threats I9).
 
-An engine is one revision of the policy. It caches each principal's roles and intermediate results.
+An engine is one revision of the policy. It caches each principal's roles, and for each chain, object and action a
+`Case`: what is left of a decision is then to run the conditions, and to look up the result by their outcomes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
+from typing import Any, Literal, NamedTuple
 
 from sidecar.errors import Reason
+from sidecar.policy.conditions import ConditionContext, CostBudget, Outcome, Ran
 from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
-from sidecar.policy.link_decision import Evaluation, KindPolicy, LinkAnswer
-from sidecar.policy.roles import PolicySubjects, RolePaths
+from sidecar.policy.link_decision import KindPolicy, LinkAnswer, LinkRows
+from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.similar_keys import Read
 from sidecar.policy.source import PolicySource
 from sidecar.policy.table import DENY
-from sidecar.vocabulary import DELEGATE, Chain, Decision, PermissionKind, Principal, Question, RowLimit, RuleRef
+from sidecar.vocabulary import (
+    DELEGATE,
+    Chain,
+    Decision,
+    Fact,
+    Link,
+    PermissionKind,
+    Principal,
+    Question,
+    RowLimit,
+    RuleRef,
+)
 
 # CONTRACT 6: of several reasons, the first in this order is reported.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
+MAX_CASES = 4096  # in each of the cache's two generations
+MAX_CASE_ROWS, MAX_CASE_RESULTS = 32, 32  # of a cached case
+_NO_ARGUMENTS: Mapping[str, Any] = {}
+
+Mode = Literal["call", "list", "session"]
+CaseKey = tuple[object, ...]  # mode, object, action, server, and each subject of the chain
+
+
+class Result(NamedTuple):
+    """The decision of a case without facts, and the condition, outcome and link of each fact."""
+
+    decision: Decision
+    ran: tuple[tuple[str, Ran], ...]
+    links: tuple[Link, ...]
+
+
+class Case:
+    """What is known of every request of one chain for one object and action, from `since_s` until `until_s`: the rows
+    of each link, every condition with the position of its subject and whether the link lends, and the results by the
+    conditions' outcomes. No row expires in that time."""
+
+    __slots__ = ("conditions", "links", "results", "since_s", "until_s")
+
+    def __init__(self, links: Iterable[LinkRows], now_s: float) -> None:
+        self.links = tuple(links)
+        self.conditions = [(each, link.place, link.lends) for link in self.links for each in link.conditions]
+        self.since_s, self.until_s = -inf, inf
+        self.results: dict[tuple[Outcome, ...], Result] = {}
+        for link in self.links:
+            self.narrow(link.ends, now_s)
+
+    def narrow(self, ends: Iterable[float], now_s: float) -> None:
+        for end_s in ends:
+            if end_s <= now_s:
+                self.since_s = max(self.since_s, end_s)
+            else:
+                self.until_s = min(self.until_s, end_s)
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether it is small, and does not rest on pycasbin's results, which are not cached."""
+        return all(len(link.rows) <= MAX_CASE_ROWS and not link.policy.by_casbin for link in self.links)
+
+
+class _CaseCache:
+    """A bounded cache of two generations. A case read from the older one moves to the younger one; when that is full,
+    the older one is dropped: a flood of new keys costs bounded memory, and cases in use stay cached. A case is kept
+    from its second request on, so that one-time requests cost no memory."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._young: dict[CaseKey, Case] = {}
+        self._old: dict[CaseKey, Case] = {}
+        self._asked: set[int] = set()
+
+    def get(self, key: CaseKey) -> Case | None:
+        case = self._young.get(key)
+        if case is None and (case := self._old.get(key)) is not None:
+            self._keep(key, case)
+        return case
+
+    def put(self, key: CaseKey, case: Case) -> None:
+        mark = hash(key)
+        if mark not in self._asked:
+            if len(self._asked) >= MAX_CASES:
+                self._asked.clear()
+            self._asked.add(mark)
+        elif case.may_be_kept:
+            self._keep(key, case)
+
+    def _keep(self, key: CaseKey, case: Case) -> None:
+        if len(self._young) >= MAX_CASES:
+            self._old, self._young = self._young, {}
+        self._young[key] = case
 
 
 class Engine:
@@ -41,43 +132,35 @@ class Engine:
             for kind, model in source.models.items()
         }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
-        self._names = {condition.digest: condition.names for condition in source.conditions.values()}
+        names = ((condition.digest, condition.names) for condition in source.conditions.values())
+        self._names = {digest: read for digest, read in names if read.tree or read.anywhere}
         self._guarded = bool(len(self._guardrails.table))
+        self._cases = _CaseCache()
         self.rule_counts: Mapping[str, int] = {kind.value: len(docket.table) for kind, docket in self._dockets.items()}
 
     def decide(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
-        evaluation = Evaluation(chain, question, now_s, self._askers)
-        return self._decision(evaluation, self._answers(evaluation), limited=True)
+        return self._decide("call", chain, question, now_s)
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
         """Whether an entry may be shown in a list: false only if every call of it would be denied. Conditions on what
         the caller will write (`args`, `call.meta`) count in its favour; limits are not checked."""
-        evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
-        return bool(chain) and all(answer.link.allowed for answer in self._answers(evaluation))
+        return self._decide("list", chain, question, now_s).allowed
 
     def reconsider(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decide as `may_list` does, with reasons: for a call allowed earlier whose arguments were not kept."""
-        evaluation = Evaluation(chain, question, now_s, self._askers, listing=True)
-        return self._decision(evaluation, self._answers(evaluation), limited=False)
+        return self._decide("list", chain, question, now_s)
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decide a session call on an MCP server (CONTRACT 1.4).
 
         Any live allow row of the last principal on that server opens it, whatever its actions and conditions; a deny
         row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
-        evaluation = Evaluation(chain, question, now_s, self._askers)
-        answers = self._answers(evaluation)
-        if chain and question.server:
-            docket, last = self._dockets[PermissionKind.AGENT_TO_TOOL], len(chain) - 1
-            answers[last] = docket.opened(answers[last], evaluation.askers[last], question.server, now_s)
-        return self._decision(evaluation, answers, limited=False)
+        return self._decide("session", chain, question, now_s)
 
-    def names_read(self, decision: Decision) -> list[Read]:
+    def names_read(self, decision: Decision) -> Sequence[Read]:
         """Return what the conditions evaluated for a decision read of the arguments."""
-        facts = [fact for link in decision.links for fact in link.facts]
-        found = [self._names[fact.condition] for fact in facts if fact.condition in self._names]
-        return [read for read in found if read.tree or read.anywhere]
+        return [self._names[fact.condition] for fact in decision.facts if fact.condition in self._names]
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         return self._askers.roles_of(principal)
@@ -97,48 +180,108 @@ class Engine:
     def forget(self) -> None:
         """Clear the caches, for measuring the cost of a decision."""
         self._askers.forget()
-        for docket in self._dockets.values():
-            docket.forget()
+        self._cases.forget()
 
-    # --- deciding the links -------------------------------------------------------------------------------------------
+    # --- deciding -----------------------------------------------------------------------------------------------------
 
-    def _answers(self, evaluation: Evaluation) -> list[LinkAnswer]:
-        """Return the links' answers in order, the request itself last, then the guardrails' answers."""
-        chain, question = evaluation.chain, evaluation.question
-        last = len(chain) - 1
-        answers = []
-        for place in range(last):
-            docket = self._dockets[_nhi_kind(chain[place])]
-            answers.append(docket.answer(chain[place + 1].name, DELEGATE, evaluation, place, lends=True))
-        if chain:
-            docket = self._dockets[_last_kind(chain[last], question)]
-            answers.append(docket.answer(question.object, question.action, evaluation, last, lends=False))
+    def _decide(self, mode: Mode, chain: Chain, question: Question, now_s: float) -> Decision:
+        subject_of = self._askers.asker
+        subjects = [subject_of(principal) for principal in chain]
+        key = (mode, question.object, question.action, question.server, *subjects)
+        case = self._cases.get(key)
+        if case is None or not case.since_s <= now_s < case.until_s:
+            case = Case(self._links(subjects, question), now_s)
+            self._cases.put(key, case)
+        if not case.conditions:
+            return (case.results.get(()) or self._conclude(mode, case, subjects, question, (), now_s)).decision
+        outcomes, reads = self._run(case, chain, question, now_s, listing=mode == "list")
+        result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
+        facts = [Fact(*ran, inputs, link) for ran, inputs, link in zip(result.ran, reads, result.links, strict=True)]
+        return Decision._make((*result.decision[:-1], tuple(facts)))
+
+    def _run(
+        self, case: Case, chain: Chain, question: Question, now_s: float, *, listing: bool
+    ) -> tuple[tuple[Outcome, ...], list[Mapping[str, Any]]]:
+        """Evaluate every condition of a case; return the outcomes, and what each evaluation read. A link that lends has
+        no arguments. While `listing`, conditions on what the caller will write are assumed to hold."""
+        purse, roles_of = CostBudget(), self._askers.roles_of
+        outcomes: list[Outcome] = []
+        reads = []
+        for condition, place, lends in case.conditions:
+            if listing and condition.from_caller and not lends:
+                outcomes.append("assumed")
+                continue
+            arguments = _NO_ARGUMENTS if lends else question.arguments
+            outcome, read = condition.run(ConditionContext(chain, place, question, arguments, now_s, roles_of), purse)
+            outcomes.append(outcome)
+            reads.append(read)
+        return tuple(outcomes), reads
+
+    def _links(self, subjects: Sequence[PolicySubject], question: Question) -> Iterator[LinkRows]:
+        """Find the rows of each link in order, the request itself last; then those of the guardrails, where there are
+        any, for each principal about the final object and every NHI after it."""
+        last = len(subjects) - 1
+        for place, subject in enumerate(subjects):
+            if place < last:
+                policy = self._dockets[_nhi_kind(subject)]
+                yield policy.find(subject, subjects[place + 1].name, DELEGATE, place, lends=True)
+            else:
+                policy = self._dockets[_last_kind(subject, question)]
+                yield policy.find(subject, question.object, question.action, place, lends=False)
         if self._guarded:
-            answers += self._guardrail_answers(evaluation)
-        return answers
+            yield from (found for found in self._guardrail_links(subjects, question) if found.rows)
 
-    def _guardrail_answers(self, evaluation: Evaluation) -> Iterator[LinkAnswer]:
-        """Yield each principal's answer for the final object and every NHI after it, without neutral answers."""
-        ask, question = self._guardrails.answer, evaluation.question
-        for place in range(len(evaluation.chain)):
-            answer = ask(question.object, question.action, evaluation, place, lends=False)
-            if _says(answer):
-                yield answer
-            for later in evaluation.chain[place + 1 :]:
-                if later.kind == "nhi":
-                    answer = ask(later.name, DELEGATE, evaluation, place, lends=True)
-                    if _says(answer):
-                        yield answer
+    def _guardrail_links(self, subjects: Sequence[PolicySubject], question: Question) -> Iterator[LinkRows]:
+        find = self._guardrails.find
+        for place, subject in enumerate(subjects):
+            yield find(subject, question.object, question.action, place, lends=False)
+            for later in subjects[place + 1 :]:
+                if later.name.startswith("nhi:"):
+                    yield find(subject, later.name, DELEGATE, place, lends=True)
 
-    def _decision(self, evaluation: Evaluation, answers: list[LinkAnswer], *, limited: bool) -> Decision:
+    def _conclude(
+        self,
+        mode: Mode,
+        case: Case,
+        subjects: Sequence[PolicySubject],
+        question: Question,
+        outcomes: tuple[Outcome, ...],
+        now_s: float,
+    ) -> Result:
+        """Decide every link of a case by the outcomes of its conditions, and keep the result."""
+        last, at = len(subjects) - 1, 0
+        answers: list[LinkAnswer] = []
+        ran: list[tuple[str, Ran]] = []
+        links: list[Link] = []
+        for place, found in enumerate(case.links):
+            came_out = outcomes[at : at + len(found.conditions)]
+            at += len(found.conditions)
+            answer = found.policy.judge(found, came_out, now_s)
+            if place == last and mode == "session" and question.server:
+                answer, ends = found.policy.opened(answer, found.subject, question.server, now_s)
+                case.narrow(ends, now_s)
+            own = [
+                (condition.digest, outcome)
+                for condition, outcome in zip(found.conditions, came_out, strict=True)
+                if outcome != "assumed"
+            ]
+            if place <= last or not answer.link.allowed or own or answer.would_deny:  # else a guardrail says nothing
+                answers.append(answer)
+                ran += own
+                links += [answer.link] * len(own)
+        decision = self._decision(subjects, question.action, answers, limited=mode == "call")
+        result = Result(decision, tuple(ran), tuple(links))
+        if len(case.results) >= MAX_CASE_RESULTS:  # a caller's arguments can produce many
+            case.results.clear()
+        case.results[outcomes] = result
+        return result
+
+    def _decision(
+        self, subjects: Sequence[PolicySubject], action: str, answers: list[LinkAnswer], *, limited: bool
+    ) -> Decision:
         if not answers:  # no principal: denied
             return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
-        last = answers[len(evaluation.chain) - 1]
-        if len(answers) == 1:  # the common case; nothing to combine
-            link = last.link
-            limits = _limits(evaluation, last.limited) if limited and last.limited else ()
-            would = last.would_deny, last.would_allow
-            return Decision(link.allowed, self.revision, (link,), link.reason, limits, last.until, last.roles, *would)
+        last = answers[len(subjects) - 1]
         denied = [answer.link.reason for answer in answers if not answer.link.allowed]
         ends = [answer.until for answer in answers if answer.until is not None]
         return Decision(
@@ -146,7 +289,7 @@ class Engine:
             self.revision,
             tuple(answer.link for answer in answers),
             next((reason for reason in _PRECEDENCE if reason in denied), None),
-            _limits(evaluation, last.limited) if limited and last.limited and not denied else (),
+            _limits(subjects, action, last.limited) if limited and last.limited and not denied else (),
             min(ends, default=None) if not denied else None,
             last.roles,
             _names(answer.would_deny for answer in answers),
@@ -154,17 +297,12 @@ class Engine:
         )
 
 
-def _says(answer: LinkAnswer) -> bool:
-    return not answer.link.allowed or bool(answer.link.facts or answer.would_deny)
-
-
-def _limits(evaluation: Evaluation, rules: Iterable[RuleRef]) -> tuple[RowLimit, ...]:
+def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[RuleRef]) -> tuple[RowLimit, ...]:
     """Return the limits that the call is charged to. A rule of several rows counts once."""
-    chain, action = evaluation.chain, evaluation.question.action
     if action in STOPPING:
         # A caller that has used up a limit on `use` can still stop its own work: only a rule that names it counts.
         rules = [rule for rule in rules if action in rule.actions and not set(USED) <= set(rule.actions)]
-    counted = {"subject": chain[-1].name, "origin": chain[0].name, "rule": ""}
+    counted = {"subject": subjects[-1].name, "origin": subjects[0].name, "rule": ""}
     found = {
         rule.id: RowLimit(rule.id, counted[rule.per], rule.max_calls_per_hour)
         for rule in rules
@@ -177,12 +315,12 @@ def _names(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in found for name in names))
 
 
-def _nhi_kind(principal: Principal) -> PermissionKind:
-    return PermissionKind.NHI_TO_NHI if principal.kind == "nhi" else PermissionKind.USER_TO_NHI
+def _nhi_kind(subject: PolicySubject) -> PermissionKind:
+    return PermissionKind.NHI_TO_NHI if subject.name.startswith("nhi:") else PermissionKind.USER_TO_NHI
 
 
-def _last_kind(principal: Principal, question: Question) -> PermissionKind:
+def _last_kind(subject: PolicySubject, question: Question) -> PermissionKind:
     """Return the kind of the last link: of a tool, prompt, resource or MCP server; else of an agent."""
     if question.server or question.object.startswith(ON_SERVERS):
         return PermissionKind.AGENT_TO_TOOL
-    return _nhi_kind(principal)
+    return _nhi_kind(subject)

@@ -1,32 +1,28 @@
 """Decides one link of a chain.
 
-A `KindPolicy` is one permission kind: its model, its rows, and the index over them. It looks up the rows that may
-match, runs their conditions, checks expiry, and applies the model's effect. Rows and answers that repeated requests
-have in common are cached, within bounds.
+A `KindPolicy` is one permission kind: its model, its rows, and the index over them. `find` looks up the rows that may
+match; `judge` checks their expiry and the outcomes of their conditions, and applies the model's effect. Neither runs
+conditions or keeps results: the engine does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sidecar.errors import Reason
 from sidecar.policy.compiler import RowTest
-from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Outcome
+from sidecar.policy.conditions import Condition, Outcome
 from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.matching import Index, Matcher
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, RowTable
-from sidecar.vocabulary import ANONYMOUS, Chain, Fact, Link, PermissionKind, Question, RuleRef
+from sidecar.vocabulary import ANONYMOUS, Link, PermissionKind, RuleRef
 
 MAX_OPENING_RULES = 8  # enough evidence of a grant on a server
 MAX_OPENING_ROWS = 10_000  # rows searched for a live one
-MEMO_SIZE = 4096  # cases in each of the cache's two generations
-MAX_CASE_ROWS, MAX_CASE_ANSWERS = 32, 32  # of a cached case
-CaseKey = tuple[PolicySubject, str, str]  # subject, object, action
-_NO_ARGUMENTS: Mapping[str, Any] = {}
 _BY_ID = attrgetter("id", "file", "line")
 
 # CONTRACT 1.2, 1.3: the subjects and objects of each kind. All else is denied before any row is read (threats K1, K12).
@@ -36,41 +32,6 @@ _ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PermissionKind.AGENT_TO_TOOL: (("user:", "nhi:"), (*ON_SERVERS, "nhi:")),
     PermissionKind.GUARDRAIL: (("user:", "nhi:"), (*ON_SERVERS, "nhi:")),
 }
-
-
-class Evaluation:
-    """One decision in progress: the chain, the values that its conditions may read, and the budget left. While
-    `listing`, conditions on what the caller will write are assumed to hold."""
-
-    __slots__ = ("askers", "chain", "listing", "now_s", "purse", "question", "roles_of")
-
-    def __init__(
-        self, chain: Chain, question: Question, now_s: float, known: PolicySubjects, *, listing: bool = False
-    ) -> None:
-        self.chain, self.question, self.now_s, self.listing = chain, question, now_s, listing
-        self.askers = [known.asker(principal) for principal in chain]
-        self.roles_of = known.roles_of
-        self.purse: CostBudget | None = None
-
-    def run_all(
-        self, conditions: Iterable[Condition], place: int, lends: bool
-    ) -> tuple[tuple[Outcome, ...], tuple[Fact, ...]]:
-        """Evaluate each condition once for the link at `place`; return the outcomes and what was read. A link that
-        `lends` has no arguments."""
-        if self.purse is None:
-            self.purse = CostBudget()
-        arguments = _NO_ARGUMENTS if lends else self.question.arguments
-        scene = ConditionContext(self.chain, place, self.question, arguments, self.now_s, self.roles_of)
-        outcomes: list[Outcome] = []
-        facts: list[Fact] = []
-        for condition in conditions:
-            if self.listing and condition.from_caller and not lends:
-                outcomes.append("assumed")
-                continue
-            outcome, read = condition.run(scene, self.purse)
-            outcomes.append(outcome)
-            facts.append(Fact(condition.digest, outcome, read))
-        return tuple(outcomes), tuple(facts)
 
 
 class LinkAnswer(NamedTuple):
@@ -95,43 +56,25 @@ class LinkSides(NamedTuple):
     nearly: Sequence[tuple[bool, bool]] = ()
 
 
-class _Case(NamedTuple):
-    """The cached result for one request of one subject: the matching rows, their flags, their conditions ordered by
-    text, when rows expire, and the answers by condition outcome and live rows."""
+class LinkRows(NamedTuple):
+    """The rows that match one (subject, object, action) but for expiry and conditions: `some` are the flags of any of
+    them, `conditions` theirs, ordered by text, and `ends` are when rows expire. `place` is the subject's position in
+    the chain; `lends` is true if the request is for lent authority."""
 
+    policy: KindPolicy
+    subject: PolicySubject
+    object: str
+    action: str
+    place: int
+    lends: bool
     rows: list[int]
-    some: int
-    asking: tuple[Condition, ...]
-    ends: tuple[float, ...]
-    answers: dict[tuple[tuple[Outcome, ...], tuple[bool, ...]], LinkAnswer]
-
-
-class _CaseCache:
-    """A bounded cache of two generations. A case read from the older one moves to the younger one; when that is full,
-    the older one is dropped: a flood of new keys costs bounded memory, and cases in use stay cached."""
-
-    __slots__ = ("_old", "_young")
-
-    def __init__(self) -> None:
-        self._young: dict[CaseKey, _Case] = {}
-        self._old: dict[CaseKey, _Case] = {}
-
-    def get(self, key: CaseKey) -> _Case | None:
-        case = self._young.get(key)
-        if case is None:
-            case = self._old.get(key)
-            if case is not None:
-                self.put(key, case)
-        return case
-
-    def put(self, key: CaseKey, case: _Case) -> None:
-        if len(self._young) >= MEMO_SIZE:
-            self._old, self._young = self._young, {}
-        self._young[key] = case
+    some: int = 0
+    conditions: tuple[Condition, ...] = ()
+    ends: tuple[float, ...] = ()
 
 
 class KindPolicy:
-    """Decides all requests of one permission kind. Pure apart from its cache; safe to use from several threads."""
+    """Decides all requests of one permission kind. Pure; safe to use from several threads."""
 
     def __init__(
         self,
@@ -147,68 +90,34 @@ class KindPolicy:
         self._effect = model.effect
         self._subjects, self._objects = _ASKS[model.kind]
         self._conditions = [conditions.get(shape.when) for shape in table.shapes]
-        self._cases = _CaseCache()
-        self._asked: set[int] = set()
+        self.by_casbin = bool(self._matcher.plan.foreign)
 
-    def forget(self) -> None:
-        self._cases = _CaseCache()
-        self._asked.clear()
-
-    def answer(self, obj: str, act: str, evaluation: Evaluation, place: int, *, lends: bool) -> LinkAnswer:
-        """Decide one (subject, object, action). `place` is the subject's position in the chain; `lends` is true if the
-        request is for lent authority."""
-        asker = evaluation.askers[place]
-        key = (asker, obj, act)
-        case = self._cases.get(key)
-        if case is None:
-            case = self._case(asker, obj, act)
-            self._remember(key, case)
-        outcomes, facts = evaluation.run_all(case.asking, place, lends) if case.asking else ((), ())
-        now_s = evaluation.now_s
-        came_out = (outcomes, tuple([now_s < end for end in case.ends])) if case.ends else (outcomes, ())
-        answer = case.answers.get(came_out)
-        if answer is None:
-            answer = self._judged(case, asker, obj, act, outcomes, now_s)
-            if len(case.answers) >= MAX_CASE_ANSWERS:  # a caller's arguments can produce many
-                case.answers.clear()
-            case.answers[came_out] = answer
-        return answer._replace(link=answer.link._replace(facts=facts)) if facts else answer
-
-    def _remember(self, key: CaseKey, case: _Case) -> None:
-        """Cache a case from its second request on, so that one-time requests cost no memory."""
-        mark = hash(key)
-        if mark not in self._asked:
-            if len(self._asked) >= MEMO_SIZE:
-                self._asked.clear()
-            self._asked.add(mark)
-        elif len(case.rows) <= MAX_CASE_ROWS and not self._matcher.plan.foreign:  # pycasbin's results are not cached
-            self._cases.put(key, case)
-
-    def _case(self, asker: PolicySubject, obj: str, act: str) -> _Case:
-        table, rows = self.table, self._candidates(asker, obj, act)
+    def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
+        table, rows = self.table, self._candidates(subject, obj, act)
         flags, some = table.flags, 0
         for row in rows:
             some |= flags[row]
         if not some & (ASKS | ENDS):
-            return _Case(rows, some, (), (), {})
-        asking: dict[str, Condition] = {}
+            return LinkRows(self, subject, obj, act, place, lends, rows, some)
+        conditions: dict[str, Condition] = {}
         for shape in {table.shape[row] for row in rows if flags[row] & ASKS}:
             condition = self._conditions[shape]
             assert condition is not None
-            asking[condition.text] = condition
-        ends = sorted({table.end_of(row) for row in rows if flags[row] & ENDS})
-        return _Case(rows, some, tuple(asking[text] for text in sorted(asking)), tuple(ends), {})
+            conditions[condition.text] = condition
+        ends = tuple({table.end_of(row) for row in rows if flags[row] & ENDS})
+        ordered = tuple(conditions[text] for text in sorted(conditions))
+        return LinkRows(self, subject, obj, act, place, lends, rows, some, ordered, ends)
 
-    def _judged(
-        self, case: _Case, asker: PolicySubject, obj: str, act: str, outcomes: tuple[Outcome, ...], now_s: float
-    ) -> LinkAnswer:
-        rows, some, flags = case.rows, case.some, self.table.flags
+    def judge(self, found: LinkRows, outcomes: Sequence[Outcome], now_s: float) -> LinkAnswer:
+        """Decide one link. `outcomes` are those of its conditions."""
+        asker, obj, act = found.subject, found.object, found.action
+        rows, some, flags = found.rows, found.some, self.table.flags
         if not rows:
             allowed = self._effect == DENY_OVERRIDE
             reason = None if allowed else Reason.NO_MATCHING_RULE
             return LinkAnswer(Link(self.kind, asker.name, obj, act, allowed, reason))
         if some & (ASKS | ENDS | SHADOW):
-            by_text = {condition.text: outcome for condition, outcome in zip(case.asking, outcomes, strict=True)}
+            by_text = {condition.text: outcome for condition, outcome in zip(found.conditions, outcomes, strict=True)}
             sides = self._sides(rows, by_text, now_s)
         elif some & DENY:
             denies = [row for row in rows if flags[row] & DENY]
@@ -232,11 +141,14 @@ class KindPolicy:
             self._ids(row for row in sides.would if not flags[row] & DENY),
         )
 
-    def opened(self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float) -> LinkAnswer:
-        """Return the answer to a session call (CONTRACT 1.4): unchanged, unless a live grant on the server opens it."""
+    def opened(
+        self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
+    ) -> tuple[LinkAnswer, Iterable[float]]:
+        """Return the answer to a session call (CONTRACT 1.4): unchanged, unless a live grant on the server opens it;
+        and the times at which that may change."""
         link, table = answer.link, self.table
         if link.allowed or link.reason is Reason.DENIED_BY_RULE:
-            return answer
+            return answer, ()
         asked = RowTest(asker.name, f"nhi:{server}", "", asker.domain, asker.roles)
         grants: list[int] = []
         for looked, row in enumerate(self._matcher.on_server(asked, server)):
@@ -247,14 +159,16 @@ class KindPolicy:
             if means and not table.flags[row] & (DENY | SHADOW):
                 grants.append(row)
         live = [row for row in grants if not table.flags[row] & ENDS or now_s < table.end_of(row)]
+        ends = {table.end_of(row) for row in grants if table.flags[row] & ENDS}
         if not live:
-            return answer._replace(link=link._replace(reason=Reason.EXPIRED)) if grants else answer
+            return (answer._replace(link=link._replace(reason=Reason.EXPIRED)) if grants else answer), ends
         # Any one of them opens it, so it stays open until the last one expires.
         endless = any(not table.flags[row] & ENDS for row in live)
         until = None if endless else max(map(table.end_of, live))
         rules = self._rules(live[:MAX_OPENING_RULES])
         roles = self._askers.behind(asker, [rule.subject for rule in rules])
-        return answer._replace(link=link._replace(allowed=True, reason=None, rules=rules), roles=roles, until=until)
+        link = link._replace(allowed=True, reason=None, rules=rules)
+        return answer._replace(link=link, roles=roles, until=until), ends
 
     def _candidates(self, asker: PolicySubject, obj: str, act: str) -> list[int]:
         """Return the rows that match but for expiry and condition."""

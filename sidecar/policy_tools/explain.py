@@ -127,7 +127,7 @@ class _Trace:
 
     def _links(self, decision: Decision) -> tuple[Traced, ...]:
         denied = [link for link in decision.links if not link.allowed and not link.rules]
-        sought = [self._sought(link) for link in denied]
+        sought = [self._sought(link, decision) for link in denied]
         near = nearest(sought, self._source.rules, self._source.sets) if denied else []
         shown = [one.rule for each in near for one in each]
         rows = _rows([*shown, *(rule for link in decision.links for rule in link.rules)])
@@ -136,16 +136,17 @@ class _Trace:
             Traced(
                 link=link,
                 grounds=tuple(self._ground(link.subject, link.object, rule, rows) for rule in link.rules),
-                conditions=tuple(self._ran(link, fact) for fact in link.facts),
+                conditions=tuple(self._ran(fact) for fact in decision.facts if fact.link is link),
                 near=tuple((each, rows(each.rule)) for each in next(found)) if link in denied else (),
             )
             for link in decision.links
         )
 
-    def _sought(self, link: Link) -> Sought:
+    def _sought(self, link: Link, decision: Decision) -> Sought:
         last = (link.object, link.action) == self._question[:2]
         server = self._question.server if last and is_session(self._question) else ""
-        outcomes = {self._texts[fact.condition]: self._ran(link, fact).outcome for fact in link.facts}
+        facts = [fact for fact in decision.facts if fact.link is link]
+        outcomes = {self._texts[fact.condition]: self._ran(fact).outcome for fact in facts}
         return Sought.of(link, self._engine, self._source, self._chain, self._at_s, outcomes, server)
 
     def _ground(self, subject: str, obj: str, rule: RuleRef, rows: Callable[[RuleRef], str]) -> Ground:
@@ -155,8 +156,8 @@ class _Trace:
         own = self._source.roles.parents.get(subject, ())
         return Ground(rule, rows(rule), roles, bool(roles) and roles[0] in granted and roles[0] not in own, sets)
 
-    def _ran(self, link: Link, fact: Fact) -> Ran:
-        key = RecordedKey(fact.condition, link.subject, link.action == DELEGATE)
+    def _ran(self, fact: Fact) -> Ran:
+        key = RecordedKey(fact.condition, fact.link.subject, fact.link.action == DELEGATE)
         source = self.sources.get(key, "")
         outcome = "unknown" if source not in ("", "the record") else fact.outcome
         return Ran(self._texts[fact.condition], outcome, fact.inputs, source)

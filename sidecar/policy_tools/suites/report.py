@@ -85,7 +85,8 @@ class Telling:
         if test.session and test.question:
             server = test.question.server
         texts = {condition.digest: text for text, condition in self.source.conditions.items()}
-        outcomes = {texts[fact.condition]: fact.outcome for fact in link.facts if fact.condition in texts}
+        facts = [fact for fact in got.decision.facts if fact.link is link and fact.condition in texts]
+        outcomes = {texts[fact.condition]: fact.outcome for fact in facts}
         at_server = server if link.object == f"nhi:{server}" else ""
         return Sought.of(link, self.engine, self.source, test.chain, got.now_s, outcomes, at_server)
 

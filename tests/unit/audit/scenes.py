@@ -90,12 +90,12 @@ def call(**changes: Any) -> Call:
 
 def decision(*, allowed: bool = True) -> Decision:
     rule = RuleRef("reads-github", PermissionKind.AGENT_TO_TOOL, "nhi:*", "tool:github/*", ("use",), "allow")
-    fact = Fact("c0ffee" * 5, "true", {"args.repo": "acme/site"})
     lends = (PermissionKind.USER_TO_NHI, "user:corp/alice", "nhi:corp/researcher", "delegate", True)
     calls = (PermissionKind.AGENT_TO_TOOL, "nhi:corp/researcher", "tool:github/search", "tools/call", allowed)
-    links = (Link(*lends, rules=(rule,)), Link(*calls, rules=(rule,), facts=(fact,)))
+    links = (Link(*lends, rules=(rule,)), Link(*calls, rules=(rule,)))
+    facts = (Fact("c0ffee" * 5, "true", {"args.repo": "acme/site"}, links[1]),)
     reason = None if allowed else Reason.DENIED_BY_RULE
-    return Decision(allowed, "rev-1", links, reason, roles=("role:oncall",), would_deny=("shadow-rule",))
+    return Decision(allowed, "rev-1", links, reason, roles=("role:oncall",), would_deny=("shadow-rule",), facts=facts)
 
 
 def understood(audit: Audit, **changes: Any) -> Recording:

@@ -298,9 +298,9 @@ def hostile_request(audit: Audit, text: str) -> None:
     asked = Question(f"tool:{text}", text, text, text, {"a": 1}, {})
     recording.call = Call("mcp", text, text, text, (asked,))
     rule = RuleRef(text, PermissionKind.AGENT_TO_TOOL, text, text, (text,), "allow")
-    fact = Fact(text, "error", {f"{number}{text}": object() for number in range(40)})
-    link = Link(PermissionKind.AGENT_TO_TOOL, text, text, text, True, rules=(rule,) * 40, facts=(fact,) * 40)
-    recording.decision = Decision(True, text, (link,) * 40, roles=(text,) * 40, would_deny=(text,) * 40)
+    link = Link(PermissionKind.AGENT_TO_TOOL, text, text, text, True, rules=(rule,) * 40)
+    facts = (Fact(text, "error", {f"{number}{text}": object() for number in range(40)}, link),) * 1600
+    recording.decision = Decision(True, text, (link,) * 40, roles=(text,) * 40, would_deny=(text,) * 40, facts=facts)
     recording.limits = (LimitState(text, 1, 1),) * 40
     at_once(recording.decided())
     at_once(recording.refused(Refusal(Reason.INTERNAL, text), http_status=500))

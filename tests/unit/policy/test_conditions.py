@@ -104,7 +104,7 @@ def test_a_decision_has_one_budget_for_all_its_conditions(tmp_path: Path) -> Non
     )
     asked = engine(tmp_path, {"agent_to_tool": rows + "p, *, tool:s/t, tools/call, -, -, args.ok == true, allow\n"})
     large = {"l": NUMBERS[:300], "m": NUMBERS, "n": -1, "ok": True}
-    outcomes = [fact.outcome for fact in asked.decide(chain("user:a"), tool("s/t", large), NOW).links[0].facts]
+    outcomes = [fact.outcome for fact in asked.decide(chain("user:a"), tool("s/t", large), NOW).facts]
     assert outcomes.count("false") in range(1, 10)
     assert outcomes.count("error") >= 40
 
@@ -156,6 +156,6 @@ def test_a_fact_tells_what_was_read_and_nothing_else(tmp_path: Path) -> None:
     rows = f"p, *, tool:s/t, tools/call, -, -, {when}, allow"
     asked = engine(tmp_path, {"agent_to_tool": rows})
     decision = asked.decide(chain("user:a"), tool("s/t", {"a": {"b": 1, "secret": 2}, "other": 3}), NOW)
-    (fact,) = decision.links[0].facts
+    (fact,) = decision.facts
     assert fact.outcome == "true"
     assert fact.inputs == {"args.a.b": 1, "now": at("2027-01-15T08:00:00Z")}

@@ -12,13 +12,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import pytest
-
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Language
 from sidecar.vocabulary import Principal, Question
 from tests.unit.policy.world import NOW
 
-EVALUATIONS = int(os.environ.get("SIDECAR_CONDITIONS", "40000"))
+EVALUATIONS = int(os.environ.get("SIDECAR_CONDITIONS", "30000"))
 PER_CONDITION = 50
 LANGUAGE = Language()
 
@@ -146,10 +144,9 @@ def _is_plain(condition: Condition, scene: ConditionContext) -> bool:
         return True
 
 
-@pytest.mark.parametrize("seed", [int.from_bytes(os.urandom(4), "big")])
-def test_a_plain_condition_gives_what_cel_gives(seed: int) -> None:
+def test_a_plain_condition_gives_what_cel_gives() -> None:
     """Result, inputs in their order, and units left in the budget."""
-    random, outcomes = Random(seed), Counter[str]()
+    random, outcomes = Random(EVALUATIONS), Counter[str]()
     while outcomes.total() < EVALUATIONS:
         condition = _compiled(text := _written(random))
         if condition is None or condition.plain is None:
@@ -161,7 +158,7 @@ def test_a_plain_condition_gives_what_cel_gives(seed: int) -> None:
             question = Question("tool:s/t", "tools/call", "s", "t", arguments)
             scene = ConditionContext(CHAIN, 1, question, arguments, now_s, lambda principal: principal.roles)
             expected = _ran(by_cel, scene, units)
-            assert _ran(condition, scene, units) == expected, (seed, text, arguments, now_s)
+            assert _ran(condition, scene, units) == expected, (text, arguments, now_s)
             outcomes[expected[0]] += _is_plain(condition, scene)
     print(dict(outcomes))
     assert min(outcomes[outcome] for outcome in ("true", "false", "error")) > EVALUATIONS / 50
