@@ -25,7 +25,18 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sidecar.policy.syntax import CALL, CONST, LIST, SELECT, TEST_ONLY, Path, WireMessage, expression_of, name_of, path_of
+from sidecar.policy.syntax import (
+    CALL,
+    CONST,
+    LIST,
+    SELECT,
+    TEST_ONLY,
+    Path,
+    WireMessage,
+    expression_of,
+    name_of,
+    path_of,
+)
 
 UNITS_PER_NODE: Final = 20  # to measure and convert one value
 UNITS_PER_CHAR: Final = 0.25
