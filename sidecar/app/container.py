@@ -77,12 +77,12 @@ def way_from(
         callbacks.outbox.clock_was_set(seconds)
         await evidence.witness_jump(seconds)
 
-    means = TaskServices(shared.task_store, shared.tasks, live, switch, audit, callbacks.outbox, shared.limiter)
-    holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
-    runner = TaskRunner(means, metrics, holder)
     load_shedding = LoadShedding(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
     refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics.refusal_unanswered, time.monotonic)
     stages = Stages(shared.limiter, session_calls, switch, shared.tasks, load_shedding, refusals, time.time)
+    means = TaskServices(shared.task_store, shared.tasks, live, switch, audit, callbacks.outbox, stages)
+    holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
+    runner = TaskRunner(means, metrics, holder)
     orders = TaskOrders(runner, stages, metrics)
     task_api = TaskFrontend(forwarder, orders, callbacks.guard.check, audit.new_id)
     mcp: dict[str, Any] = {"forwarder": forwarder, "switch": switch, "clock": time.time}

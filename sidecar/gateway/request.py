@@ -50,22 +50,23 @@ class RefusalWriter(Protocol):
 class ParsedOperation(NamedTuple):
     """What a frontend read from a request: the call that policy decides on, and the frontend's own content.
 
-    `begins` says that it begins work, rather than being an answer to the server or a notification; `takes_no_slot` that
-    it occupies no concurrency slot, because it is answered here or begins later.
+    `begins` says that it begins work, rather than being an answer to the server, a notification, or work that was
+    admitted before. `charges` are the limits that it is charged to: `creation` are all but concurrency slots, for what
+    is answered here or begins later; `slots` are those, once it begins.
     """
 
     call: Call
     content: Any
     begins: bool = True
-    takes_no_slot: bool = False
+    charges: Literal["all", "creation", "slots"] = "all"
 
 
 class CallContext:
     """A call with what the stages learn of it. In `shadow` mode `excused` are the refusals by limits that were let
-    pass. `lease` holds the reserved limits. `large`: the body is large enough to delay the loop, so that other calls
-    run between its stages."""
+    pass. `lease` holds the reserved limits, once it is `charged`. `large`: the body is large enough to delay the loop,
+    so that other calls run between its stages."""
 
-    large = shadow = False
+    large = shadow = charged = False
     server = ""
     plan: LimitPlan | None = None
     lease: Lease | None = None

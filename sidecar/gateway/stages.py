@@ -81,12 +81,15 @@ class Stages:
             if request.large:
                 await asyncio.sleep(0)
             plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
-            request.plan = plan = plan.at_creation if operation.takes_no_slot else plan
+            if operation.charges != "all":
+                plan = plan.at_creation if operation.charges == "creation" else plan.of_slots
+            request.plan = plan
             del now  # a stream that stays open keeps no old policy alive
             lease = request.lease = self.limiter.reserve(plan, record.decision_id, excuse=request.excuse)
             try:
                 if lease.pending:
                     await lease.charge()
+                request.charged = True
                 record.limits, record.charged = lease, lease.charged
                 if lease.degraded and not request.shadow:
                     record.enforcement = "degraded"

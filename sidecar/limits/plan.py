@@ -141,6 +141,11 @@ class LimitPlan:
         """The charges when a task is created: all but the slots, which are taken once the task is with its agent."""
         return self._without_slots or self
 
+    @property
+    def of_slots(self) -> LimitPlan:
+        """The slots alone."""
+        return LimitPlan(self.slots, self.timeout_s)
+
     def tells(self, result: Mapping[str, Any]) -> bool:
         """Whether a result reports a cost."""
         return any(cost.path and reported(result, cost.path, cost.most) is not None for cost in self.costs)

@@ -174,10 +174,11 @@ class Clockwork:
         standings: Any = MortalStore(self.standings, life)
         live = Live(self._snapshot(), lambda: self.now_s)
         pipeline = self.world.app.pipeline
-        means = replace(pipeline.task_api.runner.means, live=live, store=tasks)
+        stages = replace(pipeline.stages, clock=live.clock)
+        means = replace(pipeline.task_api.runner.means, live=live, store=tasks, stages=stages)
         runner = TaskRunner(means, pipeline.metrics, name)
         life.jobs = runner.worker.jobs
-        orders = TaskOrders(runner, replace(pipeline.stages, clock=live.clock), pipeline.metrics)
+        orders = TaskOrders(runner, stages, pipeline.metrics)
         scheduler = Scheduler(live, standings, orders, self._witness, self.counted, name, pipeline.audit.new_id)
         made = Replica(live, runner, scheduler, life)
         self.replicas.append(made)

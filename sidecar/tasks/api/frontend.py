@@ -74,7 +74,7 @@ class TaskFrontend:
         request.goes_to(asked.call.upstream)
         if asked.call.upstream:  # the same check as at the agent's own address
             check_caller(caller, request.now.audience(asked.call.upstream, routing.AGENTS))
-        return ParsedOperation(asked.call, asked, takes_no_slot=asked.here)
+        return ParsedOperation(asked.call, asked, charges="creation" if asked.here else "all")
 
     async def _for_all(self, request: RequestContext, caller: Caller) -> TaskRequest:
         if request.verb == "GET":

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, closing, suppress
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_hex
@@ -28,11 +28,12 @@ from sidecar.gateway.error_responses import facts_of, message_of
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
 from sidecar.gateway.frontends.a2a.task_ownership import TERMINAL, TaskOwnership
 from sidecar.gateway.kill_switch import KillSwitch
+from sidecar.gateway.request import CallContext, Charged, ParsedOperation
 from sidecar.gateway.routing import AGENTS
 from sidecar.gateway.snapshot import Live, Snapshot
+from sidecar.gateway.stages import Stages
 from sidecar.http.client import Deadline
 from sidecar.identity import check_caller
-from sidecar.limits import Lease, Limiter, LimitPlan, plan_charges
 from sidecar.protocols.a2a.errors import BY_REASON, AgentError
 from sidecar.settings.server import TaskSettings
 from sidecar.storage import RecordStore, RecordStoreOut, UnreadableRecord
@@ -86,7 +87,7 @@ class TaskServices:
     switch: KillSwitch
     audit: Audit
     outbox: Outbox
-    limiter: Limiter
+    stages: Stages
 
     @property
     def rules(self) -> TaskSettings:
@@ -142,7 +143,7 @@ class TaskLifecycle:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     async def _send(self) -> None:
-        record, now = self.record, self.means.live.take()
+        record, now, context = self.record, self.means.live.take(), None
         try:
             about = (record.id, record.target, record.task_type, record.input or {})
             intent = sends(*about, record.a2a_context, record.answers)
@@ -150,41 +151,43 @@ class TaskLifecycle:
             if self.caller.expires_at is not None and self._now_s() >= self.caller.expires_at:
                 raise Refusal(Reason.EXPIRED, "the credential that it was created with has ended")
             self._check_time()
-            decision, chain = self._check(now, intent, at_first=True), self.caller.chain
-            plan, shadows = plan_charges(now.budgets, chain, now.engine.roles_of, intent.call, decision), now.shadows
+            check_standing(self.means.switch, now, self.caller, intent.call, self._now_s())
+            context = CallContext(now, recording)
+            if now.shadows(self._now_s()):
+                context.shadow, recording.enforcement = True, "shadow"
             # All but the slots of budgets' `concurrency` was charged when the task was created.
-            slots = self.means.limiter.reserve(
-                LimitPlan(plan.slots), recording.decision_id, excuse=lambda _: shadows(self._now_s())
-            )
-            async with AsyncExitStack() as held:
-                try:
-                    lease = await held.enter_async_context(slots)
-                except Refusal:  # there is no slot: nothing has begun, and the task waits
-                    self.recording = None
-                else:
-                    await self._say(now.agent(record.target), intent, recording, lease, plan.timeout_s)
+            operation = ParsedOperation(intent.call, intent, begins=False, charges="slots")
+            await self.means.stages.carry_out(context, self.caller, self, operation)
         except UnreadableRecord:  # another version may continue it
             raise
         except Refusal as refusal:
-            await self._refused(refusal)
+            if context is not None and context.plan is not None and not context.charged:
+                self.recording = None  # there is no slot: nothing has begun, and the task waits
+            else:
+                await self._refused(refusal)
         finally:
             self.means.live.leave(now)
         if self.record.step is TaskStep.UNSENT:
             await self._rest()
             await self._look_again()
 
-    async def _say(
-        self, agent: AgentUpstream, intent: AgentOperation, recording: Recording, lease: Lease, timeout_s: float | None
-    ) -> None:
-        owning = TaskOwnership(self.means.tasks, self.caller, intent)
-        loop = asyncio.get_running_loop()
-        decided_s = loop.time()
+    async def check(
+        self, request: CallContext, caller: Caller, content: AgentOperation, decision: Decision
+    ) -> tuple[AgentUpstream, TaskOwnership]:
+        agent, owning = request.now.agent(self.record.target), TaskOwnership(self.means.tasks, self.caller, content)
         await owning.check()
-        await recording.decided()  # first the audit record, then `sending` is stored, then the message is sent
+        return agent, owning
+
+    async def carry_out(self, charged: Charged) -> None:
+        """Sends the message. The decision is on record; then `sending` is stored, then it is sent."""
+        content: tuple[AgentUpstream, TaskOwnership] = charged.content
+        agent, owning = content
+        intent, loop = owning.intent, asyncio.get_running_loop()
+        decided_s = loop.time()
         await owning.begin()
         await self._save(self.record.at(TaskStep.SENDING)._replace(sender=token_hex(8)))
         await agent.cards.prepare()
-        lease.forwarded, limit_s = True, min(agent.timeout_s, timeout_s or agent.timeout_s)
+        charged.lease.forwarded, limit_s = True, min(agent.timeout_s, charged.timeout_s or agent.timeout_s)
         outgoing = self._outgoing(intent, limit_s)._replace(params=owning.outward(intent.params))
 
         async def ask() -> Result | AgentError:
@@ -397,16 +400,13 @@ class TaskLifecycle:
 
     # --- permission and audit -----------------------------------------------------------------------------------------
 
-    def _check(self, now: Snapshot, intent: AgentOperation, *, at_first: bool = False) -> Decision:
+    def _check(self, now: Snapshot, intent: AgentOperation) -> None:
         now_s = self._now_s()
         check_standing(self.means.switch, now, self.caller, intent.call, now_s)
-        if at_first and self.recording is not None:
-            return decided(now, intent.call, self.recording, now_s)
         question = sends(self.record.id, self.record.target, self.record.task_type, {}).call.question
         decision = now.engine.reconsider(self.caller.chain, question.without_arguments, now_s)
         if not now.shadows(now_s):
             decision.or_refuse()
-        return decision
 
     def _check_time(self) -> None:
         if self._now_s() - self.record.created_at > self.means.rules.follow_s:
@@ -498,17 +498,6 @@ def check_standing(switch: KillSwitch, now: Snapshot, caller: Caller, call: Call
     if not now.identity.vouches_for(caller):
         raise Refusal(Reason.BAD_CREDENTIAL)
     check_caller(caller, now.audience(call.upstream, AGENTS))
-
-
-def decided(now: Snapshot, call: Call, recording: Recording, now_s: float) -> Decision:
-    """Returns policy's decision for the caller of this record, and adds it to the record. Raises Refusal."""
-    assert recording.caller is not None
-    decision = recording.decision = now.decide(recording.caller.chain, call, now_s)
-    shadows = now.shadows(now_s)
-    recording.enforcement = "shadow" if shadows else "enforce"
-    if not shadows:
-        decision.or_refuse()
-    return decision
 
 
 def _failure_of(message: Mapping[str, Any] | None) -> str:

@@ -78,7 +78,7 @@ class TaskOrders:
             if self.closed:
                 raise Refusal(Reason.DRAINING)
             check_standing(means.switch, now, caller, intent.call, now_s)
-            operation = ParsedOperation(intent.call, order, takes_no_slot=True)
+            operation = ParsedOperation(intent.call, order, charges="creation")
             return await self.stages.carry_out(placed, caller, self, operation)
         except Refusal as refusal:
             refused = refusal
