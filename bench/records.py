@@ -23,6 +23,7 @@ import click
 from sidecar.limits import open_store
 from sidecar.settings.store import StoreSettings
 from sidecar.storage import (
+    MemoryRecordStore,
     RecordBounds,
     RecordPage,
     RecordShare,
@@ -44,7 +45,8 @@ Verbs = Mapping[str, Callable[[], Awaitable[object]]]
 @asynccontextmanager
 async def opened(how: str, folder: Path, url: str) -> AsyncIterator[RecordStore[Execution]]:
     if how != "redis":
-        yield SqliteRecordStore(SqliteFile(None if how == "memory" else folder / "records.sqlite"), RUNS)
+        file = SqliteFile(folder / "records.sqlite")
+        yield MemoryRecordStore(RUNS.is_work) if how == "memory" else SqliteRecordStore(file, RUNS)
         return
     shared = open_store(StoreSettings(url=url), time.time)
     try:

@@ -1,6 +1,6 @@
-"""Stores records in SQLite (a file, or in memory) or Redis behind one interface.
+"""Stores records in memory, SQLite or Redis behind one interface.
 
-    record_store.py   the interface: sqlite_store.py, redis_store.py
+    record_store.py   the interface: memory_store.py, sqlite_store.py, redis_store.py
     record_kind.py    the encoding of one kind of record, and its name in every store
     record_stores.py  opens the store of each kind where the settings say
     task_owners.py, push_configs.py   kinds of record that A2A and MCP use
@@ -13,6 +13,7 @@ The packages that own the other kinds define what they mean: tasks (`tasks/api/t
 (`tasks/programs/run_record.py`), schedules (`tasks/schedules/schedule_state.py`).
 """
 
+from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.storage.record_kind import FINITE, RecordCodec, RecordKind
 from sidecar.storage.record_store import (
     AddedRecord,
@@ -32,6 +33,7 @@ from sidecar.storage.sqlite_store import SqliteRecordStore
 __all__ = [
     "FINITE",
     "AddedRecord",
+    "MemoryRecordStore",
     "RecordBounds",
     "RecordCodec",
     "RecordKind",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from sidecar.storage.deliveries import DeliveryStore
+from sidecar.storage.memory_store import MemoryRecordStore
 from sidecar.storage.record_kind import RecordKind
 from sidecar.storage.record_store import R, RecordStore, RecordStoreOut
 from sidecar.storage.redis_script import Run
@@ -38,8 +39,14 @@ class RecordStores:
 
     def of(self, kind: RecordKind[R]) -> RecordStore[R]:
         """Opens the records of one kind."""
-        shared = self.where == "redis"
-        store = RedisRecordStore(self.run, kind) if shared else SqliteRecordStore(self.file, kind)
+        store: RecordStore[R]
+        match self.where:
+            case "memory":
+                store = MemoryRecordStore(kind.is_work)
+            case "file":
+                store = SqliteRecordStore(self.file, kind)
+            case "redis":
+                store = RedisRecordStore(self.run, kind)
         if not kind.is_work:  # work is swept by its worker
             self._swept.append(store)
         return store

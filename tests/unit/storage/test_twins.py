@@ -69,9 +69,10 @@ def test_every_store_says_the_same(valkey: Valkey, steps: list[Step]) -> None:
     async def play() -> None:
         with TemporaryDirectory() as folder:
             answers = []
-            for how in ("memory", "redis"):
+            for how in ("memory", "file", "redis"):
                 async with stores(how, Path(folder), lambda: valkey) as opened:
                     answers.append(await told(World(opened.of(SORT.kind), SORT), steps))
             assert answers[0] == answers[1]
+            assert answers[0] == answers[2]
 
     asyncio.run(play())

@@ -1,0 +1,224 @@
+"""Stores records in this process's memory. A restart loses them, and the unfinished work among them."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final, Generic
+
+from sidecar.storage.record_store import (
+    FORGOTTEN_AT_ONCE,
+    NOTHING,
+    AddedRecord,
+    R,
+    RecordBounds,
+    RecordPage,
+    RecordShare,
+    ends_at,
+)
+
+SEEN_AT_ONCE: Final = 1000  # records that a sweep looks at before other calls run
+
+Place = tuple[float, int, str]
+"""The order of records: when one was created, its number among all that came, and its id."""
+
+
+@dataclass(slots=True)
+class _Entry(Generic[R]):
+    record: R
+    at: Place
+    holder: str
+    until_s: float
+
+
+@dataclass(slots=True)
+class _History:
+    """The finished records of one target, or of all. `ranks` orders their owners: the one with most of them first, then
+    the one with the oldest."""
+
+    count: int = 0
+    of_owner: dict[str, list[Place]] = field(default_factory=dict)
+    ranks: list[tuple[int, Place, str]] = field(default_factory=list)
+
+    def tally(self, owner: str, at: Place, by: int) -> None:
+        """Adds a record (`by` is 1), or takes one away (-1)."""
+        self.count += by
+        mine = self.of_owner.setdefault(owner, [])
+        if mine:
+            _drop(self.ranks, (-len(mine), mine[0], owner))
+        if by > 0:
+            insort(mine, at)
+        else:
+            _drop(mine, at)
+        if mine:
+            insort(self.ranks, (-len(mine), mine[0], owner))
+        else:
+            del self.of_owner[owner]
+
+
+@dataclass(slots=True)
+class MemoryRecordStore(Generic[R]):
+    """Stores the records of one kind; `is_work` is the kind's."""
+
+    is_work: bool
+    is_durable: bool = False
+    up: bool = True
+    _entries: dict[str, _Entry[R]] = field(default_factory=dict)
+    _open: dict[str, _Entry[R]] = field(default_factory=dict)  # unfinished work
+    _of_owner: defaultdict[str, list[Place]] = field(default_factory=lambda: defaultdict(list))
+    _shown: list[Place] = field(default_factory=list)  # the records that have a target
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # of them, by target and standing
+    _done: defaultdict[str, _History] = field(default_factory=lambda: defaultdict(_History))  # "" is every target
+    _added: int = 0
+
+    async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
+        record_id, owner, every = record.id, record.owner, self._done[""]
+        if (known := self._entries.get(record_id)) is not None:
+            if ends_at(known.record, self.is_work) > record.created_at:
+                return AddedRecord.KNOWN
+            self._forget(record_id)
+        if bounds.done_per_target is not None:
+            done = self._done[record.target]
+            for _ in range(min(done.count - bounds.done_per_target, FORGOTTEN_AT_ONCE)):
+                self._forget(done.ranks[0][1][2])
+        mine = self._of_owner.get(owner, [])
+        if len(mine) >= bounds.per_owner:
+            oldest = every.of_owner.get(owner) or (mine if bounds.evicts_open else None)
+            if not oldest:
+                return AddedRecord.FULL
+            self._forget(oldest[0][2])
+        else:
+            for _ in range(min(len(self._entries) - bounds.total + 1, every.count, FORGOTTEN_AT_ONCE)):
+                self._forget(every.ranks[0][1][2])
+        if len(self._entries) >= bounds.total:
+            return AddedRecord.FULL
+        self._added += 1
+        at = (record.created_at, self._added, record_id)
+        entry = self._entries[record_id] = _Entry(record, at, holder, until_s)
+        insort(self._of_owner[owner], at)
+        if record.target:
+            insort(self._shown, at)
+        self._tally(entry, 1)
+        return AddedRecord.KEPT
+
+    async def add_all(self, records: Sequence[R], bounds: RecordBounds) -> list[AddedRecord]:
+        return [await self.add(record, "", 0.0, bounds) for record in records]
+
+    async def get(self, record_id: str) -> R | None:
+        entry = self._entries.get(record_id)
+        return None if entry is None else entry.record
+
+    async def find(self, record_ids: Sequence[str]) -> list[R]:
+        return [entry.record for one in record_ids if (entry := self._entries.get(one)) is not None]
+
+    async def page(self, owner: str | None, page: RecordPage) -> tuple[list[R], int]:
+        def wanted(target: str, standing: str) -> bool:
+            return target in page.targets and page.standing in (None, standing)
+
+        places = reversed(self._shown if owner is None else self._of_owner.get(owner, []))
+        newest = (self._entries[at[2]].record for at in places)
+        found: Iterator[R] | list[R] = (one for one in newest if wanted(one.target, one.standing))
+        if owner is None:
+            total = sum(count for of, count in self._counts.items() if wanted(*of))
+        else:
+            found = list(found)
+            total = len(found)
+        return list(islice(found, page.offset, page.offset + page.limit)), total
+
+    async def replace(self, record: R) -> bool:
+        return self._change(record, reopens=False)
+
+    async def reopen(self, record: R, holder: str, until_s: float) -> bool:
+        if not self._change(record, reopens=True):
+            return False
+        entry = self._entries[record.id]
+        entry.holder, entry.until_s = holder, until_s
+        return True
+
+    async def remove(self, record_ids: Sequence[str]) -> None:
+        for record_id in self._entries.keys() & {*record_ids}:
+            self._forget(record_id)
+
+    async def take(
+        self, holder: str, now_s: float, until_s: float, share: RecordShare, known: Mapping[str, int] = NOTHING
+    ) -> list[R]:
+        beyond_s, of, taken = until_s + (until_s - now_s), Counter[str](), list[R]()
+        free = [one for one in self._open.values() if one.holder == holder or not now_s < one.until_s <= beyond_s]
+        for entry in sorted(free, key=lambda one: (one.holder != holder, one.at)):
+            record = entry.record
+            of[record.owner] += 1
+            if len(taken) < share.total and of[record.owner] <= share.per_owner:
+                entry.holder, entry.until_s = holder, until_s
+                taken.append(record)
+        return [record for record in taken if known.get(record.id) != record.revision]
+
+    async def let_go(self, holder: str) -> None:
+        for entry in self._open.values():
+            if entry.holder == holder:
+                entry.holder, entry.until_s = "", 0.0
+
+    async def counts(self) -> Mapping[str, int]:
+        counts = Counter[str]()
+        for (_, standing), count in self._counts.items():
+            counts[standing] += count
+        return +counts
+
+    async def has_room(self, bounds: RecordBounds) -> bool:
+        return len(self._entries) < bounds.total or self._done[""].count > 0
+
+    async def sweep(self, now_s: float) -> int:
+        """Deletes expired records, and lets other calls run in between."""
+        swept, entries = 0, iter(list(self._entries.values()))
+        while some := list(islice(entries, SEEN_AT_ONCE)):
+            for entry in some:
+                record = entry.record  # it may be another one by now
+                if ends_at(record, self.is_work) <= now_s and self._entries.get(record.id) is entry:
+                    self._forget(record.id)
+                    swept += 1
+            await asyncio.sleep(0)
+        return swept
+
+    def _change(self, record: R, *, reopens: bool) -> bool:
+        """Replaces the previous revision, if this is the next one and reopens it or not, as stated."""
+        entry = self._entries.get(record.id)
+        if entry is None or entry.record.revision != record.revision - 1:
+            return False
+        if (entry.record.is_done and not record.is_done) != reopens:
+            return False
+        self._tally(entry, -1)
+        entry.record = record
+        self._tally(entry, 1)
+        return True
+
+    def _tally(self, entry: _Entry[R], by: int) -> None:
+        """Counts a record as it is now (`by` is 1), or takes it out of the counts (-1)."""
+        record, at = entry.record, entry.at
+        if record.target:
+            self._counts[record.target, record.standing] += by
+        if record.is_done:
+            self._done[""].tally(record.owner, at, by)
+            if record.target:
+                self._done[record.target].tally(record.owner, at, by)
+        elif self.is_work and by > 0:
+            self._open[at[2]] = entry
+        else:
+            self._open.pop(at[2], None)
+
+    def _forget(self, record_id: str) -> None:
+        entry = self._entries.pop(record_id)
+        self._tally(entry, -1)
+        if entry.record.target:
+            _drop(self._shown, entry.at)
+        mine = self._of_owner[entry.record.owner]
+        _drop(mine, entry.at)
+        if not mine:
+            del self._of_owner[entry.record.owner]
+
+
+def _drop(places: list[Any], at: tuple[Any, ...]) -> None:
+    """Removes an item from a sorted list."""
+    del places[bisect_left(places, at)]
