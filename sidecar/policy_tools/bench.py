@@ -20,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,8 +51,7 @@ class DrawnRow(NamedTuple):
     effect: str
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnPolicy:
+class DrawnPolicy(NamedTuple):
     """A generated policy. `roles` and `sets` are (member, container) pairs."""
 
     rows: Sequence[DrawnRow]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar.errors import Fault, SettingsError
 from sidecar.policy import PolicySource, grammar
@@ -26,8 +25,7 @@ def server_of(obj: str) -> str:
     return obj.partition(":")[2].partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class KnownCatalogue:
+class KnownCatalogue(NamedTuple):
     """The existing objects according to their owners. `servers` are those of which every tool is listed."""
 
     objects: frozenset[str] = frozenset()
@@ -93,8 +91,7 @@ def exact_names(
     return callers, things
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(NamedTuple):
     """Every known name, sorted, so that pattern matches are found by prefix. `listed` are KnownCatalogue's servers."""
 
     subjects: tuple[str, ...]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sidecar.errors import visible
 from sidecar.limits import Budgets, LimitCharge, plan_charges, rule_label
@@ -25,8 +24,7 @@ TOGETHER = "all together"
 MAX_LINES = 1_000_000  # of one file of rows
 
 
-@dataclass(frozen=True, slots=True)
-class Ground:
+class Ground(NamedTuple):
     """A rule that the answer rests on. `text` is its row. `roles` are those on the path from the subject to the rule's
     role, the first one from the token if `from_token`; `sets` those on the path from the object to the rule's set.
     """
@@ -38,8 +36,7 @@ class Ground:
     sets: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """A condition, its outcome, what it read, and the `source` if not evaluated now: `the record`, or why unknown."""
 
     text: str
@@ -48,8 +45,7 @@ class Ran:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
+class Traced(NamedTuple):
     """One link and its grounds; `near` are the nearest rules, if none allowed it."""
 
     link: Link
@@ -58,16 +54,14 @@ class Traced:
     near: tuple[tuple[NearestRule, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ChargedLimit:
+class ChargedLimit(NamedTuple):
     """One limit that the call would be charged to. `counted_for` names the principal of its counter."""
 
     charge: LimitCharge
     counted_for: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(NamedTuple):
     """The whole answer. With `allowed` None it cannot be decided from the record, and `why` says what it depends on."""
 
     allowed: bool | None

@@ -11,7 +11,6 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, NoReturn
@@ -28,8 +27,7 @@ _MAX_SAID = 16 * 1024  # git's other output: names, errors
 _FILE_MODES = ("100644", "100755")
 
 
-@dataclass(frozen=True, slots=True)
-class Revision:
+class Revision(NamedTuple):
     """One policy named on a command line. `label` names it; `root` is cut from the paths of its files."""
 
     label: str

@@ -7,10 +7,10 @@ broken by the similarity of the other parts to the question. Parts are compared 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
-from itertools import islice
+from itertools import compress, islice
+from operator import not_
 from typing import Literal, NamedTuple
 
 from sidecar.policy import Engine, PolicySource
@@ -49,8 +49,7 @@ class NearestRule(NamedTuple):
 _NONE: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Sought:
+class Sought(NamedTuple):
     """One denied question. `roles` are the subject's, `sets` those that hold the object; `outcomes` are the conditions'
     outcomes by text; `server` is set for a session call, which any grant on that server opens.
     """
@@ -62,7 +61,7 @@ class Sought:
     sets: frozenset[str]
     action: str
     now_s: float
-    outcomes: Mapping[str, str] = field(default_factory=dict)
+    outcomes: Mapping[str, str] = _NONE
     server: str = ""
 
     @classmethod
@@ -84,19 +83,16 @@ class Sought:
     def fits(self, rule: RuleRef) -> tuple[bool, ...]:
         """Return whether each of PARTS matches. The condition of a row that did not match has not run, and counts."""
         session = bool(self.server)
+        on_it = (meets_prefix(rule.object, f"{word}{self.server}/") for word in ON_SERVERS)
         outcome = self.outcomes.get(rule.when, "true") if rule.when and not session else "true"
         return (
             who(self.subject, rule.subject, rule.effect) or rule.subject in self.roles,
-            self._is_on(rule.object) if session else glob(self.object, rule.object) or rule.object in self.sets,
+            glob(self.object, rule.object) or (any(on_it) if session else rule.object in self.sets),
             session or any(glob(self.action, action) for action in rule.actions),
             rule.expires_at is None or self.now_s < rule.expires_at,
             outcome == "true",
             not rule.shadow,
         )
-
-    def _is_on(self, pattern: str) -> bool:
-        on_it = (meets_prefix(pattern, f"{word}{self.server}/") for word in ON_SERVERS)
-        return glob(self.object, pattern) or any(on_it)
 
 
 def nearest(
@@ -149,10 +145,9 @@ class _Pool:
             if score[0] >= 2 or alike >= NEAR_WITH_TWO_WRONG:
                 ranked.append(((-score[0], -score[1], -alike, rule.id), rule))
         ranked.sort(key=lambda entry: entry[0])
-        first: dict[str, RuleRef] = {}
-        for _, rule in ranked:
-            first.setdefault(rule.id, rule)
-        return [NearestRule(rule, _misfits(self.sought, rule, objects)) for rule in islice(first.values(), most)]
+        first = {rule.id: rule for _, rule in reversed(ranked)}
+        found = [rule for _, rule in ranked if first[rule.id] is rule][:most]
+        return [NearestRule(rule, tuple(_misfits(self.sought, rule, objects))) for rule in found]
 
 
 def _pairs(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> list[tuple[str, str]]:
@@ -178,29 +173,24 @@ def _alike(sought: Sought, rule: RuleRef, fits: tuple[bool, ...]) -> float:
     return min(found, default=1.0)
 
 
-def _misfits(sought: Sought, rule: RuleRef, objects: _Objects) -> tuple[Misfit, ...]:
-    fits = sought.fits(rule)
-    return tuple(_misfit(part, sought, rule, objects) for part, fit in zip(PARTS, fits, strict=True) if not fit)
-
-
-def _misfit(part: Part, sought: Sought, rule: RuleRef, objects: _Objects) -> Misfit:
-    match part:
-        case "subject":
-            if rule.subject.startswith("role:"):
-                return Misfit(part, rule.subject, f"{sought.subject} does not have {rule.subject}")
-            return Misfit(part, rule.subject, _meant(sought.subject, [rule.subject]))
-        case "object":
-            return Misfit(part, rule.object, _meant(sought.object, objects(rule.object)))
-        case "action":
-            return Misfit(part, "|".join(rule.actions), _meant(sought.action, rule.actions))
-        case "expiry":
-            assert rule.expires_at is not None
-            return Misfit(part, moment(rule.expires_at), "it has ended")
-        case "condition":
-            told = {"false": "it gave false", "error": "it failed, or gave no Boolean"}
-            return Misfit(part, rule.when, told.get(sought.outcomes[rule.when], "it is not known how it came out"))
-        case "shadow":
-            return Misfit(part, "a shadow rule", "it is only recorded, and allows nothing")
+def _misfits(sought: Sought, rule: RuleRef, objects: _Objects) -> Iterator[Misfit]:
+    for part in compress(PARTS, map(not_, sought.fits(rule))):
+        match part:
+            case "subject":
+                role = f"{sought.subject} does not have {rule.subject}" if rule.subject.startswith("role:") else ""
+                yield Misfit(part, rule.subject, role or _meant(sought.subject, [rule.subject]))
+            case "object":
+                yield Misfit(part, rule.object, _meant(sought.object, objects(rule.object)))
+            case "action":
+                yield Misfit(part, "|".join(rule.actions), _meant(sought.action, rule.actions))
+            case "expiry":
+                assert rule.expires_at is not None
+                yield Misfit(part, moment(rule.expires_at), "it has ended")
+            case "condition":
+                told = {"false": "it gave false", "error": "it failed, or gave no Boolean"}
+                yield Misfit(part, rule.when, told.get(sought.outcomes[rule.when], "it is not known how it came out"))
+            case "shadow":
+                yield Misfit(part, "a shadow rule", "it is only recorded, and allows nothing")
 
 
 def _meant(word: str, known: Iterable[str]) -> str:

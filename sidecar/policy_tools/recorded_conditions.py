@@ -15,7 +15,7 @@ policy's conditions are replaced by `StandIn`s, which answer, in this order, by
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import getitem
 from typing import Any, Literal, NamedTuple, cast
@@ -24,7 +24,6 @@ from sidecar.audit.clear import ABSENT, VALUE
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
 from sidecar.audit.record import INPUTS
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget
-from sidecar.policy.similar_keys import Read
 from sidecar.policy.source import PolicySource
 from sidecar.policy.syntax import name_of
 from sidecar.policy_tools.audit_records import RecordedFact, RecordedQuestion
@@ -80,12 +79,14 @@ class RecordedCase:
         return self.assumed.get(key, self.otherwise), {}
 
     def _told(self, condition: Condition, scene: ConditionContext, key: RecordedKey, purse: CostBudget) -> Told | str:
-        written = [path for path in condition.paths if _by_caller(path)]
+        written = [
+            path for path in condition.paths if path[0] == "args" or path == ("call",) or path[:2] == ("call", "meta")
+        ]
         if key.lends or self.asked.without_arguments:  # arguments belong to the question itself
             written = [path for path in written if path[0] != "args"]
             scene = scene._replace(args=_NO_VALUES)
         if not written:
-            return condition.run(scene, purse)
+            return Condition.run(condition, scene, purse)
         facts = [fact for fact in self.asked.facts if (fact.subject, fact.lends) == key[1:]]
         fact = next((fact for fact in facts if fact.condition == key.condition), None)
         own_key = self.key if self.key is not None and self.key.id == self.asked.key_id else None
@@ -106,7 +107,8 @@ class RecordedCase:
             for step in found[0]:
                 place = place.setdefault(step, {})
             place.update(found[1])
-        return condition.run(scene._replace(args=args, question=scene.question._replace(meta=meta)), purse)
+        scene = scene._replace(args=args, question=scene.question._replace(meta=meta))
+        return Condition.run(condition, scene, purse)
 
     def _recorded(
         self, condition: Condition, path: Steps, facts: list[RecordedFact], digests: Digests | None
@@ -146,31 +148,22 @@ class RecordedCase:
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
-    condition: Condition
+class StandIn(Condition):
     case: RecordedCase
-    text: str
-    digest: str
-    paths: tuple[Steps, ...]
-    from_caller: bool
-    names: Read
 
     def run(self, scene: ConditionContext, purse: CostBudget) -> Told:
-        return self.case.outcome(self.condition, scene, purse)
+        return self.case.outcome(self, scene, purse)
 
 
 def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:
-    stand_ins: dict[str, Any] = {
-        text: StandIn(condition, case, text, condition.digest, condition.paths, condition.from_caller, condition.names)
+    names = [each.name for each in fields(Condition)]
+    stand_ins: dict[str, Condition] = {
+        text: StandIn(**{name: getattr(condition, name) for name in names}, case=case)
         for text, condition in source.conditions.items()
     }
     case.revision = source.revision
     case.paths = {condition.digest: condition.paths for condition in source.conditions.values()}
     return replace(source, conditions=stand_ins)
-
-
-def _by_caller(path: Steps) -> bool:
-    return path[0] == "args" or path == ("call",) or path[:2] == ("call", "meta")
 
 
 def _reads_roles(path: Steps) -> bool:

@@ -167,7 +167,7 @@ def _count(report: Replay, asked: RecordedQuestion, answer: ReplayAnswer) -> Non
     report.wider += change == "wider"
     report.narrower += change == "narrower"
     decided = answer.allowed is not None
-    new_rules = [rule.id for link in answer.decision.links for rule in link.rules] if decided else []
+    new_rules = [rule.id for link in answer.decision.links for rule in link.rules if decided]
     kind = ChangeKind(
         change=change,
         chain=" → ".join(principal.name for principal in asked.chain),

@@ -142,12 +142,8 @@ def _most(charged: ChargedLimit) -> str:
     most = f"{in_units(charge.most)} {charge.unit}" if charge.unit else f"{charge.most}"
     cost = f" of which this call may take {in_units(charge.amount)}" if charge.unit else ""
     match charge.kind:
-        case "hour":
-            return f"{most} in an hour{cost}"
-        case "day":
-            return f"{most} in a day{cost}"
-        case "month":
-            return f"{most} in a month{cost}"
+        case "hour" | "day" | "month":
+            return f"{most} in {'an' if charge.kind == 'hour' else 'a'} {charge.kind}{cost}"
         case "concurrency":
             return f"{charge.most} at a time"
         case "rate":
@@ -157,8 +153,7 @@ def _most(charged: ChargedLimit) -> str:
 def _where(rule: RuleRef) -> str:
     if not rule.file:
         return ""
-    here = Path.cwd()
-    path = Path(rule.file)
+    here, path = Path.cwd(), Path(rule.file)
     inside = path.is_absolute() and path.is_relative_to(here)
     return f"{path.relative_to(here) if inside else path}:{rule.line}"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from sidecar.policy.faults import Faults, SourceLine
 from sidecar.policy.files import read_text
@@ -25,8 +26,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RulePlace:
+class RulePlace(NamedTuple):
     """A range in one line. `column` counts from 1, `width` in characters."""
 
     line: SourceLine

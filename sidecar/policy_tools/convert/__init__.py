@@ -6,9 +6,8 @@ The result is read again and must contain the same rows and, if the policy loads
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sidecar.errors import PolicyError
 from sidecar.policy.faults import Faults
@@ -25,8 +24,7 @@ OTHER_FILES = ("budgets.yaml", "pins.yaml", "disabled.yaml")
 MAX_FILES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+class Converted(NamedTuple):
     """The new files by path, and how their equality was verified. `revision` is "" if the source does not load by
     itself, so that only its rows were compared; `why_not` says why.
     """

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from sidecar.errors import PolicyError
 from sidecar.policy import grammar, load_policy
@@ -39,8 +38,7 @@ def columns_of(models: Path) -> dict[PermissionKind, tuple[str, ...]]:
     return columns
 
 
-@dataclass(frozen=True, slots=True)
-class ContentEntry:
+class ContentEntry(NamedTuple):
     """One row, its kind (None for g and g2), and the comment lines above it; "" is an empty line."""
 
     kind: PermissionKind | None
@@ -48,8 +46,7 @@ class ContentEntry:
     above: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
+class Content(NamedTuple):
     """The content of one file: the comments at its head, its rows, and the comments at its end."""
 
     entries: tuple[ContentEntry, ...]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from sidecar.errors import ConfigError
 from sidecar.limits import Budgets, load_budgets
@@ -29,8 +30,7 @@ from sidecar.vocabulary import PermissionKind, RuleRef
 MAX_KNOWN = 20_000  # names that are searched for witnesses
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedPolicy:
+class ComparedPolicy(NamedTuple):
     """One of the two policies. `rules` are those of the source, read once, with file names as the user knows them."""
 
     label: str

@@ -11,9 +11,9 @@ percent-encoded (`%2C`). `enforce.py` reverses both. Shadow rules change nothing
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -30,8 +30,7 @@ _TAKEN_BY_CASBIN = '%,()[]"'
 _ENCODED = str.maketrans({character: f"%{ord(character):02X}" for character in _TAKEN_BY_CASBIN})
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(NamedTuple):
     """The files by name, the number of exported rules, and the shadow rules left out."""
 
     files: Mapping[str, bytes]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import product
 from random import Random
+from typing import NamedTuple
 
 from sidecar.policy_tools.suggest.grid import Box, BoxPool, Grid, bits, pool
 
@@ -25,8 +26,7 @@ REBUILD_WORK = 800_000  # box rows visited while rebuilding
 MAX_BOXES, MAX_CELLS, MAX_STEPS = 1500, 400, 4_000  # of the exact search; an unfinished one proves nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Cover:
+class Cover(NamedTuple):
     """Boxes, and whether it is proved that there is no cover with fewer."""
 
     boxes: tuple[Box, ...]

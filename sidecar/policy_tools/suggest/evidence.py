@@ -69,8 +69,7 @@ class Trace:
                 self.rules += (intern(rule[:MAX_ID_CHARS]),)
 
 
-@dataclass(frozen=True, slots=True)
-class SuggestQuery:
+class SuggestQuery(NamedTuple):
     """Which records count: from `since` on and before `until`, as in records; `denied`: those without a rule, too."""
 
     since: str = ""
@@ -144,7 +143,11 @@ class UsageEvidence:
     def _count(self, record: Mapping[str, Any], time: str, chain: Sequence[str], obj: str, action: str) -> None:
         decision = _decision(record)
         triples = _triples(record["links"], chain, obj, action)
-        unsound = (_cannot_be_a_rule(triple) for triple in triples if triple not in self.traces)
+        unsound = (
+            _unsound(kind, subject) or _unsound(f"{kind} object", thing) or _unsound("action", act)
+            for kind, subject, thing, act in triples
+            if (kind, subject, thing, act) not in self.traces
+        )
         why = next(filter(None, unsound), "") if triples else "its links do not fit its chain"
         if why:
             self.leave_out(why, decision)
@@ -179,7 +182,7 @@ def _decision(record: Mapping[str, Any]) -> str:
 def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
     """Return `taken`, or the name under which the record is counted."""
     links = record.get("links")
-    if not isinstance(links, list) or not all(_is_link(link) for link in links):
+    if not isinstance(links, list) or not all(map(_is_link, links)):
         return "no-question"
     passed = record["event"] == "decision" and (record.get("reason") is None or record.get("enforcement") == _SHADOW)
     # A denied link rests only on the deny rules that matched.
@@ -203,21 +206,13 @@ def _triples(links: Sequence[Mapping[str, Any]], chain: Sequence[str], obj: str,
 
 
 def _is_link(link: object) -> bool:
-    if not isinstance(link, dict) or not link.keys() >= _LINK or not isinstance(link["kind"], str):
+    if not isinstance(link, dict) or not link.keys() >= _LINK:
         return False
-    return _texts(link.get("rules"), empty=True)
+    return isinstance(link["kind"], str) and _texts(link.get("rules"), empty=True)
 
 
 def _texts(values: object, *, empty: bool = False) -> bool:
     return isinstance(values, list) and bool(values or empty) and all(isinstance(value, str) for value in values)
-
-
-def _cannot_be_a_rule(triple: Triple) -> str:
-    return (
-        _unsound(triple.kind, triple.subject)
-        or _unsound(f"{triple.kind} object", triple.object)
-        or _unsound("action", triple.action)
-    )
 
 
 @lru_cache(MAX_NAMES)

@@ -168,8 +168,7 @@ def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[
     return list(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class BoxPool:
+class BoxPool(NamedTuple):
     """Boxes that together cover every cell; `complete` if there is no other box that cannot grow. `by_subject` and
     `by_object` each cover every cell too, with everything that one subject or object has in common in one box.
     """

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from itertools import chain, count, zip_longest
+from typing import NamedTuple
 
 from sidecar.policy_tools.catalogue import Known
 from sidecar.policy_tools.suggest.evidence import KINDS, MAX_CITED, Trace, Triple, UsageEvidence
@@ -27,8 +28,7 @@ _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._\-]+")
 _WORD_ENDS = "_-./:"
 
 
-@dataclass(frozen=True, slots=True)
-class Suggested:
+class Suggested(NamedTuple):
     """One rule with its evidence: `uses` of `triples` distinct triples, and up to three decisions. `rests_on` are the
     rules that those decisions rested on. `widened` are known objects that it allows beyond what was used. A rule with a
     limit may have several rows: `part` is true for those after the first, which have its id.
@@ -52,8 +52,7 @@ class Suggested:
     part: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
+class Suggestion(NamedTuple):
     """Rules, and the members of the roles and sets that they name; `reused` are those of the present policy, and
     `carried` what is carried over from it unchanged. `fewest`: it is proved that fewer rules are not enough.
     """
@@ -67,8 +66,8 @@ class Suggestion:
 
     def bare(self) -> Suggestion:
         """Return the same rules without their terms and what is carried over: their meaning for known names."""
-        rules = tuple(replace(rule, terms=PLAIN) for rule in self.rules)
-        return replace(self, rules=rules, carried=NOTHING_CARRIED)
+        rules = tuple(rule._replace(terms=PLAIN) for rule in self.rules)
+        return self._replace(rules=rules, carried=NOTHING_CARRIED)
 
 
 def suggest(evidence: UsageEvidence, known: Known, present: Present, *, widen: int = 0) -> Suggestion:

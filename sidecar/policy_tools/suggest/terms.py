@@ -211,16 +211,13 @@ class Present:
     def of(cls, source: PolicySource) -> Present:
         """Read a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
-        asking: set[str] = set()
-        for rule in source.rules:
-            taken |= {rule.id, rule.subject, rule.object}
-            if rule.when or rule.expires_at is not None or rule.max_calls_per_hour is not None:
-                asking.add(rule.id)
+        taken.update(name for rule in source.rules for name in (rule.id, rule.subject, rule.object))
+        asks = ((rule.id, rule.when, rule.expires_at, rule.max_calls_per_hour) for rule in source.rules)
         return cls(
             roles=_by_contents(source.roles, lambda name: "/" not in name),
             sets=_by_contents(source.sets, lambda _: True),
             taken=frozenset(taken),
-            asking=frozenset(asking),
+            asking=frozenset(name for name, when, end, limit in asks if when or (end, limit) != (None, None)),
             columns={kind: tuple(model.columns) for kind, model in source.models.items()},
             source=source,
         )

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, islice, product, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from sidecar.policy import Engine, PolicySource, load_policy
 from sidecar.policy.grammar import ON_SERVERS
@@ -39,8 +39,7 @@ class ProofFailed(Exception):
     """The suggestion does not have the intended meaning: a bug in the tool."""
 
 
-@dataclass(frozen=True, slots=True)
-class Proof:
+class Proof(NamedTuple):
     """`cells` were compared, of which the engine was asked `asked`."""
 
     cells: int

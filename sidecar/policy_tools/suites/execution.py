@@ -53,8 +53,7 @@ class TestOutcome(NamedTuple):
     shows: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CoveredRules:
+class CoveredRules(NamedTuple):
     """How much of a policy was exercised, by ids of rules. `missing` are in the order of files and lines."""
 
     rules: int

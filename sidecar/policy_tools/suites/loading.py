@@ -9,7 +9,6 @@ Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +38,7 @@ class ListExpectation(NamedTuple):
     names: tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyTest:
+class PolicyTest(NamedTuple):
     """One test, ready to run. It has a `question` or a `listing`; `now_s` is in seconds since the epoch."""
 
     suite: str
@@ -64,8 +62,7 @@ class PolicyTest:
         return self.repeat.times if self.repeat else 1
 
 
-@dataclass(frozen=True, slots=True)
-class PolicySuite:
+class PolicySuite(NamedTuple):
     """The tests of one file. `named` are the objects that they call or expect in a list."""
 
     name: str

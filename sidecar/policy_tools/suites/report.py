@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from sidecar.policy import Engine, PolicySource
@@ -22,8 +21,7 @@ MAX_MISSING = 200  # rules that no test exercises, one per line
 _MARKS = {"passed": "PASS", "failed": "FAIL", "skipped": "SKIP"}
 
 
-@dataclass(frozen=True, slots=True)
-class Telling:
+class Telling(NamedTuple):
     """A report, and the policy that its failures are explained by."""
 
     engine: Engine
@@ -70,8 +68,8 @@ class Telling:
         """Return the nearest rules of the denied links of failed tests, by the identity of the link."""
         failed = [(result, result.got.decision) for result in self.report.failures if result.got]
         denied = [(result, decision) for result, decision in failed if not decision.allowed][:MAX_EXPLAINED]
-        links = [(result, link) for result, decision in denied for link in decision.links if not link.allowed]
-        links = [(result, link) for result, link in links if not link.rules]
+        links = [(result, link) for result, decision in denied for link in decision.links]
+        links = [(result, link) for result, link in links if not link.allowed and not link.rules]
         if not links:
             return {}
         sought = [self._sought(result, link) for result, link in links]
@@ -141,9 +139,7 @@ def _result_data(result: TestResult) -> dict[str, Any]:
     data: dict[str, Any] = {
         "suite": test.suite,
         "name": test.name,
-        "file": span.file,
-        "line": span.line,
-        "column": span.column,
+        **{name: getattr(span, name) for name in ("file", "line", "column")},
         "outcome": result.outcome,
     }
     if result.got is None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sidecar.errors import Fault, PolicyError
 from sidecar.limits import Budgets
@@ -27,8 +27,7 @@ Outcome = Literal["passed", "failed", "skipped"]
 OnEach = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class TestResult:
+class TestResult(NamedTuple):
     """The result of one test. `problems` say what differs from the expectation; `hint` suggests a correction."""
 
     test: PolicyTest

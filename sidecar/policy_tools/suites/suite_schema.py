@@ -33,6 +33,7 @@ from sidecar.vocabulary import ANONYMOUS, Question
 
 MAX_TESTS_PER_FILE = 20_000
 MAX_REPEATS = 100_000
+MAX_NAMES = 5_000
 MAX_CHAIN = 10  # a subject, eight actors and a workload: no credential proves a longer one
 
 Member = Literal["tools", "prompts", "resources"]
@@ -41,9 +42,6 @@ _SESSION = frozenset(messages.NOTIFICATIONS) | {name for name, method in message
 _SESSION -= grammar.MCP_TASK_ACTIONS  # A2A has actions of the same name on an agent, and those need a row
 _OF_SERVERS = _SESSION | messages.SERVER_REQUESTS
 _OF_NHIS = grammar.ACTIONS - set(ACTION_ON.values())
-
-
-MAX_NAMES = 5_000
 
 BY_LIMITS = (Reason.RATE_LIMITED, Reason.QUOTA_SPENT, Reason.BUDGET_SPENT, Reason.TOO_MANY_CONCURRENT)
 _REASONS = tuple(reason.value for reason in (*POLICY_REASONS, *BY_LIMITS))
@@ -351,18 +349,12 @@ class SuiteFile(Section):
     """One question and its answer each."""
 
     def _faults(self) -> Iterator[Finding]:
-        yield from self._repeated()
-        yield from self._uncatalogued()
-
-    def _repeated(self) -> Iterator[Finding]:
         known: dict[str, int] = {}
         for index, test in enumerate(self.tests):
             first = known.setdefault(test.name, index)
             if first != index:
                 message = f"test {first + 1} of this suite has the same name"
                 yield Finding(message, "T101", "say what makes them different", ("tests", index, "name"))
-
-    def _uncatalogued(self) -> Iterator[Finding]:
         for server, catalogue in self.catalogue.items():
             for member in ("tools", "prompts", "resources"):
                 for index, name in enumerate(getattr(catalogue, member)):
