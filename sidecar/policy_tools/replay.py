@@ -22,8 +22,6 @@ MAX_TRIES = 64  # outcomes for unknown conditions: six of them, each true or fal
 MAX_GROUPS = 10_000  # kept; all records are counted
 TOO_MANY = f"more unknown conditions than {MAX_TRIES} tries can settle"
 
-_TRUE: Outcome = "true"
-
 Change = Literal["wider", "narrower", "undecidable"]
 
 
@@ -66,7 +64,7 @@ class Candidate:
                 return ReplayAnswer(None, most, why)
             left = [key for key in self.case.unknown if key not in tried]
             for at, key in enumerate(left):  # so that each combination occurs once
-                todo.append({**tried, **dict.fromkeys(left[:at], _TRUE), key: "false"})
+                todo.append({**tried, **dict.fromkeys(left[:at], "true"), key: "false"})
         return ReplayAnswer(None, least, TOO_MANY)
 
     def _ask(self, asked: RecordedQuestion, assumed: dict[RecordedKey, Outcome], otherwise: Outcome) -> Decision:

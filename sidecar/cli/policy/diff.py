@@ -63,7 +63,7 @@ def diff(
         print_json(as_data(found))
     else:
         click.echo(visible_lines(as_markdown(found) if markdown else as_text(found)))
-    if _fails(found, fail_on):
+    if {"wider": found.may_be_wider, "any": found.anything, None: bool(found.regions)}[fail_on]:
         sys.exit(DIFFERENT)
 
 
@@ -76,12 +76,3 @@ def _found(old: str, new: str | None, config: Path, catalogue: Path | None) -> D
         else:
             after = stack.enter_context(opened(new, directory=Path()))
         return difference(load(before), load(after), objects)
-
-
-def _fails(found: Difference, fail_on: Literal["wider", "any"] | None) -> bool:
-    match fail_on:
-        case "wider":
-            return found.may_be_wider
-        case "any":
-            return found.anything
-    return bool(found.regions)

@@ -80,10 +80,10 @@ def test(
         else:
             click.echo(visible_lines("\n".join(telling.text(verbose=verbose))))
         if not report.results:
-            excluded = wanted is not None and any(suite.tests for suite in report.suites)
+            excluded = pattern is not None and any(suite.tests for suite in report.suites)
             click.echo("no test fits the filter" if excluded else f"no tests in {tests_in}", err=True)
             # a folder without tests is not a failure; missing tests that were asked for are
-            return TESTS_FAILED if paths or wanted is not None or fail_under else 0
+            return TESTS_FAILED if paths or pattern is not None or fail_under else 0
         found = report.coverage
         if fail_under is not None and found is not None and found.percent < fail_under:
             click.echo(f"coverage is {found.percent:.1f} %, below {fail_under:g} %", err=True)
@@ -102,7 +102,7 @@ def test(
 
 
 def _run(
-    place: PolicyLocation, paths: Sequence[Path], wanted: Callable[[PolicyTest], bool] | None, *, coverage: bool
+    place: PolicyLocation, paths: Sequence[Path], wanted: Callable[[PolicyTest], bool], *, coverage: bool
 ) -> tuple[Telling, str]:
     """Run the tests in `paths`, by default those of the policy folder; return the result and where they are."""
     source, budgets, own = place.load(), place.budgets(), place.policies / FOLDER
@@ -110,14 +110,7 @@ def _run(
     engine, started = Engine(source), time.monotonic()
     with progress("tests") as tell:
         report = run_suites(
-            engine,
-            source,
-            suites,
-            budgets,
-            now_s=time.time(),
-            wanted=wanted or (lambda test: True),
-            coverage=coverage,
-            on_each=tell,
+            engine, source, suites, budgets, now_s=time.time(), wanted=wanted, coverage=coverage, on_each=tell
         )
     return Telling(engine, source, report, time.monotonic() - started), ", ".join(map(str, paths)) or str(own)
 
@@ -129,10 +122,10 @@ def _write_file(path: Path, content: bytes) -> None:
         raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def wanted_by(pattern: str | None) -> Callable[[PolicyTest], bool] | None:
+def wanted_by(pattern: str | None) -> Callable[[PolicyTest], bool]:
     """Return a predicate for `--filter`: a /regular expression/, a pattern with `*`, or a part of `suite: name`."""
     if pattern is None:
-        return None
+        return lambda test: True
     if len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/"):
         try:
             expression = re.compile(pattern[1:-1])

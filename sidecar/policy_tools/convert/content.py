@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from sidecar.errors import PolicyError
 from sidecar.policy import grammar, load_policy
 from sidecar.policy.faults import Faults, shown
-from sidecar.policy.files import GUARDRAILS, KINDS, ROLES, STEMS, read_text
+from sidecar.policy.files import GUARDRAILS, KINDS, STEMS, read_text
 from sidecar.policy.model import COLUMNS, parse_model
 from sidecar.policy.rows import CsvField, CsvRow, decoded, parse_rows
 from sidecar.policy.yaml_links import Columns
@@ -76,11 +76,8 @@ def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | N
 def kind_of(path: str) -> tuple[PermissionKind | None, bool]:
     """Return the kind of a CSV file's p rows (None in a file of roles), and whether its name states one."""
     stem = PurePosixPath(path).name.partition(".")[0]
-    if stem == ROLES:
-        return None, True
-    if stem == GUARDRAILS:
-        return PermissionKind.GUARDRAIL, True
-    return (PermissionKind(stem), True) if stem in STEMS else (None, False)
+    kinds = {**{kind.value: kind for kind in KINDS}, GUARDRAILS: PermissionKind.GUARDRAIL}
+    return kinds.get(stem), stem in STEMS
 
 
 def _check(found: Sequence[tuple[PermissionKind | None, CsvRow]], columns: Columns, faults: Faults) -> None:

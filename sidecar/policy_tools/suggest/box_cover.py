@@ -11,7 +11,7 @@ All bounds are on counted work, not on time: the same log gives the same rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -189,14 +189,10 @@ def _joined(
     return None
 
 
-def _cells(box: Box) -> Iterator[tuple[int, int, int]]:
-    return product(bits(box.subjects), bits(box.objects), bits(box.actions))
-
-
 def _fewest(grid: Grid, boxes: Sequence[Box], known: Sequence[Box]) -> tuple[list[Box], bool]:
     """Return a cover with at most as many boxes as `known`, and whether it is proved minimal."""
-    numbers = {cell: at for at, cell in enumerate(grid.cells())}
-    masks = [sum(1 << numbers[cell] for cell in _cells(box)) for box in boxes]
+    numbers: dict[tuple[int, ...], int] = {cell: at for at, cell in enumerate(grid.cells())}
+    masks = [sum(1 << numbers[cell] for cell in product(*map(bits, box))) for box in boxes]
     search = _Search.of(masks, len(numbers), len(known))
     search.run((1 << len(numbers)) - 1, ())
     best = list(known) if search.best is None else [boxes[at] for at in search.best]

@@ -93,24 +93,10 @@ class Grid:
         return not box.objects & ~self.objects_with(box.subjects, box.actions)
 
     def objects_with(self, subjects: int, actions: int) -> int:
-        mask = (1 << len(self.objects)) - 1
-        for a in bits(actions):
-            row = self.rows[a]
-            for s in bits(subjects):
-                mask &= row[s]
-                if not mask:
-                    return 0
-        return mask
+        return _common((self.rows[a][s] for a in bits(actions) for s in bits(subjects)), len(self.objects))
 
     def subjects_with(self, objects: int, actions: int) -> int:
-        mask = (1 << len(self.subjects)) - 1
-        for a in bits(actions):
-            column = self.columns[a]
-            for o in bits(objects):
-                mask &= column[o]
-                if not mask:
-                    return 0
-        return mask
+        return _common((self.columns[a][o] for a in bits(actions) for o in bits(objects)), len(self.subjects))
 
     def actions_with(self, subjects: int, objects: int) -> int:
         return sum(1 << a for a, row in enumerate(self.rows) if all(not objects & ~row[s] for s in bits(subjects)))
@@ -129,6 +115,15 @@ class Grid:
 
     def names(self, groups: Sequence[Group], mask: int) -> frozenset[str]:
         return frozenset(name for index in bits(mask) for name in groups[index])
+
+
+def _common(masks: Iterable[int], size: int) -> int:
+    common = (1 << size) - 1
+    for mask in masks:
+        common &= mask
+        if not common:
+            break
+    return common
 
 
 def _alike(cells: Sequence[tuple[str, ...]], axis: int) -> list[Group]:
@@ -265,10 +260,5 @@ def _near(rows: list[int]) -> list[int]:
 def _extent(table: list[int], across: list[int], mask: int) -> int:
     """Return the rows of a table that contain the whole mask, by its rows or its columns, whichever is less work."""
     if mask.bit_count() <= len(table) // 8:
-        common = (1 << len(table)) - 1
-        for at in bits(mask):
-            common &= across[at]
-            if not common:
-                break
-        return common
+        return _common((across[at] for at in bits(mask)), len(table))
     return sum(1 << at for at, row in enumerate(table) if not mask & ~row)

@@ -135,10 +135,7 @@ ActionName = Annotated[
 ]
 ObjectName = Annotated[str, Field(max_length=2200), _read_by(_called, "T104"), AfterValidator(named_object)]
 AskedBy = Annotated[
-    Many[PrincipalName],
-    BeforeValidator(_listed),
-    Field(min_length=1, max_length=MAX_CHAIN),
-    AnyOf({"type": "string"}),
+    Many[PrincipalName], BeforeValidator(_listed), Field(min_length=1, max_length=MAX_CHAIN), AnyOf({"type": "string"})
 ]
 ReasonWord = Annotated[str, AfterValidator(_reason), WithJsonSchema({"type": "string", "enum": list(_REASONS)})]
 Names = Annotated[Many[Annotated[str, Field(min_length=1, max_length=2048)]], Field(max_length=MAX_NAMES)]
@@ -252,7 +249,10 @@ class WrittenTest(Section):
 
     def _faults(self) -> Iterator[Finding]:
         yield from self._faults_of_chain()
-        yield from self._faults_of_question()
+        if (self.calls is None) == (self.lists is None):
+            yield Finding("a test has either calls or lists", "T107", "write one of them")
+        else:
+            yield from self._faults_of_call() if self.lists is None else self._faults_of_list()
         yield from self._faults_of_repeat()
 
     def _faults_of_chain(self) -> Iterator[Finding]:
@@ -267,14 +267,6 @@ class WrittenTest(Section):
                     yield Finding(f"{name} is not in the chain", "T102", hint, (key, name), True)
                 elif name == ANONYMOUS:
                     yield Finding("anonymous has no token", "T102", "", (key, name), True)
-
-    def _faults_of_question(self) -> Iterator[Finding]:
-        if (self.calls is None) == (self.lists is None):
-            yield Finding("a test has either calls or lists", "T107", "write one of them")
-        elif self.lists is not None:
-            yield from self._faults_of_list()
-        else:
-            yield from self._faults_of_call()
 
     def _faults_of_list(self) -> Iterator[Finding]:
         for key in ("action", "args", "meta"):
