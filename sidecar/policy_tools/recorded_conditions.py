@@ -147,7 +147,7 @@ class RecordedCase:
         return straight and looked and name_of(path) not in fact.inputs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn(Condition):
     case: RecordedCase
 
