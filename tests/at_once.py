@@ -1,7 +1,5 @@
 """What does a coroutine come to that never waits: evidence that is written where it is said?"""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 

@@ -8,8 +8,6 @@ knows its task, and `signal` looks for that among an enum's members: it is none,
 that a test's world is made of in words. That was a quarter of the time of such a test.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -12,8 +12,6 @@ block says in its first line what it is:
     ```console  ```text    to look at: never run (other languages: ini, nginx, `yaml kubernetes`)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A real HTTP server in a thread of its own, which reads what it gets with the official messages of OTLP.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import ssl

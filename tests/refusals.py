@@ -1,7 +1,5 @@
 """What is refused, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 From a wheel, on a Unix socket: nothing to install, no port to race for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Does a card tell the truth: our addresses, this caller's skills, a signature of ours? Threats G5; report BL-088."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

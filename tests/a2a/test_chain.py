@@ -5,8 +5,6 @@ shows, to the next one, what its own was told. Every sidecar sees everybody, dec
 word alone.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Do two who chose the same name for a conversation ever meet, or learn of each other? Threat G3."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

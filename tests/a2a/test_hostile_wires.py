@@ -1,7 +1,5 @@
 """Does a hostile caller or a lying agent find a way in at the wires: bytes, forms, paths, streams that stand still?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator

@@ -1,7 +1,5 @@
 """Who was disabled, or has lost the permission, hears nothing more: neither what waits already nor what is pushed."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Every operation, in every way to say it: one decision, one limit, one hash of the arguments, one message to the agent.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What of HTTP's care has a caller over gRPC: who is refused hears so, and who is slow has an end?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, suppress

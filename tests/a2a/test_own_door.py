@@ -1,7 +1,5 @@
 """Does what the seed's A2AEndpoint says of an agent hold: its path, its token, what is spoken there, how often?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

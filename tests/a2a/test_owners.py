@@ -1,7 +1,5 @@
 """What would have made a task or a conversation somebody else's, or told them of it?"""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Who is called back, by whom, and for what? Threats N1, N2, G1; report BL-055."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import AsyncIterator

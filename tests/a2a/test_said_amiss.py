@@ -1,7 +1,5 @@
 """What does a caller of an agent hear who said something amiss? Found by the official TCK and the official clients."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Is an agent watched over like any other upstream: breaker, probes, limits, streams that lose their permission?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

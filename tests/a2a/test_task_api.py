@@ -1,7 +1,5 @@
 """Does the task API do what the seeds say, under the rules, limits and evidence that hold over A2A?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Do two sidecars with one store have the same tasks, and does one go on with what the other had?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What becomes of a task when the sidecar is killed, wherever it was? Nothing is lost, and nothing is sent twice."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Is a caller's proof the same in every way to say a call: bound tokens, and certificates that a proxy tells of?"""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The whole matrix: each operation that names a task, in every way to say it, by e
 state that a task can be in. What is foreign is held against what does not exist.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sidecar in this process before an agent that does what a test says, and callers of every version and binding."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

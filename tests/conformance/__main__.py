@@ -7,8 +7,6 @@ Brings the suites by npm into `.conformance/` (Node 22 is in `.venv-servers`), r
 first directly, then through a sidecar, prints both counts side by side, and fails when a check is lost.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

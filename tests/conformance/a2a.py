@@ -12,8 +12,6 @@ official SDK (`tests/a2a/agents`), so several run at once. The kits need nothing
 but pyOpenSSL in two modules that are left out.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -6,8 +6,6 @@ The suite starts a server, names a scenario in the environment, and watches what
 started before that server first, and what arrives is the sidecar's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

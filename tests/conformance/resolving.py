@@ -3,8 +3,6 @@
 The kits register webhooks under `example.com`, which cannot be looked up without a network; no request is sent there.
 """
 
-from __future__ import annotations
-
 import socket
 from typing import Any
 

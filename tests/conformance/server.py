@@ -7,8 +7,6 @@ The suite's scenarios name the tools, resources and prompts, and what each must 
 `http` and `sse` serve on a free port of loopback, which is printed, until standard input ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

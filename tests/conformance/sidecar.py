@@ -3,8 +3,6 @@
 Before agents they need one, because tasks belong to somebody: there it is an API key, which `plugins/bearing.py` shows.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -9,8 +9,6 @@ decided by the real engine and written by the real audit writer. The same each t
 By hand: `python -m tests.flow.acme_traffic FOLDER OUT`, which writes the key of the digests as OUT.key, too.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import sys

@@ -7,8 +7,6 @@ Both have a tool `act`: its argument `say` are notifications to send on the way,
 and its result tells what the client answered. `wait` holds it until `gate` is set; `fail` is an error to end with.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ nothing_left  after the block nothing of it is left: no task, descriptor, sessio
 callbacks     the longest that one step of ours held the event loop, in seconds of processor time
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

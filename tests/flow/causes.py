@@ -4,8 +4,6 @@ One row for each way to be refused, with the world it needs. Every cause is the 
 a credential that does not hold, a disk that is full, a store that is not there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping

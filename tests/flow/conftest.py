@@ -1,7 +1,5 @@
 """Fixtures of the flow tests: a whole sidecar, real sockets."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 

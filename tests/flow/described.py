@@ -1,7 +1,5 @@
 """Is an answer of plain HTTP one that the OpenAPI document describes?"""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from jsonschema import Draft202012Validator

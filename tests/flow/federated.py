@@ -3,8 +3,6 @@
 `federation` is a sidecar before several servers, `At` a client of one era at `/mcp`.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ of this module, which forks, and pass on signals and the exit code. What runs is
 own.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import runpy

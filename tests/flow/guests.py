@@ -4,8 +4,6 @@ gateway     a sidecar that knows both of them
 opened      a session of one of them; `stream` its own stream, `get` and `post` one request of it
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

@@ -4,8 +4,6 @@ Inside the block the event loop's clock runs so many times faster: whatever wait
 waits that much less. What takes processor time takes as long as ever, and so seems slow.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager

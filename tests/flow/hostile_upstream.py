@@ -8,8 +8,6 @@ HostileOld          HTTP+SSE
 HostileSessions     2025-11-25 only, so that callers of the other era are bridged; HostileStateless the other way
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

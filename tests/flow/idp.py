@@ -3,8 +3,6 @@
 An identity provider of our own: one ES256 key, tokens as CONTRACT 1.1 wants them, API keys beside them.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """What is over is freed at once: is anything of a request left that only the collector would find?"""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections import Counter

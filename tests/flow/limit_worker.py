@@ -4,8 +4,6 @@ Says `ready`, waits for a line, tries to call until the hour is spent, 64 tasks 
 through.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

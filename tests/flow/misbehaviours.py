@@ -6,8 +6,6 @@ transport and by servers of either era (`WORDS`), lists that name what the calle
 (`LIES`). Whoever wants a server that misbehaves takes it from here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -4,8 +4,6 @@ pair      a session of one caller: its stream is open, and it may be initialized
 Pair      what is said in it, and what is heard
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -4,8 +4,6 @@ Its log goes to a file beside its folder, its data listener to a free port that 
 would ask goes through the control socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What does a caller see who writes bytes instead of HTTP?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Ways in which a scripted upstream answers: `Upstream(script={"tools/call": hang})`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any

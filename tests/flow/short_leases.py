@@ -1,7 +1,5 @@
 """`sidecar`, with slots that come back after a second instead of a minute: a test does not wait that long."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import sidecar.app.shared_store

@@ -4,8 +4,6 @@ Emitter   the upstream's end: it keeps every GET stream open by session, and sen
 Ear       the caller's end: the events of one stream, as they come
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -1,7 +1,5 @@
 """What operators see: health, metrics, status, reload, and who may."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Does `sidecar agent check` say whether a program can be an agent, without a sidecar that runs?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Do operators see and run agents that are programs, by commands and over HTTP, as callers under policy?"""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """Do the laboratories of programs find what is wrong, and nothing now? A small part of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Every row of CONTRACT 6 that exists, as a golden answer: HTTP status, headers, b
 each about. `UPDATE_GOLDEN=1` writes the files anew; read what changed, callers depend on it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Does a whole sidecar leave its evidence where it was told to, and only there?"""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """What do callers and operators hear when the evidence cannot be written? Report BL-028."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Is a stolen token worth nothing on the whole way, at every replica, whatever the thief knows beside it?"""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Threats D5; reports BL-018, BL-036, BL-040, BL-078, BL-086.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

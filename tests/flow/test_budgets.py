@@ -1,7 +1,5 @@
 """What does a call cost, whoever answers it and however that ends?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One stateless tools/call, from socket to audit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack

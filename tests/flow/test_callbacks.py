@@ -1,7 +1,5 @@
 """Does a whole sidecar call back, across restarts and reloads?"""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

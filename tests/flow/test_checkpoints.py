@@ -1,7 +1,5 @@
 """Does a running sidecar attest where its log ended, to others too, and go on in new files while it serves?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

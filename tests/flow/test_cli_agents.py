@@ -1,7 +1,5 @@
 """Is a program an agent like any other: policy, limits, evidence, ownership, every version and every binding?"""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """Has a program the door that its definition says: a path, a token, what is spoken there, how often?"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Does a caller over A2A go on with their own process, through every binding, until it ends, and hear that it did?"""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

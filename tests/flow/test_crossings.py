@@ -4,8 +4,6 @@ Each row of the table in docs/mcp.md, in both directions, between a caller and a
 what the table cannot say: whose a held call is, how long it is held, and what becomes of what nobody comes back for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """How deep a call on the common way is, so that no layer is added unseen: the table of `sidecar.gateway`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Every page is run as it stands (tests/pages.py has the convention) against the r
 upstream. Only the ports are others: the fixed ones of the pages may be taken here.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

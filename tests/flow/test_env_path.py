@@ -1,7 +1,5 @@
 """Does a program get what the file of its secrets says, and a changed one after a reload?"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ One official server, on each transport that it has; one caller, at each front th
 why not, what is taken out of an answer, what is on record: all of it must be one.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

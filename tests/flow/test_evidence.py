@@ -4,8 +4,6 @@ Four hundred requests of every kind against a real process, a hundred at once; t
 upstream's journal, the audit, the metrics and the log are laid side by side.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

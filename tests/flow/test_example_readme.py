@@ -4,8 +4,6 @@ Each README is run as it stands (tests/pages.py has the convention), in a copy o
 in docs/policy-as-code.md are run as GitHub would, on the example's own pull request.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Does one session at many servers keep them apart, and end with all of them?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

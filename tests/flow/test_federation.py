@@ -1,7 +1,5 @@
 """Do many servers look like one, to who may see them, and to nobody else?"""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Bytes on a raw socket, whole and in two pieces: nothing that two readers could f
 answer has exactly one record, and after a fault the connection is over (threats H1, H5, H8, D1, D5).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

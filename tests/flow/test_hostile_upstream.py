@@ -5,8 +5,6 @@ others go on untouched; and nothing is left of it (threats D5, F14, H10-H12, I11
 answer and one terminal record, whatever happens.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

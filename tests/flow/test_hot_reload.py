@@ -1,7 +1,5 @@
 """Do changed files come into force by themselves, however they were changed, and only when they are right?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -4,8 +4,6 @@ Tokens, API keys and local listeners through a running sidecar: chains as policy
 us, and every way around the question.
 """
 
-from __future__ import annotations
-
 import asyncio
 import http.client
 import json

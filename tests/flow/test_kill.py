@@ -3,8 +3,6 @@
 A real process under load: killed without a word, asked to stop, asked to read its files again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

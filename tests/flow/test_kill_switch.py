@@ -1,7 +1,5 @@
 """Does a disabled principal stay disabled: everywhere in a chain, at every replica, store or no store?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Does a large policy come into force without a call noticing? `python -m bench.reloads` is the long run of this."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Is everybody answered who can be, when connections, descriptors, time or patience run out?"""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

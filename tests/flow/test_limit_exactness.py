@@ -1,7 +1,5 @@
 """Do several sidecars together admit exactly what one limit says?"""
 
-from __future__ import annotations
-
 import asyncio
 
 from bench import crowd

@@ -3,8 +3,6 @@
 Never 429, never a long wait: the first calls spend their deadline, those after them wait for nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import tempfile

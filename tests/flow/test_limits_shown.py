@@ -1,7 +1,5 @@
 """Who used what, and how much is left: do operators see it, without moving it?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from functools import partial

@@ -3,8 +3,6 @@
 Threats L2, L3, L5, L8; reports BL-010, BL-014, BL-032, BL-035, BL-064.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

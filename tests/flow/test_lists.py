@@ -3,8 +3,6 @@
 Lists of every kind, in both eras, as bodies and as streams, well-formed and not (threats L1, L3, L4; report BL-021).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -3,8 +3,6 @@
 Threats D3, D4, S10, F9.
 """
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import socket

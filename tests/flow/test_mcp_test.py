@@ -1,7 +1,5 @@
 """Does `sidecar mcp test` say how a server is, without a sidecar that runs?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 sidecar mcp tools, against a server that listens, in the folder of a configuration. Threats L6, L7.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

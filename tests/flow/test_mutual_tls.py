@@ -4,8 +4,6 @@ A running sidecar with real handshakes: authorities, certificates and connection
 are changed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

@@ -4,8 +4,6 @@ A bare listener tells which headers it saw. It runs on each of the parsers that 
 requests in pieces; and what is read of upstreams is held to the same.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

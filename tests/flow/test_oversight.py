@@ -1,7 +1,5 @@
 """Does what is open end when its permission does, and has nobody more of it than their share? Threats S7, S8, S10."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Reports BL-070, BL-090.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

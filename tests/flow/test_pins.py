@@ -3,8 +3,6 @@
 Threats L5, L6, L7; reports BL-014, BL-061.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

@@ -4,8 +4,6 @@ What it hears for each reason stands in `test_answers_per_era.py`, and whether i
 `test_openapi.py`; here is what is good, what the other side says went wrong, and what must not get by.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What becomes of a flood of refusals, and of those who come from the same address?"""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator

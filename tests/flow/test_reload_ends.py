@@ -1,7 +1,5 @@
 """Does a reload that dies, hangs or is not wanted any more leave anything behind: a process, a snapshot, a deaf ear?"""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

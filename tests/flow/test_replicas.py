@@ -3,8 +3,6 @@
 Also of one of a neighbouring version, and through a store that was flushed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

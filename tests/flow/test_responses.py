@@ -1,7 +1,5 @@
 """What of an answer reaches the caller, what is on record of it, and what is kept?"""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json

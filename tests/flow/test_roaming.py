@@ -3,8 +3,6 @@
 Two sidecars before one server, on one Valkey, which has no idea whose sessions it keeps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

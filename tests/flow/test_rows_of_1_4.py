@@ -4,8 +4,6 @@ Each row: allowed with exactly the row of policy that it needs, denied without i
 promises that rest on it: a list shows what can be called, and a grant opens a server.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import AsyncIterator, Mapping

@@ -4,8 +4,6 @@ Where two parts meet that know nothing of each other: the switch and tasks, evid
 resumption, pins and the bridge, redaction and lines that say nothing of whose a message is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -3,8 +3,6 @@
 Threats S9, reports BL-043, BL-101.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

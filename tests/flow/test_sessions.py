@@ -4,8 +4,6 @@ Everything that somebody else, or somebody at another time, can do with an `Mcp-
 S1-S6, reports BL-060, BL-066, BL-097).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """What does shadow mode let pass, what never, and what does it leave on record?"""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

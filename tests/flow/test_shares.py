@@ -3,8 +3,6 @@
 Threats D3, D5: not by calls that are slow, not by many at once, not by time-outs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from contextlib import AbstractAsyncContextManager

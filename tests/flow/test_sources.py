@@ -1,7 +1,5 @@
 """Does a policy from a bundle or a git ref serve as one from a folder does, and does the last good one serve on?"""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

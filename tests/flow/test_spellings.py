@@ -1,7 +1,5 @@
 """Do all spellings of a URI get one decision, and reach the upstream in one form?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote

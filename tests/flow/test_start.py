@@ -1,7 +1,5 @@
 """What does a start load?"""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Does whoever starts it hear all that is wrong at once, with its place, and the same from `check` and `serve`?"""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

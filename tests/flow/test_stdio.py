@@ -1,7 +1,5 @@
 """Does an MCP server that is a program stand behind us like any other: listed, called, denied, killed, restarted?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

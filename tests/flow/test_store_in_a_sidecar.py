@@ -1,7 +1,5 @@
 """What does a whole sidecar tell of a store that is out, or that forgot?"""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

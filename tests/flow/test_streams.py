@@ -3,8 +3,6 @@
 Threats S7, S10, D3, reports BL-037, BL-091.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

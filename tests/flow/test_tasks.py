@@ -4,8 +4,6 @@
 everybody everything: what a caller may not have, only the sidecar keeps back.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

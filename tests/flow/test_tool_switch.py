@@ -1,7 +1,5 @@
 """Is a tool that an operator switched off gone at once, for everybody, from list and call, and until it is on again?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Two of them in a row, over MCP: the first signs whom it calls for, the second fetches its keys and decides every link.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path

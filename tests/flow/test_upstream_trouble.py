@@ -4,8 +4,6 @@ Ones that hang, and those that hang up anywhere, while other callers work on (th
 reports BL-018, BL-019, BL-036, BL-038, BL-086).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -4,8 +4,6 @@ Five hundred callers hang up with an RST, at random bytes of what they send and 
 reading (threats D2, D4; report BL-019).
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator

@@ -4,8 +4,6 @@ Built here, installed without its dependencies into an environment of its own th
 from this one: so nothing is downloaded, and no file of the repository can help.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Are the answers that we write ourselves what aiohttp would have written?"""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable

@@ -4,8 +4,6 @@ World       a folder, an `Application` started on it, and what a test asks of th
 Upstream    a scripted MCP server of both eras that remembers what reached it
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping

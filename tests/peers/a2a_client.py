@@ -4,8 +4,6 @@ Plays every operation in one binding and version, and says what each step came t
 that the SDK raised. It decides nothing: `test_a2a_clients.py` does. `a2a03_client.py` is its fellow on the 0.3 line.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack

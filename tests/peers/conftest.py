@@ -1,7 +1,5 @@
 """Fixtures of the peer tests: the official SDK's server once, a sidecar before it for each test."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 

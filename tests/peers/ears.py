@@ -1,7 +1,5 @@
 """How does a client of the 2.x SDK listen, and what does it answer when it is asked?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

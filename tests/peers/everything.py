@@ -8,8 +8,6 @@ speaks the session era only, at `/stateless` the stateless one only, at `/sse` t
     POST /open/{gate}   lets a tool go on that waits at `gate`
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

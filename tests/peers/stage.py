@@ -4,8 +4,6 @@ Stage    a sidecar before `everything.py`, and what reached that server since th
 Wire     a TCP connection that a test can cut, between a client and the sidecar
 """
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -4,8 +4,6 @@
 `everything.py`. Neither knows of us.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -4,8 +4,6 @@ The 0.3 line cannot live in one environment with 1.x: `a2a03_client.py` runs und
 does the agent of that line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Does anything of one client ever reach another? (threats S4, S5; reports BL-060, BL-066)"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

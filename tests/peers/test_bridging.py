@@ -4,8 +4,6 @@ A client of the 2.x SDK in its stateless mode before a server that knows session
 session's before a server that is stateless only. The client notices nothing: it hears, asks and is asked as ever.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path

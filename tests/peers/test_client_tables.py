@@ -4,8 +4,6 @@ The clients themselves are tried by `make clients`, which takes minutes. That th
 tests/unit/test_docs.py's.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Does a client of the official SDK that only starts programs work through `sidecar connect`, in both eras?"""
 
-from __future__ import annotations
-
 import sys
 import traceback
 

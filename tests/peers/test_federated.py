@@ -1,7 +1,5 @@
 """Do the clients of the official SDK see many servers as one, in both eras?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 The 1.x client plays the very parts that it plays there (`test_sdk1.py`), to the same end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Does a script get from the official SDK's server what an MCP client gets, whichever eras that server knows?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

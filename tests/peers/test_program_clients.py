@@ -4,8 +4,6 @@ Each way to tell a program what to do, each way to hear it, each mode. What `pro
 `test_a2a_clients.py` has agents of the SDK do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

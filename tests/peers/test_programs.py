@@ -1,7 +1,5 @@
 """Has the official client all of the official server, when that is a program on pipes?"""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

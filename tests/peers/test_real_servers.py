@@ -4,8 +4,6 @@ The reference servers of npm and PyPI, as programs, with the official SDK's clie
 them know sessions only or both eras; a stateless client notices nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -5,8 +5,6 @@ SIDECAR_SCHEMATHESIS names. The names of servers and tools are narrowed, so that
 look for is a question of patience, and docs/mcp.md has the command.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

@@ -4,8 +4,6 @@ They cannot live in one environment with 2.x, so `sdk1_client.py` and `sdk1_serv
 own: `.venv-mcp1`, which `make` builds, or the one that SIDECAR_MCP1_PYTHON names.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

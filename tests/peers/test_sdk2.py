@@ -1,7 +1,5 @@
 """Do the clients of the official 2.x SDK work through us, in both eras, and fail cleanly when policy says no?"""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Does the official client, with the file that `wrap` wrote, reach through us the server that the file named before?"""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Everything is real but the clock: policy, limits, evidence and the agent are tho
 stores are those of its kind, and each replica has a runner and a scheduler of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Does a schedule that an operator added run at every replica that shares the store, and as long as it is there?"""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -4,8 +4,6 @@ But where a message is just on its way to its agent: whether it was heard is not
 `tests/a2a/test_task_restarts.py` dies there.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from random import Random

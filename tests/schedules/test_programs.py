@@ -1,7 +1,5 @@
 """Does a program run by the clock as any agent does, and does its run know which schedule ordered it?"""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Does each due time run once, wherever schedules are kept, and does all else come to what its operator reads of it?"""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator

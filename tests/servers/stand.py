@@ -3,8 +3,6 @@
 Stand    a whole sidecar before several such servers, and what a test asks of it
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

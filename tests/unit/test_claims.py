@@ -1,7 +1,5 @@
 """Do the pages say what is so, where a test can tell? Issue 15, number 38."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 What the pages say to type is run by tests/flow/test_docs.py; the convention of their blocks is in tests/pages.py.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """Does a terminal obey what others named? Threats O1; issue 15, S8."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

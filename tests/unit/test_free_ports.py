@@ -1,7 +1,5 @@
 """Is a free port one that nobody else comes by?"""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

@@ -1,7 +1,5 @@
 """Is the house in order: what is pinned, what is shipped, what a fresh clone would install?"""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -4,8 +4,6 @@ Python 3.11.2 has no possessive quantifiers (tests/unit/test_house.py), so that 
 little to go back to. What takes quadratic time takes minutes here, and what takes linear time takes less than 0.1 s.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ Public bug reports about gateways, proxies, SDKs and policy engines, each turned
 there. The tests of a report name it: `git grep BL-001 tests`.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

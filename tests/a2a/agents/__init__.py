@@ -9,8 +9,6 @@ sdk03    a2a-sdk 0.3: A2A 0.3; runs under `.venv-a2a03`, or the interpreter that
 Both act as the first word of a message says: see `plays.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

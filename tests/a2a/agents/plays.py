@@ -4,8 +4,6 @@ The first word of a message says what: `echo: hello`. What is not in `PLAYS` is 
 that line does it; the TCK of 1.0 says what it wants by the id of the message.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 `--compat` speaks 0.3 beside 1.0 at the same addresses; the other two leave out what they say.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from collections.abc import Mapping

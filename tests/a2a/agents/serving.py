@@ -4,8 +4,6 @@
 standard input.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """Does the OpenAPI document say what there is: the models as they are built, every reason, and nothing else?"""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

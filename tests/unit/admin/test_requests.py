@@ -1,7 +1,5 @@
 """An order with an unknown member, or a value of another kind, is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Does who follows a run hear all of it once, however it comes?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Does what runs in the background run on, whatever happens to it?"""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 

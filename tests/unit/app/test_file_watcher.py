@@ -1,7 +1,5 @@
 """Which files count, and does a look see that they changed?"""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

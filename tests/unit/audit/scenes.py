@@ -1,7 +1,5 @@
 """What do the audit tests record? One caller, one call, one decision, and a log to put them in."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What does a person see of the evidence?"""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

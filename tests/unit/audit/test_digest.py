@@ -1,7 +1,5 @@
 """Do the keyed digests prove arguments, and give nothing away?"""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

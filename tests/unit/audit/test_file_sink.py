@@ -1,7 +1,5 @@
 """Is every acknowledged record on disk, whatever kills us?"""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

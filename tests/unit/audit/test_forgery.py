@@ -1,7 +1,5 @@
 """Can whoever writes the files, and has no key, have something untrue called proved?"""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Does evidence that went elsewhere become files that can be verified, whatever was between its lines?"""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,8 +1,6 @@
 """Is evidence there when an OpenTelemetry receiver says so, and only then? The receiver is real, and reads with OTLP's
 official messages."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

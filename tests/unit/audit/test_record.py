@@ -1,7 +1,5 @@
 """Is every fact in its field, bounded, once, and nothing else?"""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Is a result kept whole, or not at all?"""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

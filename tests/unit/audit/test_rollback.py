@@ -1,7 +1,5 @@
 """Is a log that was put back told from one that goes on, and from whatever somebody else published?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

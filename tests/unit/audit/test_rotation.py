@@ -1,7 +1,5 @@
 """Is the log's end attested where its host has no say, and does the log go on in new files as one chain?"""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Awaitable, Callable, Iterator

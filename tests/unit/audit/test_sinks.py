@@ -4,8 +4,6 @@ One contract over all of them, each with its real counterpart: a file, a pipe wi
 OpenTelemetry logs. What differs is said in `Place`: whether the chain goes on at the next start.
 """
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

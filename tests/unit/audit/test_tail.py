@@ -1,7 +1,5 @@
 """Does nobody who follows a log miss a line, or see one twice, whatever becomes of its file?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial

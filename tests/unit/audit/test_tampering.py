@@ -1,7 +1,5 @@
 """Whatever is done to a long log, wherever: is it found, and where it was done?"""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Does verification find whatever was done to a log, and claim no more than it proved?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

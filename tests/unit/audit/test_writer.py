@@ -1,7 +1,5 @@
 """Does nobody but whose evidence it is wait for a disk, and is nothing lost that somebody waited for?"""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import threading

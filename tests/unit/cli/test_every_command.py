@@ -4,8 +4,6 @@ Each command is run in this process with one hostile value at a time. The order 
 number of runs is bounded; SIDECAR_FUZZ_RUNS=0 runs them all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

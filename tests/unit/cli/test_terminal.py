@@ -1,7 +1,5 @@
 """Tables and progress are drawn on a terminal alone, and no text of theirs commands it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import sys

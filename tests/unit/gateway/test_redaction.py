@@ -1,7 +1,5 @@
 """What is left of a message when an upstream's rules have been through it?"""
 
-from __future__ import annotations
-
 import base64
 import copy
 import gc

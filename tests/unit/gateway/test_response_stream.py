@@ -1,7 +1,5 @@
 """Is a large piece of a stream read in turns?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 

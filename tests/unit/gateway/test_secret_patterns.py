@@ -1,7 +1,5 @@
 """What counts as a secret of which class, and how long may looking for it take?"""
 
-from __future__ import annotations
-
 import string
 import time
 

@@ -1,7 +1,5 @@
 """What is the answer to a call that asks several questions?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

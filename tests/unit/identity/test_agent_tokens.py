@@ -1,7 +1,5 @@
 """Does a token of one agent's addresses open them, name its bearer, and do nothing anywhere else?"""
 
-from __future__ import annotations
-
 import pytest
 
 from sidecar.errors import Reason, Refusal

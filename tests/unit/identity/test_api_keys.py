@@ -1,7 +1,5 @@
 """Does an API key prove its principal, only while it lives, and does its file give nothing away?"""
 
-from __future__ import annotations
-
 import hmac
 import json
 import os

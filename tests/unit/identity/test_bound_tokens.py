@@ -1,7 +1,5 @@
 """Is a bound token worth anything without its key, and is its proof worth anything twice?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from base64 import urlsafe_b64encode

@@ -1,7 +1,5 @@
 """Is a certificate exactly whom the operator says, and is no other certificate anybody?"""
 
-from __future__ import annotations
-
 import ssl
 from ipaddress import ip_network
 from pathlib import Path

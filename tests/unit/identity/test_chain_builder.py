@@ -1,7 +1,5 @@
 """Through whom does a call come? Every sentence of CONTRACT 1.1, honest and forged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

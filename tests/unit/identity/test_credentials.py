@@ -1,7 +1,5 @@
 """Does each place in a chain take one credential, and is a bad one never nobody?"""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

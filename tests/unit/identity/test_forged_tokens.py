@@ -1,7 +1,5 @@
 """Is every forged, borrowed, stale or misshapen token refused, and does none of them make us call anybody?"""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Does sidecar.yaml become the identity that it describes, and is what could let anyone in refused at the start?"""
 
-from __future__ import annotations
-
 import re
 from hashlib import sha512
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Do an issuer's keys come when they change, stay when it is out, and cost one fetch however many strangers ask?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

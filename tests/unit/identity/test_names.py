@@ -1,7 +1,5 @@
 """Can any text be a name, and can any two issuers give the same one?"""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """What does another sidecar's word count for? Its tokens, as `SignedSource` really makes them, honest and widened."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path

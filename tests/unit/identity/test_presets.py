@@ -1,7 +1,5 @@
 """Do the presets read what Keycloak, Entra and Okta really send, and refuse their other tokens?"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

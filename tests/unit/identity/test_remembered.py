@@ -1,7 +1,5 @@
 """Is what was proven once believed again only where it would be proven again?"""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jwt

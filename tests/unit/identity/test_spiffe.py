@@ -1,7 +1,5 @@
 """Does a JWT-SVID prove exactly the workload that it names, and nothing else that looks like one?"""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

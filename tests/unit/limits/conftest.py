@@ -1,7 +1,5 @@
 """Which stores do the tests run against, and who moves their clock?"""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 
 import pytest

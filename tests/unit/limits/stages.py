@@ -4,8 +4,6 @@ Redis' own clock cannot be moved, so the test runs another build of the scripts:
 list that the test writes. Everything else in them is what is shipped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections import Counter

@@ -1,7 +1,5 @@
 """Is money counted to the last digit, and is nothing believed that an upstream says beyond what was declared?"""
 
-from __future__ import annotations
-
 import json
 from decimal import ROUND_CEILING, Decimal
 

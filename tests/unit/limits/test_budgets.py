@@ -1,7 +1,5 @@
 """What does budgets.yaml say, and what is refused with its place?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Judged by a model that knows nothing of counters: a list of what calls took, and sums of decimals.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Hours, days and months are judged by the model in test_costs.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hypothesis import given

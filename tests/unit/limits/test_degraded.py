@@ -3,8 +3,6 @@
 What callers hear of it: flow/test_store_in_a_sidecar.py.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

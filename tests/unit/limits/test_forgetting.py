@@ -1,7 +1,5 @@
 """What does a store that came back with less than it had been told hear from us, and what is admitted meanwhile?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """Is a server that lies believed in nothing, and left in peace as soon as it tells the truth?"""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """What does one call hold, what does a refused one hear, and what comes back?"""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import nullcontext
 

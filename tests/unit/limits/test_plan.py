@@ -1,7 +1,5 @@
 """Which limits does a call touch, and whose counters are they?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

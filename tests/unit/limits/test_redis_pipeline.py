@@ -3,8 +3,6 @@
 The server is real, and late because a command before keeps it: a blocking one holds up what its connection asks next.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What does the shared store do when Redis forgets, lies, loses replies, or its caller goes away?"""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

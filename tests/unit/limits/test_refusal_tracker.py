@@ -1,7 +1,5 @@
 """Does an operator hear that a store which answers does not count, and what it was never told?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager

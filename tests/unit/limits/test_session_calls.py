@@ -1,7 +1,5 @@
 """Who bounds lists and pings?"""
 
-from __future__ import annotations
-
 import pytest
 
 from sidecar.errors import Reason, Refusal

@@ -1,7 +1,5 @@
 """Do both stores keep the promises of limits: all or nothing, nothing lost, nothing for ever?"""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import datetime
 from uuid import uuid4

@@ -4,8 +4,6 @@ The counters are judged by naive models in test_costs.py and test_counters.py; h
 counters, over histories of several calls, several limits, undoing and waiting.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, replace
 

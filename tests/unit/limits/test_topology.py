@@ -1,7 +1,5 @@
 """Who counts, and how is that one reached: by Sentinels, in a Cluster, over TLS?"""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

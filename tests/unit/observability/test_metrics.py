@@ -1,7 +1,5 @@
 """Do the series say what happened, and can nobody outside make one?"""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """Is an outage told when it begins and when it is over, and not with every call?"""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

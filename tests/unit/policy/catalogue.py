@@ -14,8 +14,6 @@
     --- told                                      every fault, as it stands on the screen
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

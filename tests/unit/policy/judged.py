@@ -8,8 +8,6 @@ manager; what it names as the deciding rule must be among ours, and, under the s
 second runs without clock and without conditions say. A difference ends the run with everything needed to repeat it.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import tempfile

@@ -5,8 +5,6 @@ five functions written a second time: patterns through regular expressions, expi
 Python beside their CEL text.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Is every answer the one that plain pycasbin gives, whatever the policy, the order of its rows and the question?"""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 `UPDATE_GOLDEN=1 pytest tests/unit/policy/test_catalogue.py` writes the answers anew; the diff is then to be read.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

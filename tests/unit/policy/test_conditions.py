@@ -1,7 +1,5 @@
 """Do conditions say no whenever they cannot say yes, however large, deep or odd the arguments are?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

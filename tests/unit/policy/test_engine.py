@@ -1,7 +1,5 @@
 """What does a chain get, link by link?"""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Does the quick reader read what the thorough one does? Every file is read twice, once without the quick one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple

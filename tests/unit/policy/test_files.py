@@ -1,7 +1,5 @@
 """Does every file, line and byte of a policy count, or is it said why not?"""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

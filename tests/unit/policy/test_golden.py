@@ -3,8 +3,6 @@
 `UPDATE_GOLDEN=1 pytest tests/unit/policy` writes the answers anew; the diff is then to be read.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

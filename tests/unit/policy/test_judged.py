@@ -1,7 +1,5 @@
 """Is every answer pycasbin's, for models that nobody wrote by hand?"""
 
-from __future__ import annotations
-
 import random
 
 from tests.unit.policy.judged import EFFECTS, drawn_case, judged

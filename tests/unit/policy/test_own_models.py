@@ -1,7 +1,5 @@
 """What may a user's own model be, and is it compiled?"""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

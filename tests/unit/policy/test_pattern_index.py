@@ -1,7 +1,5 @@
 """Does looking patterns up find exactly those that matching them one by one finds?"""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

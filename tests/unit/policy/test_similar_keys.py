@@ -1,7 +1,5 @@
 """Is a key found that some reader could take for another one, and only such a key?"""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

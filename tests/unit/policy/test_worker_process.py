@@ -1,7 +1,5 @@
 """Is a policy that another process read the same policy, and does that process end with us?"""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

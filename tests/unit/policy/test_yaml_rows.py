@@ -1,7 +1,5 @@
 """Does a policy in YAML say exactly the rows that it would say in CSV, and every fault its place?"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How do these tests write a policy and ask it?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path

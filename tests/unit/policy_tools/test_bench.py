@@ -1,7 +1,5 @@
 """Is the ladder a fair one?"""
 
-from __future__ import annotations
-
 import json
 import time
 from itertools import islice

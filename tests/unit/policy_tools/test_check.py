@@ -4,8 +4,6 @@ What each of them says stands in tests/golden/policy/catalogue/. Here: what they
 other shapes, and that a rule they call pointless can be taken away without changing an answer (the engine judges).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Do people, programs, code scanning and pull requests get what they understand?"""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Is the right place of the right line marked, in rows and in YAML?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Do CSV and YAML say the same, whichever way they are converted?"""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Which regions does a change of policy have, in whose words, and when is it loud that it does not know?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How does `sidecar policy diff` end, and what does it take for a policy: folders, and revisions of git?"""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Does the algebra of patterns find a name exactly where there is one? The judge tries every short name."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

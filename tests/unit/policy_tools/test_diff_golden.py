@@ -4,8 +4,6 @@
 read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -6,8 +6,6 @@ it claims under the very guard that it names. Conditions on the caller's own rol
 policy, are judged one way only: no change may be missed. (Who has a role is no argument that one could vary.)
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Is the example company what its README says, and does its policy hold together?"""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Does plain pycasbin, with what we export, answer as the engine does?"""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What would another policy have answered to what is on record, and does a replay ever guess?"""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 from typing import Any

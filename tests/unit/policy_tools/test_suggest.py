@@ -3,8 +3,6 @@
 `UPDATE_GOLDEN=1 pytest tests/unit/policy_tools` writes the golden text anew; the diff is then to be read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

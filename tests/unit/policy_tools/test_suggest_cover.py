@@ -4,8 +4,6 @@ The judges: the engine, asked about every cell of a small world; and a search th
 box that can be drawn.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from itertools import chain as joined

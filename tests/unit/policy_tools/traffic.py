@@ -1,7 +1,5 @@
 """How do these tests get evidence? The engine that serves decides, and the audit that serves writes it down."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Is there one text for bytes, and no other?"""
 
-from __future__ import annotations
-
 import string
 
 import pytest

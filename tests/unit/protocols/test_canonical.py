@@ -1,7 +1,5 @@
 """Is what is written quickly the same as what RFC 8785's own writer writes?"""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Does JSON that is kept take the memory that it needs?"""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import orjson

@@ -3,8 +3,6 @@
 Threats L7. The corpus is of descriptions as they were found in the wild, or shown to work.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Which messages of a stream are read, dropped, or refused?"""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

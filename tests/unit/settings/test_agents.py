@@ -1,7 +1,5 @@
 """Which agents that are programs are refused, and where is that told?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

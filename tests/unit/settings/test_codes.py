@@ -1,7 +1,5 @@
 """Is every code of a fault explained where the codes stand, and nothing else?"""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

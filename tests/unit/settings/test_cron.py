@@ -1,7 +1,5 @@
 """Is what runs by the clock due when its operator reads that it is, also where the clock changes?"""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from zoneinfo import ZoneInfo

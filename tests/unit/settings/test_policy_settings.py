@@ -1,7 +1,5 @@
 """Until when may policy be a rehearsal?"""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

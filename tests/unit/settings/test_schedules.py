@@ -1,7 +1,5 @@
 """Does a schedule in sidecar.yaml say what its operator will get, and is the rest refused with a place and a hint?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A file is replaced in one step, and nothing but a file is replaced."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Does what is kept come back as it was, and does what was damaged or is newer do no harm?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import UnionType

@@ -1,7 +1,5 @@
 """Do deliveries wait in their order, within their bounds, until they have ended?"""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any

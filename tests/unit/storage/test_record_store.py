@@ -1,7 +1,5 @@
 """Does every store keep the same promises, of every kind of record? And does the file keep its own?"""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Does the file keep what it promised, to each of those who write at once?"""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Do all stores answer the same to the same history, word for word?"""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,7 +1,5 @@
 """Records of each kind, and stores to keep them in."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

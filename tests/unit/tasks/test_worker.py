@@ -1,7 +1,5 @@
 """Does the worker take up what is due, outlive a store and a job that fail, and let its jobs end?"""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from random import Random

@@ -1,7 +1,5 @@
 """A line whose far end is the test: what came over it, and what is said on it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator

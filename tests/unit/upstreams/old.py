@@ -1,7 +1,5 @@
 """A server of the HTTP+SSE transport that says on its stream what a test says, and keeps what was POSTed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

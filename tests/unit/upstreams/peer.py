@@ -1,7 +1,5 @@
 """A small MCP server whose tools, era and moods a test can change while it runs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Which schemas are used, what fits them, and what does checking cost at most?"""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """Does the breaker do what its table says, and does a status?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What does the catalogue know, when does it ask, and what does it say when nobody answers?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

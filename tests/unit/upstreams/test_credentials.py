@@ -1,7 +1,5 @@
 """What is shown to an upstream, for whom, and what when there is nothing to show?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Does everything that comes over one line reach whom it is meant for, and nobody else?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """What does a subscriber hear of what a server says, whatever that is?"""
 
-from __future__ import annotations
-
 from sidecar.protocols.jsonrpc import Notification
 from sidecar.upstreams.mcp.bridge.unsolicited import Subscription
 from sidecar.upstreams.mcp.transport import UPDATED

@@ -1,7 +1,5 @@
 """Is a server of the HTTP+SSE transport spoken with as it wants, and believed no more than it must be?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Is every line one caller's own, kept while it is used, and gone afterwards?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

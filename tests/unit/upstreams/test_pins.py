@@ -3,8 +3,6 @@
 Threats L6, report BL-061.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

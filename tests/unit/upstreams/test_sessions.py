@@ -1,7 +1,5 @@
 """Does a session belong to one chain at one server, end when it must, and leave nothing behind?"""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is told of an upstream's status?"""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What reaches the upstream, and what does its trouble turn into?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

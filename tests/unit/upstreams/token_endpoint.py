@@ -1,7 +1,5 @@
 """A token endpoint on a real socket, that counts, refuses, hangs and lies as a test wants it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping

@@ -1,7 +1,5 @@
 """Is a bundle believed only when somebody whom we know vouches for every byte of it?"""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

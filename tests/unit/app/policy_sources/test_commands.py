@@ -1,7 +1,5 @@
 """Does a bundle go from a folder to one who trusts it, by commands alone?"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Is it the commit that was meant, as it was committed, whoever may push too or stands on the way?"""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

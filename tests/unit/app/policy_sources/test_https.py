@@ -1,7 +1,5 @@
 """Is a bundle fetched from whom it should come from, and from nobody else?"""
 
-from __future__ import annotations
-
 import ssl
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """Is anything but plain files under plain names ever unpacked?"""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

@@ -1,7 +1,5 @@
 """What does the bridge of `sidecar connect` do where a server forgets, breaks off, refuses or is oddly spelt?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,7 +1,5 @@
 """Do `wrap`, `unwrap` and `client-config` say what they do, and never lose what people wrote?"""
 
-from __future__ import annotations
-
 import json
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """Are the files of every client read, and what is not understood refused with its place?"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Does a client's file become a working folder that is valid, allows little and holds no secret in clear?"""
 
-from __future__ import annotations
-
 import json
 import stat
 import sys

@@ -1,7 +1,5 @@
 """Is JSON with comments read as it is meant, and is all else refused with its place?"""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Does a client's file lead through us when it is wrapped, and is it what it was when it is unwrapped?"""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

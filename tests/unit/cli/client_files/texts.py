@@ -1,7 +1,5 @@
 """How does the same JSON look when people have written it: indented, with comments and trailing commas?"""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Who is disabled, by which file and which turn of the switch, and which of two turns is the newer?"""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A certificate for a test server, and a trust that knows only it."""
 
-from __future__ import annotations
-
 import ipaddress
 import ssl
 from datetime import UTC, datetime, timedelta

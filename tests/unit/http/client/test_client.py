@@ -1,7 +1,5 @@
 """How does the client behave when the server does its worst?"""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import random

@@ -1,7 +1,5 @@
 """Can anybody's words make us connect to a place that the operator did not mean?"""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

@@ -1,7 +1,5 @@
 """What is a response, and what only looks like one?"""
 
-from __future__ import annotations
-
 import h11
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """How much memory do large answers take, all of them together?"""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

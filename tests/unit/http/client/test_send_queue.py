@@ -1,7 +1,5 @@
 """What happens to calls when every connection is in use?"""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

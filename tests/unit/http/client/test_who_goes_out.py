@@ -5,8 +5,6 @@ of an HTTP+SSE server lies at the origin that the operator wrote, and callbacks 
 the operator's lists (BL-051). What may stand in a configuration is judged by its scheme (BL-020).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Do large bodies leave the loop and the memory to the others, and to one another their turn?"""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from contextlib import ExitStack, closing

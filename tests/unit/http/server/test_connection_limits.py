@@ -1,7 +1,5 @@
 """Who gets a place, and who gives one up?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """Who has the numbers of standard input, output and error, when whoever started us had closed them?"""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

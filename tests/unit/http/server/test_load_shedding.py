@@ -1,7 +1,5 @@
 """When is a share of new calls refused, what is said of a loop that was held, and who hears of a clock that jumped?"""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """When is memory given back? Once for each crowd, when it has left and the place is quiet."""
 
-from __future__ import annotations
-
 import pytest
 
 from sidecar.http.server.memory_trim import CROWD, MemoryTrim, give_memory_back

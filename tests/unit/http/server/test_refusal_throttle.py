@@ -1,7 +1,5 @@
 """Who is refused too often?"""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """How do these tests write a policy with its suites, and run them?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whatever a file holds: is it refused with places, or else run and told?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """What does `sidecar policy test` say, and with which exit code?"""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

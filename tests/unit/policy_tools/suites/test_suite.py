@@ -1,7 +1,5 @@
 """Does a test pass exactly when the policy answers as it expects?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What may stand in a file of policy tests, and what is refused at its place?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jsonschema

@@ -3,8 +3,6 @@
 `UPDATE_GOLDEN=1 pytest tests/unit/protocols/a2a/test_cards.py` writes `tests/golden/cards.json` anew; read the diff.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Is a card of A2A 0.3 read and written as the official compatibility layer does it?"""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Are errors called what others call them?"""
 
-from __future__ import annotations
-
 from a2a.utils.errors import JSON_RPC_ERROR_CODE_MAP
 
 from sidecar.protocols.a2a.errors import BY_CODE, BY_NAME, KINDS

@@ -1,7 +1,5 @@
 """What does not cross between versions and bindings, because somebody would be misled?"""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

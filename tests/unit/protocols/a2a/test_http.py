@@ -1,7 +1,5 @@
 """Does each address mean one operation, however it is written?"""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

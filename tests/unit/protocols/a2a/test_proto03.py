@@ -1,7 +1,5 @@
 """Are the Protocol Buffers of A2A 0.3 read and written as the official compatibility layer does it?"""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from typing import Any

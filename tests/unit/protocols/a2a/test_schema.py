@@ -1,7 +1,5 @@
 """Is a message of A2A read as its own Protocol Buffers would, and nothing that two readers read differently?"""
 
-from __future__ import annotations
-
 import string
 from typing import Any
 

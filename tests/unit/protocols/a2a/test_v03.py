@@ -1,7 +1,5 @@
 """Is A2A 0.3 read and written as the official compatibility layer does it, and nothing more?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

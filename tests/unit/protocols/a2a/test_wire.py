@@ -1,7 +1,5 @@
 """Are our bytes of Protocol Buffers those of the official SDK, and its bytes read as ours?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

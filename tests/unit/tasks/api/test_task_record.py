@@ -1,7 +1,5 @@
 """Which way may a task go, and what is left of it after it was kept?"""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

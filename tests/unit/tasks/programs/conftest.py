@@ -1,7 +1,5 @@
 """What programs are started by: one warden for all tests of a module."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 import pytest_asyncio

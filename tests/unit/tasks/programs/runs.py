@@ -1,7 +1,5 @@
 """Runs, as tests of their stores and of what becomes of them begin with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sidecar.storage import SqliteFile, SqliteRecordStore

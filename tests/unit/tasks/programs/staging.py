@@ -1,7 +1,5 @@
 """Runs of an agent whose program is a script in this process: what they come to is what the script says."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

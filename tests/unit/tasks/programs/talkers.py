@@ -1,7 +1,5 @@
 """Programs that are talked with, one good and many bad, as the source of a Python program each."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any

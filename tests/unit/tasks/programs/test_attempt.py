@@ -1,7 +1,5 @@
 """Whose fault is it that a program could not be started, or ended as it did?"""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

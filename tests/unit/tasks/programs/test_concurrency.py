@@ -1,7 +1,5 @@
 """Whose turn is it, where an agent runs so many times at once and no more?"""
 
-from __future__ import annotations
-
 from collections import deque
 
 from hypothesis import given

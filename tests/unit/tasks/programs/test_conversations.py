@@ -1,7 +1,5 @@
 """Does a conversation go on with its own process, and with nobody else's, until it may not?"""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager

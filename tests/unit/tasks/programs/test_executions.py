@@ -1,7 +1,5 @@
 """What becomes of runs, whatever their programs and their callers do?"""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator

@@ -1,7 +1,5 @@
 """What is said to a program on its pipes, and what does it mean by what it says?"""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

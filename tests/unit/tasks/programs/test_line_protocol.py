@@ -1,7 +1,5 @@
 """How is a turn told to a program that reads lines, and where does its answer end?"""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Is a program told exactly what its caller said, heard as it speaks, and is nothing of it left?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

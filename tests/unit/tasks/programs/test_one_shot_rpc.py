@@ -1,7 +1,5 @@
 """How is a program asked once over JSON-RPC?"""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 

@@ -1,7 +1,5 @@
 """Is what a program says safe to show, however it is cut into pieces?"""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Sequence

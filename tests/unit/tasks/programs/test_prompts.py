@@ -1,7 +1,5 @@
 """Does a message say to a program what its caller may say, and nothing more?"""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 from typing import Any

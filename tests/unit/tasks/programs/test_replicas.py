@@ -1,7 +1,5 @@
 """What becomes of runs when a sidecar dies, when the store is out, and where several replicas have them?"""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

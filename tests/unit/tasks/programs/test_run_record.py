@@ -1,7 +1,5 @@
 """Is the seed's state machine walked as its table says?"""
 
-from __future__ import annotations
-
 import pytest
 
 from sidecar.tasks.programs.run_events import begun

@@ -1,7 +1,5 @@
 """Is each kind of program that is talked with started and heard as its definition says?"""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Is what is kept of prompts and answers without secrets, and short?"""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Is a program fed, heard, measured and ended, whatever it does?"""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import sys

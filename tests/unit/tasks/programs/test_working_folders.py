@@ -1,7 +1,5 @@
 """Is a run's folder its own, and gone when nobody holds it?"""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import stat

@@ -1,7 +1,5 @@
 """Do replicas agree that only one run of an agent that writes is at work? On a real Valkey."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

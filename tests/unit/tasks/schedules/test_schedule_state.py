@@ -1,7 +1,5 @@
 """Which way may a schedule go, what is owed to it, and what is left of it after it was kept?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Deliveries are tried again soon."""
 
-from __future__ import annotations
-
 import pytest
 
 from sidecar.tasks.webhooks import outbox

@@ -1,7 +1,5 @@
 """An outbox with a real guard, real sockets and a real store, and what a receiver of callbacks does with them."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hmac

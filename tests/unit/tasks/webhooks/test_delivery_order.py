@@ -1,7 +1,5 @@
 """Is the right callback sent next, and does nobody wait for another's receiver?"""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Does every callback get there, once at least, and does no receiver hurt anybody else?"""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os

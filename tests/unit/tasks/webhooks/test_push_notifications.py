@@ -1,7 +1,5 @@
 """Does what an agent pushes reach whoever asked for it, and nobody else?"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets

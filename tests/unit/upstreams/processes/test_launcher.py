@@ -1,7 +1,5 @@
 """Is a program started as it was named, and is nothing left of it when it ends, whatever it did?"""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

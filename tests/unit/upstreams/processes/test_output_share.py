@@ -1,7 +1,5 @@
 """Does what programs say without end take no more of the loop than its share?"""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 

@@ -1,7 +1,5 @@
 """Does every name lead back to where it came from, and to nowhere else?"""
 
-from __future__ import annotations
-
 import string
 
 import pytest
