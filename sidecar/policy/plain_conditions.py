@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import operator
 import re
-import struct
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -31,8 +30,10 @@ from sidecar.policy.syntax import (
     LIST,
     SELECT,
     TEST_ONLY,
+    UINT64,
     Path,
     WireMessage,
+    constants_in,
     expression_of,
     name_of,
     path_of,
@@ -49,8 +50,6 @@ Node = Callable[[Inputs], Any]
 ERROR: Final = object()
 """The value of a failed operation, and of an absent input."""
 
-# cel.expr.Constant
-_NULL, _BOOL, _INT64, _DOUBLE, _STRING = 1, 2, 3, 5, 6
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _ORDERINGS: Mapping[str, Callable[[Any, Any], bool]] = {
     "_<_": operator.lt, "_<=_": operator.le, "_>_": operator.gt, "_>=_": operator.ge
@@ -242,21 +241,10 @@ class _Compiler:
 
 
 def _constant(expr: WireMessage) -> Any:
-    constant = expr.one(CONST)
-    if _STRING in constant:
-        return constant.text(_STRING)
-    if _DOUBLE in constant:
-        raw = constant[_DOUBLE][-1]
-        return struct.unpack("<d", raw)[0] if isinstance(raw, bytes) else 0.0
-    if _BOOL in constant:
-        return bool(constant.number(_BOOL))
-    if _NULL in constant:
-        return None
-    integer = constant.number(_INT64)
-    integer -= 2**64 if integer >= 2**63 else 0  # two's complement
-    if _INT64 not in constant or not -MAX_INTEGER <= integer <= MAX_INTEGER:
+    found = constants_in(expr)
+    if not found or UINT64 in expr.one(CONST) or (isinstance(found[0], int) and abs(found[0]) > MAX_INTEGER):
         raise _NotPlainError
-    return integer
+    return found[0]
 
 
 def _text(expr: WireMessage) -> str:

@@ -14,13 +14,14 @@ import struct
 from dataclasses import dataclass, field
 
 Path = tuple[str, ...]
+Constant = str | float | bool | None
 
 # cel.expr.CheckedExpr, SourceInfo
 _CHECKED_EXPR, _SOURCE_INFO, _POSITIONS = 4, 5, 4
 # cel.expr.Expr
 _ID, CONST, _IDENT, SELECT, CALL, LIST, _STRUCT, _COMPREHENSION = 2, 3, 4, 5, 6, 7, 8, 9
 TEST_ONLY = 3  # of a selection: `has`
-_STRING_VALUE = 6
+UINT64, _STRING_VALUE = 4, 6
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -49,12 +50,12 @@ class CalledFunction:
 
 @dataclass(slots=True)
 class Syntax:
-    """The facts found. `constants` are texts and numbers; `sought` the keys that `in` looks for; `inner` the names that
+    """The facts found. `constants` are those of JSON; `sought` are the keys that `in` looks for; `inner` the names that
     macros read of their items; `loops` is the nesting depth of macros; `loop_nodes` and `range_nodes` are the numbers
     of nodes inside their bodies and inside their ranges."""
 
     reads: list[ReadPath] = field(default_factory=list)
-    constants: list[str | float] = field(default_factory=list)
+    constants: list[Constant] = field(default_factory=list)
     sought: list[Path] = field(default_factory=list)
     inner: set[str] = field(default_factory=set)
     calls: list[CalledFunction] = field(default_factory=list)
@@ -111,7 +112,7 @@ class _Walk:
                 test = "has" if expr.one(SELECT).number(TEST_ONLY) else test
                 found.reads.append(ReadPath(path, self._offset(expr), depth > 0, self._ranges > 0, test))
         elif CONST in expr:
-            found.constants += _constant(expr.one(CONST))
+            found.constants += constants_in(expr)
         elif CALL in expr:
             self._visit_call(expr, bound, depth)
         elif _COMPREHENSION in expr:
@@ -173,8 +174,13 @@ def _keyed(container: list[WireMessage], key: list[WireMessage]) -> Path | None:
     return None if below is None else (*below, key[0].one(CONST).text(_STRING_VALUE))
 
 
-def _constant(constant: WireMessage) -> list[str | float]:
-    match constant:
+def constants_in(expr: WireMessage) -> list[Constant]:
+    """Return the constant that an expression is; nothing if it is none, or one that JSON does not have."""
+    match expr.one(CONST):
+        case {1: [int()]}:
+            return [None]
+        case {2: [int(flag)]}:
+            return [bool(flag)]
         case {3: [int(number)]}:  # in two's complement
             return [number - (number >> 63 << 64)]
         case {4: [int(number)]}:

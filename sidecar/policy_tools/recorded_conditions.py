@@ -125,7 +125,7 @@ class RecordedCase:
             return path[: entry[ABSENT]], {}
         name, tests, constants = name_of(path), condition.syntax.tests(path), condition.syntax.constants
         fact = next((fact for fact in facts if fact.inputs.get(name)), None)
-        large = any(not isinstance(each, str) and abs(each) >= 2**53 for each in constants)  # CEL may compare doubles
+        large = any(isinstance(each, int | float) and abs(each) >= 2**53 for each in constants)  # CEL rounds
         if large or path in (("args",), ("call",), ("call", "meta")):
             return MORE_THAN_EQUAL
         if fact is None:
