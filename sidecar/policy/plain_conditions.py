@@ -183,7 +183,7 @@ class _Compiler:
     def node(self, expr: WireMessage) -> Node:
         """Compile an expression whose value is used as a boolean."""
         if expr.one(SELECT).number(TEST_ONLY):
-            return _present(self._input(expr))
+            return _present(self._input(expr, is_test=True))
         if path_of(expr) is not None:
             return _value(self._input(expr))
         call = expr.one(CALL)
@@ -231,9 +231,12 @@ class _Compiler:
         name = self._input(container, is_list=True)
         return _holds(name, _constant(sought)) if path_of(sought) is None else _holds_input(name, self._input(sought))
 
-    def _input(self, expr: WireMessage, *, is_list: bool = False) -> str:
-        """Note that the condition reads an input; return its dotted name."""
+    def _input(self, expr: WireMessage, *, is_list: bool = False, is_test: bool = False) -> str:
+        """Note that the condition reads an input; return its dotted name. A test such as `has(args.a)` has the path of
+        `args.a`, and another value."""
         path = path_of(expr)
+        if bool(expr.one(SELECT).number(TEST_ONLY)) is not is_test:
+            raise _NotPlainError
         if path is None or len(path) == 1 or path[0] not in VARIABLES or self.reads.get(path, is_list) is not is_list:
             raise _NotPlainError
         self.reads[path] = is_list

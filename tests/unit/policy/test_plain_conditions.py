@@ -57,6 +57,7 @@ _INPUTS = (
     *("principal.name", "principal.id", "principal.kind", "origin.id"),
 )
 _FIELDS = tuple(name for name in _INPUTS if "'" not in name)
+_TESTS = tuple(f"has({name})" for name in _FIELDS)
 _LISTS = ("args.l", "args.o.l", "principal.scopes", "principal.roles", "origin.scopes", "origin.roles", "args.a")
 _TIMES = (
     "2027-01-15T08:00:00Z",
@@ -69,7 +70,7 @@ _TIMES = (
 
 def _written(random: Random, depth: int = 0) -> str:
     """A random condition, most often a plain one."""
-    one, two = random.choice(_INPUTS), random.choice(_INPUTS)
+    one, two = (random.choice(_INPUTS if random.random() < 0.9 else _TESTS) for _ in range(2))
     constant = random.choice(_CONSTANTS)
     kind = random.randrange(14) if depth < 3 else random.randrange(4, 14)
     match kind:
