@@ -77,8 +77,6 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
 )
 
 MAX_NAMES, MAX_NAME_BYTES = 1024, 64
-_NAMES: dict[bytes, str] = {}
-"""Names of headers in lower case, as many as were seen first, by the bytes in which callers write them."""
 _ABSOLUTE = re.compile(r"https?://([A-Za-z0-9.:\[\]_-]{1,300})((?:[/?].*)?)", re.IGNORECASE)
 _TOOL = re.compile(rf"{_NAME}\Z")
 _A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
@@ -127,20 +125,26 @@ class Route(NamedTuple):
     alias: str = ""
 
 
+class _Names(dict[bytes, str]):
+    """Names of headers in lower case by the bytes in which callers write them. Those seen first are kept."""
+
+    def __missing__(self, raw: bytes) -> str:
+        name = raw.decode("ascii", "replace").lower()
+        if len(self) < MAX_NAMES and len(raw) <= MAX_NAME_BYTES:
+            self[raw] = name
+        return name
+
+
+_NAMES = _Names()
+
+
 def headers_of(request: web.BaseRequest) -> Headers:
     """Returns header lines as text. Bytes that are not ASCII become replacement characters, which match nothing."""
     headers: dict[str, tuple[str, ...]] = {}
     for raw_name, value in request.raw_headers:
-        name, line = _NAMES.get(raw_name) or _name_from(raw_name), value.decode("ascii", "replace")
+        name, line = _NAMES[raw_name], value.decode("ascii", "replace")
         headers[name] = (*headers[name], line) if name in headers else (line,)
     return headers
-
-
-def _name_from(raw: bytes) -> str:
-    name = raw.decode("ascii", "replace").lower()
-    if len(_NAMES) < MAX_NAMES and len(raw) <= MAX_NAME_BYTES:
-        _NAMES[raw] = name
-    return name
 
 
 def check_envelope(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> None:
@@ -233,7 +237,14 @@ def alias_in(path: str, aliases: Aliases) -> str:
 
 def protocol_of(raw_path: str, aliases: Aliases = NO_ALIASES) -> str:
     """Returns the protocol of an address, as in audit records and metrics: `http` for plain calls."""
-    if raw_path.startswith(_A2A) or (aliases and alias_in(raw_path.partition("?")[0], aliases)):
+    if aliases and alias_in(raw_path.partition("?")[0], aliases):
+        return "a2a"
+    return _protocol_of(raw_path)
+
+
+@lru_cache(maxsize=256)
+def _protocol_of(raw_path: str) -> str:
+    if raw_path.startswith(_A2A):
         return "a2a"
     return "http" if _PLAIN.match(raw_path) else "mcp"
 

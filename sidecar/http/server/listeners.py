@@ -240,7 +240,7 @@ class ServerConnection(web.RequestHandler):
                 self._messages[position] = message._replace(should_close=True), payload
             return
         if (request := self._current_request) is not None:
-            request._message = request._message._replace(should_close=True)
+            request.keep_alive = False
         self.close()
 
     def _wait_for_head(self) -> None:
@@ -425,7 +425,7 @@ class ServerConnection(web.RequestHandler):
                     await response.prepare(request)
                     await response.write_eof()
             finally:
-                if not body.is_eof():
+                if is_late and not body.is_eof():
                     self._lingering = body
                     self.seat.limits.linger(self.seat)
         finally:

@@ -15,8 +15,9 @@ class HttpRequest(web.BaseRequest):
     """One request. What nearly all handlers read is set here; the rest of aiohttp's request, with the writer of event
     streams, is made when it is first used."""
 
-    __slots__ = ("content", "method", "raw_headers", "raw_path", "remote", "version")
+    __slots__ = ("content", "keep_alive", "method", "raw_headers", "raw_path", "remote", "version")
     content: StreamReader
+    keep_alive: bool
     method: str
     raw_headers: tuple[tuple[bytes, bytes], ...]
     raw_path: str
@@ -27,6 +28,7 @@ class HttpRequest(web.BaseRequest):
         self._message, self._payload, self._protocol = message, content, connection
         self.content, self.method, self.version = content, message.method, message.version
         self.raw_path, self.raw_headers, self.remote = message.path, message.raw_headers, connection.remote
+        self.keep_alive = not message.should_close
 
     def __getattr__(self, name: str) -> Any:
         if "_cache" in self.__dict__:
@@ -36,8 +38,3 @@ class HttpRequest(web.BaseRequest):
         # Without its task, which would refer back to it.
         super().__init__(self._message, self._payload, connection, StreamWriter(connection, loop), None, loop)  # type: ignore[arg-type]
         return getattr(self, name)
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the connection may go on after the answer."""
-        return not self._message.should_close

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterable, Mapping
+from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from types import MappingProxyType
@@ -17,7 +19,6 @@ from typing import Final
 
 from aiohttp import HttpVersion10, web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.helpers import rfc822_formatted_time
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 # Above this, copying a body behind its head costs more than writing twice.
@@ -60,8 +61,7 @@ class WholeResponse(web.StreamResponse):
             version, connection = "1.0", "Connection: keep-alive\r\n" if may_go_on else ""
         else:
             version, connection = "1.1", "" if may_go_on else "Connection: close\r\n"
-        date = rfc822_formatted_time()
-        head = f"HTTP/{version} {self._lines}{length}Date: {date}\r\n{connection}\r\n".encode()
+        head = f"HTTP/{version} {self._lines}{length}{_date(int(time.time()))}{connection}\r\n".encode()
         if not length or request.method == "HEAD":
             body = b""
         if len(body) <= MAX_JOINED_BYTES:
@@ -92,6 +92,11 @@ class SilentResponse(web.StreamResponse):
 def _first(status: int, media_type: str) -> str:
     first = f"{status} {_PHRASES.get(status, '')}\r\nServer: sidecar\r\n"
     return first + _line("Content-Type", media_type) if media_type else first
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> str:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n"
 
 
 def _line(name: str, value: str) -> str:

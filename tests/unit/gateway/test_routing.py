@@ -18,7 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.routing import (
+    _NAMES,
     EVERY,
+    MAX_NAME_BYTES,
+    MAX_NAMES,
     MCP,
     METADATA,
     ROUTES,
@@ -301,6 +304,14 @@ def test_every_line_of_a_header_is_kept_in_order_by_its_lower_case_name() -> Non
     assert headers_of(request_with(*lines)) == {"mcp-name": ("a", "b", ""), "x": ("1",), "mcp_name": ("c",)}
     headers = headers_of(request_with(("Host", "localhösT"), ("Nam\u017f", "\u212a")))
     assert headers == {"host": ("localh\ufffd\ufffdsT",), "nam\ufffd\ufffd": ("\ufffd\ufffd\ufffd",)}
+
+
+def test_of_header_names_a_bounded_number_is_remembered_and_all_are_read() -> None:
+    lines = [(f"X-{number}", "1") for number in range(2 * MAX_NAMES)] + [("X" * (MAX_NAME_BYTES + 1), "1")]
+    for _ in range(2):
+        headers = headers_of(request_with(*lines))
+        assert list(headers) == [name.lower() for name, _ in lines]
+    assert len(_NAMES) <= MAX_NAMES and max(map(len, _NAMES)) <= MAX_NAME_BYTES
 
 
 def test_the_routing_headers_are_all_there_line_by_line() -> None:
