@@ -253,16 +253,18 @@ class Pipeline:
         self, request: RequestContext, server: str, entrance: Entrance, folder: str = routing.MCP, alias: str = ""
     ) -> Caller:
         request.enter(server, folder, alias)
-        audience = request.now.audience(server, folder)
-        caller = await request.now.identity.identify(self._present(request, entrance, audience), audience)
+        audience, identity = request.now.audience(server, folder), request.now.identity
+        presented = self._present(request, entrance, audience)
+        caller = identity.recall(presented, audience) or await identity.identify(presented, audience)
         request.record.caller = caller
         request.record.mark("auth")
         return caller
 
     def _present(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Presented:
-        own = audience.gate.header if audience.gate is not None else ""
-        presented = routing.presented_by(request.http, request.headers, entrance, request.now.base_url, own)
-        request.presented = request.now.identity.admit(presented)
+        own, identity = audience.gate.header if audience.gate is not None else "", request.now.identity
+        proxied, base_url = identity.trusts_proxies, request.now.base_url
+        presented = routing.presented_by(request.http, request.headers, entrance, base_url, own, proxied=proxied)
+        request.presented = identity.admit(presented) if proxied else presented
         return request.presented
 
     # --- messages of HTTP+SSE -----------------------------------------------------------------------------------------

@@ -273,24 +273,29 @@ def session_in(raw_path: str) -> str:
 
 
 def presented_by(
-    request: web.BaseRequest, headers: Headers, entrance: Entrance, base_url: str, own: str = ""
+    request: web.BaseRequest, headers: Headers, entrance: Entrance, base_url: str, own: str, *, proxied: bool
 ) -> Presented:
     """Returns the credentials of one request. `base_url` is the data listener's URL for callers, `own` the header of a
-    token that only this address accepts."""
+    token that only this address accepts; `proxied` says that proxies may forward certificates."""
     lines_of, shown = headers.get, shown_on(request.transport)
-    return Presented(
+    presented = Presented(
         tuple(lines_of("authorization", ())),
         tuple(lines_of("x-api-key", ())),
         entrance.principal,
         shown.certificate,
         shown.trust,
-        tuple(lines_of("x-forwarded-client-cert", ())),
-        UNIX if entrance.unix else request.remote or "",
-        tuple(lines_of("dpop", ())),
-        request.method,
-        _urls(origin_form(request.raw_path), headers, entrance, base_url) if "dpop" in headers else (),
-        own=() if own in ("", BEARER_HEADER, KEY_HEADER) else tuple(lines_of(own, ())),
+        own=tuple(lines_of(own, ())) if own and own not in (BEARER_HEADER, KEY_HEADER) else (),
     )
+    if proxied:
+        forwarded, peer = (
+            tuple(lines_of("x-forwarded-client-cert", ())),
+            UNIX if entrance.unix else request.remote or "",
+        )
+        presented = presented._replace(forwarded=forwarded, peer=peer)
+    if "dpop" in headers:
+        urls = _urls(origin_form(request.raw_path), headers, entrance, base_url)
+        presented = presented._replace(proofs=tuple(headers["dpop"]), method=request.method, urls=urls)
+    return presented
 
 
 def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) -> tuple[str, ...]:

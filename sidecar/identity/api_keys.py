@@ -91,6 +91,7 @@ class ApiKeys:
 
     def __init__(self, records: Iterable[KeyRecord] = (), pepper: bytes = b"") -> None:
         self._records = {record.id: record for record in records}
+        self._workloads = {record.id: _workload(record) for record in self._records.values()}
         self._pepper = pepper
 
     def owners(self) -> frozenset[str]:
@@ -106,12 +107,16 @@ class ApiKeys:
             raise bad_credential("the API key is not valid", CredentialFault.UNKNOWN)
         if not record.lives(now):
             raise bad_credential("the API key has expired", CredentialFault.EXPIRED)
-        principal = Principal(record.principal, ISSUER, frozenset(), record.scopes)
-        return Workload(principal, Credential("api_key", ISSUER, record.id), record.expires_at)
+        return self._workloads[record.id]
 
     def knows(self, key_id: str, principal: str, now: float) -> bool:
         record = self._records.get(key_id)
         return record is not None and record.principal == principal and record.lives(now)
+
+
+def _workload(record: KeyRecord) -> Workload:
+    principal = Principal(record.principal, ISSUER, frozenset(), record.scopes)
+    return Workload(principal, Credential("api_key", ISSUER, record.id), record.expires_at)
 
 
 def digest_of(text: str, pepper: bytes) -> bytes:

@@ -2,8 +2,8 @@
 
     read the credentials  →  verify each  →  join them into one chain  →  check scopes
 
-Verified tokens are cached by their SHA-256 and the route, until they expire or their issuer's keys change. An instance
-belongs to one configuration: a reload creates a new one with an empty cache (threats A7).
+Verified tokens are cached by the SHA-256 of their header line and the route, until they expire or their issuer's keys
+change. An instance belongs to one configuration: a reload creates a new one with an empty cache (threats A7).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sidecar.identity.certificate_names import ClientCertificate
 from sidecar.identity.certificates import Certificates
 from sidecar.identity.chain_builder import ProvenChain, joined, proven_at, still_names
 from sidecar.identity.credentials import (
+    NOTHING_PRESENTED,
     Audience,
     Presented,
     ShownToken,
@@ -59,21 +60,32 @@ _CALLED = {
 _WITHOUT_SCOPES = (AGENT_TOKEN, LOCAL, CERTIFICATE, SCHEDULE)
 """Credentials without scopes: their callers are restricted by policy alone."""
 
+_NOTHING_ELSE: Final = NOTHING_PRESENTED[1:]
+
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class Remembered(NamedTuple):
-    """A verified token. `caller` is its chain if no other credential matters at this route, else None."""
+    """A verified token at one route. `caller` is its chain if no other credential matters there, else None; `suffices`
+    says that this is the caller of every request that presents the token alone."""
 
     proven: ProvenChain
     caller: Caller | None
+    suffices: bool
+    audience: Audience
     keys: IssuerKeys
     generation: int
     until: float
 
-    def holds(self, now: float) -> bool:
-        """Whether it would verify again: it has not expired, and its issuer's keys are unchanged and fresh."""
-        return now < self.until and self.generation == self.keys.generation and self.keys.usable
+    def holds(self, now: float, audience: Audience) -> bool:
+        """Whether it would verify again: it has not expired, its issuer's keys are unchanged and fresh, and so is what
+        the route requires."""
+        return (
+            now < self.until
+            and self.generation == self.keys.generation
+            and self.keys.usable
+            and (self.audience is audience or self.audience == audience)
+        )
 
 
 class Identity:
@@ -102,6 +114,8 @@ class Identity:
         self._verifier = Verifier(self._issuers, self._issuer_keys, max_lifetime_s, clock)
         self._api_keys = keys or ApiKeys()
         self._certificates = certificates
+        self.trusts_proxies = bool(certificates.proxies)
+        """Whether proxies may forward certificates of callers."""
         self.gates, self._aliases, self._schedules = gates, tuple(aliases), schedules
         self.added_schedules: dict[str, str] = {}
         self._proofs = KeyProofs(clock)
@@ -181,13 +195,25 @@ class Identity:
         certificate = self._certificates.shown_in(presented)
         return certificate is None or self._certificates.workload(certificate, self._clock()) is None
 
+    def recall(self, presented: Presented, audience: Audience) -> Caller | None:
+        """Return the caller that `identify` would return, if it is known already: a token was presented alone, and was
+        verified before."""
+        lines = presented.authorization
+        if len(lines) != 1 or presented[1:] != _NOTHING_ELSE or not lines[0].isascii():
+            return None
+        found = self._remembered.get(place := (sha256(lines[0].encode()).digest(), audience.resource))
+        if found is None or not found.suffices or not found.holds(self._clock(), audience):
+            return None
+        self._remembered.move_to_end(place)
+        return found.caller
+
     async def identify(self, presented: Presented, audience: Audience) -> Caller:
         """Authenticate the caller of an admitted request. Raises Refusal."""
         shown = read_credentials(presented, audience.gate)
         certificate = self._certificates.shown_in(presented)
         if not shown.token:
             return self._without_token(shown, certificate, audience)
-        remembered = await self._proven(shown.token, audience)
+        remembered = await self._proven(shown, presented.authorization[0], audience)
         caller, bound = remembered.caller, remembered.proven.bound
         if bound is not UNBOUND or shown.proven:
             self._check_bound(bound, shown, certificate)
@@ -245,7 +271,7 @@ class Identity:
         # An API key has scopes. A local listener or a certificate has none, and is restricted by policy alone.
         if shown.key and not workload.principal.scopes.issuperset(audience.scopes):
             raise insufficient_scope(audience)
-        return Caller((workload.principal,), (workload.credential,), workload.expires_at)
+        return workload.caller
 
     def _check_bound(self, bound: TokenBinding, shown: ShownToken, certificate: ClientCertificate | None) -> None:
         """Raises Refusal unless the bearer presents the token's key (RFC 9449 7.1, RFC 8705 3)."""
@@ -281,19 +307,23 @@ class Identity:
             raise conflict(f"{' and '.join(words)} both name the caller")
         return found[0] if found else None
 
-    async def _proven(self, token: str, audience: Audience) -> Remembered:
-        if not token.isascii():
+    async def _proven(self, shown: ShownToken, line: str, audience: Audience) -> Remembered:
+        if not line.isascii():
             raise bad_credential("the credential is not a signed JWT", CredentialFault.MALFORMED)
-        place = (sha256(token.encode()).digest(), audience.resource)
+        place = (sha256(line.encode()).digest(), audience.resource)
         found = self._remembered.get(place)
-        if found is not None and found.holds(self._clock()):
+        if found is not None and found.holds(self._clock(), audience):
             self._remembered.move_to_end(place)
             return found
-        claims = await self._verifier.verify(token)
+        claims = await self._verifier.verify(shown.token)
         proven = proven_at(claims, self._naming[claims.issuer.issuer], audience, self._aliases)
+        caller = _caller_of(proven, None) if proven.here and not proven.speaks_for else None
+        is_alone = proven.bound is UNBOUND and not (shown.proven or audience.gate or audience.keeps_token)
         remembered = Remembered(
             proven=proven,
-            caller=_caller_of(proven, None) if proven.here and not proven.speaks_for else None,
+            caller=caller,
+            suffices=caller is not None and is_alone and proven.chain[0].scopes.issuperset(audience.scopes),
+            audience=audience,
             keys=self._issuer_keys[claims.issuer.issuer],
             generation=claims.generation,
             until=claims.expires_at + LEEWAY_S,

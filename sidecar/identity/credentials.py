@@ -6,13 +6,15 @@ and a repeated header is refused, because two parsers could choose different lin
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from sidecar.errors import CredentialFault, Reason, Refusal
 from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN
 from sidecar.identity.agent_tokens import AgentTokenRule
 from sidecar.settings.agent_endpoints import BEARER_HEADER, KEY_HEADER
-from sidecar.vocabulary import ANONYMOUS, Credential, CredentialKind, Principal
+from sidecar.vocabulary import ANONYMOUS, Caller, Credential, CredentialKind, Principal
 
 MAX_TOKEN_CHARS = 16 * 1024
 API_KEY_PREFIX = "sck_"
@@ -22,7 +24,8 @@ UNIX = "unix"
 
 class Presented(NamedTuple):
     """The credentials of one request: every `Authorization` line, every `X-API-Key` line, and the principal of the
-    local listener on which it arrived (`nhi:planner`; "" on the data listener).
+    local listener on which it arrived (`nhi:planner`; "" on the data listener). The other fields have what is needed
+    to judge what was presented, and are empty otherwise.
 
     `certificate` is the client certificate of the handshake (DER), and `trust` the digest of the authorities that
     verified it. `forwarded` are the lines of `X-Forwarded-Client-Cert`; they are not read until `Identity.admit` has
@@ -76,12 +79,18 @@ class Audience(NamedTuple):
     alias: str = ""
 
 
-class Workload(NamedTuple):
+@dataclass(frozen=True)
+class Workload:
     """The principal that a credential other than a token proves. `expires_at` is in seconds since the epoch."""
 
     principal: Principal
     credential: Credential
     expires_at: float | None = None
+
+    @cached_property
+    def caller(self) -> Caller:
+        """The caller that presents this credential alone."""
+        return Caller((self.principal,), (self.credential,), self.expires_at)
 
 
 class ShownToken(NamedTuple):

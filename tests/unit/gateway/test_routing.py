@@ -329,22 +329,25 @@ def test_the_routing_headers_are_all_there_line_by_line() -> None:
 
 BASE = "https://gw.acme.example"
 REQUEST = make_mocked_request("POST", "/mcp/github")
+ANY = Entrance(None)
 
 
 def test_every_credential_line_is_presented_and_no_other_header_is() -> None:
     bearers, keys = ["Bearer a", "Bearer b"], ["k", "l"]
     headers: Headers = {"authorization": bearers, "x-api-key": keys, "x-forwarded-user": ["root"]}
-    assert presented_by(REQUEST, headers, Entrance(None), BASE) == Presented((*bearers,), (*keys,), method="POST")
+    assert shown_by(headers) == Presented((*bearers,), (*keys,))
     own: Headers = {**headers, "x-agent-token": ["a", "b"]}
-    assert presented_by(REQUEST, own, Entrance(None), BASE).own == ()
-    assert presented_by(REQUEST, own, Entrance(None), BASE, "x-api-key").own == ()
-    assert presented_by(REQUEST, own, Entrance(None), BASE, "x-agent-token").own == ("a", "b")
-    planner = Entrance(None, principal="nhi:planner")
-    assert presented_by(REQUEST, {}, planner, BASE) == Presented(local="nhi:planner", method="POST")
+    assert shown_by(own).own == shown_by(own, own="x-api-key").own == ()
+    assert shown_by(own, own="x-agent-token").own == ("a", "b")
+    assert shown_by({}, Entrance(None, principal="nhi:planner")) == Presented(local="nhi:planner")
     forwarded: Headers = {"x-forwarded-client-cert": ["URI=a", "URI=b"]}
-    assert presented_by(REQUEST, forwarded, Entrance(None, unix=True), BASE) == Presented(
-        forwarded=("URI=a", "URI=b"), peer="unix", method="POST"
-    )
+    behind = Entrance(None, unix=True)
+    assert shown_by(forwarded, behind) == Presented(), "no proxy may forward certificates"
+    assert shown_by(forwarded, behind, proxied=True) == Presented(forwarded=("URI=a", "URI=b"), peer="unix")
+
+
+def shown_by(headers: Headers, entrance: Entrance = ANY, *, own: str = "", proxied: bool = False) -> Presented:
+    return presented_by(REQUEST, headers, entrance, BASE, own, proxied=proxied)
 
 
 def test_a_proof_may_be_for_the_address_as_callers_know_it() -> None:
@@ -353,7 +356,7 @@ def test_a_proof_may_be_for_the_address_as_callers_know_it() -> None:
     asked = make_mocked_request("GET", "/mcp/github?x=1")
 
     def urls(entrance: Entrance, base: str = BASE) -> tuple[str, ...]:
-        found = presented_by(asked, headers, entrance, base)
+        found = presented_by(asked, headers, entrance, base, "", proxied=False)
         assert (found.proofs, found.method) == (("a", "b"), "GET")
         return found.urls
 

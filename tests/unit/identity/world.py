@@ -74,7 +74,14 @@ class World:
 
     async def ask(self, *lines: str, key: str = "", local: str = "", at: Audience = ROUTE) -> Caller:
         presented = Presented(authorization=lines, api_key=(key,) if key else (), local=local)
-        return await self.identity.identify(presented, at)
+        recalled = self.identity.recall(presented, at)
+        try:
+            caller = await self.identity.identify(presented, at)
+        except Refusal:
+            assert recalled is None
+            raise
+        assert recalled in (None, caller)
+        return caller
 
     async def chain(self, token: str, **how: Any) -> list[str]:
         caller = await self.ask(f"Bearer {token}", **how)
