@@ -18,7 +18,7 @@ copies                copies the file's lines to a second place
 sinks                 opens the sinks of the settings
 recorder              the records of one request while it runs; control records
 verify                reads the log back and states what it proves: line_walk, verification_report
-tail                  reads the log as it grows; statistics counts it
+tail                  reads the log as it grows
 rendering             formats a record for people
 """
 

@@ -19,15 +19,13 @@ from sidecar.audit.chain import ascii_json
 from sidecar.audit.record import EVENTS, as_seed
 from sidecar.audit.rendering import plain, render_kept, render_record, wants_colour
 from sidecar.audit.result_store import named_in, read_evidence
-from sidecar.audit.statistics import Statistics
 from sidecar.audit.tail import follow, lines
 from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, unreadable
-from sidecar.cli.command import EXISTING_FILE, print_json
+from sidecar.cli.command import EXISTING_FILE
 from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
 
 FOLLOW_S = 0.2
-MAX_SHOWN = 20  # names of a kind, in text output
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +75,9 @@ class Filter:
 @click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
 @click.option("--until", type=Moment(), help="Likewise; records of that time or later are left out.")
 @click.option("--follow", "follows", is_flag=True, help="Go on with new records.")
-@click.option("--stats", is_flag=True, help="Count the records instead of printing them.")
 @click.option("--evidence", "kept", is_flag=True, help="Print the stored results instead of the records.")
 @click.option("--evidence-file", type=EXISTING_FILE, help="Their file; by default all of evidence/ beside audit/.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print the lines themselves, as JSON Lines; with --stats one object."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print the lines themselves, as JSON Lines.")
 @click.option("--seed", is_flag=True, help="Print JSON Lines with the names of the seed's AuditLog.")
 def show(
     paths: tuple[Path, ...],
@@ -91,7 +86,6 @@ def show(
     since: str | None,
     until: str | None,
     follows: bool,
-    stats: bool,
     kept: bool,
     evidence_file: Path | None,
     as_json: bool,
@@ -102,12 +96,10 @@ def show(
     does not check them: `audit verify` does.
 
     With --evidence: the stored results of these requests, each with whether it is the one that the log names
-    (`as_recorded`). With --stats: how many requests ended in which way, and how long they took.
+    (`as_recorded`).
     """
-    if sum((follows, stats, kept)) > 1:
-        raise click.UsageError("--follow, --stats and --evidence exclude each other")
-    if seed and (stats or kept):
-        raise click.UsageError("--seed is for records: --stats and --evidence have names of their own")
+    if kept and (follows or seed):
+        raise click.UsageError("--evidence has results, not records: leave --follow and --seed out")
     wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
     files = logs(paths or (configured(config).audit_path,))
     colour = wants_colour(sys.stdout, os.environ)
@@ -116,9 +108,6 @@ def show(
         _show_kept(files, wanted, results, as_json, colour)
         return
     records = _records(follow(files, partial(Event().wait, FOLLOW_S)) if follows else lines(files), wanted)
-    if stats:
-        _show_statistics(records, as_json)
-        return
     for record in records:
         shown = as_seed(record) if seed else record
         told = ascii_json(shown) if as_json or seed else render_record(record, colour=colour)
@@ -163,26 +152,6 @@ def _show_kept(paths: tuple[Path, ...], wanted: Filter, files: list[Path], as_js
             raise click.ClickException(f"{unreadable(error)}; name it with --evidence-file") from None
     for lost in named:
         click.echo(plain(f"{files[-1]}: the result {lost} is nowhere; run `sidecar audit verify --evidence`"), err=True)
-
-
-def _show_statistics(records: Iterator[dict[str, Any]], as_json: bool) -> None:
-    statistics = Statistics()
-    for record in records:
-        statistics.add(record)
-    data = statistics.as_data()
-    if as_json:
-        print_json(data)
-        return
-    click.echo(f"{data['records']} records" + (f", {data['first']} to {data['last']}" if data["first"] else ""))
-    for name, counts in statistics.by.items():
-        if counts:
-            click.echo(f"by {name}")
-        for word, count in counts.most_common(MAX_SHOWN):
-            click.echo(f"  {count:>9}  {plain(word)}")
-        if len(counts) > MAX_SHOWN:
-            click.echo(f"  and {len(counts) - MAX_SHOWN} more; --json has them")
-    shown = "  ".join(f"{name} {ms:.1f} ms" for name, ms in data["duration_ms"].items())
-    click.echo(f"duration  {shown}")
 
 
 def _matches(pattern: str, names: object) -> bool:

@@ -1,6 +1,6 @@
 """Does nobody who follows a log miss a line, or see one twice, whatever becomes of its file?"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,6 @@ import orjson
 import pytest
 
 from sidecar.audit.segments import files_of, given
-from sidecar.audit.statistics import MAX_NAMES, OTHERS, Statistics
 from sidecar.audit.tail import follow, lines
 from tests.at_once import at_once
 from tests.unit.audit.scenes import Rotation, forward, open_audit
@@ -80,25 +79,3 @@ def test_what_was_set_aside_before_it_could_be_opened_is_seen_in_its_place(tmp_p
     found = follow([parts[0], path], list)
     parts[1].write_bytes(of(2))
     assert [orjson.loads(next(found))["seq"] for _ in range(3)] == [1, 2, 3]
-
-
-def records(count: int) -> Iterator[dict[str, object]]:
-    for number in range(count):
-        times = {"timestamp": f"2026-11-28T12:00:{number % 60:02d}.000000Z", "duration_ms": float(number)}
-        event, status = ("outcome", "success") if number % 4 else ("refusal", "permission_denied")
-        yield {"event": event, "status": status, "agent_id": f"nhi:agent-{number}", **times}
-
-
-def test_counts_and_times_need_no_more_memory_for_more_records() -> None:
-    statistics = Statistics()
-    for record in records(MAX_NAMES + 5000):
-        statistics.add(record)
-    statistics.add({"event": "decision", "timestamp": "2026-11-28T11:00:00.000000Z"})
-    data = statistics.as_data()
-    assert data["by_status"] == {"success": 11250, "permission_denied": 3750}
-    assert len(data["by_principal"]) == MAX_NAMES + 1 and data["by_principal"][OTHERS] == 5000
-    assert data["by_event"]["decision"] == 1 and data["first"].startswith("2026-11-28T11")
-    for percent, exact in ((50, 7500), (90, 13500), (99, 14850)):
-        assert exact * 0.99 <= data["duration_ms"][f"p{percent}"] <= exact * 1.03
-    assert data["duration_ms"]["max"] == 14999.0
-    assert Statistics().as_data()["duration_ms"] == {"p50": 0.0, "p90": 0.0, "p99": 0.0, "p99.9": 0.0, "max": 0.0}

@@ -164,7 +164,6 @@ READ = {
     "audit.jsonl": (
         ["audit", "verify", "audit.jsonl"],
         ["audit", "show", "audit.jsonl"],
-        ["audit", "show", "--stats", "audit.jsonl"],
         ["policy", "suggest", "audit.jsonl"],
         ["policy", "replay", "audit.jsonl", "--policy=."],
         ["policy", "explain", "--record=audit.jsonl", "--decision=id-000002"],
