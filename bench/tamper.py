@@ -31,7 +31,7 @@ from bench.windows import WAYS, Log, anchor_changed, differing, everywhere, task
 from sidecar.audit.checkpoints import attest
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import AuditFile
-from sidecar.audit.record import BLANK, CHECKPOINT
+from sidecar.audit.record import CHECKPOINT, record_of, unsealed
 from sidecar.audit.verify import verify
 from sidecar.http.signing_keys import generate
 
@@ -133,9 +133,11 @@ def write_log(path: Path, count: int) -> list[bytes]:
         number = file.end.seq
         if number and number % CHECKPOINT_EVERY == 0:
             said = attest(attesting, file.end, "2026-11-28T12:00:00.000000Z")
-            file.append([{**record(number), "event": "control", "control": {"what": CHECKPOINT, **said._asdict()}}])
+            told = {**record(number), "control": {"what": CHECKPOINT, **said._asdict()}}
+            file.append([unsealed("control", record_of(told))])
         else:
-            file.append([record(each) for each in range(number, number + min(250 - number % 250, left))])
+            numbers = range(number, number + min(250 - number % 250, left))
+            file.append([unsealed("outcome" if each % 2 else "decision", record_of(record(each))) for each in numbers])
     file.close()
     return path.read_bytes().splitlines(keepends=True)
 
@@ -143,8 +145,6 @@ def write_log(path: Path, count: int) -> list[bytes]:
 def record(number: int) -> dict[str, Any]:
     call = number // 2
     return {
-        **BLANK,
-        "event": "outcome" if number % 2 else "decision",
         "id": f"01a21f23-3731-7456-882c-{number:012d}",
         "timestamp": f"2026-11-28T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}.000000Z",
         "instance": "bench",

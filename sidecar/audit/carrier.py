@@ -15,9 +15,9 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from sidecar.audit.chain import ChainEnd
+from sidecar.audit.chain import ChainEnd, Unsealed
 from sidecar.audit.file_sink import sealed
 
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5)
@@ -62,10 +62,10 @@ class ChainedCarrier:
         self._carrier = carrier
         self._begun: AppendLines | None = None
 
-    def append(self, records: Sequence[dict[str, Any]]) -> int:
+    def append(self, records: Sequence[Unsealed]) -> int:
         self.settle()
         lines, after = sealed(records, self.end)
-        append = AppendLines(tuple(lines.splitlines(keepends=True)), self.end, after)
+        append = AppendLines(tuple(lines), self.end, after)
         try:
             self._carrier.carry(append)
         except UnsureError as unsure:
@@ -76,6 +76,9 @@ class ChainedCarrier:
             raise
         self.end = after
         return len(append.lines)
+
+    def is_quick(self, count: int) -> bool:
+        return False
 
     def settle(self) -> None:
         if self._begun is None:

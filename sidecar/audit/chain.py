@@ -78,11 +78,19 @@ class UnfitHead(OSError):
     """The records can never be appended as they are. Of several, some may be fit."""
 
 
-def seal(record: Mapping[str, Any]) -> tuple[bytes, str]:
-    """Serialize a record that ends in `prev_hash` as one line with its newline. Returns the line and its hash."""
-    body = ascii_json(record)[:-1]
+class Unsealed(NamedTuple):
+    """A record without its place in the chain: its text up to the sequence, and from there to the previous hash."""
+
+    start: str
+    rest: str
+
+
+def seal(record: Unsealed, end: ChainEnd) -> tuple[bytes, ChainEnd]:
+    """The line of the record that follows `end`, with its newline, and the end after it."""
+    seq = end.seq + 1
+    body = f'{record.start}{seq}{record.rest}{end.hash}"'.encode("ascii")
     digest = sha256(body).hexdigest()
-    return b'%b,"hash":"%b"}\n' % (body, digest.encode()), digest
+    return b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")), ChainEnd(seq, digest)
 
 
 def unseal(line: bytes) -> SealedRecord | None:
@@ -114,7 +122,7 @@ def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) ->
     """The whole content of the anchor file: HEAD_BYTES bytes, so that one write replaces it."""
     ahead = next_end or end
     ends = f"{end.seq:020d} {end.hash} {ahead.seq:020d} {ahead.hash}"
-    return f"sidecar-audit-head 1 {ends} {key.id} {_mac(key, end, ahead)}\n".encode()
+    return f"sidecar-audit-head 1 {ends} {key.id} {_mac(key, end, ahead)}\n".encode("ascii")
 
 
 def parse_head(raw: bytes) -> ChainHead | None:
@@ -141,5 +149,9 @@ def _escape(match: re.Match[str]) -> str:
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 
-def _mac(key: AuditKey, *ends: ChainEnd) -> str:
-    return key.anchor(b"".join(frame(b"%d" % end.seq) + frame(end.hash.encode()) for end in ends))
+def _mac(key: AuditKey, end: ChainEnd, ahead: ChainEnd) -> str:
+    return key.anchor(_framed(end) + _framed(ahead))
+
+
+def _framed(end: ChainEnd) -> bytes:
+    return frame(b"%d" % end.seq) + frame(end.hash.encode("ascii"))

@@ -11,10 +11,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from sidecar.audit.carrier import AppendLines, Carrier, UnsureError
-from sidecar.audit.chain import ChainEnd, seal
+from sidecar.audit.chain import ChainEnd, Unsealed, seal
 from sidecar.audit.rotation import ChainSink
 
 MAX_WAITING: Final = 20_000  # lines, about 40 MB
@@ -47,17 +47,21 @@ class CopySink:
     def waiting(self) -> int:
         return len(self._waiting) + self._at_work
 
-    def append(self, records: Sequence[dict[str, Any]]) -> int:
+    def append(self, records: Sequence[Unsealed]) -> int:
+        end = self.end
         count = self._sink.append(records)
         with self._changed:
-            for record in records[:count]:  # the sink added each place in the chain, so this seals the identical line
-                line, digest = seal(record)
+            for record in records[:count]:
+                line, end = seal(record, end)
                 if len(self._waiting) < self._max_waiting:
-                    self._waiting.append((line, ChainEnd(record["seq"], digest)))
+                    self._waiting.append((line, end))
                 else:
                     self._lose(1, "too many wait")
             self._changed.notify()
         return count
+
+    def is_quick(self, count: int) -> bool:
+        return False
 
     def abandon(self) -> None:
         self._sink.abandon()

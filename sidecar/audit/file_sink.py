@@ -44,6 +44,7 @@ from sidecar.audit.chain import (
     ChainHead,
     SealedRecord,
     UnfitHead,
+    Unsealed,
     head_line,
     parse_head,
     seal,
@@ -79,6 +80,7 @@ class AuditFile:
         self.path, self._head_path = path, path.with_name(path.name + HEAD_SUFFIX)
         self.found, self.end, self.size = found, found.end, found.size  # `size` without the earlier parts
         self._key, self._file, self._head, self._to_disk = key, descriptor, head_descriptor, to_disk
+        self._ids = _ids(os.fstat(descriptor)), _ids(os.fstat(head_descriptor))
         self._unsettled = False
 
     @classmethod
@@ -99,18 +101,19 @@ class AuditFile:
         except OSError as error:
             raise _unusable(path, f"cannot be written: {error.strerror}", code="A111") from None
 
-    def append(self, records: Sequence[dict[str, Any]]) -> int:
+    def append(self, records: Sequence[Unsealed]) -> int:
         """Append records (see `RecordSink.append`). Raises OSError; the file is then unchanged."""
-        self.settle()
+        if self._unsettled:
+            self._take_back()
         self._see_that_it_is_ours()
         lines, end = sealed(records, self.end)
-        count = end.seq - self.end.seq
+        data = b"".join(lines)
         self._unsettled = True
         try:
             os.pwrite(self._head, head_line(self._key, self.end, end), 0)
             if self._to_disk:
                 os.fdatasync(self._head)
-            write_all(self._file, lines)
+            write_all(self._file, data)
             if self._to_disk:
                 os.fdatasync(self._file)
             os.pwrite(self._head, head_line(self._key, end), 0)
@@ -118,8 +121,11 @@ class AuditFile:
             self._take_back()
             raise
         self._unsettled = False
-        self.end, self.size = end, self.size + len(lines)
-        return count
+        self.end, self.size = end, self.size + len(data)
+        return len(lines)
+
+    def is_quick(self, count: int) -> bool:
+        return not self._to_disk
 
     def settle(self) -> None:
         if self._unsettled:
@@ -148,6 +154,7 @@ class AuditFile:
                 part.rename(self.path)
                 raise
             replaced, self._file, self.size = self._file, os.dup(descriptor), 0
+            self._ids = _ids(os.fstat(descriptor)), self._ids[1]
         os.close(replaced)
         if self._to_disk:
             sync_folder(self.path.parent)
@@ -160,6 +167,15 @@ class AuditFile:
 
     def _see_that_it_is_ours(self) -> None:
         """Refuse to append to a file that was deleted, moved, truncated or written by others."""
+        try:
+            log, head = self.path.stat(), self._head_path.stat()
+        except OSError:
+            self._say_whose_it_is()
+        else:
+            if (_ids(log), _ids(head)) != self._ids or log.st_size != self.size:
+                self._say_whose_it_is()
+
+    def _say_whose_it_is(self) -> None:
         for descriptor, path in ((self._file, self.path), (self._head, self._head_path)):
             status, name = os.fstat(descriptor), path.name
             if status.st_nlink == 0:
@@ -176,6 +192,10 @@ class AuditFile:
             os.ftruncate(self._file, self.size)
         os.pwrite(self._head, head_line(self._key, self.end), 0)
         self._unsettled = False
+
+
+def _ids(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def is_at(path: Path, status: os.stat_result) -> bool:
@@ -209,29 +229,21 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, o
     return FoundEnd(read.end, size - len(torn), what, {"found": list(what), **facts} if what else {})
 
 
-def sealed(records: Sequence[dict[str, Any]], end: ChainEnd) -> tuple[bytes, ChainEnd]:
-    """Seal as many records as fit into one append, following `end`. Raises UnfitHead for the first."""
+def sealed(records: Sequence[Unsealed], end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
+    """The lines of as many records as fit into one append that follows `end`. Raises UnfitHead for the first."""
     lines: list[bytes] = []
     size = 0
-    seq, digest = end
     for record in records:
-        record["seq"], record["prev_hash"] = seq + 1, digest
-        try:
-            line, its_digest = seal(record)
-        except (TypeError, ValueError) as error:
-            fault = f"the record is no JSON: {error}"
-        else:
-            fault = "the record is too long" if len(line) > MAX_LINE_BYTES else ""  # readers could not check it
-        if fault and lines:
-            break  # those before it are fit
-        if fault:
-            raise UnfitHead(errno.EINVAL, fault)  # records are bounded, so this is an internal error
+        line, its_end = seal(record, end)
         size += len(line)
-        if size > MAX_APPEND_BYTES:
-            break
+        is_fit = len(line) <= MAX_LINE_BYTES  # readers could not check a longer one
+        if not is_fit and not lines:  # records are bounded, so this is an internal error
+            raise UnfitHead(errno.EINVAL, "the record is too long")
+        if not is_fit or size > MAX_APPEND_BYTES:
+            break  # those before it are fit
         lines.append(line)
-        seq, digest = seq + 1, its_digest
-    return b"".join(lines), ChainEnd(seq, digest)
+        end = its_end
+    return lines, end
 
 
 class AnchorRead(NamedTuple):

@@ -3,24 +3,26 @@
 A record (CONTRACT 7) has every field by name, in one order, in every event; unknown values are `null`. External values
 are bounded here, field by field. Arguments are recorded as a keyed digest (except those that `clear` selects),
 credentials as kind, issuer and key id, and results not at all.
+
+A record is a list of segments: JSON members as text, in the order of `LAYOUT`. A segment that stays the same from call
+to call is serialized once and kept; the outcome of a call is a copy of its decision in which few segments are new.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from orjson import Fragment
-
+from sidecar.audit.chain import Unsealed, ascii_json
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
-from sidecar.errors import LimitState
-from sidecar.protocols.compact_json import compact_json
-from sidecar.vocabulary import Call, Caller, Chain, Decision, Fact, Link, Question, RuleRef
+from sidecar.errors import ANSWERS, LimitState, Reason
+from sidecar.vocabulary import Call, Caller, Chain, Decision, Fact, Link, Question
 
 VERSION = 2  # version 1 had the server in `tool_name`, and the tool or else the method in `method`
 EVENTS = ("decision", "outcome", "refusal", "control")
@@ -32,15 +34,39 @@ CHECKPOINT = "checkpoint"  # a signed statement of the chain's end
 REMOVED = "part-removed"  # a part that `keep` deletes
 STOP = "stop"
 
-_NAMES = """v event seq id timestamp instance decision_id request_id trace_id run_id thread_id task_id peer credential
-    credential_fault chain granted agent_id agent_role protocol protocol_version upstream federation server tool method
-    action object args_hash clear_arguments redaction_applied redactions evidence status reason error_message tool_error
-    links facts limits would_deny would_allow policy_revision enforcement http_status bytes_in bytes_out duration_ms
-    latency control key_id prev_hash"""
+# Every field in order, in segments. A line begins with `v`, `event` and `seq`, and ends with `prev_hash` and `hash`.
+LAYOUT: Sequence[tuple[str, ...]] = [
+    tuple(names.split())
+    for names in (
+        "id timestamp instance",
+        "decision_id request_id trace_id run_id thread_id",
+        "task_id",
+        "peer",
+        "credential",
+        "credential_fault",
+        "chain granted agent_id",
+        "agent_role",
+        "protocol protocol_version upstream",
+        "federation",
+        "server tool method action object",
+        "args_hash clear_arguments",
+        "redaction_applied redactions evidence",
+        "status reason error_message tool_error",
+        "links facts",
+        "limits",
+        "would_deny would_allow policy_revision enforcement",
+        "http_status bytes_in bytes_out duration_ms latency",
+        "control key_id",
+    )
+]
+(
+    STAMP, IDS, TASK, PEER, CREDENTIAL, FAULT, CHAIN, ROLE, PROTOCOL, FEDERATION, CALL, ARGUMENTS, CONTENT, END, GROUND,
+    LIMITS, POLICY, ANSWER, LOG,
+) = range(len(LAYOUT))  # fmt: skip
 _LISTS = ("credential", "chain", "evidence", "links", "facts", "limits", "would_deny", "would_allow")
-# Every field in order, with its value while unknown. The line's `hash` is added last (`chain`).
+# Every field with its value while unknown.
 BLANK: Mapping[str, Any] = {
-    **dict.fromkeys(_NAMES.split()),
+    **dict.fromkeys(("v", "event", "seq", *itertools.chain(*LAYOUT), "prev_hash")),
     **dict.fromkeys(_LISTS, ()),
     "v": VERSION,
     "redaction_applied": False,
@@ -62,15 +88,33 @@ NAME_CHARS = 512  # a principal's name is at most 261 (CONTRACT 1.1); issuers ar
 OBJECT_CHARS = 2300  # "resource:<server>/" and a URI of 2,000
 RULE_CHARS = 128
 ENTRIES = 32  # of any list without a bound of its own
-CHAIN, CREDENTIALS, RULES, INPUTS, PARTICULARS = 16, 4, 16, 8, 16
+PRINCIPALS, CREDENTIALS, RULES, INPUTS, PARTICULARS = 16, 4, 16, 8, 16
 GRANTED_CHARS = 16_384  # roles and scopes of a whole chain; a token with more does not fit into a request's headers
-REMEMBERED = 1024  # of callers, rules and roles each, about 1 KB
+REMEMBERED = 1024  # of callers, rules, roles and calls each, about 1 KB
+REMEMBERED_CHARS = 512  # of an object; a longer one is serialized each time
 _CUT = "..."
 _QUERY = re.compile(r"[?#]")
 
 
 _Thing = TypeVar("_Thing")
 _Made = TypeVar("_Made")
+Record = list[str]
+"""The segments of one record."""
+
+
+class CallSegments(NamedTuple):
+    protocol: str
+    call: str
+    shows_all: bool
+    """Whether the object is recorded whole."""
+
+
+class KnownCaller(NamedTuple):
+    """The segments that describe a caller, and its digests."""
+
+    credential: str
+    chain: str
+    digests: Digests
 
 
 class Names(Protocol):
@@ -104,29 +148,30 @@ def request_id(value: str | int | None) -> str | int | None:
 
 
 class Describer:
-    """Describes callers, questions and decisions as record fields. Callers, rules and roles are the same objects from
-    call to call, so their fields are cached."""
+    """Describes callers, calls and decisions as segments of records. What is the same from call to call is kept as
+    text: callers, rules and roles by the object, calls and limits by their values."""
 
-    __slots__ = ("_no_caller", "_roles", "_rules", "_who", "clear")
+    __slots__ = ("_links", "_no_caller", "_roles", "_who", "blank", "clear")
 
     def __init__(self, key: AuditKey, clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         self.clear = Clear(clear_arguments)
         """Selects the arguments that are recorded in clear."""
-        self._no_caller = Digests(key, "")
+        self.blank: Record = [segment(place, {"key_id": key.id}) for place in range(len(LAYOUT))]
+        self._no_caller = KnownCaller(self.blank[CREDENTIAL], self.blank[CHAIN], Digests(key, ""))
         self._who = _once(partial(_who, key))
-        self._rules = _once(_rule_ids)
+        self._links = _once(_link_names)
         self._roles = _once(_role_names)
 
     def args_hash(self, caller: Caller | None, question: Question) -> str:
         """The digest of the arguments, including a query that is not shown. Raises Refusal(MALFORMED_CALL)."""
-        return self._digests(caller).args_hash(question.action, question.object, question.arguments)
+        return self.caller(caller).digests.args_hash(question.action, question.object, question.arguments)
 
     def foreign(
         self, caller: Caller | None, record: Mapping[str, Any], names: Names, call: Call | None, *, allowed: bool
     ) -> dict[str, Any]:
         """The fields of a refused call with unknown names replaced by digests, so that a caller cannot place its own
         text in the log. A name that may exist is shown if policy `allowed` it or the grammar of names bounds it."""
-        digest = self._digests(caller).name_hash
+        digest = self.caller(caller).digests.name_hash
         known_as = {"upstream": names.has_upstream, "server": names.has_upstream, "method": names.has_method}
         hashed: dict[str, Any] = {
             field: digest(record[field])
@@ -147,46 +192,54 @@ class Describer:
         tool = digest(call.question.name) if record["tool"] else None
         return {**hashed, "object": f"{word}:{place}{digest(name)}", "tool": tool, "redaction_applied": True}
 
-    def caller(self, caller: Caller) -> Mapping[str, Any]:
-        return self._who(caller)[0]
+    def caller(self, caller: Caller | None) -> KnownCaller:
+        return self._no_caller if caller is None else self._who(caller)
 
-    def decision(self, caller: Caller | None, decision: Decision) -> dict[str, Any]:
-        digests = self._digests(caller)
-        return {
-            "agent_role": self._roles(decision.roles),
-            "links": [
-                {
-                    "kind": link.kind,
-                    "action": text(link.action, ID_CHARS),
-                    "decision": "allow" if link.allowed else "deny",
-                    "rules": self._rules(link.rules),
-                }
-                for link in decision.links[:ENTRIES]
-            ],
-            "facts": [_fact(digests, fact.link, fact) for fact in decision.facts[:ENTRIES]],
-            "would_deny": decision.would_deny and rule_names(decision.would_deny),
-            "would_allow": decision.would_allow and rule_names(decision.would_allow),
-            "policy_revision": optional_text(decision.revision),
-        }
+    def call(self, protocol: str, call: Call) -> CallSegments:
+        question = call.question
+        chars = len(question.object) + len(question.action) + len(call.method) + len(call.protocol_version)
+        describe = _call_segments if chars <= REMEMBERED_CHARS else _call_segments.__wrapped__
+        words = (protocol, call.protocol_version, call.upstream, call.method)
+        return describe(*words, question.server, question.name, question.action, question.object)
 
-    def _digests(self, caller: Caller | None) -> Digests:
-        return self._no_caller if caller is None else self._who(caller)[1]
+    def role(self, decision: Decision) -> str:
+        return self._roles(decision.roles)
+
+    def ground(self, caller: Caller | None, decision: Decision) -> str:
+        """The rules that a decision rests on, and what their conditions read."""
+        links = self._links(decision.links)
+        if not decision.facts:
+            return f'{links},"facts":[]'
+        fact_hash = self.caller(caller).digests.fact_hash
+        facts = [_fact(fact, fact_hash) for fact in decision.facts[:ENTRIES]]
+        return f'{links},"facts":[{",".join(facts)}]'
 
 
 def about_call(call: Call) -> dict[str, Any]:
     question = call.question
-    shown_object = _without_query(question, question.object)
-    tool = _without_query(question, question.name)
     return {
         "protocol_version": optional_text(call.protocol_version),
         "upstream": optional_text(call.upstream),
         "server": optional_text(question.server or call.upstream),
-        "tool": optional_text(tool, OBJECT_CHARS),
+        "tool": optional_text(_without_query(question.object, question.name), OBJECT_CHARS),
         "method": optional_text(call.method),
         "action": text(question.action, ID_CHARS),
-        "object": text(shown_object, OBJECT_CHARS),
-        "redaction_applied": bool(question.arguments) or shown_object != question.object,
+        "object": text(_without_query(question.object, question.object), OBJECT_CHARS),
     }
+
+
+def shows_all(question: Question) -> bool:
+    """Whether the object is recorded whole."""
+    return _without_query(question.object, question.object) == question.object
+
+
+@lru_cache(REMEMBERED)
+def _call_segments(
+    protocol: str, version: str, upstream: str, method: str, server: str, name: str, action: str, object_: str
+) -> CallSegments:
+    call = Call(protocol, version, upstream, method, (Question(object_, action, server, name),))
+    fields = {"protocol": optional_text(protocol), **about_call(call)}
+    return CallSegments(segment(PROTOCOL, fields), segment(CALL, fields), shows_all(call.question))
 
 
 def as_seed(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,9 +257,9 @@ def skill_in(record: Mapping[str, Any]) -> object:
     return None if record.get("method") == record.get("action") else record.get("method")
 
 
-def limits(states: Iterable[LimitState], charged: int) -> list[dict[str, Any]]:
+def limits(states: Iterable[LimitState], charged: int) -> str:
     """The state of each limit and the amount charged to this call; 0 if not `charged`."""
-    return [
+    told = [
         {
             "name": text(state.name, NAME_CHARS),
             "charged": state.charged if charged else 0,
@@ -216,58 +269,142 @@ def limits(states: Iterable[LimitState], charged: int) -> list[dict[str, Any]]:
         }
         for state in islice(states, ENTRIES)
     ]
+    return f'"limits":{json_text(told)}'
 
 
-def to_ms(spent_s: float) -> float:
+@lru_cache(REMEMBERED)
+def policy(would_deny: tuple[str, ...], would_allow: tuple[str, ...], revision: str, enforcement: str) -> str:
+    """What shadow rules would have decided; `would_deny` is bounded by the caller."""
+    fields = {"would_deny": would_deny, "would_allow": rule_names(would_allow)}
+    return segment(POLICY, {**fields, "policy_revision": optional_text(revision), "enforcement": enforcement})
+
+
+@lru_cache(None)  # of our own words only
+def end(reason: Reason | None, tool_error: bool | None) -> str:
+    answer = ANSWERS[reason] if reason is not None else None
+    status, message = (answer.status, answer.message) if answer else ("success", None)
+    return segment(END, {"status": status, "reason": reason, "error_message": message, "tool_error": tool_error})
+
+
+def ids(
+    decision_id: str, asked_as: str | int | None, trace_id: str | None, run_id: str | None, thread_id: str | None
+) -> str:
+    if trace_id is None and run_id is None and thread_id is None and type(asked_as) is int and abs(asked_as) < 2**63:
+        return _IDS % (decision_id, asked_as)
+    correlated = {"trace_id": trace_id, "run_id": run_id, "thread_id": thread_id}
+    words = {name: optional_text(value) for name, value in correlated.items()}
+    return segment(IDS, {"decision_id": decision_id, "request_id": request_id(asked_as), **words})
+
+
+def task(task_id: str | None) -> str:
+    return segment(TASK, {"task_id": text(task_id, ID_CHARS)}) if task_id else _NO_TASK
+
+
+@lru_cache(REMEMBERED)
+def peer(address: str) -> str:
+    return segment(PEER, {"peer": optional_text(address)})
+
+
+def args_hash(digest: str | None) -> str:
+    return _NO_ARGS_HASH if digest is None else _ARGS_HASH % digest
+
+
+def answer_to_come(bytes_in: int, stages_s: Mapping[str, float]) -> str:
+    return _ANSWER % ("null", bytes_in, "null", "null", _latency(stages_s))
+
+
+def answer(
+    http_status: int, bytes_in: int, bytes_out: int | None, duration_s: float, stages_s: Mapping[str, float]
+) -> str:
+    """What was answered, and how long it took."""
+    size = "null" if bytes_out is None else bytes_out
+    return _ANSWER % (http_status, bytes_in, size, _ms(duration_s), _latency(stages_s))
+
+
+def _latency(stages_s: Mapping[str, float]) -> str:
+    return ",".join([f'"{stage}":{_ms(spent_s)}' for stage, spent_s in stages_s.items()])
+
+
+def _ms(spent_s: float) -> float:
     """Seconds as milliseconds, to the microsecond. (`round` with digits takes five times as long.)"""
     return int(spent_s * 1e6 + 0.5) / 1000
 
 
-def milliseconds(stages_s: Mapping[str, float]) -> dict[str, float]:
-    """`to_ms` for each stage, inlined: it runs twice for each call."""
-    return {stage: int(spent_s * 1e6 + 0.5) / 1000 for stage, spent_s in stages_s.items()}
-
-
-def control(what: str, by: str, given: Mapping[str, object]) -> dict[str, Any]:
+def control(key_id: str, what: str, by: str, given: Mapping[str, object]) -> Record:
     details = {text(name, ID_CHARS): _plain(value) for name, value in islice(given.items(), PARTICULARS)}
-    return {**BLANK, "control": {"what": text(what, ID_CHARS), "by": text(by, NAME_CHARS), **details}}
+    fields = {"control": {"what": text(what, ID_CHARS), "by": text(by, NAME_CHARS), **details}, "key_id": key_id}
+    return record_of(fields)
 
 
-def _who(key: AuditKey, caller: Caller) -> tuple[Mapping[str, Any], Digests]:
+def record_of(fields: Mapping[str, Any]) -> Record:
+    return [segment(place, fields) for place in range(len(LAYOUT))]
+
+
+def segment(place: int, fields: Mapping[str, Any]) -> str:
+    """Serialize one segment of a record; fields that are missing are blank."""
+    return json_text({name: fields.get(name, BLANK[name]) for name in LAYOUT[place]})[1:-1]
+
+
+def json_text(value: Any) -> str:
+    return ascii_json(value).decode("ascii")
+
+
+def unsealed(event: Event, record: Record) -> Unsealed:
+    return Unsealed(_STARTS[event], f',{",".join(record)},"prev_hash":"')
+
+
+def form(place: int) -> str:
+    """A segment with a `%s` for each value."""
+    return ",".join(f'"{name}":%s' for name in LAYOUT[place])
+
+
+_STARTS: Mapping[str, str] = {event: f'{{"v":{VERSION},"event":"{event}","seq":' for event in EVENTS}
+REDACTED = segment(CONTENT, {"redaction_applied": True})
+_NO_TASK, _NO_ARGS_HASH = segment(TASK, {}), segment(ARGUMENTS, {})
+_IDS = form(IDS) % ('"%s"', "%d", "null", "null", "null")
+_ARGS_HASH = form(ARGUMENTS) % ('"%s"', "null")
+_ANSWER = form(ANSWER) % ("%s", "%s", "%s", "%s", "{%s}")
+
+
+def _who(key: AuditKey, caller: Caller) -> KnownCaller:
     credentials = [
         {"kind": one.kind, "issuer": text(one.issuer, NAME_CHARS), "key_id": text(one.key_id, ID_CHARS)}
         for one in caller.credentials[:CREDENTIALS]
     ]
     fields = {
-        "credential": _written(credentials),
-        "chain": _written([text(principal.name, NAME_CHARS) for principal in caller.chain[:CHAIN]]),
+        "credential": credentials,
+        "chain": [text(principal.name, NAME_CHARS) for principal in caller.chain[:PRINCIPALS]],
         "granted": _granted(caller.chain),
         "agent_id": text(caller.last.name, NAME_CHARS),
     }
-    return fields, Digests(key, namespace_of(caller.last.id))
+    return KnownCaller(segment(CREDENTIAL, fields), segment(CHAIN, fields), Digests(key, namespace_of(caller.last.id)))
 
 
-def _granted(chain: Chain) -> Fragment | None:
+def _granted(chain: Chain) -> list[dict[str, list[str]]] | None:
     """The roles and scopes that credentials granted, by position in the chain; empty if none. None if they do not fit
     into a line: a partial list would be mistaken for a complete one."""
     granted = [{"roles": sorted(each.roles), "scopes": sorted(each.scopes)} for each in chain]
     words = [word for entry in granted for words in entry.values() for word in words]
-    if len(chain) > CHAIN or sum(map(len, words)) > GRANTED_CHARS or not all(map(str.isprintable, words)):
+    if len(chain) > PRINCIPALS or sum(map(len, words)) > GRANTED_CHARS or not all(map(str.isprintable, words)):
         return None
-    return _written(granted if words else [])
+    return granted if words else []
 
 
-def _rule_ids(rules: tuple[RuleRef, ...]) -> Fragment:
-    return _written(rule_names([rule.id for rule in rules[:RULES]]))
+def _link_names(links: tuple[Link, ...]) -> str:
+    told = [
+        {
+            "kind": link.kind,
+            "action": text(link.action, ID_CHARS),
+            "decision": "allow" if link.allowed else "deny",
+            "rules": rule_names([rule.id for rule in link.rules[:RULES]]),
+        }
+        for link in links[:ENTRIES]
+    ]
+    return f'"links":{json_text(told)}'
 
 
-def _role_names(roles: tuple[str, ...]) -> str | None:
-    return optional_text(",".join(roles[:ENTRIES]), NAME_CHARS)
-
-
-def _written(value: object) -> Fragment:
-    """Pre-serialized JSON, copied into each line."""
-    return Fragment(compact_json(value))
+def _role_names(roles: tuple[str, ...]) -> str:
+    return segment(ROLE, {"agent_role": optional_text(",".join(roles[:ENTRIES]), NAME_CHARS)})
 
 
 def _once(make: Callable[[_Thing], _Made]) -> Callable[[_Thing], _Made]:
@@ -285,9 +422,9 @@ def _once(make: Callable[[_Thing], _Made]) -> Callable[[_Thing], _Made]:
     return made
 
 
-def _without_query(question: Question, value: str) -> str:
+def _without_query(object_: str, value: str) -> str:
     """The object without its query and fragment, which are the caller's own text and are not shown (CONTRACT 7)."""
-    return _QUERY.split(value, maxsplit=1)[0] if question.object.startswith("resource:") else value
+    return _QUERY.split(value, maxsplit=1)[0] if object_.startswith("resource:") else value
 
 
 def rule_names(values: Sequence[str]) -> list[str]:
@@ -306,13 +443,22 @@ def _plain(value: object) -> object:
             return text(str(value), NAME_CHARS)
 
 
-def _fact(digests: Digests, link: Link, fact: Fact) -> dict[str, Any]:
+def _fact(fact: Fact, fact_hash: Callable[[object], str | None]) -> str:
     """A condition's result, and the link that it concerns. Inputs are keyed digests: comparable, not readable."""
-    inputs = islice(fact.inputs.items(), INPUTS)
-    return {
-        "subject": text(link.subject, NAME_CHARS),
-        "action": text(link.action, ID_CHARS),
-        "condition": text(fact.condition, RULE_CHARS),
-        "outcome": fact.outcome,
-        "inputs": {text(path, RULE_CHARS): digests.fact_hash(value) for path, value in inputs},
-    }
+    link = fact.link
+    digests = {_path(path): fact_hash(value) for path, value in islice(fact.inputs.items(), INPUTS)}
+    inputs = ",".join([f'{path}:"{digest}"' if digest else f"{path}:null" for path, digest in digests.items()])
+    return _fact_form(link.subject, link.action[: ID_CHARS + 1], fact.condition, fact.outcome) % inputs
+
+
+@lru_cache(REMEMBERED)
+def _fact_form(subject: str, action: str, condition: str, outcome: str) -> str:
+    """A fact with a `%s` for its inputs."""
+    words = {"subject": text(subject, NAME_CHARS), "action": text(action, ID_CHARS)}
+    told = json_text({**words, "condition": text(condition, RULE_CHARS), "outcome": outcome})
+    return told[:-1].replace("%", "%%") + ',"inputs":{%s}}'
+
+
+@lru_cache(REMEMBERED)
+def _path(path: str) -> str:
+    return json_text(text(path, RULE_CHARS))

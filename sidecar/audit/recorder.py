@@ -19,21 +19,21 @@ import asyncio
 import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from sidecar.audit import record as shape
+from sidecar.audit.chain import Unsealed
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import FoundEnd
-from sidecar.audit.record import Event
+from sidecar.audit.record import Event, Record
 from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamps
 from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
-from sidecar.audit.rotation import Attester, ChainSink, RotatingSink, Stamp
-from sidecar.audit.writer import RecordWriter
-from sidecar.errors import ANSWERS, CredentialFault, LimitState, Reason, Refusal
+from sidecar.audit.rotation import Attester, ChainSink, RotatingSink
+from sidecar.audit.writer import RecordWriter, Told
+from sidecar.errors import CredentialFault, LimitState, Reason, Refusal
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.audit import RotationSettings
 from sidecar.vocabulary import Call, Caller, Decision, Question
@@ -69,29 +69,33 @@ class Audit:
         self.found = found.what
         """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
-        stamp_in_thread = _stamping(instance, key.id, clock, time_ordered_ids(clock))
+        stamp_in_thread = RecordStamp(instance, key.id, clock, time_ordered_ids(clock))
         self.trail = RotatingSink(sink, stamp_in_thread, clock, attester, rotation, self._evidence)
         self.writer = RecordWriter(self.trail)
-        self._durability, self._metrics = durability, metrics
-        self._stamp = _stamping(instance, key.id, clock, new_id)
-        self._timestamp = timestamps()
+        self._waits, self._metrics = durability != "best_effort", metrics
+        self._counts: Mapping[str, Told] = {event: partial(self._count, event) for event in shape.EVENTS}
+        self._stamp = RecordStamp(instance, key.id, clock, new_id)
         self.describer = shape.Describer(key, clear_arguments)
         self.key, self.clock, self.new_id = key, clock, new_id
         if found.what:
-            sink.append([self._stamp("control", shape.control(shape.RECOVERED, "sidecar", found.facts))])
+            sink.append([self._stamp.control(shape.RECOVERED, "sidecar", found.facts)])
 
     async def control(self, what: str, by: str, **facts: object) -> None:
         """Record an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""
-        await self.write("control", shape.control(what, by, facts))
+        if (wait := self._put("control", self._stamp.control(what, by, facts))) is not None:
+            or_refuse(await wait)
 
-    async def write(self, event: Event, record: dict[str, Any]) -> None:
-        """Stamp a record and write it; the record then belongs to the writer. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        stamped = self._stamp(event, record)
-        if self._durability == "best_effort":
-            self.writer.post(stamped, partial(self._count, event))
-            return
+    def write(self, event: Event, record: Record) -> asyncio.Future[OSError | None] | None:
+        """Stamp a record and write it. Returns None if it is written, or the future that `or_refuse` judges. Raises
+        Refusal(AUDIT_UNAVAILABLE)."""
+        return self._put(event, self._stamp(event, record))
+
+    def _put(self, event: Event, record: Unsealed) -> asyncio.Future[OSError | None] | None:
+        if not self._waits:
+            self.writer.post(record, self._counts[event])
+            return None
         try:
-            await self.writer.append(stamped, partial(self._count, event))
+            return self.writer.put(record, self._counts[event])
         except OSError as error:
             raise UnwrittenRecord(error) from None  # what cannot be recorded must not happen (threats I3, O2)
 
@@ -103,13 +107,13 @@ class Audit:
         """Store a result (`result_store.evidence_record` without id and time). Returns the reference for the outcome;
         None if `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
         record_id = self.new_id()
-        known = {"id": record_id, "timestamp": self._timestamp(self.clock.time()), "salt": self.new_id()}
+        known = {"id": record_id, "timestamp": self._stamp.timestamp(), "salt": self.new_id()}
         line = evidence_line({**about, **known})
         try:
             torn_bytes = await self.writer.run(partial(self._evidence.append, line))
         except OSError as error:
             self._count("evidence", error)
-            if self._durability != "best_effort":  # otherwise the caller would get a result that cannot be proven later
+            if self._waits:  # otherwise the caller would get a result that cannot be proven later
                 raise UnwrittenRecord(error) from None
             return None
         self._count("evidence", None)
@@ -133,7 +137,6 @@ class Audit:
         self._evidence.close()
 
 
-@dataclass(slots=True, eq=False)
 class Recording:
     """The record of one request while it runs. The pipeline sets the plain attributes as it learns them.
 
@@ -144,9 +147,6 @@ class Recording:
     `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
     stage."""
 
-    audit: Audit = field(repr=False)
-    protocol: str
-    peer: str
     request_id: str | int | None = None
     trace_id: str | None = None
     run_id: str | None = None
@@ -167,52 +167,61 @@ class Recording:
     credential_fault: CredentialFault | None = None
     bytes_in: int = 0
     redactions: int | None = None
-    stages_s: dict[str, float] = field(default_factory=dict)
     done: bool = False
-    decision_id: str = field(init=False)
-    _started_mono_s: float = field(init=False)
-    _marked_mono_s: float = field(init=False)
-    _told_limits: tuple[Iterable[LimitState], int, list[dict[str, Any]]] = field(
-        init=False, default=((), 0, []), repr=False
-    )
-    _known: dict[str, Any] | None = field(init=False, default=None, repr=False)
-    _kept: list[NamedResult] = field(init=False, default_factory=list, repr=False)
+    args_hash: str | None = None
+    _record: Record | None = None
+    """The decision's segments, once it is recorded; the outcome begins as their copy."""
+    _redacts: bool = False
+    _told_limits: tuple[Iterable[LimitState] | None, int, str] = (None, 0, "")
+    _results: Sequence[NamedResult] = ()
 
-    def __post_init__(self) -> None:
-        self.decision_id = self.audit.new_id()
-        self._started_mono_s = self._marked_mono_s = self.audit.clock.monotonic()
+    def __init__(
+        self,
+        audit: Audit,
+        *,
+        protocol: str,
+        peer: str,
+        request_id: str | int | None = None,
+        trace_id: str | None = None,
+        run_id: str | None = None,
+        thread_id: str | None = None,
+    ) -> None:
+        self.audit, self.protocol, self.peer, self.request_id = audit, protocol, peer, request_id
+        self.trace_id, self.run_id, self.thread_id = trace_id, run_id, thread_id
+        self.stages_s: dict[str, float] = {}
+        self.decision_id = audit.new_id()
+        self._now_s = audit.clock.monotonic
+        self._started_mono_s = self._marked_mono_s = self._now_s()
 
     @property
     def duration_s(self) -> float:
-        return self.audit.clock.monotonic() - self._started_mono_s
+        return self._now_s() - self._started_mono_s
 
     def mark(self, stage: str) -> None:
         """Assign the time since the last mark to `stage`, which is one of our names, never a caller's."""
-        now = self.audit.clock.monotonic()
-        self.stages_s[stage] = self.stages_s.get(stage, 0.0) + now - self._marked_mono_s
-        self._marked_mono_s = now
+        now_s, stages_s = self._now_s(), self.stages_s
+        stages_s[stage] = stages_s.get(stage, 0.0) + now_s - self._marked_mono_s
+        self._marked_mono_s = now_s
 
     async def decided(self) -> None:
         """Write `decision`, immediately before the upstream is written to. Raises Refusal: AUDIT_UNAVAILABLE, or
         MALFORMED_CALL for arguments that cannot be hashed."""
-        if self._known is not None or self.done:
+        if self._record is not None or self.done:
             raise AssertionError("a decision is recorded once, and before the end")
-        self._known = self._gather(await self._hashed(self._args_hash), charged=self.charged)
+        self.args_hash = self._hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(self._hash)
+        self._record = record = self._gather(self.charged)
         try:
-            await self.audit.write("decision", {**self._known})
+            if (wait := self.audit.write("decision", record)) is not None:
+                or_refuse(await wait)
         except Refusal as refusal:
             if not may_be_written(refusal):
-                self._known = None
+                self._record = self.args_hash = None
             raise
 
     @property
     def is_decided(self) -> bool:
         """Whether a decision was recorded, so that an outcome is required."""
-        return self._known is not None
-
-    @property
-    def args_hash(self) -> str | None:
-        return None if self._known is None else self._known["args_hash"]
+        return self._record is not None
 
     def replaced(self, count: int) -> None:
         self.redactions = (self.redactions or 0) + count
@@ -220,20 +229,24 @@ class Recording:
     async def keep(self, **about: Any) -> None:
         """Store a result before the caller gets it; the outcome will name it. `about` is that of
         `result_store.evidence_record`, without the run. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
-        if len(self._kept) >= shape.ENTRIES:  # an outcome cannot name more; the caller may resume the stream
+        if len(self._results) >= shape.ENTRIES:  # an outcome cannot name more; the caller may resume the stream
             raise Refusal(Reason.AUDIT_UNAVAILABLE, "too many results on one stream are to be kept")
         named = await self.audit.keep(evidence_record(run_id=shape.optional_text(self.run_id), **about))
         if named is not None:
-            self._kept.append(named)
+            self._results = [*self._results, named]
 
     async def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
         """Write the policy decision on something inside this request: a request from the server to its client, or the
         response to an earlier call. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        record = self._gather(None, charged=0) | self._described(decision, enforcement)
-        reason = None if enforcement == "shadow" else decision.reason
-        record |= {"decision_id": self.audit.new_id(), "tool": None, "method": question.action, "reason": reason}
-        record |= {"action": question.action, "object": question.object}
-        await self.audit.write("decision", record)
+        record = self._gather(0, self.audit.new_id())
+        about = {**self._about(), "tool": None, "method": question.action}
+        about |= {"action": question.action, "object": question.object}
+        record[shape.CALL] = shape.segment(shape.CALL, about)
+        record[shape.ARGUMENTS] = self._arguments(None)
+        record[shape.END] = shape.segment(shape.END, {"reason": None if enforcement == "shadow" else decision.reason})
+        self._describe(record, decision, enforcement)
+        if (wait := self.audit.write("decision", record)) is not None:
+            or_refuse(await wait)
 
     async def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
         """Write how the call ended. `bytes_out` is the size of the response body. Raises Refusal(AUDIT_UNAVAILABLE)."""
@@ -245,7 +258,7 @@ class Recording:
         if refusal.limit is not None and all(state.name != refusal.limit.name for state in self.limits):
             self.limits = (*self.limits, refusal.limit)
         self.credential_fault = refusal.credential_fault
-        event: Event = "refusal" if self._known is None else "outcome"
+        event: Event = "refusal" if self._record is None else "outcome"
         try:
             await self._end(event, refusal.reason, http_status, bytes_out)
         except Refusal:
@@ -256,112 +269,143 @@ class Recording:
     async def _end(self, event: Event, reason: Reason | None, http_status: int, bytes_out: int | None) -> None:
         if self.done:
             raise AssertionError("a request has one terminal record")
-        if self._known is not None:
-            record = {**self._known}
+        if self._record is not None:
+            record = self._record.copy()
+            record[shape.LIMITS] = self._limits(self.charged)
         else:
-            record = self._gather(await self._hashed(self._args_hash_if_any), charged=0)
-            if self.names is not None:
-                allowed = self.decision is not None and self.decision.allowed
-                foreign = self.audit.describer.foreign
-                record |= foreign(self.caller, record, self.names, self.call, allowed=allowed)
-        answer = ANSWERS[reason] if reason is not None else None
-        record["task_id"] = shape.optional_text(self.task_id)  # the response may have created it
-        record["redactions"] = self.redactions
-        record["redaction_applied"] = record["redaction_applied"] or bool(self.redactions)
-        record["evidence"] = [named._asdict() for named in self._kept]
-        record["federation"] = self.federation
-        record["status"] = answer.status if answer else "success"
-        record["reason"] = reason
-        record["credential_fault"] = self.credential_fault
-        record["error_message"] = answer.message if answer else None
-        record["tool_error"] = self.tool_error if event == "outcome" else None
-        record["limits"] = self._limits(0 if self._known is None else self.charged)
-        record["http_status"] = http_status
-        record["bytes_out"] = bytes_out
-        record["duration_ms"] = shape.to_ms(self.duration_s)
-        record["latency"] = shape.milliseconds(self.stages_s)
+            record = await self._gather_refused()
+        record[shape.TASK] = shape.task(self.task_id)  # the response may have created it
+        if self.federation is not None:
+            record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
+        if self.credential_fault is not None:
+            record[shape.FAULT] = shape.segment(shape.FAULT, {"credential_fault": self.credential_fault})
+        if self.redactions is not None or self._results:
+            content = {
+                "redaction_applied": self._redacts or bool(self.redactions),
+                "redactions": self.redactions,
+                "evidence": [named._asdict() for named in self._results],
+            }
+            record[shape.CONTENT] = shape.segment(shape.CONTENT, content)
+        record[shape.END] = shape.end(reason, self.tool_error if event == "outcome" else None)
+        record[shape.ANSWER] = shape.answer(http_status, self.bytes_in, bytes_out, self.duration_s, self.stages_s)
         self.done = True  # also if the caller does not wait for it
         try:
-            await self.audit.write(event, record)
+            if (wait := self.audit.write(event, record)) is not None:
+                or_refuse(await wait)
         except Refusal as refusal:
             self.done = may_be_written(refusal)
             raise
 
-    def _limits(self, charged: int) -> list[dict[str, Any]]:
+    async def _gather_refused(self) -> Record:
+        """The record of a request without a decision: nothing was charged, and names that nobody gave are digests."""
+        with suppress(Refusal):  # unhashable arguments are refused, and that refusal must be recorded
+            self.args_hash = self._hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(self._hash)
+        record = self._gather(0)
+        if self.names is not None:
+            allowed = self.decision is not None and self.decision.allowed
+            about = self._about()
+            hashed = self.audit.describer.foreign(self.caller, about, self.names, self.call, allowed=allowed)
+            if hashed:
+                about |= hashed
+                self._redacts = about.get("redaction_applied", self._redacts)
+                for place in (shape.PROTOCOL, shape.CALL, shape.CONTENT):
+                    record[place] = shape.segment(place, {"redaction_applied": self._redacts, **about})
+        return record
+
+    def _hash(self) -> str | None:
+        return None if self.call is None else self.audit.describer.args_hash(self.caller, self.call.question)
+
+    def _about(self) -> dict[str, Any]:
+        """The plain fields of `PROTOCOL` and `CALL`."""
+        fields: dict[str, Any] = {"protocol": shape.optional_text(self.protocol)}
+        if self.call is not None:
+            return fields | shape.about_call(self.call)
+        nothing = dict.fromkeys(("protocol_version", "server", "tool", "action", "object"))
+        upstream, method = shape.optional_text(self.upstream), shape.optional_text(self.method)
+        return {**nothing, **fields, "upstream": upstream, "method": method}
+
+    def _gather(self, charged: int, decision_id: str = "") -> Record:
+        """What is known before the answer, in the order of `LAYOUT`."""
+        call, describer = self.call, self.audit.describer
+        asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
+        record = describer.blank.copy()
+        record[shape.IDS] = shape.ids(
+            decision_id or self.decision_id, asked_as, self.trace_id, self.run_id, self.thread_id
+        )
+        record[shape.PEER] = shape.peer(self.peer)
+        record[shape.TASK] = shape.task(self.task_id)
+        if self.federation is not None:
+            record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
+        if self.caller is not None:
+            record[shape.CREDENTIAL], record[shape.CHAIN], _ = describer.caller(self.caller)
+        if call is None:
+            about = self._about()
+            record[shape.PROTOCOL], record[shape.CALL] = (
+                shape.segment(place, about) for place in (shape.PROTOCOL, shape.CALL)
+            )
+        else:
+            record[shape.PROTOCOL], record[shape.CALL], whole = describer.call(self.protocol, call)
+            self._redacts = bool(call.question.arguments) or not whole
+            if self._redacts:
+                record[shape.CONTENT] = shape.REDACTED
+        record[shape.ARGUMENTS] = self._arguments(self.args_hash)
+        record[shape.LIMITS] = self._limits(charged)
+        self._describe(record, self.decision, self.enforcement, self.excused)
+        record[shape.ANSWER] = shape.answer_to_come(self.bytes_in, self.stages_s)
+        return record
+
+    def _arguments(self, args_hash: str | None) -> str:
+        clear = self.audit.describer.clear
+        if not clear or self.call is None:
+            return shape.args_hash(args_hash)
+        fields = {"args_hash": args_hash, "clear_arguments": clear.of(self.call.question)}
+        return shape.segment(shape.ARGUMENTS, fields)
+
+    def _limits(self, charged: int) -> str:
         states, told_charged, told = self._told_limits
         if states is not self.limits or told_charged != charged:
             told = shape.limits(self.limits, charged)
             self._told_limits = (self.limits, charged, told)
         return told
 
-    def _args_hash(self) -> str | None:
-        return None if self.call is None else self.audit.describer.args_hash(self.caller, self.call.question)
-
-    async def _hashed(self, args_hash: Callable[[], str | None]) -> str | None:
-        """Hash outside the event loop if it may take long (threats I11)."""
-        return args_hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(args_hash)
-
-    def _args_hash_if_any(self) -> str | None:
-        try:
-            return self._args_hash()
-        except Refusal:  # unhashable arguments are refused, and that refusal must be recorded
-            return None
-
-    def _gather(self, args_hash: str | None, *, charged: int) -> dict[str, Any]:
-        call, caller, decision, describer = self.call, self.caller, self.decision, self.audit.describer
-        asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
-        record = {
-            **shape.BLANK,
-            "decision_id": self.decision_id,
-            "request_id": shape.request_id(asked_as),
-            "trace_id": shape.optional_text(self.trace_id),
-            "run_id": shape.optional_text(self.run_id),
-            "thread_id": shape.optional_text(self.thread_id),
-            "task_id": shape.optional_text(self.task_id),
-            "peer": shape.optional_text(self.peer),
-            "protocol": shape.optional_text(self.protocol),
-            "upstream": shape.optional_text(self.upstream),
-            "federation": self.federation,
-            "method": shape.optional_text(self.method),
-            "args_hash": args_hash,
-            "limits": self._limits(charged),
-            "enforcement": self.enforcement,
-            "bytes_in": self.bytes_in,
-            "latency": shape.milliseconds(self.stages_s),
-        }
-        if caller is not None:
-            record |= describer.caller(caller)
-        if call is not None:
-            record |= shape.about_call(call)
-            if describer.clear:
-                record["clear_arguments"] = describer.clear.of(call.question)
-        if decision is not None:
-            record |= self._described(decision, self.enforcement)
-        if self.excused:
-            record["would_deny"] = [*record["would_deny"], *self.excused]
-        return record
-
-    def _described(self, decision: Decision, enforcement: Enforcement) -> dict[str, Any]:
-        fields = self.audit.describer.decision(self.caller, decision)
-        fields["enforcement"] = enforcement
+    def _describe(
+        self, record: Record, decision: Decision | None, enforcement: Enforcement, excused: tuple[str, ...] = ()
+    ) -> None:
+        """What policy says, and what shadow mode let pass."""
+        if decision is None:
+            record[shape.POLICY] = shape.policy(excused, (), "", enforcement)
+            return
+        describer, would_deny = self.audit.describer, decision.would_deny
+        record[shape.ROLE], record[shape.GROUND] = describer.role(decision), describer.ground(self.caller, decision)
         if enforcement == "shadow" and not decision.allowed:
-            fields["would_deny"] = shape.rule_names((*decision.would_deny, *decision.denied_by))
-        return fields
+            would_deny = (*would_deny, *decision.denied_by)
+        if would_deny or excused:
+            would_deny = (*shape.rule_names(would_deny), *excused)
+        record[shape.POLICY] = shape.policy(would_deny, decision.would_allow, decision.revision, enforcement)
 
 
-def _stamping(instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> Stamp:
-    """Adds instance, time and key id to records. Not thread-safe."""
-    timestamp, bounded = timestamps(), shape.text(instance, shape.ID_CHARS)
+class RecordStamp:
+    """Completes records with id, time, instance and key. Not thread-safe."""
 
-    def stamped(event: str, record: dict[str, Any]) -> dict[str, Any]:
-        record["event"] = event
-        record["id"] = new_id()
-        record["timestamp"] = timestamp(clock.time())
-        record["instance"] = bounded
-        record["key_id"] = key_id
-        return record
+    def __init__(self, instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> None:
+        place = shape.json_text(shape.text(instance, shape.ID_CHARS)).replace("%", "%%")
+        self._form, self._key_id = shape.form(shape.STAMP) % ('"%s"', '"%s"', place), key_id
+        self._now_s, self._new_id, self._format = clock.time, new_id, timestamps()
 
-    return stamped
+    def __call__(self, event: Event, record: Record) -> Unsealed:
+        record[shape.STAMP] = self._form % (self._new_id(), self._format(self._now_s()))
+        return shape.unsealed(event, record)
+
+    def control(self, what: str, by: str, facts: Mapping[str, object]) -> Unsealed:
+        return self("control", shape.control(self._key_id, what, by, facts))
+
+    def timestamp(self) -> str:
+        return self._format(self._now_s())
+
+
+def or_refuse(error: OSError | None) -> None:
+    if error is not None:
+        raise UnwrittenRecord(error)
 
 
 class UnwrittenRecord(Refusal):

@@ -7,7 +7,7 @@ with one. Failures here are logged and retried; records continue to go to the cu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sidecar.audit import record as shape
-from sidecar.audit.chain import BEGINNING, ChainEnd
+from sidecar.audit.chain import BEGINNING, ChainEnd, Unsealed
 from sidecar.audit.checkpoints import Checkpoint, attest
 from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.record_ids import Clock, timestamps
@@ -30,8 +30,12 @@ RETRY_S: Final = 60.0  # after a failed rotation
 
 log = logging.getLogger("sidecar.audit")
 
-Stamp = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Stamps a record of an event with id, time, instance and key. Only the writing thread may call it."""
+
+class Stamp(Protocol):
+    """Completes records with id, time, instance and key. Not thread-safe."""
+
+    def control(self, what: str, by: str, facts: Mapping[str, object]) -> Unsealed:
+        """A record of an action of an operator or of the sidecar."""
 
 
 class ChainSink(RecordSink, Protocol):
@@ -83,7 +87,7 @@ class RotatingSink:
     def end(self) -> ChainEnd:
         return self.sink.end
 
-    def append(self, records: Sequence[dict[str, Any]]) -> int:
+    def append(self, records: Sequence[Unsealed]) -> int:
         if self._is_full():
             self._turn_over()
         count = self.sink.append(records)
@@ -91,6 +95,12 @@ class RotatingSink:
         if attester is not None and self.end.seq - self._attested.seq >= attester.every_records:
             self._tried(self.seal)
         return count
+
+    def is_quick(self, count: int) -> bool:
+        """Whether so many records are appended without a new file or a checkpoint, and the sink is quick."""
+        attester = self._attester
+        seals = attester is not None and self.sink.end.seq + count - self._attested.seq >= attester.every_records
+        return self.sink.is_quick(count) and not seals and not self._is_full()
 
     def is_due(self) -> bool:
         """Whether `look` has something to do; an estimate that other threads may make."""
@@ -190,7 +200,7 @@ class RotatingSink:
         return found
 
     def _say(self, what: str, facts: dict[str, Any]) -> None:
-        self.sink.append([self._stamp("control", shape.control(what, "sidecar", facts))])
+        self.sink.append([self._stamp.control(what, "sidecar", facts)])
 
     def _tried(self, act: Callable[[], object]) -> bool:
         try:

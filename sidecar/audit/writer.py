@@ -1,9 +1,16 @@
-"""Writes audit records in a thread of its own, so that a slow disk never blocks the event loop.
+"""Writes audit records: at once while that is quick, otherwise in a thread, so that a slow disk blocks no event loop.
 
-The thread takes all records queued since its last turn and writes them in one append, so that all waiting callers share
-one disk write (group commit).
+Records are written in groups, so that all waiting callers share one append (group commit). The group is
 
-    waiting     records queued while the thread is busy; the next append
+    what one turn of the loop brings   if the sink `is_quick`: a local file whose lines stay in the system's page cache.
+                                       The loop appends it; a record that comes alone is appended in the caller's turn
+    what came while the thread worked  for all other sinks and all other work
+
+A page cache stops being quick when its disk does, and only the write itself shows it: the loop is then held for that
+one append. After an append of `SLOW_S` or longer, the thread appends for `CALM_FACTOR` times as long as it took, so a
+disk that is slow again and again holds the loop for at most one per cent of the time.
+
+    waiting     records queued for the next append
     at work     records that the thread is writing
     stalled     the thread is late by `deadline_s`: waiting and new callers are refused until it returns. Its records
                 may still be written: the log may contain more than the caller was told, never less
@@ -20,16 +27,20 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol
 
-from sidecar.audit.chain import UnfitHead
+from sidecar.audit.chain import UnfitHead, Unsealed
 
 DEADLINE_S: Final = 2.0
 MAX_AT_ONCE: Final = 256
 MAX_WAITING: Final = 20_000  # about 40 MB of records; each belongs to a running call, or to `best_effort`
 CLOSE_S: Final = 5.0
+SLOW_S: Final = 0.05  # a usual append takes 0.00002; a busy machine may not let us run for some hundredths
+CALM_FACTOR: Final = 100
+ALONE_S: Final = 0.0001  # since the last append: no other record of this turn is likely
 
 log = logging.getLogger("sidecar.audit")
 
@@ -41,9 +52,12 @@ def _ignored(_: OSError | None) -> None:
 class RecordSink(Protocol):
     """Takes records. All methods may block, and are called by one thread at a time."""
 
-    def append(self, records: Sequence[dict[str, Any]]) -> int:
+    def append(self, records: Sequence[Unsealed]) -> int:
         """Place the first records in the chain and write them, all or none. Returns how many, at least one. Raises
         OSError if none was written; with UnfitHead, fewer may fit."""
+
+    def is_quick(self, count: int) -> bool:
+        """Whether the next append of so many records does not wait for a device, a network or a reader."""
 
     def abandon(self) -> None:
         """Give up the running append if possible. Called from another thread."""
@@ -59,7 +73,7 @@ Told = Callable[[OSError | None], object]
 class _WriteJob(NamedTuple):
     """A record or other work, and the future of the waiting caller, if any."""
 
-    record: dict[str, Any] | None
+    record: Unsealed | None
     work: Callable[[], Any] | None
     told: Told
     end: asyncio.Future[Any] | None = None
@@ -89,6 +103,7 @@ class RecordWriter:
         self._late: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
         self._begins = self.stalled = self._failed = self._closed = False
+        self._appended_mono_s = self._quick_from_mono_s = 0.0
 
     @property
     def depth(self) -> int:
@@ -104,16 +119,36 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
 
-    async def append(self, record: dict[str, Any], told: Told = _ignored) -> None:
+    def put(self, record: Unsealed, told: Told) -> asyncio.Future[Any] | None:
+        """Begin to write a record. Returns None if it is written, or else a future of None or of an exception. Raises
+        OSError if it cannot be written."""
+        if self._loop is None or self._is_alone():
+            self._append_one(record, told)
+            return None
+        job = _WriteJob(record, None, told, self._loop.create_future())
+        self._put(job)
+        return job.end
+
+    async def append(self, record: Unsealed, told: Told = _ignored) -> None:
         """Write a record. Raises OSError. Cancelling the wait does not undo the write."""
-        await self._done(record, None, told)
+        if (end := self.put(record, told)) is not None:
+            _value(await end)
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Run other blocking work before all later records. Raises OSError."""
-        return await self._done(None, work, _ignored)
+        if self._loop is None:
+            return _value(_tried(work))
+        end: asyncio.Future[Any] = self._loop.create_future()
+        self._put(_WriteJob(None, work, _ignored, end))
+        return _value(await end)
 
-    def post(self, record: dict[str, Any], told: Told) -> None:
-        self._put(_WriteJob(record, None, told))
+    def post(self, record: Unsealed, told: Told) -> None:
+        """Write a record that no caller waits for."""
+        if self._loop is not None:
+            self._put(_WriteJob(record, None, told))
+            return
+        with suppress(OSError):
+            self._append_one(record, told)
 
     async def close(self) -> None:
         if self._thread is not None and not self._closed and self.depth:
@@ -131,55 +166,80 @@ class RecordWriter:
 
     # --- in the loop --------------------------------------------------------------------------------------------------
 
-    async def _done(self, record: dict[str, Any] | None, work: Callable[[], Any] | None, told: Told) -> Any:
-        if self._loop is None:
-            return _value(self._put(_WriteJob(record, work, told)))
-        end: asyncio.Future[Any] = self._loop.create_future()
-        self._put(_WriteJob(record, work, told, end))
-        return _value(await end)
-
-    def _put(self, job: _WriteJob) -> Any:
-        if self._loop is None:
-            ((_, value),) = self._ended([job])
-            job.close(value)
-            return value
+    def _put(self, job: _WriteJob) -> None:
         is_late = self.stalled and job.end is not None
         if self._closed or is_late or len(self._waiting) >= self._max_waiting:
             job.close(_cannot())
-        else:
-            self._waiting.append(job)
-            if not self._begins and not self._at_work:
-                self._begins = True
-                self._loop.call_soon(self._begin)
-        return None
+            return
+        self._waiting.append(job)
+        if not self._begins and not self._at_work:
+            self._begins = True
+            assert self._loop is not None
+            self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
         self._begins = False
         if self._at_work or not self._waiting or self._loop is None:
             return
         waiting = self._waiting
-        self._at_work = [waiting.popleft() for _ in range(min(len(waiting), MAX_AT_ONCE))]
+        jobs = [waiting.popleft() for _ in range(min(len(waiting), MAX_AT_ONCE))]
+        if self._is_quick(len(jobs)) and all(job.work is None for job in jobs):
+            began = monotonic()
+            ends = self._ended(jobs)
+            self._look_at_time(began)
+            self._end(ends)
+            return
+        self._at_work = jobs
         self._late = self._loop.call_later(self._deadline_s, self._stall)
-        self._jobs.put(self._at_work)
+        self._jobs.put(jobs)
+
+    def _is_alone(self) -> bool:
+        """Whether a record is appended in its caller's turn: nothing waits, and nothing came just before."""
+        if self._waiting or self._at_work or self._closed or monotonic() - self._appended_mono_s < ALONE_S:
+            return False
+        return self._is_quick(1)
+
+    def _is_quick(self, count: int) -> bool:
+        return monotonic() >= self._quick_from_mono_s and self.sink.is_quick(count)
+
+    def _append_one(self, record: Unsealed, told: Told) -> None:
+        began = monotonic()
+        _, error = _first_of((record,), self.sink)
+        self._look_at_time(began)
+        self._judge(error)
+        told(error)
+        _value(error)
+
+    def _look_at_time(self, began: float) -> None:
+        """Leave appends to the thread for a while if this one was slow."""
+        self._appended_mono_s = now = monotonic()
+        if now - began >= SLOW_S:
+            self._quick_from_mono_s = now + CALM_FACTOR * (now - began)
 
     def _end(self, ends: Ends) -> None:
         if self._late is not None:
             self._late.cancel()
-        was_up, last = self.up, [value for _, value in ends if not isinstance(value, UnfitHead)][-1:]
-        self.stalled, self._at_work = False, ()
-        if last:  # a record that fits nowhere says nothing about the sink
-            self._failed = isinstance(last[0], OSError)
+            self._late = None
+        self._judge(ends[-1][1])
+        self._at_work = ()
+        for job, value in ends:
+            job.close(value)
+        if self._waiting:
+            self._begin()
+        if self._idle is not None and not self.depth and not self._idle.done():
+            self._idle.set_result(None)
+
+    def _judge(self, last: Any) -> None:
+        """Whether records can be written, by the result of the last one."""
+        was_up, self.stalled = self.up, False
+        if not isinstance(last, UnfitHead):  # a record that fits nowhere says nothing about the sink
+            self._failed = isinstance(last, OSError)
         if self.up and not was_up:
             log.warning("audit records can be written again")
         elif was_up and not self.up:
             log.error(
-                "audit records cannot be written; calls that need them are refused", extra={"error": str(*last)[:200]}
+                "audit records cannot be written; calls that need them are refused", extra={"error": str(last)[:200]}
             )
-        for job, value in ends:
-            job.close(value)
-        self._begin()
-        if self._idle is not None and not self.depth and not self._idle.done():
-            self._idle.set_result(None)
 
     def _stall(self) -> None:
         """Fail waiting callers now; later results of the thread's records are ignored."""
@@ -199,7 +259,9 @@ class RecordWriter:
     def _work(self) -> None:
         loop = self._loop
         while loop is not None and (jobs := self._jobs.get()) is not None:
+            began = monotonic()
             ends = self._ended(jobs)
+            self._look_at_time(began)
             try:
                 loop.call_soon_threadsafe(self._end, ends)
             except RuntimeError:  # the loop is gone, with all waiting callers
@@ -223,17 +285,22 @@ class RecordWriter:
         return ends
 
 
-def _first_of(records: Sequence[dict[str, Any]], sink: RecordSink) -> tuple[int, Exception | None]:
+def _first_of(records: Sequence[Unsealed], sink: RecordSink) -> tuple[int, OSError | None]:
     """Append the first records. Returns how many, and their error. A record that fits nowhere fails alone."""
-    while isinstance(written := _tried(partial(sink.append, records)), UnfitHead) and len(records) > 1:
-        records = records[: len(records) // 2]
-    if isinstance(written, UnfitHead):
-        extra = {"record": str(records[0].get("id")), "error": str(written)[:200]}
-        log.error("an audit record cannot be written anywhere and is lost", extra=extra)
-    elif isinstance(written, Exception) and not isinstance(written, OSError):
-        log.error("an audit sink failed unexpectedly", exc_info=written)
-        written = OSError(errno.EIO, f"{type(written).__name__}: {written}"[:200])
-    return (len(records), written) if isinstance(written, Exception) else (int(written), None)
+    while True:
+        try:
+            return sink.append(records), None
+        except UnfitHead as unfit:
+            if len(records) == 1:
+                extra = {"record": records[0].rest[:64], "error": str(unfit)[:200]}
+                log.error("an audit record cannot be written anywhere and is lost", extra=extra)
+                return 1, unfit
+            records = records[: len(records) // 2]
+        except OSError as error:
+            return len(records), error
+        except Exception as error:
+            log.error("an audit sink failed unexpectedly", exc_info=error)
+            return len(records), OSError(errno.EIO, f"{type(error).__name__}: {error}"[:200])
 
 
 def _tried(work: Callable[[], Any]) -> Any:

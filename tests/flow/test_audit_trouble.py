@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.audit.chain import Unsealed
 from sidecar.audit.verify import verify
 from sidecar.audit.writer import RecordSink
 from tests.flow.causes import GOOD
@@ -26,9 +27,12 @@ class Frozen:
         self.disk = disk
         self.thawed = threading.Event()
 
-    def append(self, records: Sequence[dict[str, Any]]) -> int:
+    def append(self, records: Sequence[Unsealed]) -> int:
         self.thawed.wait(20)
         return self.disk.append(records)
+
+    def is_quick(self, count: int) -> bool:
+        return self.thawed.is_set() and self.disk.is_quick(count)
 
     def close(self) -> None:
         self.disk.close()

@@ -2,7 +2,8 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import orjson
 from click.testing import CliRunner, Result
 
 from sidecar.audit import Audit, AuditKey, Recording
+from sidecar.audit.chain import ascii_json
 from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.verification_report import VerificationReport
 from sidecar.cli.audit import audit as command
@@ -80,6 +82,13 @@ def caller() -> Caller:
 def question(**changes: Any) -> Question:
     asked = {"object": "tool:github/search", "action": "tools/call", "server": "github", "name": "search"}
     return Question(**({**asked, "arguments": ARGUMENTS} | changes))
+
+
+def seal(record: Mapping[str, Any]) -> tuple[bytes, str]:
+    """The line of a record that ends in `prev_hash`, made without the code under test, and its hash."""
+    body = ascii_json(record)[:-1]
+    digest = sha256(body).hexdigest()
+    return b'%b,"hash":"%b"}\n' % (body, digest.encode()), digest
 
 
 def call(**changes: Any) -> Call:

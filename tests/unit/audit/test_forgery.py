@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from sidecar.audit.chain import BEGINNING, MAX_SEQ, ChainEnd, head_line, seal, unseal
+from sidecar.audit.chain import BEGINNING, MAX_SEQ, ChainEnd, head_line, unseal
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.rotation import Attester
 from sidecar.audit.segments import aside
@@ -25,6 +25,7 @@ from tests.unit.audit.scenes import (
     open_audit,
     records,
     run,
+    seal,
     write_log,
     written_key,
 )

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from sidecar.audit.carrier import AppendLines, UnsureError
-from sidecar.audit.chain import BEGINNING, ChainEnd, UnfitHead, seal
+from sidecar.audit.chain import BEGINNING, ChainEnd, UnfitHead
 from sidecar.audit.otlp_carrier import MAX_ANSWER_BYTES, OtlpCarrier, _pause_s
 from sidecar.audit.otlp_messages import rejected
 from sidecar.audit.record import BLANK
 from sidecar.http.client.origin import parse_origin
 from tests.receiver import PROTOBUF, Receiver, receiving, taken
+from tests.unit.audit.scenes import seal
 from tests.unit.identity.authority import authority
 
 

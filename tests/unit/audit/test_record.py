@@ -1,5 +1,6 @@
 """Is every fact in its field, bounded, once, and nothing else?"""
 
+import contextlib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.audit import Recording, time_ordered_ids
-from sidecar.audit.chain import MAX_LINE_BYTES, seal, unseal
+from sidecar.audit.chain import BEGINNING, MAX_LINE_BYTES, unseal
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import Digests
 from sidecar.audit.record import FIELDS, REMEMBERED, SEED_FIELDS, Describer, as_seed
@@ -35,7 +36,8 @@ from sidecar.vocabulary import (
 )
 from tests.at_once import at_once
 from tests.peers import recompute_audit as peer
-from tests.unit.audit.scenes import ARGUMENTS, KEY, FakeClock, forward, open_audit, records, refuse, understood
+from tests.unit.audit import plain_record
+from tests.unit.audit.scenes import ARGUMENTS, KEY, FakeClock, forward, open_audit, records, refuse, seal, understood
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "audit"
 SEEDS = (
@@ -351,8 +353,9 @@ def test_each_caller_is_described_as_itself_whatever_came_before() -> None:
         rule = RuleRef(name, PermissionKind.AGENT_TO_TOOL, name, "tool:*", ("use",), "allow")
         link = Link(PermissionKind.AGENT_TO_TOOL, name, "tool:x", "tools/call", True, rules=(rule,))
         for _ in range(2):
-            decision = describer.decision(caller, Decision(True, "r", (link,), roles=(name,)))
-            line = orjson.loads(orjson.dumps({**describer.caller(caller), **decision}))
+            decision = Decision(True, "r", (link,), roles=(name,))
+            known, ground = describer.caller(caller), describer.ground(caller, decision)
+            line = orjson.loads("{" + ",".join([known.chain, describer.role(decision), ground]) + "}")
             assert (line["agent_id"], line["chain"], line["agent_role"]) == (name, [name], name)
             assert line["links"][0]["rules"] == [name]
             seen.add(describer.args_hash(caller, Question("tool:x", "tools/call", "x")))
@@ -374,3 +377,147 @@ def test_decision_ids_sort_by_time_and_cannot_be_guessed() -> None:
     assert len({each[15:] for each in earlier}) == 1000
     uuid = "[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
     assert all(each < later and re.fullmatch(uuid, each) for each in earlier)
+
+
+# --- the same as made plainly -----------------------------------------------------------------------------------------
+
+
+class Known:
+    """Knows one server and one method."""
+
+    def has_upstream(self, name: str) -> bool:
+        return name == "github"
+
+    def has_method(self, name: str) -> bool:
+        return name == "tools/call"
+
+    def has(self, question: Question) -> bool | None:
+        return {"search": True, "": None}.get(question.name, False)
+
+
+@pytest.fixture(scope="module")
+def plain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plain")
+
+
+WORDS = st.one_of(
+    st.sampled_from(["", "a", "tools/call", "corp/x", '"%s"\\', "100%", "é", "\ud800"]),
+    st.text(max_size=4),
+    st.integers(0, 700).map("x".__mul__),
+)
+NUMBERS = st.one_of(st.integers(0, 2**40), st.floats(0, 2**40))
+NAMED = st.lists(WORDS, max_size=3).map(tuple)
+RULE_REFS = st.builds(
+    lambda id_: RuleRef(id_, PermissionKind.AGENT_TO_TOOL, "nhi:*", "tool:*", ("use",), "allow"), WORDS
+)
+LINKS = st.builds(
+    lambda kind, subject, action, allowed, rules: Link(kind, subject, "o", action, allowed, None, rules),
+    st.sampled_from(PermissionKind), WORDS, WORDS, st.booleans(), st.lists(RULE_REFS, max_size=2).map(tuple),
+)  # fmt: skip
+INPUTS = st.dictionaries(WORDS, st.one_of(WORDS, NUMBERS, st.booleans(), st.none(), st.just(object())), max_size=3)
+FACTS = st.builds(lambda *given: Fact(*given), WORDS, st.sampled_from(["true", "false", "error"]), INPUTS, LINKS)
+DECISIONS = st.builds(
+    lambda allowed, revision, links, roles, deny, allow, facts: Decision(
+        allowed, revision, links, roles=roles, would_deny=deny, would_allow=allow, facts=facts
+    ),
+    st.booleans(), WORDS, st.lists(LINKS, min_size=1, max_size=3).map(tuple), NAMED, NAMED, NAMED,
+    st.lists(FACTS, max_size=3).map(tuple),
+)  # fmt: skip
+PRINCIPALS = st.builds(
+    lambda name, grants: Principal(f"user:{name}", "idp", frozenset(grants), frozenset(grants)), WORDS, NAMED
+)
+CALLERS = st.builds(
+    lambda *given: Caller(*given),
+    st.lists(PRINCIPALS, min_size=1, max_size=2).map(tuple),
+    st.lists(st.builds(lambda *given: Credential(*given), st.just("jwt"), WORDS, WORDS), max_size=2).map(tuple),
+)
+QUESTIONS = st.builds(
+    lambda *given: Question(*given),
+    st.sampled_from(["tool:github/search", "resource:files/file:///a?token=x", "nhi:planner", "tool:x", "tool:é/%s"]),
+    WORDS,
+    st.sampled_from(["", "github", "files", "é"]),
+    st.sampled_from(["", "search", "file:///a?token=x", "%d"]),
+    st.sampled_from([{}, ARGUMENTS, {"x": "\ud800"}]),
+)
+CALLS = st.builds(
+    lambda version, upstream, method, asked, id_: Call("mcp", version, upstream, method, (asked,), id_),
+    WORDS, st.sampled_from(["", "github", "files"]), WORDS, QUESTIONS, st.one_of(st.none(), WORDS, st.integers()),
+)  # fmt: skip
+STATES = st.builds(
+    lambda name, limit, remaining, unit, charged: LimitState(name, limit, remaining, unit=unit, charged=charged),
+    WORDS, NUMBERS, NUMBERS, st.sampled_from(["", "USD"]), NUMBERS,
+)  # fmt: skip
+KNOWN_AT_FIRST = st.fixed_dictionaries(
+    {},
+    optional={
+        "caller": CALLERS, "call": CALLS, "decision": DECISIONS, "limits": st.lists(STATES, max_size=2).map(tuple),
+        "charged": st.integers(0, 1), "upstream": WORDS, "method": WORDS,
+        "excused": st.sampled_from([(), ("row:a", "é%s")]),
+        "enforcement": st.sampled_from(["enforce", "shadow", "degraded"]), "names": st.just(Known()),
+        "bytes_in": st.integers(0, 2**16), "task_id": WORDS, "request_id": st.one_of(WORDS, st.integers()),
+    },
+)  # fmt: skip
+KNOWN_LATER = st.fixed_dictionaries(
+    {},
+    optional={
+        "charged": st.integers(0, 1), "tool_error": st.booleans(), "redactions": st.integers(0, 3), "task_id": WORDS,
+        "federation": st.just({"asked": 2}),
+    },
+)  # fmt: skip
+
+
+@given(
+    st.fixed_dictionaries(dict.fromkeys(("protocol", "peer"), WORDS)),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(("trace_id", "run_id", "thread_id"), WORDS)),
+    KNOWN_AT_FIRST,
+    KNOWN_LATER,
+    st.booleans(),
+    st.one_of(st.none(), st.sampled_from(Reason)),
+    st.integers(0, 2**40),
+    st.floats(0, 1e6),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_record_of_kept_segments_is_the_record_made_plainly(
+    plain_folder: Path,
+    always: dict[str, str],
+    sometimes: dict[str, str],
+    first: dict[str, Any],
+    later: dict[str, Any],
+    decides: bool,
+    reason: Reason | None,
+    bytes_out: int,
+    took_s: float,
+) -> None:
+    path = plain_folder / "audit.jsonl"
+    for each in plain_folder.iterdir():
+        each.unlink()
+    audit = open_audit(path, clear_arguments={"tool:github/search": ["/repo"]} if took_s < 1 else {})
+    recording, expected = Recording(audit, **always, **sometimes), []
+    for name, value in first.items():
+        setattr(recording, name, value)
+    for _ in range(2):
+        assert isinstance(audit.clock, FakeClock)
+        audit.clock.now += took_s
+        recording.mark("policy")
+    if decides:
+        with contextlib.suppress(Refusal):
+            at_once(recording.decided())
+            expected.append(("decision", plain_record.decided(recording)))
+    for name, value in later.items():
+        setattr(recording, name, value)
+    recording.mark("upstream")
+    before = expected[0][1] if expected else None
+    event = "refusal" if before is None and reason is not None else "outcome"
+    if reason is None:
+        at_once(recording.outcome(http_status=200, bytes_out=bytes_out))
+    else:
+        at_once(recording.refused(Refusal(reason), http_status=200, bytes_out=bytes_out))
+    expected.append((event, plain_record.ended(recording, before, event, reason, bytes_out)))
+    at_once(audit.close())
+    end = BEGINNING.hash
+    for line, (event, fields) in zip(path.read_bytes().splitlines(keepends=True), expected, strict=True):
+        own = {name: value for name, value in orjson.loads(line).items() if name in ("id", "timestamp", "instance")}
+        plain, end = seal(
+            {**fields, "event": event, "seq": expected.index((event, fields)) + 1, **own, "prev_hash": end}
+        )
+        assert line == plain

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from sidecar.audit import Audit
-from sidecar.audit.chain import GENESIS, ChainEnd, head_line, seal
+from sidecar.audit.chain import GENESIS, ChainEnd, head_line
 from sidecar.audit.checkpoint_publisher import CheckpointPublisher
 from sidecar.audit.checkpoints import USE, Checkpoint, attest, public_jwk, read_checkpoints, read_public_keys
 from sidecar.audit.file_sink import HARMLESS
@@ -33,6 +33,7 @@ from tests.unit.audit.scenes import (
     numbered_ids,
     open_audit,
     records,
+    seal,
     understood,
 )
 

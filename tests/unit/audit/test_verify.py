@@ -6,11 +6,22 @@ from pathlib import Path
 import orjson
 import pytest
 
-from sidecar.audit.chain import MAX_LINE_BYTES, ChainEnd, head_line, seal
+from sidecar.audit.chain import MAX_LINE_BYTES, ChainEnd, head_line
 from sidecar.audit.verification_report import MAX_PROBLEMS
 from sidecar.audit.verify import verify
 from tests.at_once import at_once
-from tests.unit.audit.scenes import KEY, OTHER_KEY, forward, head_of, kinds, open_audit, records, understood, write_log
+from tests.unit.audit.scenes import (
+    KEY,
+    OTHER_KEY,
+    forward,
+    head_of,
+    kinds,
+    open_audit,
+    records,
+    seal,
+    understood,
+    write_log,
+)
 
 Lines = list[bytes]
 

@@ -5,15 +5,20 @@ import errno
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.audit.chain import UnfitHead
+from sidecar.audit.chain import UnfitHead, Unsealed
 from sidecar.audit.writer import MAX_AT_ONCE, RecordWriter
 from sidecar.errors import Reason, Refusal
 from tests.unit.audit.scenes import open_audit, records, understood
+
+
+def numbered(number: int) -> Unsealed:
+    return Unsealed("", str(number))
 
 
 class Disk:
@@ -25,15 +30,18 @@ class Disk:
         self.go.set()
         self.full = False
         self.most = MAX_AT_ONCE
-        self.closed = False
+        self.closed = self.quick = False
 
-    def append(self, given: Sequence[dict[str, Any]]) -> int:
+    def append(self, given: Sequence[Unsealed]) -> int:
         self.go.wait(10)
         if self.full:
             raise OSError(errno.ENOSPC, "no space left on device")
-        taken = [record["n"] for record in given[: self.most]]
+        taken = [int(record.rest) for record in given[: self.most]]
         self.appends.append(taken)
         return len(taken)
+
+    def is_quick(self, count: int) -> bool:
+        return self.quick
 
     def close(self) -> None:
         self.closed = True
@@ -55,7 +63,7 @@ async def writing(disk: Disk, **more: Any) -> AsyncIterator[RecordWriter]:
 
 
 def appended(writer: RecordWriter, *numbers: int) -> list[asyncio.Task[None]]:
-    return [asyncio.ensure_future(writer.append({"n": number})) for number in numbers]
+    return [asyncio.ensure_future(writer.append(numbered(number))) for number in numbers]
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -106,9 +114,9 @@ async def test_a_sink_that_fails_as_none_should_refuses_as_a_full_disk_does(
         with monkeypatch.context() as patched:
             patched.setattr(disk, "append", lambda records: int("no number"))
             with pytest.raises(OSError, match="ValueError"):
-                await writer.append({"n": 1}, told.append)
+                await writer.append(numbered(1), told.append)
             assert not writer.up and isinstance(told[0], OSError)
-        await writer.append({"n": 2}, told.append)
+        await writer.append(numbered(2), told.append)
         assert writer.up and told[1:] == [None] and disk.written == [2]
     assert "an audit sink failed unexpectedly" in caplog.messages
 
@@ -117,8 +125,8 @@ async def test_what_is_too_much_at_once_is_halved_and_only_what_fits_nowhere_is_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Narrow(Disk):
-        def append(self, given: Sequence[dict[str, Any]]) -> int:
-            if any(record["n"] in (20, 47) for record in given):
+        def append(self, given: Sequence[Unsealed]) -> int:
+            if any(int(record.rest) in (20, 47) for record in given):
                 raise UnfitHead(errno.EMSGSIZE, "too large")
             return super().append(given)
 
@@ -154,10 +162,10 @@ async def test_a_frozen_disk_refuses_who_waits_in_time_and_who_comes_at_once_unt
         writer._deadline_s = 3600.0  # refused at once, or never
         for number in range(3, 6):
             with pytest.raises(OSError, match="cannot be written now"):
-                await writer.append({"n": number})
+                await writer.append(numbered(number))
         disk.go.set()
         await until(lambda: not writer.stalled)
-        await writer.append({"n": 6})
+        await writer.append(numbered(6))
         assert disk.written == [1, 6], "what the disk had it wrote; what nobody had given it is not there"
 
 
@@ -178,7 +186,7 @@ async def test_where_nobody_waits_a_bound_says_what_is_lost() -> None:
     async with writing(disk, max_waiting=10) as writer:
         disk.go.clear()
         for number in range(15):
-            writer.post({"n": number}, ends.append)
+            writer.post(numbered(number), ends.append)
             await asyncio.sleep(0)
         assert [end.errno for end in ends] == [errno.EBUSY] * 4, "one is at work, ten wait"
         disk.go.set()
@@ -212,7 +220,7 @@ async def test_closing_writes_what_waits_and_then_nothing() -> None:
     await asyncio.gather(*tasks)
     assert disk.written == list(range(1000)) and disk.closed
     with pytest.raises(OSError, match="cannot be written now"):
-        await writer.append({"n": 1})
+        await writer.append(numbered(1))
     await writer.close()
 
 
@@ -223,13 +231,16 @@ async def test_a_caller_who_leaves_in_the_middle_of_a_record_has_one_terminal_re
     audit = open_audit(tmp_path / "audit.jsonl")
     audit.writer.start()
     for leaves_in in ("decided", "outcome"):
-        recording = understood(audit)
+        recording, goes_on = understood(audit), threading.Event()
         if leaves_in == "outcome":
             await recording.decided()
         end = recording.decided() if leaves_in == "decided" else recording.outcome(http_status=200, bytes_out=1)
+        busy = asyncio.ensure_future(audit.writer.run(partial(goes_on.wait, 5)))
         task = asyncio.ensure_future(end)
-        await asyncio.sleep(0)
+        await until(lambda: audit.writer.depth == 2)
         task.cancel()
+        goes_on.set()
+        await busy
         with pytest.raises(asyncio.CancelledError):
             await task
         if not recording.done:
