@@ -175,19 +175,10 @@ class Recording:
     _told_limits: tuple[Iterable[LimitState] | None, int, str] = (None, 0, "")
     _results: Sequence[NamedResult] = ()
 
-    def __init__(
-        self,
-        audit: Audit,
-        *,
-        protocol: str,
-        peer: str,
-        request_id: str | int | None = None,
-        trace_id: str | None = None,
-        run_id: str | None = None,
-        thread_id: str | None = None,
-    ) -> None:
-        self.audit, self.protocol, self.peer, self.request_id = audit, protocol, peer, request_id
-        self.trace_id, self.run_id, self.thread_id = trace_id, run_id, thread_id
+    def __init__(self, audit: Audit, protocol: str, peer: str, request_id: str | int | None = None) -> None:
+        self.audit, self.protocol, self.peer = audit, protocol, peer
+        if request_id is not None:
+            self.request_id = request_id
         self.stages_s: dict[str, float] = {}
         self.decision_id = audit.new_id()
         self._now_s = audit.clock.monotonic

@@ -107,7 +107,8 @@ def decision(*, allowed: bool = True) -> Decision:
 
 def understood(audit: Audit, **changes: Any) -> Recording:
     """A request as far as limits."""
-    recording = Recording(audit, protocol="mcp", peer="127.0.0.1:5000", trace_id="t" * 32, run_id="run", thread_id="th")
+    recording = Recording(audit, "mcp", "127.0.0.1:5000")
+    recording.trace_id, recording.run_id, recording.thread_id = "t" * 32, "run", "th"
     recording.bytes_in = 300
     recording.caller = caller()
     recording.mark("identify")

@@ -293,7 +293,8 @@ HOSTILE = '\r\n\x1b[31m\x00\x7f\x85\u2028\u2029\u202e\u200b\ufeff"\\},{"event":"
 
 
 def hostile_request(audit: Audit, text: str) -> None:
-    recording = Recording(audit, protocol=text, peer=text, request_id=text, trace_id=text, run_id=text, thread_id=text)
+    recording = Recording(audit, text, text, text)
+    recording.trace_id = recording.run_id = recording.thread_id = text
     recording.caller = Caller((Principal(f"user:{text}", text),) * 40, (Credential("jwt", text, text),) * 40)
     asked = Question(f"tool:{text}", text, text, text, {"a": 1}, {})
     recording.call = Call("mcp", text, text, text, (asked,))
@@ -324,7 +325,8 @@ def test_hostile_text_in_every_field_stays_one_bounded_line(audit: Audit, path: 
 def test_what_fits_and_can_be_encoded_is_parsed_back_as_it_was(audit: Audit, path: Path) -> None:
     """BL-075."""
     text = HOSTILE.rstrip("\ud800")
-    recording = Recording(audit, protocol="mcp", peer=text, run_id=text)
+    recording = Recording(audit, "mcp", text)
+    recording.run_id = text
     recording.caller = Caller((Principal(f"user:{text}"),), (Credential("jwt", text, text),))
     at_once(recording.refused(Refusal(Reason.INTERNAL), http_status=500))
     (record,) = records(path)
@@ -492,8 +494,8 @@ def test_a_record_of_kept_segments_is_the_record_made_plainly(
     for each in plain_folder.iterdir():
         each.unlink()
     audit = open_audit(path, clear_arguments={"tool:github/search": ["/repo"]} if took_s < 1 else {})
-    recording, expected = Recording(audit, **always, **sometimes), []
-    for name, value in first.items():
+    recording, expected = Recording(audit, **always), []
+    for name, value in (sometimes | first).items():
         setattr(recording, name, value)
     for _ in range(2):
         assert isinstance(audit.clock, FakeClock)
