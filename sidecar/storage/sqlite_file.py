@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from functools import partial
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sidecar.errors import SettingsError, fault_in
 from sidecar.observability.outage_log import Outage
@@ -30,6 +31,7 @@ BUSY_MS: Final = 1000  # another process uses the file; shorter than the deadlin
 MAX_WAITING: Final = 5000  # beyond this, callers would only wait until their own deadlines
 MAX_AT_ONCE: Final = 100  # jobs in one transaction
 _STEPS_BETWEEN_LOOKS: Final = 10_000
+LATE: Final = "it does not answer in time"
 
 T = TypeVar("T")
 
@@ -118,12 +120,18 @@ def _schema() -> Iterator[str]:
             yield f"{trigger.replace('TARGET', target).replace('APPLIES', applies)}END"
 
 
-class _SqliteJob(NamedTuple):
-    """A piece of work, the caller's deadline, and the future the caller waits on."""
+Work = Callable[["sqlite3.Connection", Sequence[Any]], Sequence[Any]]
+"""Work on the items of several callers, which gives each a value."""
 
-    work: Callable[[sqlite3.Connection], Any]
-    ends_mono_s: float
-    done: asyncio.Future[Any]
+
+class _SqliteJob:
+    """A piece of work for one caller: its deadline, the future that the caller waits on, and the result."""
+
+    __slots__ = ("done", "ends_mono_s", "item", "value", "work")
+
+    def __init__(self, work: Work, item: Any, ends_mono_s: float, done: asyncio.Future[Any]) -> None:
+        self.work, self.item, self.ends_mono_s, self.done = work, item, ends_mono_s, done
+        self.value: Any = None
 
 
 class SqliteFile:
@@ -139,8 +147,11 @@ class SqliteFile:
         self._connection: sqlite3.Connection | None = None
         self._faults: tuple[type[Exception], ...] = (OSError, RuntimeError)  # and SQLite's own, once it is loaded
         self._waiting: deque[_SqliteJob] = deque()
-        self._is_busy = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="records")
+        self._at_work: list[_SqliteJob] = []
+        self._is_busy = self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._batches: SimpleQueue[tuple[asyncio.AbstractEventLoop, list[_SqliteJob]] | None] = SimpleQueue()
+        self._thread: Thread | None = None
 
     async def read(self, work: Callable[[sqlite3.Connection], T], absent: Any) -> T:
         """As `run`, but creates no file: returns `absent` if there is none."""
@@ -150,23 +161,23 @@ class SqliteFile:
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `work` in a transaction, which other work may share. Once this returns, no crash loses the result.
         `work` must give the same result if it is run again."""
+        done: T = await self.run_each(lambda connection, _: (work(connection),), None)
+        return done
+
+    async def run_each(self, work: Work, item: Any) -> Any:
+        """As `run`, for work that does the items of all callers in one batch together."""
         if len(self._waiting) >= MAX_WAITING:
             raise RecordStoreOut("too many wait for it")
-        job = _SqliteJob(work, time.monotonic() + self._deadline_s, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        job = _SqliteJob(work, item, time.monotonic() + self._deadline_s, loop.create_future())
         try:
-            if not self.is_durable:
-                return self._transact([job])[0]  # type: ignore[no-any-return]
-            self._waiting.append(job)
-            async with asyncio.timeout(self._deadline_s):
-                self._begin()
-                done: T = await job.done
-        except TimeoutError:
-            self.up = False
-            self._outage.fell("it does not answer in time")
-            raise RecordStoreOut("it does not answer in time") from None
+            if self.is_durable:
+                self._wait(job, loop)
+                done = await job.done
+            else:
+                done = self._transact([job])[0]
         except self._faults as error:
-            self.up = False
-            self._outage.fell(error)
+            self._fell(error)
             raise RecordStoreOut(str(error)) from None
         self.up = True
         self._outage.rose()
@@ -174,47 +185,74 @@ class SqliteFile:
 
     async def close(self) -> None:
         """Closes the file. Closing twice is allowed."""
-        if not self.is_durable:
+        thread, self._thread, self._is_closed = self._thread, None, self.is_durable
+        if thread is None:
             self._let_go()
-            return
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                await loop.run_in_executor(self._thread, self._let_go)
-        except (TimeoutError, RuntimeError):  # the thread hangs on its disk, or the file was closed before
-            pass
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        else:
+            self._batches.put(None)
+            await asyncio.to_thread(thread.join, self._deadline_s)  # or it hangs on its disk
+
+    def _fell(self, why: object) -> None:
+        self.up = False
+        self._outage.fell(why)
 
     # --- batches ------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Hands all waiting jobs to the thread: many callers wait for one sync."""
-        if self._is_busy or not self._waiting:
-            return
-        jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_AT_ONCE))]
-        jobs = [job for job in jobs if not job.done.done()]  # the callers of the others have given up
-        self._is_busy = True
-        try:
-            at_work = asyncio.get_running_loop().run_in_executor(self._thread, self._work, jobs)
-        except RuntimeError as closed:
-            self._is_busy = False
-            for job in (*jobs, *self._waiting):
-                _tell(job, closed)
-            self._waiting.clear()
-            return
-        at_work.add_done_callback(partial(self._end, jobs))
+    def _wait(self, job: _SqliteJob, loop: asyncio.AbstractEventLoop) -> None:
+        self._waiting.append(job)
+        if not self._is_busy:  # what else comes in this iteration of the loop is in the same batch
+            self._is_busy = True
+            loop.call_soon(self._begin, loop)
+        if self._timer is None:
+            self._timer = loop.call_later(self._deadline_s, self._look_at_clock, loop)
 
-    def _end(self, jobs: Sequence[_SqliteJob], at_work: asyncio.Future[list[Any]]) -> None:
-        self._is_busy = False
-        if at_work.cancelled():  # closed meanwhile
-            ends: list[Any] = [RuntimeError("it is closed")] * len(jobs)
-        else:
-            ends = at_work.result()
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hands all waiting jobs to the thread: many callers wait for one sync."""
+        jobs: list[_SqliteJob] = []
+        while self._waiting and len(jobs) < MAX_AT_ONCE:
+            if not (job := self._waiting.popleft()).done.done():  # otherwise its caller has given up
+                jobs.append(job)
+        self._at_work, self._is_busy = jobs, bool(jobs)
+        if self._is_closed:
+            for job in (*jobs, *self._waiting):
+                _tell(job, RuntimeError("it is closed"))
+            self._waiting.clear()
+            self._is_busy = False
+        elif jobs:
+            if self._thread is None:
+                # It ends with the process, which must not wait for a disk that hangs.
+                self._thread = Thread(target=self._serve, name="records", daemon=True)
+                self._thread.start()
+            self._batches.put((loop, jobs))
+
+    def _end(self, loop: asyncio.AbstractEventLoop, jobs: Sequence[_SqliteJob], ends: Sequence[Any]) -> None:
         for job, end in zip(jobs, ends, strict=True):
             _tell(job, end)
-        self._begin()
+        self._begin(loop)
+
+    def _look_at_clock(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ends the waits whose deadline has passed. One timer serves all, because most end long before."""
+        now_s, next_s = time.monotonic(), math.inf
+        for job in (*self._at_work, *self._waiting):
+            if job.done.done():
+                continue
+            if job.ends_mono_s <= now_s:
+                self._fell(LATE)
+                job.done.set_exception(RecordStoreOut(LATE))
+            else:
+                next_s = min(next_s, job.ends_mono_s)
+        rest_s = next_s - now_s
+        self._timer = loop.call_later(rest_s, self._look_at_clock, loop) if rest_s < math.inf else None
 
     # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            loop, jobs = batch
+            ends = self._work(jobs)
+            with suppress(RuntimeError):  # the loop is closed, and no caller waits
+                loop.call_soon_threadsafe(self._end, loop, jobs, ends)
+        self._let_go()
 
     def _work(self, jobs: Sequence[_SqliteJob]) -> list[Any]:
         """Runs the jobs; returns each one's value or exception."""
@@ -227,7 +265,7 @@ class SqliteFile:
 
     def _alone(self, job: _SqliteJob) -> Any:
         if time.monotonic() >= job.ends_mono_s:
-            return RecordStoreOut("it does not answer in time")  # its caller has given up
+            return RecordStoreOut(LATE)  # its caller has given up
         try:
             return self._transact([job])[0]
         except Exception as error:
@@ -238,9 +276,14 @@ class SqliteFile:
             self._connection = self._connect()
         connection, ends_mono_s = self._connection, min(job.ends_mono_s for job in jobs)
         connection.set_progress_handler(lambda: time.monotonic() >= ends_mono_s, _STEPS_BETWEEN_LOOKS)
+        together: dict[Work, list[_SqliteJob]] = {}
+        for job in jobs:
+            together.setdefault(job.work, []).append(job)
         try:
             connection.execute("BEGIN IMMEDIATE")
-            done = [job.work(connection) for job in jobs]
+            for work, some in together.items():
+                for job, value in zip(some, work(connection, [one.item for one in some]), strict=True):
+                    job.value = value
             connection.execute("COMMIT")
         except BaseException:
             if self.is_durable:
@@ -248,7 +291,7 @@ class SqliteFile:
             else:
                 connection.rollback()
             raise
-        return done
+        return [job.value for job in jobs]
 
     def _let_go(self) -> None:
         connection, self._connection = self._connection, None

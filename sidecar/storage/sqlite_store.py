@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 import orjson
@@ -24,13 +26,17 @@ if TYPE_CHECKING:
     import sqlite3
 
 SWEPT_AT_ONCE: Final = 1000
+_Row = tuple[Any, ...]  # the columns of the table
 _ENDS: Final = "SELECT ends_at FROM records WHERE kind = ? AND id = ?"
+_KNOWN: Final = "SELECT id FROM records WHERE kind = ? AND id IN (SELECT value FROM json_each(?))"
 _REMOVE: Final = "DELETE FROM records WHERE kind = ? AND id = ?"
 _HISTORY: Final = "SELECT done FROM held WHERE kind = ? AND target = ? AND owner = ''"
-_HELD: Final = "SELECT owner, total, done FROM held WHERE kind = ? AND target = '' AND owner IN ('', ?)"
+_HELD: Final = (
+    "SELECT owner, total, done FROM held WHERE kind = ? AND target = '' AND owner IN (SELECT value FROM json_each(?))"
+)
 _MAKE_ROOM: Final = """
-DELETE FROM records WHERE rowid = (
-    SELECT rowid FROM records WHERE kind = ? AND owner = ? AND done >= ? ORDER BY done DESC, created_at, rowid LIMIT 1
+DELETE FROM records WHERE rowid IN (
+    SELECT rowid FROM records WHERE kind = ? AND owner = ? AND done >= ? ORDER BY done DESC, created_at, rowid LIMIT ?
 )
 """
 # Of the owner with the most finished records, the oldest. RESTS narrows it to a target, for which there is an index.
@@ -95,10 +101,12 @@ class SqliteRecordStore(Generic[R]):
         return self._file.up
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        return (await self._insert([(self._row(record, holder, until_s), record)], bounds))[0]
+        (added,) = await self._file.run_each(self._add_each, ((self._row(record, holder, until_s),), bounds))
+        return added  # type: ignore[no-any-return]
 
     async def add_all(self, records: Sequence[R], bounds: RecordBounds) -> list[AddedRecord]:
-        return await self._insert([(self._row(record, "", 0.0), record) for record in records], bounds)
+        item = ([self._row(record, "", 0.0) for record in records], bounds)
+        return await self._file.run_each(self._add_each, item)  # type: ignore[no-any-return]
 
     async def get(self, record_id: str) -> R | None:
         found = await self.find((record_id,))
@@ -169,34 +177,71 @@ class SqliteRecordStore(Generic[R]):
             swept += some
         return swept
 
-    def _row(self, record: R, holder: str, until_s: float) -> tuple[Any, ...]:
+    def _row(self, record: R, holder: str, until_s: float) -> _Row:
         kind = self._kind
         return (
             kind.key, record.id, record.owner, record.target, record.standing, record.is_done, record.revision,
             record.created_at, ends_at(record, kind.is_work), holder, until_s, kind.codec.encode(record),
         )  # fmt: skip
 
-    async def _insert(self, rows: Sequence[tuple[tuple[Any, ...], R]], bounds: RecordBounds) -> list[AddedRecord]:
-        return await self._file.run(
-            lambda connection: [self._add(connection, row, record, bounds) for row, record in rows]
-        )
+    def _add_each(
+        self, connection: sqlite3.Connection, items: Sequence[tuple[Sequence[_Row], RecordBounds]]
+    ) -> list[list[AddedRecord]]:
+        """Adds the records of several callers. All that are new are one statement, because after each statement this
+        thread waits for the event loop's."""
+        rows, bounds = [row for some, _ in items for row in some], items[0][1]
+        new = self._new(connection, rows) if len(rows) > 1 and all(each == bounds for _, each in items) else []
+        if new and self._make_room(connection, new, bounds):
+            connection.execute(f"{_ADD}{', (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)' * (len(new) - 1)}", [*chain(*new)])
+        else:
+            new = []
+        kept = {row[1] for row in new}
+        return [
+            [AddedRecord.KEPT if row[1] in kept else self._add(connection, row, each) for row in some]
+            for some, each in items
+        ]
 
-    def _add(
-        self, connection: sqlite3.Connection, row: tuple[Any, ...], record: R, bounds: RecordBounds
-    ) -> AddedRecord:
+    def _new(self, connection: sqlite3.Connection, rows: Sequence[_Row]) -> list[_Row]:
+        """Returns the rows whose id is neither stored nor there twice."""
+        times = Counter(row[1] for row in rows)
+        known = {name for (name,) in connection.execute(_KNOWN, (self._kind.key, _json(times)))}
+        return [row for row in rows if times[row[1]] == 1 and row[1] not in known]
+
+    def _make_room(self, connection: sqlite3.Connection, rows: Sequence[_Row], bounds: RecordBounds) -> bool:
+        """Evicts what these new records replace. Returns False, with nothing done, if there are special cases."""
+        owners = Counter(row[2] for row in rows)
+        held = self._held(connection, owners)
+        total, _ = held[""]
+        freed: dict[str, int] = {}
+        for owner, more in owners.items():
+            mine, done = held[owner]
+            if (excess := mine + more - bounds.per_owner) > 0:
+                freed[owner] = min(excess, more)
+                if freed[owner] > (mine if bounds.evicts_open else done):
+                    return False
+        total += len(rows) - sum(freed.values())
+        if total > bounds.total or bounds.done_per_target is not None:
+            return False
+        for owner, some in freed.items():
+            connection.execute(_MAKE_ROOM, (self._kind.key, owner, not bounds.evicts_open, some))
+        self._total = total
+        return True
+
+    def _add(self, connection: sqlite3.Connection, row: _Row, bounds: RecordBounds) -> AddedRecord:
+        _, _, owner, target, _, _, _, created_at, *_ = row
         kind, known = self._kind.key, connection.execute(_ENDS, row[:2]).fetchone()
         if known is not None:
-            if known[0] > record.created_at:
+            if known[0] > created_at:
                 return AddedRecord.KNOWN
             connection.execute(_REMOVE, row[:2])
         if bounds.done_per_target is not None:
-            (done,) = connection.execute(_HISTORY, (kind, record.target)).fetchone() or (0,)
+            (done,) = connection.execute(_HISTORY, (kind, target)).fetchone() or (0,)
             for _ in range(min(done - bounds.done_per_target, FORGOTTEN_AT_ONCE)):
-                connection.execute(_GIVE_WAY_OF_TARGET, (kind, record.target))
-        held = self._held(connection, record.owner)
+                connection.execute(_GIVE_WAY_OF_TARGET, (kind, target))
+        held = self._held(connection, (owner,))
         total, done = held[""]
-        if held[record.owner][0] >= bounds.per_owner:
-            freed = connection.execute(_MAKE_ROOM, (kind, record.owner, not bounds.evicts_open)).rowcount
+        if held[owner][0] >= bounds.per_owner:
+            freed = connection.execute(_MAKE_ROOM, (kind, owner, not bounds.evicts_open, 1)).rowcount
             if not freed:
                 return AddedRecord.FULL
         else:
@@ -209,10 +254,10 @@ class SqliteRecordStore(Generic[R]):
         self._total = total - freed + 1
         return AddedRecord.KEPT
 
-    def _held(self, connection: sqlite3.Connection, owner: str = "") -> dict[str, tuple[int, int]]:
-        """Returns how many records there are, and how many of them are finished: of all, under "", and of an owner."""
-        rows = connection.execute(_HELD, (self._kind.key, owner)).fetchall()
-        held = {"": (0, 0), owner: (0, 0)} | {whose: (total, done) for whose, total, done in rows}
+    def _held(self, connection: sqlite3.Connection, owners: Collection[str] = ()) -> dict[str, tuple[int, int]]:
+        """Returns how many records there are, and how many of them are finished: of all, under "", and of owners."""
+        rows = connection.execute(_HELD, (self._kind.key, _json(("", *owners)))).fetchall()
+        held = dict.fromkeys(("", *owners), (0, 0)) | {owner: (total, done) for owner, total, done in rows}
         self._total = held[""][0]
         return held
 
