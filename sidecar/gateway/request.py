@@ -201,12 +201,13 @@ class RequestContext(CallContext):
 
     def answered(self, result: Mapping[str, Any] | None = None) -> None:
         """Marks the upstream's answer as complete, before it is recorded: the unused part of the charge is returned."""
-        if self.lease is None:
+        lease = self.lease
+        if lease is None or not lease.plan.settles:
             return
         if result is not None:
-            self.lease.heard(result)
-        if self.lease.answered():
-            self.record.limits = self.lease.states
+            lease.heard(result)
+        if lease.answered():
+            self.record.limits = lease.states
 
     def tool_failed(self) -> None:
         """Notes that the delivered answer reports a failure of the tool."""

@@ -85,10 +85,10 @@ class Stages:
                 plan = plan.at_creation if operation.charges == "creation" else plan.of_slots
             request.plan = plan
             del now  # a stream that stays open keeps no old policy alive
-            lease = request.lease = self.limiter.reserve(plan, record.decision_id, excuse=request.excuse)
+            lease = request.lease = self.limiter.reserve(plan, record.decision_id)
             try:
                 if lease.pending:
-                    await lease.charge()
+                    await lease.charge(request.excuse)
                 request.charged = True
                 record.limits, record.charged = lease, lease.charged
                 if lease.degraded and not request.shadow:

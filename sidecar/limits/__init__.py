@@ -92,22 +92,25 @@ class Limiter:
     def __init__(self, store: CounterStore, *, lease_s: float = LEASE_S) -> None:
         self.store = store
         self._beat_s = lease_s / 3
-        self._held: dict[str, LimitPlan] = {}
+        self.held: dict[str, LimitPlan] = {}
+        """The charged calls that have not ended, by decision id."""
         self._beat: asyncio.TimerHandle | None = None
 
-    def reserve(self, plan: LimitPlan, decision_id: str, *, excuse: Excuse | None = None) -> Lease:
+    def reserve(self, plan: LimitPlan, decision_id: str) -> Lease:
         """Charge a plan for one call; `decision_id` is our own id, one per call. If the lease is `pending`, the charge
-        takes effect, or raises, with `await lease.charge()`. Afterwards `lease.end()` is due. `async with` does both.
-
-        Raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or TOO_MANY_CONCURRENT, with the limit that takes
-        longest to have room; or STORE_UNAVAILABLE. If `excuse` returns true for it, the call goes on uncharged."""
+        takes effect, or is refused, with `await lease.charge()`. In the end `lease.end()` is due. `async with` does
+        both."""
         lease = Lease(self, plan, decision_id)
         if charges := plan.charges:
-            numbers = lease.numbers = self.store.charge_now(charges, decision_id)
+            try:
+                numbers = self.store.charge_now(charges, decision_id)
+            except StoreUnavailable:
+                numbers = None
             if numbers is None:
-                lease.pending, lease.excuse = True, excuse
+                lease.pending = True
             else:
-                self.hold(plan, decision_id)
+                lease.numbers, lease.charged = numbers, 1
+                self._hold(plan, decision_id)
         return lease
 
     async def charge(self, plan: LimitPlan, decision_id: str) -> Verdict:
@@ -118,26 +121,14 @@ class Limiter:
             raise Refusal(Reason.STORE_UNAVAILABLE, retry_after_s=RETRY_OUTAGE_S) from error
         if not verdict.admitted:
             raise _refusal(plan, verdict)
-        self.hold(plan, decision_id)
+        self._hold(plan, decision_id)
         return verdict
 
-    def hold(self, plan: LimitPlan, decision_id: str) -> None:
-        """Extend the leases of a charged call until it is settled."""
-        self._held[decision_id] = plan
+    def _hold(self, plan: LimitPlan, decision_id: str) -> None:
+        """Extend the leases of a charged call until it ends."""
+        self.held[decision_id] = plan
         if self._beat is None:
             self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
-
-    def settle(
-        self, plan: LimitPlan, decision_id: str, *, forwarded: bool, spent: Mapping[str, int] | None = None
-    ) -> None:
-        """End a call: free its slots and return what it did not spend (`spent` in millionths by unit; None if unknown),
-        or return every charge. Does not await, so it cannot be cancelled."""
-        if self._held.pop(decision_id, None) is None:
-            return
-        if forwarded:
-            self.store.release(plan.slots if spent is None else plan.unspent(spent), decision_id)
-        else:
-            self.store.give_back(plan.charges, decision_id)
 
     async def close(self) -> None:
         """Stop extending leases and close the store."""
@@ -147,9 +138,9 @@ class Limiter:
 
     def _extend(self) -> None:
         self._beat = None
-        for decision_id, plan in self._held.items():
+        for decision_id, plan in self.held.items():
             self.store.extend(plan.slots, decision_id)
-        if self._held:
+        if self.held:
             self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
 
 
@@ -164,7 +155,8 @@ class Lease:
     """Whether this instance admitted the call locally because the store is down."""
     numbers: Sequence[int] | None = None
     """A `Verdict`'s numbers, as of the charge."""
-    excuse: Excuse | None = None
+    charged = 0
+    """The amount charged to each of `states`."""
     _excused: LimitState | None = None
     _told: Mapping[str, int] | None = None
     _spent: Mapping[str, int] | None = None
@@ -172,9 +164,13 @@ class Lease:
     def __init__(self, limiter: Limiter, plan: LimitPlan, decision_id: str) -> None:
         self.plan, self._limiter, self._decision_id = plan, limiter, decision_id
 
-    async def charge(self) -> None:
-        """Wait for the charge. Raises Refusal, unless it is excused."""
-        excuse, self.pending, self.excuse = self.excuse, False, None
+    async def charge(self, excuse: Excuse | None = None) -> None:
+        """Wait for the charge if it is pending. Raises Refusal: RATE_LIMITED, QUOTA_SPENT, BUDGET_SPENT or
+        TOO_MANY_CONCURRENT, with the limit that takes longest to have room; or STORE_UNAVAILABLE. If `excuse` returns
+        true for it, the call goes on uncharged."""
+        if not self.pending:
+            return
+        self.pending = False
         try:
             verdict = await self._limiter.charge(self.plan, self._decision_id)
         except Refusal as refusal:
@@ -182,12 +178,18 @@ class Lease:
                 raise
             self._excused = refusal.limit
         else:
-            self.numbers, self.degraded = verdict.numbers, verdict.degraded
+            self.numbers, self.degraded, self.charged = verdict.numbers, verdict.degraded, 1
 
     def end(self) -> None:
-        """Settle the call. Does not await, so it cannot be cancelled."""
-        if self.numbers is not None:
-            self._limiter.settle(self.plan, self._decision_id, forwarded=self.forwarded, spent=self._spent)
+        """Free the slots and return what the call did not spend, or every charge if it was not `forwarded`. Does not
+        await, so it cannot be cancelled."""
+        limiter, decision_id, plan = self._limiter, self._decision_id, self.plan
+        if limiter.held.pop(decision_id, None) is None:
+            return
+        if self.forwarded:
+            limiter.store.release(plan.slots if self._spent is None else plan.unspent(self._spent), decision_id)
+        else:
+            limiter.store.give_back(plan.charges, decision_id)
 
     def __iter__(self) -> Iterator[LimitState]:
         return iter(self.states)
@@ -215,14 +217,8 @@ class Lease:
         self._spent = self._told if self._told is not None else self.plan.spent(None)
         return True
 
-    @property
-    def charged(self) -> int:
-        """The amount charged to each of `states`."""
-        return 1 if self.numbers is not None else 0
-
     async def __aenter__(self) -> Lease:
-        if self.pending:
-            await self.charge()
+        await self.charge()
         return self
 
     async def __aexit__(

@@ -67,26 +67,10 @@ class MemoryCounters:
         self._records: dict[str, tuple[int, int]] = {}
         self._none_ends_before_us = 0
 
-    def charge_now(self, charges: Charges, decision_id: str) -> Sequence[int] | None:
-        try:
-            return self._take(charges, decision_id, self._now_us())
-        except StoreUnavailable:
-            return None  # `reserve` raises it again
-
-    async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        now_us = self._now_us()
-        if (numbers := self._take(charges, decision_id, now_us)) is not None:
-            return Verdict(True, now_us, tuple(numbers))
-        record = self._records.get(decision_id)
-        if record and not record[0]:
-            raise StoreUnavailable("this call was given up before its charge arrived")
-        states = [counter.ask(charge, now_us) for charge, counter in self._counters_of(charges)]
-        return Verdict(record is not None, now_us, tuple(chain.from_iterable(states)))
-
-    def _take(self, charges: Charges, decision_id: str, now_us: int) -> list[int] | None:
-        """Charge all limits, or none: None if one has no room, or if this decision has a record already."""
-        if decision_id in self._records:
+    def charge_now(self, charges: Charges, decision_id: str, now_us: int = 0) -> list[int] | None:
+        if decision_id in self._records:  # charged or given back before
             return None
+        now_us = now_us or round(self._clock() * SECOND_US)
         bound = self._bound.get(id(charges))
         counters = self._counters_of(charges) if bound is None else bound[1]
         numbers: list[int] = []
@@ -99,6 +83,16 @@ class MemoryCounters:
             self._bind(charges, counters, now_us, decision_id)
         self._remember(decision_id, now_us, now_us)
         return numbers
+
+    async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
+        now_us = self._now_us()
+        if (numbers := self.charge_now(charges, decision_id, now_us)) is not None:
+            return Verdict(True, now_us, tuple(numbers))
+        record = self._records.get(decision_id)
+        if record and not record[0]:
+            raise StoreUnavailable("this call was given up before its charge arrived")
+        states = [counter.ask(charge, now_us) for charge, counter in self._counters_of(charges)]
+        return Verdict(record is not None, now_us, tuple(chain.from_iterable(states)))
 
     def _undo(self, taken: Bound, decision_id: str) -> None:
         for charge, counter in taken:

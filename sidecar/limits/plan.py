@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sidecar.limits.amounts import MOST, reported
 from sidecar.policy.patterns import glob
-from sidecar.vocabulary import Call, Chain, Decision, Principal, RowLimit
+from sidecar.vocabulary import Call, Chain, Decision, Link, Principal, RowLimit
 
 REMEMBERED_PLANS = 4096  # about 2 KB each; there are rarely more pairs of object and chain in use
 
@@ -168,6 +168,17 @@ class LimitPlan:
 NOTHING = LimitPlan()
 
 
+class PlanOfAnswer(NamedTuple):
+    """A plan, and for which answer of policy to which call it was made."""
+
+    links: tuple[Link, ...]
+    limits: tuple[RowLimit, ...]
+    chain: Chain
+    target: str
+    method: str
+    plan: LimitPlan
+
+
 @dataclass(frozen=True, slots=True)
 class Budgets:
     """All entries of budgets.yaml in file order, and the agents' own limits (`offers`). Caches plans."""
@@ -178,6 +189,8 @@ class Budgets:
     costs: tuple[CallCost, ...] = ()
     offers: tuple[BudgetRule, ...] = ()
     remembered: dict[object, LimitPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
+    latest: dict[int, PlanOfAnswer] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Plans by the identity of an answer's links, which policy shares among equal answers."""
     read_roles: bool = field(init=False)
     """Whether any entry depends on the roles of a chain."""
 
@@ -211,6 +224,21 @@ def plan_charges(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, 
     only if an entry names a role."""
     if call.session:
         return NOTHING
+    known = budgets.latest.get(id(decision.links))
+    if known is not None:
+        _, limits, of, target, method, plan = known
+        if limits is decision.limits and of is chain and method == call.method and target == call.questions[0].object:
+            return plan
+    plan = _known_plan(budgets, chain, roles_of, call, decision)
+    if links := decision.links:
+        if len(budgets.latest) >= REMEMBERED_PLANS:
+            budgets.latest.clear()
+        about = decision.limits, chain, call.question.object, call.method
+        budgets.latest[id(links)] = PlanOfAnswer(links, *about, plan)
+    return plan
+
+
+def _known_plan(budgets: Budgets, chain: Chain, roles_of: RolesOf, call: Call, decision: Decision) -> LimitPlan:
     names = tuple([principal.name for principal in chain])
     roles = tuple([roles_of(principal) for principal in chain]) if budgets.read_roles else ()
     costing = bool(budgets.costs) and call.method in COSTING

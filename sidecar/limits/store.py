@@ -84,7 +84,7 @@ class CounterStore(Protocol):
 
     def charge_now(self, charges: Charges, decision_id: str) -> Sequence[int] | None:
         """Reserve without waiting: a `Verdict`'s numbers if all limits had room and were charged. None if nothing was
-        charged, because `reserve` must answer: it takes longer, or the call is refused."""
+        charged, because `reserve` must answer: it takes longer, or the call is refused. Raises StoreUnavailable."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
         """Check all limits, then charge all or none, in one step. Raises StoreUnavailable."""

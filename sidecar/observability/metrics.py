@@ -325,7 +325,8 @@ class Metrics:
 
     def request_started(self, protocol: str) -> None:
         """Counts a request in progress. Paired with `request_finished` or `request_ended`."""
-        self._inflight_row(protocol)[0] += 1.0
+        row = self._inflight_rows.get(protocol) or self._inflight.row(protocol)
+        row[0] += 1.0
 
     def _inflight_row(self, protocol: str) -> Row:
         return self._inflight_rows.get(protocol) or self._inflight.row(protocol)

@@ -72,7 +72,7 @@ async def nothing_left(running: World, *, sessions: int = 0, spare: int = SPARE)
     tasks, files = len(asyncio.all_tasks()), open_files()
     yield
     await until(
-        lambda: pipeline.stages.inside == 0 and not pipeline.forwarder.streams and not pipeline.stages.limiter._held
+        lambda: pipeline.stages.inside == 0 and not pipeline.forwarder.streams and not pipeline.stages.limiter.held
     )
     await until(lambda: not app.live._readers and not pipeline.forwarder.pairs and len(app.sessions) <= sessions)
     await until(lambda: len(asyncio.all_tasks()) <= tasks + spare and open_files() <= files + spare)

@@ -121,7 +121,7 @@ async def test_a_stream_costs_what_its_end_says_and_who_leaves_before_pays_the_m
         await until(lambda: len(upstream.calls()) == 2)
         leaving.cancel()
         await until(lambda: len(running.ends()) >= 2)
-        await until(lambda: not running.app.limiter._held)
+        await until(lambda: not running.app.limiter.held)
         assert await remaining(running) == 4.25
 
 

@@ -140,7 +140,7 @@ async def test_a_caller_who_leaves_any_route_leaves_its_slot(tmp_path: Path) -> 
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
             del upstream.script[method]
-            await until(lambda: not running.app.pipeline.stages.limiter._held)
+            await until(lambda: not running.app.pipeline.stages.limiter.held)
             assert (await talk.ask(method, params))[0] == 200, method
 
 

@@ -61,7 +61,7 @@ async def nothing_left(running: World, tasks: int, files: int) -> None:
     """No call under way, no slot held, no task and no file more than before."""
     pipeline = running.app.pipeline
     await until(
-        lambda: pipeline.stages.inside == 0 and not pipeline.forwarder.streams and not pipeline.stages.limiter._held
+        lambda: pipeline.stages.inside == 0 and not pipeline.forwarder.streams and not pipeline.stages.limiter.held
     )
     await until(lambda: len(asyncio.all_tasks()) <= tasks + SPARE and open_files() <= files + SPARE)
     assert running.upstream_connections <= 4
