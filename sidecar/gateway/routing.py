@@ -22,6 +22,7 @@ from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, StreamReader, web
 from sidecar.errors import Reason, Refusal
 from sidecar.http.server.framing import TooManyChunks
 from sidecar.http.server.listeners import GaveWay, ServerConnection
+from sidecar.http.server.request import whole_body
 from sidecar.http.tls import shown_on
 from sidecar.identity import UNIX, Presented
 from sidecar.protocols.jsonrpc import malformed
@@ -353,12 +354,11 @@ def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds,
     if "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     content = request.content
-    is_here, fault = content.is_eof(), content.exception()
-    if is_here and fault is None:
-        return _bounded(content.read_nowait(-1), bounds)
+    if (body := whole_body(content)) is not None:
+        return _bounded(body, bounds)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
-    if is_here and fault is not None:
+    if content.is_eof() and (fault := content.exception()) is not None:
         raise _refusal_of_body(fault)
     return None
 

@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from sidecar.http.server.listeners import ServerConnection
 
 
+def whole_body(content: StreamReader) -> bytes | None:
+    """Returns a body that is complete; None if there is more to wait for, or its reader must learn of a fault."""
+    if not content.is_eof() or content.exception() is not None:
+        return None
+    # One piece, as nearly all arrive, is taken as it is: `read_nowait` asks four other methods about it.
+    if type(content) is StreamReader and len(content._buffer) == 1 and not content._buffer_offset:
+        content._size = 0
+        return content._buffer.popleft()
+    return content.read_nowait(-1)
+
+
 class HttpRequest(web.BaseRequest):
     """One request. What nearly all handlers read is set here; the rest of aiohttp's request, with the writer of event
     streams, is made when it is first used."""
