@@ -5,6 +5,7 @@ Engine       one revision of a policy: decide, may_list, enter
 
 files → rows → grammar → row_readers → builder → source   parse and check the files
 model (expression), conditions (syntax), roles          parse and check the parts of rows and models
+plain_parser, plain_conditions                          parse and evaluate most conditions, without CEL
 table, pattern_index, compiler → matching               find matching rows by index, independent of the row count
 casbin_matcher                                          evaluates the rest; the only module that runs Casbin
 link_decision → engine                                  decide one link, then the whole chain

@@ -17,17 +17,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple
-
-from cel_expr_python import cel
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy.plain_conditions import UNITS_PER_CHAR, UNITS_PER_NODE, PlainCondition, plain_condition
+from sidecar.policy.plain_parser import parsed
 from sidecar.policy.similar_keys import Read, read_of
 from sidecar.policy.syntax import CalledFunction, Path, Syntax, name_of, syntax_of
 from sidecar.vocabulary import Chain, Principal, Question
+
+if TYPE_CHECKING:
+    from cel_expr_python import cel
 
 MAX_CONDITION_CHARS = 4096
 MAX_DEPTH = 64
@@ -113,7 +116,7 @@ class Condition:
     digest: str
     paths: tuple[Path, ...]
     from_caller: bool
-    program: cel.Expression
+    program: cel.Expression | LateProgram
     tree: _Tree
     syntax: Syntax
     looped: tuple[Path, ...]
@@ -169,9 +172,13 @@ class _UnfitError(Exception):
 
 
 class Language:
-    """The CEL environment of conditions. One is created per load; compiled conditions outlive it."""
+    """Compiles conditions. One is created per load; compiled conditions outlive it. CEL's library is loaded with the
+    first condition that is not plain."""
 
-    def __init__(self) -> None:
+    @cached_property
+    def environment(self) -> cel.Env:
+        from cel_expr_python import cel
+
         record = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
         types = dict.fromkeys(VARIABLES, record)
         types |= {"chain": cel.Type.List(record), "now": cel.Type.TIMESTAMP}
@@ -181,22 +188,47 @@ class Language:
             parameters=[record, cel.Type.STRING],
             impl=lambda principal, role: role in principal["roles"],
         )
-        self._env = cel.NewEnv(variables=types, functions=[cel.FunctionDecl("has_role", [has_role])])
+        return cel.NewEnv(variables=types, functions=[cel.FunctionDecl("has_role", [has_role])])
 
     def compile(self, text: str) -> Condition:
         """Compile a condition. Raises Wrong with the position inside the text."""
         if len(text) > MAX_CONDITION_CHARS:
             raise Wrong("P401", f"a condition has at most {MAX_CONDITION_CHARS} characters")
-        try:
-            program = self._env.compile(text)
-        except RuntimeError as error:
-            raise _compile_error(text, str(error)) from None
-        if program.return_type() not in (cel.Type.BOOL, cel.Type.DYN):
-            raise Wrong("P402", f"gives {program.return_type().name().lower()}", "a condition must give true or false")
-        serialized = program.serialize()
+        serialized = parsed(text)
+        plain = None if serialized is None else plain_condition(serialized)
+        program: cel.Expression | LateProgram = LateProgram(self, text)
+        if serialized is None or plain is None:
+            program = self._program(text)
+            serialized = program.serialize()
+            plain = plain_condition(serialized)
         syntax = syntax_of(serialized)
         _check_reads(text, syntax)
-        return _condition(text, program, syntax, serialized)
+        return _condition(text, program, syntax, plain)
+
+    def _program(self, text: str) -> cel.Expression:
+        try:
+            program = self.environment.compile(text)
+        except RuntimeError as error:
+            raise _compile_error(text, str(error)) from None
+        if program.return_type().name() not in ("BOOL", "DYN"):
+            raise Wrong("P402", f"gives {program.return_type().name().lower()}", "a condition must give true or false")
+        return program
+
+
+class LateProgram:
+    """CEL's program of a condition that was parsed here: compiled when an input is not plain."""
+
+    __slots__ = ("_language", "_program", "_text")
+
+    def __init__(self, language: Language, text: str) -> None:
+        self._language, self._text = language, text
+        self._program: cel.Expression | None = None
+
+    def eval(self, activation: None, data: Mapping[str, Any]) -> cel.Value:
+        """As `cel.Expression.eval`. Raises RuntimeError."""
+        if self._program is None:
+            self._program = self._language.environment.compile(self._text)
+        return self._program.eval(activation, data)
 
 
 def _compile_error(text: str, message: str) -> Wrong:
@@ -226,7 +258,9 @@ def _check_reads(text: str, syntax: Syntax) -> None:
             raise Wrong("P404", "has_role of something that the caller wrote", hint, offset=call.offset, width=1)
 
 
-def _condition(text: str, program: cel.Expression, syntax: Syntax, serialized: bytes) -> Condition:
+def _condition(
+    text: str, program: cel.Expression | LateProgram, syntax: Syntax, plain: PlainCondition | None
+) -> Condition:
     paths = _outermost({read.path for read in syntax.reads if read.path[0] in VARIABLES})
     tree: _Tree = {}
     for path in paths:
@@ -249,7 +283,7 @@ def _condition(text: str, program: cel.Expression, syntax: Syntax, serialized: b
         per_char=max([UNITS_PER_CHAR, *(_units_per_char(call) for call in syntax.calls)]),
         per_square=_CONTAINS_SQUARE if any(c.function == "contains" and c.dynamic for c in syntax.calls) else 0,
         names=read_of([path[1:] for path in named if path[0] == "args"], syntax.inner if loops else ()),
-        plain=plain_condition(serialized),
+        plain=plain,
     )
 
 

@@ -9,7 +9,9 @@ from tests.flow.world import Upstream
 
 # Each package, and when it is loaded.
 NOT_LOADED = {
+    "cel_expr_python": "a condition that is not plain",
     "casbin": "a model that is not compiled",
+    "google.protobuf": "gRPC, audit.otlp, CEL",
     "grpc": "server.grpc, or an agent behind gRPC",
     "hiredis": "store.url, audit.redis",
     "jsonschema": "a schema that its dialect refuses",

@@ -68,18 +68,18 @@ _TIMES = (
 )
 
 
-def _written(random: Random, depth: int = 0) -> str:
+def written(random: Random, depth: int = 0) -> str:
     """A random condition, most often a plain one."""
     one, two = (random.choice(_INPUTS if random.random() < 0.9 else _TESTS) for _ in range(2))
     constant = random.choice(_CONSTANTS)
     kind = random.randrange(14) if depth < 3 else random.randrange(4, 14)
     match kind:
         case 0 | 1:
-            return f"({_written(random, depth + 1)} && {_written(random, depth + 1)})"
+            return f"({written(random, depth + 1)} && {written(random, depth + 1)})"
         case 2:
-            return f"({_written(random, depth + 1)} || {_written(random, depth + 1)})"
+            return f"({written(random, depth + 1)} || {written(random, depth + 1)})"
         case 3:
-            return f"!({_written(random, depth + 1)})"
+            return f"!({written(random, depth + 1)})"
         case 4:
             return f"{one}.{random.choice(('startsWith', 'endsWith', 'contains'))}({random.choice(_CONSTANTS[3:9])})"
         case 5:
@@ -131,6 +131,11 @@ def _compiled(text: str) -> Condition | None:
         return None
 
 
+def scene_of(arguments: dict[str, Any], now_s: float = NOW) -> ConditionContext:
+    question = Question("tool:s/t", "tools/call", "s", "t", arguments)
+    return ConditionContext(CHAIN, 1, question, arguments, now_s, lambda principal: principal.roles)
+
+
 def _ran(condition: Condition, scene: ConditionContext, units: float) -> tuple[str, ...]:
     purse = CostBudget(units)
     outcome, read = condition.run(scene, purse)
@@ -149,15 +154,14 @@ def test_a_plain_condition_gives_what_cel_gives() -> None:
     """Result, inputs in their order, and units left in the budget."""
     random, outcomes = Random(EVALUATIONS), Counter[str]()
     while outcomes.total() < EVALUATIONS:
-        condition = _compiled(text := _written(random))
+        condition = _compiled(text := written(random))
         if condition is None or condition.plain is None:
             continue
         by_cel = replace(condition, plain=None)
         for _ in range(PER_CONDITION):
             arguments, units = _arguments(random), random.choice((1_000_000, 1_000_000, 300, 60))
             now_s = random.choice((NOW, NOW + 0.000001, NOW - 1, NOW + 1, 0.0, 1e20, -1.0))
-            question = Question("tool:s/t", "tools/call", "s", "t", arguments)
-            scene = ConditionContext(CHAIN, 1, question, arguments, now_s, lambda principal: principal.roles)
+            scene = scene_of(arguments, now_s)
             expected = _ran(by_cel, scene, units)
             assert _ran(condition, scene, units) == expected, (text, arguments, now_s)
             outcomes[expected[0]] += _is_plain(condition, scene)

@@ -1,0 +1,271 @@
+"""Parses the texts of plain conditions, so that a policy whose conditions are all plain does not load CEL.
+
+CEL's library takes 10 MB and its start 20 ms. The result has the form in which CEL serialises a checked expression, so
+that all that follows is the same for both. What is not surely plain, and valid CEL, is left to CEL:
+
+    condition   = conjunction ("||" conjunction)*
+    conjunction = relation ("&&" relation)*
+    relation    = unary [("==" | "!=" | "<" | "<=" | ">" | ">=" | "in") unary]
+    unary       = ["!"] member
+    member      = "(" condition ")" | constant | "[" [constant ("," constant)*] "]" | "has(" path ")"
+                | "timestamp(" text ")" | path ["." ("startsWith" | "endsWith" | "contains") "(" text ")"]
+    path        = ("args" | "principal" | "origin" | "now") ("." name | "[" text "]")*
+
+in printable ASCII, without escapes, exponents and numbers of more than 15 digits.
+`tests/unit/policy/test_plain_parser.py` compares the trees with CEL's.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from sidecar.policy.plain_conditions import VARIABLES
+
+MAX_NESTED: Final = 32
+_NUMBER = r"-?(?:0|[1-9]\d{0,14})"
+_TOKEN: Final = re.compile(
+    rf" *(?:(?P<name>[A-Za-z_]\w*)|(?P<double>{_NUMBER}\.\d{{1,15}}(?![\w.]))|(?P<int>{_NUMBER}(?![\w.]))"
+    r"|(?P<text>'[^'\\]*'|\"[^\"\\]*\")|(?P<mark>&&|\|\||[=!<>]=|[<>!()\[\],.])|(?P<end>\Z))",
+    re.ASCII,
+)
+_RESERVED: Final = frozenset((
+    *("as", "break", "const", "continue", "else", "false", "for", "function", "if", "import", "in", "let", "loop"),
+    *("namespace", "null", "package", "return", "true", "var", "void", "while"),
+))  # fmt: skip
+_RELATIONS: Final = {mark: f"_{mark}_" for mark in ("==", "!=", "<", "<=", ">", ">=")} | {"in": "@in"}
+_TEXT_TESTS: Final = frozenset({"startsWith", "endsWith", "contains"})
+# cel.expr.Expr, Expr.Select, Expr.Call, Constant; CheckedExpr, SourceInfo
+_ID, _CONST, _IDENT, _SELECT, _CALL, _LIST = 2, 3, 4, 5, 6, 7
+_OPERAND, _FIELD, _TEST_ONLY = 1, 2, 3
+_TARGET, _FUNCTION, _ARGUMENT = 1, 2, 3
+_NULL, _BOOL, _INT64, _DOUBLE, _STRING = 1, 2, 3, 5, 6
+_EXPRESSION, _SOURCE, _POSITIONS = 4, 5, 4
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+
+class _Step(NamedTuple):
+    """`.name` or `[key]` below a variable; `key` is an expression, b"" for a name."""
+
+    at: int
+    name: str
+    key: bytes
+
+
+class _LeftToCelError(Exception):
+    """The text is not plain."""
+
+
+def parsed(text: str) -> bytes | None:
+    """Return a condition as `cel.Expression.serialize()` would, without types; None if it is not plain."""
+    if not (text.isascii() and text.isprintable()):
+        return None
+    try:
+        parser = _Parser(_tokens(text))
+        root = parser.condition(0)
+        parser.take("end")
+    except _LeftToCelError:
+        return None
+    positions = b"".join(_inner(_POSITIONS, entry) for entry in parser.positions)
+    return _inner(2, _inner(_EXPRESSION, root) + _inner(_SOURCE, positions))
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens, at, kind = [], 0, ""
+    while kind != "end":
+        found = _TOKEN.match(text, at)
+        if found is None or found.lastgroup is None:
+            raise _LeftToCelError
+        kind, at = found.lastgroup, found.end()
+        tokens.append(_Token(kind, found[kind], found.start(kind)))
+    return tokens
+
+
+class _Parser:
+    """Reads the tokens once, by descent. Each method returns the bytes of a `cel.expr.Expr`."""
+
+    def __init__(self, tokens: Sequence[_Token]) -> None:
+        self._tokens, self._next = tokens, 0
+        self.positions: list[bytes] = []
+
+    def condition(self, nested: int) -> bytes:
+        if nested > MAX_NESTED:
+            raise _LeftToCelError
+        operands, places = [self._conjunction(nested)], []
+        while self._is("||"):
+            places.append(self.take("mark").at)
+            operands.append(self._conjunction(nested))
+        return self._balanced("_||_", operands, places)
+
+    def take(self, kind: str, text: str | None = None) -> _Token:
+        token = self._tokens[self._next]
+        if token.kind != kind or text not in (None, token.text):
+            raise _LeftToCelError
+        self._next += 1
+        return token
+
+    def _is(self, text: str) -> bool:
+        token = self._tokens[self._next]
+        return token.text == text and token.kind in ("mark", "name")
+
+    def _conjunction(self, nested: int) -> bytes:
+        operands, places = [self._relation(nested)], []
+        while self._is("&&"):
+            places.append(self.take("mark").at)
+            operands.append(self._relation(nested))
+        return self._balanced("_&&_", operands, places)
+
+    def _balanced(self, function: str, operands: Sequence[bytes], places: Sequence[int]) -> bytes:
+        """Join operands as CEL's parser does: not from left to right, but as a balanced tree."""
+        if not places:
+            return operands[0]
+        middle = len(places) // 2
+        left = self._balanced(function, operands[: middle + 1], places[:middle])
+        right = self._balanced(function, operands[middle + 1 :], places[middle + 1 :])
+        return self._call(places[middle], function, left, right)
+
+    def _relation(self, nested: int) -> bytes:
+        left, token = self._unary(nested), self._tokens[self._next]
+        function = _RELATIONS.get(token.text) if token.kind in ("mark", "name") else None
+        if function is None:
+            return left
+        self._next += 1
+        return self._call(token.at, function, left, self._unary(nested))
+
+    def _unary(self, nested: int) -> bytes:
+        if not self._is("!"):
+            return self._member(nested)
+        at = self.take("mark").at
+        return self._call(at, "!_", self._member(nested))
+
+    def _member(self, nested: int) -> bytes:
+        token = self._tokens[self._next]
+        match token.kind, token.text:
+            case "mark", "(":
+                self._next += 1
+                inner = self.condition(nested + 1)
+                self.take("mark", ")")
+                return inner
+            case "mark", "[":
+                return self._list()
+            case "name", "has":
+                self._next += 1
+                return self._has()
+            case "name", "timestamp":
+                self._next += 1
+                at = self.take("mark", "(").at
+                argument = self._text()
+                self.take("mark", ")")
+                return self._call(at, "timestamp", argument)
+            case "name", name if name in VARIABLES:
+                return self._read()
+        return self._constant()
+
+    def _list(self) -> bytes:
+        at, elements = self.take("mark", "[").at, list[bytes]()
+        while not self._is("]"):
+            if elements:
+                self.take("mark", ",")
+            elements.append(_inner(1, self._constant()))
+        self.take("mark", "]")
+        return self._expression(at, _LIST, b"".join(elements))
+
+    def _has(self) -> bytes:
+        at = self.take("mark", "(").at
+        variable = self.take("name")
+        steps = self._steps(variable)
+        self.take("mark", ")")
+        if not steps or steps[-1].key:
+            raise _LeftToCelError  # CEL refuses it
+        return self._field(at, self._path(variable, steps[:-1]), steps[-1].name, _number(_TEST_ONLY, 1))
+
+    def _read(self) -> bytes:
+        variable = self.take("name")
+        steps = self._steps(variable)
+        if not (steps and steps[-1].name in _TEXT_TESTS and self._is("(")):
+            return self._path(variable, steps)
+        target, function = self._path(variable, steps[:-1]), steps[-1].name.encode()
+        at = self.take("mark", "(").at
+        argument = self._text()
+        self.take("mark", ")")
+        parts = _inner(_TARGET, target) + _inner(_FUNCTION, function) + _inner(_ARGUMENT, argument)
+        return self._expression(at, _CALL, parts)
+
+    def _steps(self, variable: _Token) -> list[_Step]:
+        if variable.text not in VARIABLES:
+            raise _LeftToCelError
+        steps: list[_Step] = []
+        while self._is(".") or self._is("["):
+            mark = self.take("mark")
+            if mark.text == ".":
+                steps.append(_Step(mark.at, self.take("name").text, b""))
+            else:
+                steps.append(_Step(mark.at, "", self._text()))
+                self.take("mark", "]")
+        if (steps and variable.text == "now") or any(step.name in _RESERVED for step in steps):
+            raise _LeftToCelError
+        return steps
+
+    def _path(self, variable: _Token, steps: Sequence[_Step]) -> bytes:
+        path = self._expression(variable.at, _IDENT, _inner(1, variable.text.encode()))
+        for at, name, key in steps:
+            path = self._call(at, "_[_]", path, key) if key else self._field(at, path, name)
+        return path
+
+    def _field(self, at: int, operand: bytes, name: str, test: bytes = b"") -> bytes:
+        return self._expression(at, _SELECT, _inner(_OPERAND, operand) + _inner(_FIELD, name.encode()) + test)
+
+    def _text(self) -> bytes:
+        token = self.take("text")
+        return self._expression(token.at, _CONST, _inner(_STRING, token.text[1:-1].encode()))
+
+    def _constant(self) -> bytes:
+        token = self._tokens[self._next]
+        self._next += 1
+        match token.kind, token.text:
+            case "name", "null":
+                constant = _number(_NULL, 0)
+            case "name", "true" | "false":
+                constant = _number(_BOOL, token.text == "true")
+            case "int", digits:
+                constant = _number(_INT64, int(digits) % 2**64)
+            case "double", digits:
+                constant = _varint(_DOUBLE << 3 | 1) + struct.pack("<d", float(digits))
+            case "text", quoted:
+                constant = _inner(_STRING, quoted[1:-1].encode())
+            case _:
+                raise _LeftToCelError
+        return self._expression(token.at, _CONST, constant)
+
+    def _call(self, at: int, function: str, *arguments: bytes) -> bytes:
+        parts = _inner(_FUNCTION, function.encode()) + b"".join(_inner(_ARGUMENT, one) for one in arguments)
+        return self._expression(at, _CALL, parts)
+
+    def _expression(self, at: int, kind: int, content: bytes) -> bytes:
+        expression_id = len(self.positions) + 1
+        self.positions.append(_number(1, expression_id) + _number(2, at))
+        return _number(_ID, expression_id) + _inner(kind, content)
+
+
+def _inner(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _number(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
