@@ -60,10 +60,10 @@ def main() -> None:
     """Answer questions until they or the time run out, and print the figures."""
     name, rows, wild, count, budget_s = sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:6])
     policy = ladder.drawn(rows, wild=wild)
-    asked = list(islice(ladder.questions(policy, int(count)), int(count)))
     with TemporaryDirectory() as folder:
         ladder.write(policy, Path(folder))
-        ours = Engine(load_policy(shipped("models"), Path(folder)))
+        source = load_policy(shipped("models"), Path(folder))
+    ours, asked = Engine(source), list(islice(ladder.questions_about(source), int(count)))
     began = time.perf_counter()
     allows = rival(name, policy, asked)
     load_s = time.perf_counter() - began

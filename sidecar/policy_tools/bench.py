@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -34,12 +34,10 @@ from sidecar.vocabulary import PermissionKind, Principal, Question
 SIZES = (10, 1_000, 100_000, 1_000_000)
 WILD = 0.01  # share of all rows
 DENIES, BY_ROLE, BY_SET = 0.05, 0.25, 0.02
-_ACTIONS = {"agent_to_tool": "tools/call", "user_to_nhi": "message/send", "nhi_to_nhi": "message/send"}
 _KINDS = (("agent_to_tool", 0.8), ("user_to_nhi", 0.1), ("nhi_to_nhi", 0.1))
 OURS = "sidecar"
 QUESTIONS = 20_000
 WARM_UP = 500
-QUESTIONS_FILE = "questions.json"
 STEP_S = 310.0  # a million rows are read and queried
 
 
@@ -83,30 +81,14 @@ def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
     return DrawnPolicy(tuple(found.values()), tuple(world.roles()), tuple(world.sets()))
 
 
-def questions(policy: DrawnPolicy, count: int, *, seed: int = 2) -> Iterator[DrawnQuestion]:
-    """Generate questions: half are about a row's object, with a caller whom the row matches; half are random."""
-    rng = random.Random(f"{seed}/{len(policy.rows)}")
-    members: dict[str, list[str]] = {}
-    for member, role in policy.roles:
-        members.setdefault(role, []).append(member)
-    elements = {container: element for element, container in policy.sets}
-    for number in range(count):
-        row, other = rng.choice(policy.rows), rng.choice(policy.rows)
-        if number % 2 or row.kind != other.kind:
-            other = row
-        obj = elements.get(other.object, other.object).replace("*", "x")
-        action = _ACTIONS[row.kind] if row.actions == "use" else row.actions.partition("|")[0]
-        yield DrawnQuestion(row.kind, _caller(row, members, rng), obj, action)
-
-
-def own_questions(source: PolicySource, *, seed: int = 1) -> Iterator[DrawnQuestion]:
+def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQuestion]:
     """Yield questions about a policy's rows without end: half match a row, half mix two; none without rows."""
     rng = random.Random(seed)
-    kinds = [PermissionKind(kind) for kind, _ in _KINDS if len(source.tables[PermissionKind(kind)])]
+    shares = {PermissionKind(kind): share for kind, share in _KINDS if len(source.tables[PermissionKind(kind)])}
     members = {role: member for member, roles in source.roles.parents.items() for role in roles}
     elements = {name: element for element, names in source.sets.parents.items() for name in names}
-    while kinds:
-        kind = rng.choice(kinds)
+    while shares:
+        (kind,) = rng.choices([*shares], [*shares.values()])
         table = source.tables[kind]
         row = table.rule(rng.randrange(len(table)))
         subject, obj = row.subject, (row if rng.random() < 0.5 else table.rule(rng.randrange(len(table)))).object
@@ -130,15 +112,6 @@ def write(policy: DrawnPolicy, folder: Path) -> None:
     files["roles.csv"] = links + [f"g2, {element}, {container}\n" for element, container in policy.sets]
     for name, lines in files.items():
         (folder / name).write_text("".join(lines))
-
-
-def _caller(row: DrawnRow, members: dict[str, list[str]], rng: random.Random) -> str:
-    subject = row.subject
-    while subject in members:
-        subject = rng.choice(members[subject])
-    if subject == "*" or subject.startswith("role:"):
-        return "user:other" if row.kind == "user_to_nhi" else "nhi:other"
-    return subject.replace("*", "1")
 
 
 class _World:
@@ -246,8 +219,8 @@ def climbed(
     """Yield the measurement of each size and share of wildcards; one that failed has an `error` and no figures."""
     for share, rows in product(wild, sizes):
         with TemporaryDirectory() as folder:
-            _draw(Path(folder), rows, share, questions)
-            order = [sys.executable, "-m", "sidecar.policy_tools.bench", folder]
+            write(drawn(rows, wild=share), Path(folder))
+            order = [sys.executable, "-m", "sidecar.policy_tools.bench", folder, str(questions)]
             told: dict[str, Any] = {"engine": OURS, "wild": share, "rows": rows}
             try:
                 done = subprocess.run(order, capture_output=True, text=True, check=True, timeout=STEP_S + rows * 40e-6)
@@ -260,20 +233,14 @@ def climbed(
             yield told
 
 
-def _draw(folder: Path, rows: int, wild: float, count: int) -> None:
-    policy = drawn(rows, wild=wild)
-    (folder / "policies").mkdir()
-    write(policy, folder / "policies")
-    (folder / QUESTIONS_FILE).write_text(json.dumps(list(questions(policy, count))))
-
-
-def main(folder: Path) -> None:
+def main(folder: Path, count: int) -> None:
     """Measure a drawn policy in this process, whose memory holds nothing else."""
-    asked = [DrawnQuestion(*one) for one in json.loads((folder / QUESTIONS_FILE).read_text())]
     began = time.perf_counter()
-    source = load_policy_aside(shipped("models"), folder / "policies")
-    sys.stdout.write(json.dumps(measured(source, asked, time.perf_counter() - began, now_s=time.time())))
+    source = load_policy_aside(shipped("models"), folder)
+    load_s = time.perf_counter() - began
+    asked = list(islice(questions_about(source), count))
+    sys.stdout.write(json.dumps(measured(source, asked, load_s, now_s=time.time())))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -13,7 +13,7 @@ import click
 
 from sidecar.cli.command import config_option, print_json
 from sidecar.cli.terminal import progress
-from sidecar.policy_tools.bench import QUESTIONS, SIZES, WILD, climbed, measured, own_questions
+from sidecar.policy_tools.bench import QUESTIONS, SIZES, WILD, climbed, measured, questions_about
 from sidecar.policy_tools.policy_location import configured
 
 _HEAD = "engine        rows   wild        p50        p99     load   memory"
@@ -53,7 +53,7 @@ def _print_own(config: Path, questions: int, *, is_named: bool) -> None:
         return
     began = time.perf_counter()
     source = configured(config, os.environ).load()
-    asked = list(islice(own_questions(source), questions))
+    asked = list(islice(questions_about(source), questions))
     if asked:
         rung = measured(source, asked, time.perf_counter() - began, now_s=time.time())
         click.echo(f"this policy      {_HEAD}")

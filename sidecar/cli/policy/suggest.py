@@ -16,7 +16,7 @@ from sidecar.cli.command import FILE, FOLDER, NO, CommandFailed, catalogue_optio
 from sidecar.cli.policy import write_files
 from sidecar.cli.terminal import progress
 from sidecar.cli.timestamps import Moment
-from sidecar.policy import Engine, PolicySource
+from sidecar.policy import PolicySource
 from sidecar.policy_tools.catalogue import Known, KnownCatalogue, exact_names, read_catalogue
 from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, configured
 from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
@@ -24,7 +24,7 @@ from sidecar.policy_tools.suggest.render import as_data, csv_files, notes, one_t
 from sidecar.policy_tools.suggest.suggestion import Suggestion
 from sidecar.policy_tools.suggest.suggestion import suggest as find
 from sidecar.policy_tools.suggest.terms import Present
-from sidecar.policy_tools.suggest.verification import SUITE_FILE, prove, read_back, suite_text
+from sidecar.policy_tools.suggest.verification import prove, read_back
 from sidecar.settings.shipped_files import shipped
 
 _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
@@ -41,7 +41,7 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 @click.option("--since", type=Moment(), default=None, help="A time, or a span back from now (15m, 2h, 7d).")
 @click.option("--until", type=Moment(), default=None, help="Likewise, exclusive.")
 @json_option
-@click.option("-o", "--output", type=FOLDER, help="An empty or new folder for rules and tests/.")
+@click.option("-o", "--output", type=FOLDER, help="An empty or new folder for the rules.")
 def suggest(
     audit: tuple[Path, ...],
     config: Path | None,
@@ -71,19 +71,17 @@ def suggest(
     if suggestion is None or not evidence.traces:  # finding may discard all of them
         _end_empty(evidence, present)
     bare = suggestion.bare()
-    proof = prove(csv_files(bare, present), place.models, bare, evidence, known)
+    cells = prove(csv_files(bare, present), place.models, bare, evidence, known)
     files = csv_files(suggestion, present)
-    engine = Engine(read_back(files, place.models, suggestion))
+    read_back(files, place.models, suggestion)
     if output is not None:
-        suite = {SUITE_FILE: suite_text(suggestion, evidence, known, engine)}
-        write_files({output / name: text.encode() for name, text in {**files, **suite}.items()})
+        write_files({output / name: text.encode() for name, text in files.items()})
     if as_json:
-        data = as_data(suggestion, evidence, present) | {"proof": {"cells": proof.cells, "asked": proof.asked}}
-        print_json(data)
+        print_json(as_data(suggestion, evidence, present) | {"proof": {"cells": cells}})
     elif output is None:
         click.echo(one_text(files), nl=False)
     if not as_json:
-        _tell(suggestion, evidence, present, proof.cells, output)
+        _tell(suggestion, evidence, present, cells, output)
     if evidence.left_out:
         sys.exit(NO)
 

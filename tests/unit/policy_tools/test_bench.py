@@ -32,7 +32,7 @@ def test_it_loads_and_half_of_what_is_asked_is_allowed(tmp_path: Path) -> None:
     source = load_policy(shipped("models"), tmp_path)
     assert len([*source.rules]) == 2_000
     engine = Engine(source)
-    asked = list(islice(ladder.questions(policy, 1_000), 1_000))
+    asked = list(islice(ladder.questions_about(source), 1_000))
     allowed = sum(engine.decide(one.chain, one.question, time.time()).allowed for one in asked)
     assert 400 < allowed < 950
 
@@ -43,8 +43,8 @@ def test_a_rival_agrees_with_us_as_far_as_it_can(tmp_path: Path, name: str) -> N
         pytest.skip(f"{name} is for the bench, and not installed")
     policy = ladder.drawn(60, wild=0.2)
     ladder.write(policy, tmp_path)
-    engine = Engine(load_policy(shipped("models"), tmp_path))
-    asked = list(islice(ladder.questions(policy, 60), 60))
+    source = load_policy(shipped("models"), tmp_path)
+    engine, asked = Engine(source), list(islice(ladder.questions_about(source), 60))
     allows = rivals.rival(name, policy, asked)
     same = sum(allows(one) is engine.decide(one.chain, one.question, time.time()).allowed for one in asked)
     assert same == len(asked) if name != "fast" else same > 20  # roles and wildcards are beyond FastEnforcer
@@ -54,7 +54,7 @@ def test_questions_about_a_policy_are_about_its_own_rows(tmp_path: Path) -> None
     (tmp_path / "agent_to_tool.csv").write_text("p, role:x, set:m, use, -, -, -, allow\n")
     (tmp_path / "roles.csv").write_text("g, nhi:a, role:x\ng2, tool:s/t, set:m\n")
     only = ladder.DrawnQuestion("agent_to_tool", "nhi:a", "tool:s/t", "tools/call")
-    assert set(islice(ladder.own_questions(load_policy(shipped("models"), tmp_path)), 9)) == {only}
+    assert set(islice(ladder.questions_about(load_policy(shipped("models"), tmp_path)), 9)) == {only}
 
 
 def test_the_command_prints_the_ladder_as_a_list(tmp_path: Path) -> None:

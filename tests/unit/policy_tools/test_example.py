@@ -266,8 +266,6 @@ def test_what_is_suggested_from_its_traffic_is_what_the_traffic_needs_and_nothin
     told = CliRunner().invoke(policy_diff, compared)
     found = orjson.loads(told.stdout)
     assert (told.exit_code, found["regions"], found["notes"]) == (0, [], [])
-    tested = CliRunner().invoke(policy_test, ["-c", str(suggested.parent / "sidecar.yaml"), "--coverage"])
-    assert (tested.exit_code, " 0 failed" in tested.stdout, "100.0 %" in tested.stdout) == (0, True, True)
     with (suggested / "agent_to_tool.csv").open("a") as rows:
         rows.write("p, nhi:concierge, tool:stripe/create_refund, tools/call, -, -, -, allow\n")
     found = orjson.loads(CliRunner().invoke(policy_diff, compared).stdout)
@@ -292,8 +290,6 @@ def test_what_is_suggested_from_its_traffic_allows_nothing_that_its_policy_does_
             old, new = (one.decide(chain, question, 0.0) for one in (before, after))
             limits = [[(each.counted_for, each.per_hour) for each in decision.limits] for decision in (old, new)]
             assert not new.allowed or set(limits[0]) <= set(limits[1])
-    tested = CliRunner().invoke(policy_test, ["-c", str(suggested.parent / "sidecar.yaml")])
-    assert (tested.exit_code, " 0 failed" in tested.stdout) == (0, True), tested.output
 
 
 def needed(log: Path) -> dict[str, set[str]]:

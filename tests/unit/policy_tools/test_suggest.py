@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 from sidecar.audit import Audit
 from sidecar.cli import main
 from sidecar.cli.policy.diff import diff as policy_diff
-from sidecar.cli.policy.test import test as policy_test
 from sidecar.errors import SettingsError
 from sidecar.policy_tools.catalogue import Known, read_catalogue
 from sidecar.policy_tools.suggest import evidence as reading
@@ -129,18 +128,6 @@ def test_the_suggested_folder_answers_every_recorded_call_as_the_recorded_policy
         assert not suggested.decide(chain(who), asked, 0.0).allowed
 
 
-def test_the_suggested_tests_pass_exercise_every_rule_and_fail_where_a_rule_is_gone(world: World) -> None:
-    a_day_at_work(world)
-    out = world.folder / "somewhere" / "policies"
-    assert world.suggest("-o", str(out)).exit_code == 0
-    run = ["-c", str(out.parent / "sidecar.yaml"), "--coverage", "--fail-under", "100"]
-    told = CliRunner().invoke(policy_test, run)
-    assert (told.exit_code, "0 failed" in told.stdout, "100.0 %" in told.stdout) == (0, True, True)
-    rows = (out / "agent_to_tool.csv").read_text()
-    (out / "agent_to_tool.csv").write_text(rows.replace("p, nhi:pay-refunds,", "p, nhi:pay-nobody,"))
-    assert CliRunner().invoke(policy_test, run[:2]).exit_code == 4
-
-
 def test_rules_cite_their_records_and_the_terms_they_rested_on(world: World) -> None:
     a_day_at_work(world)
     data = json.loads(world.suggest("--json").stdout)
@@ -152,7 +139,7 @@ def test_rules_cite_their_records_and_the_terms_they_rested_on(world: World) -> 
     assert entries["rests_on"] == ["payments"]
     assert data["roles"]["role:pay-agents"] == ["nhi:pay-audit", "nhi:pay-ledger", "nhi:pay-refunds"]
     assert (data["reused"], data["carried"]) == (["role:engineers"], ["no-deletes"])
-    assert data["proof"]["cells"] > 0 < data["proof"]["asked"]
+    assert data["proof"]["cells"] > 0
     recorded = [json.loads(line) for line in world.log.read_text().splitlines()]
     ids = {record["decision_id"] for record in recorded if record["event"] == "decision"}
     assert all(set(rule["decisions"]) <= ids for rule in data["rules"])
