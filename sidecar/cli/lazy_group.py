@@ -15,14 +15,18 @@ from sidecar.cli.command import INVALID, CommandFailed
 from sidecar.errors import ConfigError, visible_lines
 
 
+Command = tuple[str, str] | tuple[str, Mapping[str, tuple[str, str]]]
+
+
 class Group(click.Group):
     """A group of commands, each imported only when it is used, so that `--help` stays fast.
 
-    `commands_in` maps a name to its module (there it is `list_` for `list`, `a_b` for `a-b`) and to its one-line help.
+    `commands_in` maps a name to its module (there it is `list_` for `list`, `a_b` for `a-b`) and its one-line help, or
+    to a group's help and commands.
     A command ends with a message if an operator's file is invalid or unreadable.
     """
 
-    def __init__(self, *args: Any, commands_in: Mapping[str, tuple[str, str]] = {}, **more: Any) -> None:
+    def __init__(self, *args: Any, commands_in: Mapping[str, Command] = {}, **more: Any) -> None:
         super().__init__(*args, **more)
         self._commands_in = commands_in
 
@@ -57,7 +61,10 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._commands_in:
             return super().get_command(ctx, cmd_name)
-        module = importlib.import_module(self._commands_in[cmd_name][0])
+        told, inside = self._commands_in[cmd_name]
+        if not isinstance(inside, str):
+            return Group(cmd_name, help=told, commands_in=inside)
+        module = importlib.import_module(told)
         name = cmd_name.replace("-", "_")
         command = getattr(module, f"{name}_", None) or getattr(module, name)
         assert isinstance(command, click.Command)
@@ -68,7 +75,9 @@ class Group(click.Group):
             super().format_commands(ctx, formatter)
             return
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in self._commands_in.items()])
+            formatter.write_dl(
+                [(name, two if isinstance(two, str) else one) for name, (one, two) in self._commands_in.items()]
+            )
 
 
 class Root(Group):

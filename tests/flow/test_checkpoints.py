@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from sidecar.app import control_records
 from sidecar.audit.checkpoint_publisher import KEY
 from sidecar.audit.segments import given
-from sidecar.cli.audit import audit as command
+from sidecar.cli import main
 from sidecar.limits.topology import PREFIX
 from tests.flow.test_audit_sinks import RULES, call
 from tests.flow.world import PATIENCE_S, world, write_folder
@@ -25,7 +25,7 @@ from tests.valkey import running_valkey
 
 def verify(folder: Path, *more: object) -> Result:
     arguments = ["verify", folder / "data" / "audit", "--key", folder / "data" / "keys" / "audit.key", *more]
-    return CliRunner().invoke(command, list(map(str, arguments)))
+    return CliRunner().invoke(main, ["audit", *map(str, arguments)])
 
 
 async def test_what_the_store_heard_no_log_can_take_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

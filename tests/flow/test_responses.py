@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from sidecar.cli.audit import audit as command
+from sidecar.cli import main
 from tests.flow.guests import result_of
 from tests.flow.scripts import answer, giving, stream
 from tests.flow.streams import Emitter, event, hearing, streamed
@@ -228,7 +228,7 @@ def evidence_path(running: World) -> Path:
 
 
 def cli(*arguments: Any) -> Any:
-    return CliRunner().invoke(command, [str(each) for each in arguments])
+    return CliRunner().invoke(main, ["audit", *map(str, arguments)])
 
 
 SAID = {"type": "repository", "description": "a file of main", "confidence": 0.9, "tags": ["code", 7], "other": {}}

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from click import Context
 from click.testing import CliRunner, Result
 
 from sidecar.audit import Audit, AuditKey, Recording
 from sidecar.audit.chain import ascii_json
 from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.verification_report import VerificationReport
-from sidecar.cli.audit import audit as command
+from sidecar.cli import main
 from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.settings.audit import RotationSettings
 from sidecar.vocabulary import (
@@ -156,6 +157,8 @@ def kinds(report: VerificationReport) -> list[str]:
 
 def run(*arguments: object, given: bytes | None = None) -> Result:
     """`sidecar audit`, as on a terminal: nothing is taken out of what it prints."""
+    command = main.get_command(Context(main), "audit")  # `main` itself takes no names that are not UTF-8
+    assert command is not None
     return CliRunner().invoke(command, [str(each) for each in arguments], input=given, color=True)
 
 

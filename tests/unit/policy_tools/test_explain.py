@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.cli.policy import policy as command
+from sidecar.cli import main
 from sidecar.policy.roles import RoleLinks
 from sidecar.policy_tools.nearest_rules import Sought, nearest
 from sidecar.vocabulary import PermissionKind, RuleRef
@@ -38,7 +38,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run(*arguments: Any, stdin: bytes | None = None) -> Result:
-    return CliRunner().invoke(command, ["explain", *map(str, arguments)], input=stdin)
+    return CliRunner().invoke(main, ["policy", "explain", *map(str, arguments)], input=stdin)
 
 
 def asked(*arguments: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.cli.policy import policy as command
+from sidecar.cli import main
 from sidecar.policy import Engine
 from sidecar.policy_tools.audit_records import RecordedQuestion, asked_in, find_decision, question_of
 from sidecar.policy_tools.policy_location import in_folder
@@ -35,7 +35,7 @@ def row(when: str, *, subject: str = "nhi:r", obj: str = "tool:g/search", effect
 
 
 def run(*arguments: Any) -> Result:
-    return CliRunner().invoke(command, ["replay", *map(str, arguments)])
+    return CliRunner().invoke(main, ["policy", "replay", *map(str, arguments)])
 
 
 def replayed(folder: Path, old: str, new: str, *calls: Sent, key: bool = False, **files: str) -> dict[str, Any]:
