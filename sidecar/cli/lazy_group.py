@@ -14,7 +14,6 @@ import click
 from sidecar.cli.command import INVALID, CommandFailed
 from sidecar.errors import ConfigError, visible_lines
 
-
 Command = tuple[str, str] | tuple[str, Mapping[str, tuple[str, str]]]
 
 
