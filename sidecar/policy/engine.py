@@ -49,8 +49,7 @@ class Result(NamedTuple):
     """The decision of a case without facts, and the condition, outcome and link of each fact."""
 
     decision: Decision
-    ran: tuple[tuple[str, Ran], ...]
-    links: tuple[Link, ...]
+    ran: Sequence[tuple[str, Ran, Link]]
 
 
 class Case:
@@ -196,7 +195,9 @@ class Engine:
             return (case.results.get(()) or self._conclude(mode, case, subjects, question, (), now_s)).decision
         outcomes, reads = self._run(case, chain, question, now_s, listing=mode == "list")
         result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
-        facts = [Fact(*ran, inputs, link) for ran, inputs, link in zip(result.ran, reads, result.links, strict=True)]
+        facts = [
+            Fact(digest, outcome, read, link) for (digest, outcome, link), read in zip(result.ran, reads, strict=True)
+        ]
         return Decision._make((*result.decision[:-1], tuple(facts)))
 
     def _run(
@@ -251,8 +252,7 @@ class Engine:
         """Decide every link of a case by the outcomes of its conditions, and keep the result."""
         last, at = len(subjects) - 1, 0
         answers: list[LinkAnswer] = []
-        ran: list[tuple[str, Ran]] = []
-        links: list[Link] = []
+        ran: list[tuple[str, Ran, Link]] = []
         for place, found in enumerate(case.links):
             came_out = outcomes[at : at + len(found.conditions)]
             at += len(found.conditions)
@@ -260,17 +260,15 @@ class Engine:
             if place == last and mode == "session" and question.server:
                 answer, ends = found.policy.opened(answer, found.subject, question.server, now_s)
                 case.narrow(ends, now_s)
-            own = [
-                (condition.digest, outcome)
-                for condition, outcome in zip(found.conditions, came_out, strict=True)
-                if outcome != "assumed"
-            ]
-            if place <= last or not answer.link.allowed or own or answer.would_deny:  # else a guardrail says nothing
+            before = len(ran)
+            for condition, outcome in zip(found.conditions, came_out, strict=True):
+                if outcome != "assumed":
+                    ran.append((condition.digest, outcome, answer.link))
+            # A guardrail that neither denies nor has facts says nothing.
+            if place <= last or not answer.link.allowed or len(ran) > before or answer.would_deny:
                 answers.append(answer)
-                ran += own
-                links += [answer.link] * len(own)
         decision = self._decision(subjects, question.action, answers, limited=mode == "call")
-        result = Result(decision, tuple(ran), tuple(links))
+        result = Result(decision, ran)
         if len(case.results) >= MAX_CASE_RESULTS:  # a caller's arguments can produce many
             case.results.clear()
         case.results[outcomes] = result
@@ -282,6 +280,11 @@ class Engine:
         if not answers:  # no principal: denied
             return Decision(False, self.revision, (), Reason.NO_MATCHING_RULE)
         last = answers[len(subjects) - 1]
+        if len(answers) == 1:  # the common case; nothing to combine
+            link = last.link
+            limits = _limits(subjects, action, last.limited) if limited and last.limited else ()
+            would = last.would_deny, last.would_allow
+            return Decision(link.allowed, self.revision, (link,), link.reason, limits, last.until, last.roles, *would)
         denied = [answer.link.reason for answer in answers if not answer.link.allowed]
         ends = [answer.until for answer in answers if answer.until is not None]
         return Decision(

@@ -89,37 +89,35 @@ class PlainCondition(NamedTuple):
         inputs: dict[str, Any] = {}
         units = self.units
         for name, leaves in self.groups:
-            value = variable(name)
+            whole = variable(name)
             if name == "now":
-                inputs["now"] = value.timestamp()
+                inputs["now"] = whole.timestamp()
                 continue
-            if type(value) is not dict:
-                return None
-            for leaf in leaves:
-                spent = _read(leaf, value, inputs)
-                if spent is None:
+            for leaf, above, key, is_list, leaf_units in leaves:
+                value = whole
+                for step in above:
+                    if type(value) is not dict:
+                        return None
+                    value = value.get(step)
+                if type(value) is not dict:
                     return None
-                units += spent
+                value = value.get(key, _ABSENT)
+                if value is _ABSENT:
+                    continue
+                inputs[leaf] = value
+                units += leaf_units
+                kind = type(value)
+                if kind is str and not is_list:
+                    if not value.isascii() or "\0" in value:
+                        return None
+                    units += len(value) * UNITS_PER_CHAR
+                elif is_list:
+                    if kind is not list or len(value) > MAX_LIST or not _all_plain(value):
+                        return None
+                    units += _units_of_list(value)
+                elif kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
+                    return None
         return self.test(inputs), inputs, units
-
-
-def _read(leaf: Leaf, value: Any, inputs: dict[str, Any]) -> float | None:
-    """Put the input into `inputs` if it exists. Return the units spent; None if it is not plain."""
-    name, above, key, is_list, units = leaf
-    for step in above:
-        value = value.get(step)
-        if type(value) is not dict:
-            return None
-    value = value.get(key, _ABSENT)
-    if value is _ABSENT:
-        return 0.0
-    kind = type(value)
-    inputs[name] = value
-    if is_list:
-        return units + _units_of_list(value) if kind is list and len(value) <= MAX_LIST and _all_plain(value) else None
-    if kind is str:
-        return units + len(value) * UNITS_PER_CHAR if value.isascii() and "\0" not in value else None
-    return units if kind in _RANKS and (kind is not int or -MAX_INTEGER <= value <= MAX_INTEGER) else None
 
 
 def _all_plain(values: list[Any]) -> bool:

@@ -23,6 +23,9 @@ _OF_ITEMS = ("items", "prefixItems", "additionalItems", "contains", "unevaluated
 
 _WITH_PLACES = ("properties", "patternProperties", *_OF_OTHERS, *_OF_ITEMS)
 
+_CONTAINERS = frozenset({dict, list})
+_NO_NAMES: frozenset[str] = frozenset()
+
 Path = tuple[str, ...]
 Schema = Mapping[str, Any]
 Led = Mapping[int, Sequence[object]]
@@ -123,7 +126,9 @@ def similar_key(
     `siblings`, the keys of one object are not compared with each other."""
     if not siblings and not reads:
         return None
-    anywhere = frozenset[str]().union(*(read.anywhere for read in reads)) if reads else frozenset()
+    anywhere = _NO_NAMES
+    for each in reads:
+        anywhere |= each.anywhere
     everywhere = siblings or bool(anywhere)  # otherwise only places that a schema or a condition names matter
     waiting: list[tuple[Path, Any, Keys | None, list[Mapping[str, Any]]]] = []
     waiting.append(((), arguments, keys, [read.tree for read in reads if read.tree]))
@@ -132,13 +137,15 @@ def similar_key(
         if isinstance(value, list):
             items = keys.items if keys is not None else None
             if everywhere or items is not None:
-                waiting += [((*at, str(i)), item, items, []) for i, item in enumerate(value) if _holds_more(item)]
+                waiting += [
+                    ((*at, str(i)), item, items, []) for i, item in enumerate(value) if type(item) in _CONTAINERS
+                ]
         elif isinstance(value, dict):
             found = _similar_in(value, keys, trees, anywhere, siblings)
             if found is not None:
                 return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in (*at, found))
             for key, below in value.items():
-                if _holds_more(below):
+                if type(below) in _CONTAINERS and _holds_more(below):
                     place = keys.at(key) if keys is not None else None
                     read = [tree[key] for tree in trees if tree.get(key)]
                     if everywhere or read or place is not None:
@@ -164,7 +171,7 @@ def _similar_in(
     known += [(tree.keys(), frozenset(map(folded, tree))) for tree in trees]
     if anywhere:
         known.append((anywhere, frozenset(map(folded, anywhere))))
-    seen = set[str]()
+    seen: set[str] = set()
     for key in value:
         fold = folded(key)
         if siblings:
@@ -178,7 +185,10 @@ def _similar_in(
 
 
 def _holds_more(value: Any) -> bool:
-    return (type(value) is dict or type(value) is list) and bool(value)
+    """Whether there are keys in a container or below it."""
+    if type(value) is dict:
+        return bool(value)
+    return not _CONTAINERS.isdisjoint(map(type, value))
 
 
 # --- schemas --------------------------------------------------------------------------------------------------------
