@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
 
 from sidecar.errors import Answer, ErrorCode, Reason, Refusal
+from sidecar.http.server.response import NO_HEADERS
 from sidecar.protocols.jsonrpc import Id
 
 JSON = "application/json"
@@ -41,14 +42,13 @@ class AnswerShape(StrEnum):
     PLAIN = "plain"
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorResponse:
+class ErrorResponse(NamedTuple):
     """An answer made here, independent of the HTTP server."""
 
     status: int
     body: bytes
     content_type: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = NO_HEADERS
 
 
 @dataclass(frozen=True, slots=True)

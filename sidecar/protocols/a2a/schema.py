@@ -138,14 +138,13 @@ def camel(name: str) -> str:
 
 class _FieldReader(NamedTuple):
     """How one spelling of a field is read: values of exactly the type `plain` as they are, others by `read`. `keeps`:
-    also an empty value is kept; `other` is the other spelling, "" if there is none."""
+    also an empty value is kept; `beside` are the other spelling and the group, None if there is neither."""
 
     json: str
     plain: type | None
     read: Callable[[object], Any]
     keeps: bool
-    other: str
-    group: str
+    beside: tuple[str, str] | None
 
 
 class MessageReader:
@@ -171,7 +170,7 @@ class MessageReader:
             one = fields.get(key)
             if one is None:
                 continue
-            json, plain, reader, keeps, other, group = one
+            json, plain, reader, keeps, beside = one
             if type(value) is not plain:
                 if value is None and reader is not _any:
                     continue  # ProtoJSON: null is absent
@@ -179,13 +178,15 @@ class MessageReader:
                     value = reader(value)
                 except UnreadableMessage as error:
                     raise error.below(key) from None
-            if other and given.get(other) is not None:
-                raise UnreadableMessage(f"/{max(key, other, key=[*given].index)}", "is there in both its spellings")
-            if group:
-                if group in groups:
-                    raise UnreadableMessage(f"/{key}", f"stands beside another {group}")
-                groups += (group,)
-            if keeps or value:
+            if beside is not None:
+                other, group = beside
+                if other and given.get(other) is not None:
+                    raise UnreadableMessage(f"/{max(key, other, key=[*given].index)}", "is there in both its spellings")
+                if group:
+                    if group in groups:
+                        raise UnreadableMessage(f"/{key}", f"stands beside another {group}")
+                    groups += (group,)
+            if value or keeps:
                 read[json] = value
         if self._required:
             self._refuse_missing(given, groups)
@@ -217,8 +218,8 @@ class MessageReader:
         if one.many:
             read = (_list_of if one.many == "list" else _map_of)(read)
         keeps = self._defaults or one.presence or (one.type in schema.messages and not one.many)
-        other = one.name if spelling == one.json else one.json
-        return _FieldReader(one.json, plain, read, keeps, other if other != spelling else "", one.group)
+        other = "" if one.name == one.json else one.name if spelling == one.json else one.json
+        return _FieldReader(one.json, plain, read, keeps, (other, one.group) if other or one.group else None)
 
 
 def _list_of(read: Callable[[object], Any]) -> Callable[[object], list[Any]]:

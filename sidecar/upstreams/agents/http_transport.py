@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
@@ -103,9 +103,9 @@ class HttpAgent(ABC):
             return answer
         raise _refused("it answered in one body where a stream was requested")
 
-    async def _send(
+    def _send(
         self, verb: str, path: str, body: bytes | None, outgoing: OutgoingOperation, version: Version, media_type: str
-    ) -> ClientResponse:
+    ) -> Awaitable[ClientResponse]:
         """Send one request; returns when the head of the response is here. Raises Refusal."""
         streams = outgoing.operation.streams
         what = (verb, path, body is not None, streams, version)
@@ -114,9 +114,7 @@ class HttpAgent(ABC):
             form = self._form(verb, path, body is not None, outgoing, version, media_type)
             if not outgoing.extensions and len(self._forms) < MAX_FORMS:
                 self._forms[what] = form
-        return await self._address.send(
-            form, outgoing.extra, body, outgoing.caller, outgoing.deadline_s, streams=streams
-        )
+        return self._address.send(form, outgoing.extra, body, outgoing.caller, outgoing.deadline_s, streams=streams)
 
     def _form(
         self, verb: str, path: str, has_body: bool, outgoing: OutgoingOperation, version: Version, media_type: str

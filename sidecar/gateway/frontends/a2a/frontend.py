@@ -134,18 +134,15 @@ class AgentFrontend:
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the operation. Raises Refusal, in the caller's version and binding if they are known."""
-        intent = await self._parsed(request, route)
+        if (called := _called(request)) is not None:
+            await request.came(called.body)
+            intent = request_reader.read_call(route.server, called, extensions_of(request.headers))
+        elif route.rest in _OF_RPC:
+            intent = await self._rpc(request, route)
+        else:
+            intent = await self._http(request, route)
         request.asks(intent.call.method)
         return ParsedOperation(intent.call, intent)
-
-    async def _parsed(self, request: RequestContext, route: Route) -> AgentOperation:
-        called = _called(request)
-        if called is not None:
-            await request.came(called.body)
-            return request_reader.read_call(route.server, called, extensions_of(request.headers))
-        if route.rest in _OF_RPC:
-            return await self._rpc(request, route)
-        return await self._http(request, route)
 
     async def _rpc(self, request: RequestContext, route: Route) -> AgentOperation:
         dialect = request.dialect

@@ -53,7 +53,8 @@ class CalledName:
 
 class AgentOperation(NamedTuple):
     """One operation on one agent. `tasks` are the tasks that it names, each of which must be the caller's; `context` is
-    the context that it continues or begins. `pushes`: it names push configurations, which are rewritten."""
+    the context that it continues or begins. `sends`: it sends a message, which may begin a task. `pushes`: it names
+    push configurations, which are rewritten."""
 
     call: Call
     operation: Operation
@@ -62,12 +63,8 @@ class AgentOperation(NamedTuple):
     tasks: tuple[str, ...] = ()
     context: str = ""
     extensions: tuple[str, ...] = ()
+    sends: bool = False
     pushes: bool = False
-
-    @property
-    def sends(self) -> bool:
-        """Whether it sends a message, which may begin a task."""
-        return self.operation is SEND or self.operation is STREAM
 
 
 def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
@@ -200,6 +197,7 @@ def _operate(
         tasks_in(operation, params),
         context_in(operation, params),
         extensions,
+        operation is SEND or operation is STREAM,
         bool(push) or operation.action in _OF_TASK,
     )
 

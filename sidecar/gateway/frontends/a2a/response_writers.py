@@ -163,7 +163,7 @@ class JsonRpcWriter(JsonWriter):
         return ErrorResponse(200, self._result(said), JSON)
 
     def _result(self, said: Any) -> bytes:
-        return self._response({"result": said})
+        return orjson.dumps({"jsonrpc": "2.0", "id": self.request_id, "result": said})
 
     def _told(self, status: int, body: bytes, headers: Mapping[str, str]) -> ErrorResponse:
         """Returns an error. The official client of 0.3 reads it as a stream of one event if it asked for one."""

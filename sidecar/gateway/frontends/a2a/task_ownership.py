@@ -192,7 +192,7 @@ class TaskOwnership:
         if response in _ABOUT_TASKS and not (any(task for task, _, _ in named) or "message" in result):
             # a message alone belongs to no task
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
-        claims: list[TaskClaim] = []
+        contexts, claims = self._contexts, list[TaskClaim]()
         for task, context, ended in named:
             if task and task not in intent.tasks:
                 if not intent.sends:
@@ -201,13 +201,13 @@ class TaskOwnership:
             if len(context) > MAX_ID_CHARS:
                 raise Refusal(Reason.RESPONSE_REFUSED, f"its context id is of more than {MAX_ID_CHARS} characters")
             if context and context != self.context and intent.sends:
-                self._begin(claims, TaskClaim(CONTEXTS, self._contexts.key(context), ENDLESS))
+                self._begin(claims, TaskClaim(CONTEXTS, contexts.key(context), ENDLESS))
         if claims:
             await self._claim(claims, Reason.RESPONSE_REFUSED)
         for task, _, ended in named:
             if task and ended:
                 await self._ended(task, ended)
-        shown: dict[str, Any] = self._contexts.shown(result)
+        shown: dict[str, Any] = contexts.shown(result)
         return shown
 
     def _begin(self, claims: list[TaskClaim], claim: TaskClaim) -> None:
@@ -216,9 +216,9 @@ class TaskOwnership:
         namespace, name, _ = claim
         if (namespace, name) in self.known or claim in claims:
             return
-        chosen = self._contexts.key(self.context) if self.known and self.context else ""
-        begun = ((one, called) for one, called in self.known if (one, called) != (CONTEXTS, chosen))
-        if any(one == namespace for one, *_ in (*begun, *claims)):
+        chosen = self._contexts.key(self.context) if namespace == CONTEXTS and self.known and self.context else ""
+        begun = [one for one, called in self.known if called != chosen] if self.known else []
+        if namespace in begun or namespace in [one.namespace for one in claims]:
             raise Refusal(Reason.RESPONSE_REFUSED, "it begins more than one task, or conversation, for one message")
         claims.append(claim)
 
