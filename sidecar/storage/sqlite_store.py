@@ -217,13 +217,13 @@ class SqliteRecordStore(Generic[R]):
             mine, done = held[owner]
             if (excess := mine + more - bounds.per_owner) > 0:
                 freed[owner] = min(excess, more)
-                if freed[owner] > (mine if bounds.evicts_open else done):
+                if freed[owner] > done:  # a new one may have to give way to the next
                     return False
         total += len(rows) - sum(freed.values())
         if total > bounds.total or bounds.done_per_target is not None:
             return False
         for owner, some in freed.items():
-            connection.execute(_MAKE_ROOM, (self._kind.key, owner, not bounds.evicts_open, some))
+            connection.execute(_MAKE_ROOM, (self._kind.key, owner, True, some))
         self._total = total
         return True
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.gateway.frontends.a2a.context_ids import ContextIds, alike
 from tests.a2a.test_pushing import push, receiving
@@ -165,3 +167,12 @@ def test_only_what_is_ours_is_taken_from_what_an_agent_says() -> None:
     said = {"task": {"contextId": own, "metadata": {"contextId": own}, "history": [{"contextId": own, "parts": own}]}}
     history = [{"contextId": "Daily", "parts": own}]
     assert bobs.shown(said) == {"task": {"contextId": "Daily", "metadata": {"contextId": own}, "history": history}}
+
+
+@given(
+    st.text(st.characters(max_codepoint=127), max_size=50)
+    | st.from_regex(r"urn:uuid:[0-9A-Fa-f-]{32,36}", fullmatch=True)
+)
+def test_what_is_ascii_is_read_as_any_other_text(text: str) -> None:
+    wide = text.translate({code: code + 0xFEE0 for code in range(0x21, 0x7F)})  # the same letters to NFKC
+    assert not any(map(str.isalnum, text)) or alike(text) == alike(wide)

@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sidecar.storage import RecordBounds, RecordPage, RecordShare
-from tests.unit.storage.worlds import SORTS, World, after, stores
+from sidecar.storage import RecordBounds, RecordPage, RecordShare, RecordStore
+from sidecar.storage.task_owners import OWNERS as OWNER_RECORDS
+from tests.unit.storage.worlds import SORTS, World, after, owner_record, stores
 from tests.valkey import Valkey
 
 SORT = SORTS["runs"]
@@ -72,5 +73,46 @@ def test_every_store_says_the_same(valkey: Valkey, steps: list[Step]) -> None:
                     answers.append(await told(World(opened.of(SORT.kind), SORT), steps))
             assert answers[0] == answers[1]
             assert answers[0] == answers[2]
+
+    asyncio.run(play())
+
+
+BATCHES = st.lists(st.lists(st.tuples(st.sampled_from(OWNERS), st.booleans()), max_size=8), min_size=1, max_size=12)
+
+
+def unused() -> Valkey:
+    raise AssertionError("these stores need no server")
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(BATCHES, st.integers(1, 6), st.integers(4, 20), st.booleans())
+def test_what_comes_at_once_is_kept_as_one_after_the_other(
+    batches: list[list[tuple[str, bool]]], per_owner: int, total: int, evicts_open: bool
+) -> None:
+    """A file writes all new records of one iteration of the loop by one statement."""
+    bounds = RecordBounds(per_owner, total, evicts_open=evicts_open)
+    numbers = [(now, place) for now, batch in enumerate(batches) for place in range(len(batch))]
+    names = [owner_record(f"t{now}-{place}").id for now, place in numbers]
+
+    async def at_once(store: RecordStore[Any]) -> list[Any]:
+        said = list[Any]()
+        for now, batch in enumerate(batches):
+            made = [
+                owner_record(f"t{now}-{place}", owner, created_at=10.0 * now + place, state="done" * is_done)
+                for place, (owner, is_done) in enumerate(batch)
+            ]
+            pairs = [made[place : place + 2] for place in range(0, len(made), 2)]
+            known = [[one for one in await store.find(names) if now % 3 == 2][:2]]
+            said.append(await asyncio.gather(*(store.add_all(pair, bounds) for pair in (*pairs, *known))))
+            said.append(sorted(await store.find(names)))
+        return said
+
+    async def play() -> None:
+        with TemporaryDirectory() as folder:
+            answers = []
+            for how in ("memory", "file"):
+                async with stores(how, Path(folder), unused) as opened:
+                    answers.append(await at_once(opened.of(OWNER_RECORDS)))
+            assert answers[0] == answers[1]
 
     asyncio.run(play())
