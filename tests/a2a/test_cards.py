@@ -92,17 +92,10 @@ def over_grpc(told: Any) -> list[tuple[str, str, str | None]]:
     return [(one["protocolVersion"][:3], one["url"], one.get("tenant")) for one in spoken]
 
 
-NAMES, GATEWAY = "https://{agent}.grpc.acme.example", "https://gw.acme.example"
+NAMES = "https://{agent}.grpc.acme.example"
 
 
-def alone(url: str) -> list[tuple[str, str, str | None]]:
-    return [("1.0", url, None), ("0.3", url, None)]
-
-
-@pytest.mark.parametrize(
-    ("more", "a2a", "is_alone", "told"),
-    TABLES["authentications"],
-)
+@pytest.mark.parametrize(("more", "a2a", "is_alone", "told"), TABLES["authentications"])
 async def test_a_card_tells_absolute_addresses_of_grpc(
     more: str, a2a: str, is_alone: bool, told: list[tuple[str, str, str | None]], tmp_path: Path
 ) -> None:

@@ -378,11 +378,6 @@ async def test_input_required_result_prompt(ctx: Context) -> list[UserMessage] |
 
 # --- a schema with every keyword of 2020-12 that a careless reader drops --------------------------------------------
 
-_ADDRESS = {
-    "$anchor": "addressDef",
-    "type": "object",
-    "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
-}
 SCHEMA_2020_12: Mapping[str, Any] = TABLES["schema_2020_12"]
 
 

@@ -10,24 +10,11 @@ from click.testing import CliRunner, Result
 
 from sidecar.cli import main
 from tests.flow.world import write_folder
+from tests.tables import tables
 
-AGENTS = """\
-agents:
-  echo:
-    executable: cat
-    args: ["-"]
-    env_path: secrets.env
-    envs: {LANG: C}
-  writes:
-    executable: /bin/sh
-    args: [-c, "echo written > written; cat"]
-    access_type: read-write
-    working_directory: .
-  fails: {executable: /bin/sh, args: [-c, "echo half; echo no luck >&2; exit 3"]}
-  sleeps: {executable: sleep, args: ["60"]}
-  talks: {executable: sed, args: [-u, "s/^/you said: /"], mode: interactive}
-  asks: {executable: python3, args: [answer.py], agent_type: json-rpc, working_directory: .}
-"""
+TABLES = tables("flow/agent_check")
+
+AGENTS = TABLES["agents"]
 ANSWER = """\
 import json
 asked = json.loads(input())

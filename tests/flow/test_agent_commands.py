@@ -35,18 +35,7 @@ from tests.unit.admin.test_requests import POISON
 
 TABLES = tables("flow/agent_commands")
 
-AGENTS = """\
-agents:
-  echo: {executable: /bin/sh, args: [-c, "cat; echo; echo and more"], description: Says it again.}
-  slow: {executable: /bin/sh, args: [-c, 'printf "begun\\033[2J\\007\\n"; exec sleep 60'], strip_control: false}
-  fails: {executable: /bin/sh, args: [-c, "echo half; echo no luck >&2; exit 3"]}
-  choosy:
-    executable: /bin/sh
-    cli_args: {-c: 'echo "$0 $1 $COLOUR"'}
-    per_call: {cli_args: {--language: {values: [en, de]}}, envs: {COLOUR: {matches: "[a-z]+"}}}
-  closed: {executable: /bin/sh, enabled: false}
-  asks: {executable: /bin/sh, args: [asks.sh], agent_type: json-rpc, working_directory: .}
-"""
+AGENTS = TABLES["agents"]
 ROWS = "".join(
     f"p, {who}, nhi:{agent}, message/send, -, -, -, allow\n"
     for who, agent in [

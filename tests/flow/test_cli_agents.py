@@ -35,7 +35,10 @@ from tests.a2a.world import (
     write,
 )
 from tests.flow.world import PATIENCE_S, started, until
+from tests.tables import tables
 from tests.unit.upstreams.processes.test_launcher import alive
+
+TABLES = tables("flow/cli_agents")
 
 OTHER = WHO["nhi:other"]
 RULES = {
@@ -48,17 +51,7 @@ read -r line
 case $line in *'"that"'*) echo '{"jsonrpc": "2.0", "id": 1, "result": "done"}'; exit;; esac
 echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": "which?"}}'
 """
-AGENTS = """\
-  echo: {executable: cat, description: "Says what it is told.", a2a: {grpc_port: 0}}
-  slow: {executable: sh, args: ["-c", "echo $$ > pid; printf begun; exec sleep 60"], working_directory: work}
-  asks: {executable: ./asks, agent_type: json-rpc}
-  fails: {executable: sh, args: ["-c", "echo no such thing >&2; exit 3"]}
-  quiet:
-    executable: cat
-    a2a: {capabilities: {streaming_support: false, supported_methods: [message/send, message/stream, tasks/get]}}
-  secret: {executable: sh, args: ["-c", "printf %s $TOKEN | wc -c"], env_path: secret.env}
-  unused: {executable: cat, enabled: false}
-"""
+AGENTS = TABLES["agents"]
 
 
 def agents_yaml(text: str = AGENTS) -> str:

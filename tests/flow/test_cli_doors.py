@@ -8,24 +8,15 @@ from tests.a2a.test_own_door import CHANGED, TOKEN
 from tests.a2a.world import ALICE, EVERYTHING, SPOKEN, WHO, ask
 from tests.flow.idp import bearer
 from tests.flow.test_cli_agents import message, output_of, sidecar, state_of, task_in
+from tests.tables import tables
+
+TABLES = tables("flow/cli_doors")
 
 RULES = {
     "user_to_nhi": f"p, user:alice, nhi:*, {EVERYTHING}, -, -, -, allow\np, anonymous, nhi:open, use, -, -, -, allow\n",
     "nhi_to_nhi": f"p, nhi:ci, nhi:guarded, {EVERYTHING}, -, -, -, allow\n",
 }
-AGENTS = """\
-  guarded:
-    executable: sh
-    args: [-c, "cat; env"]
-    a2a:
-      base_path: /tools/guarded
-      grpc_port: 0
-      authentication: {type: api_key, header_name: X-Agent-Token, token_path: own.token, principal: "nhi:ci"}
-      rate_limiting: {requests_per_second: 0.01, burst: 20}
-  open: {executable: cat, anonymous: true, a2a: {base_path: /open, authentication: {type: none}}}
-  terse: {executable: cat, a2a: {transport_protocols: [json_rpc], rate_limiting: {daily_quota: 2}}}
-  away: {executable: cat, enabled: false, a2a: {base_path: /away}}
-"""
+AGENTS = TABLES["agents"]
 OWN = {"X-Agent-Token": TOKEN}
 RPC: tuple[Version, Binding] = ("1.0", "jsonrpc")
 

@@ -34,7 +34,6 @@ p, {who}, nhi:github, sampling/createMessage|elicitation/create|roots/list, -, -
 DOCS = Path(__file__).parents[2] / "docs/mcp.md"
 MANY = "sessions: {session_calls_per_minute: 10000}\n"
 ABLE: dict[str, Any] = {"sampling": {}, "elicitation": {"form": {}}, "roots": {}}
-REVIEW = {"ref": {"type": "ref/prompt", "name": "review"}, "argument": {"name": "a", "value": ""}}
 PARAMS: dict[str, dict[str, Any]] = {
     **TABLES["params"],
     **{method: {"taskId": "t"} for method in ("tasks/get", "tasks/result", "tasks/cancel")},

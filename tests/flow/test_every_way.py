@@ -27,18 +27,7 @@ ROOT = Path(__file__).parents[2]
 SERVER = (sys.executable, "-m", "tests.conformance.server")
 TRANSPORTS = ("http", "sse", "stdio")
 FRONTS = ("stateless", "session", "paired", "all-stateless", "all-session", "plain")
-RULES = """\
-#: id=some
-p, nhi:planner, tool:github/greet, use, -, -, -, allow
-#: id=simple
-p, nhi:planner, tool:github/test_simple_text, use, -, -, -, allow
-#: id=limited
-p, nhi:planner, tool:github/test_error_handling, use, -, 1, -, allow
-#: id=spoken-of
-p, nhi:planner, tool:github/slow_*, use, -, -, -, allow
-#: id=never
-p, *, tool:github/slow_compute, tools/call, -, -, -, deny
-"""
+RULES = TABLES["rules"]
 RESPONSES = "responses: {redact: [{tools: [greet], classes: [email]}]}"
 
 

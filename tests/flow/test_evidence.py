@@ -28,17 +28,12 @@ from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.process import Served, recompute, served
 from tests.flow.talk import decision_id_of
 from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, listening, request, stateless
+from tests.tables import tables
+
+TABLES = tables("flow/evidence")
 
 REQUESTS, AT_ONCE = 400, 100
-RULES = """\
-p, nhi:planner, tool:github/search_code, use, -, -, args.repo.startsWith('acme/'), allow
-p, nhi:planner, tool:github/get_file, use, -, -, -, allow
-p, nhi:planner, tool:github/limited, use, -, 10, -, allow
-p, nhi:planner, tool:github/slow, use, -, -, -, allow
-p, nhi:planner, tool:github/ghost, use, -, -, -, allow
-p, nhi:planner, resource:github/*, use, -, -, -, allow
-p, nhi:planner, tool:github/forbidden, use, -, -, -, deny
-"""
+RULES = TABLES["rules"]
 STRING = {"type": "string", "maxLength": 100}
 SCHEMA = {"type": "object", "properties": {"repo": STRING, "n": {"type": "number"}, "deep": {}}}
 TOOLS = [{"name": name, "inputSchema": SCHEMA} for name in ("search_code", "get_file", "limited", "slow", "forbidden")]

@@ -15,6 +15,9 @@ from tests.flow.scripts import answer, giving, hang, stream
 from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk, error_of, reason_of
 from tests.flow.world import TOOLS, Respond, Upstream, listening
+from tests.tables import tables
+
+TABLES = tables("flow/federation")
 
 SAME = [{"name": "send_email", "inputSchema": {"type": "object"}}]
 
@@ -164,15 +167,7 @@ async def test_the_mirrored_headers_are_checked_as_they_came_and_made_anew(tmp_p
 
 # --- who sees what ----------------------------------------------------------------------------------------------------
 
-MIXED = """\
-p, role:readers, tool:github/read_*, use, -, -, -, allow
-p, nhi:planner, set:some, tools/call, -, -, -, allow
-p, nhi:planner, tool:gitlab/write_b, tools/call, 2020-01-01T00:00:00Z, -, -, allow
-p, *, tool:*/*_b, tools/call, -, -, "has(args.x) && args.x == 'never'", deny
-p, *, tool:github/read_b, tools/call, -, -, -, deny
-p, nhi:planner, tool:closed/*, use, -, -, -, allow
-p, nhi:planner, nhi:closed, tools/list, -, -, -, deny
-"""
+MIXED = TABLES["mixed"]
 
 
 @both_eras

@@ -17,6 +17,9 @@ from tests.flow.idp import SETTINGS as WITH_IDP
 from tests.flow.idp import Idp, bearer
 from tests.flow.test_admin import get
 from tests.flow.world import RULES, World, until, world, write_folder
+from tests.tables import tables
+
+TABLES = tables("flow/hot_reload")
 
 WIDER = RULES + "#: id=deletes\np, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n"
 WRONG = RULES + "p, nhi:planner, tool:github/delete_repo, tool/call, -, -, -, allow\n"
@@ -254,16 +257,7 @@ async def test_a_new_key_and_a_new_setting_are_taken_too(tmp_path: Path) -> None
 
 # --- tests of its own -----------------------------------------------------------------------------------------------
 
-SUITE = """\
-suite: what planner may
-tests:
-  - name: planner deletes nothing
-    as: nhi:planner
-    calls: tool:github/delete_repo
-    action: tools/call
-    args: {}
-    expect: deny
-"""
+SUITE = TABLES["suite"]
 
 
 async def test_a_policy_that_fails_its_own_tests_does_not_serve(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tests.tables import tables
 TABLES = tables("flow/identity_flow")
 
 IDP = Idp()
-ALICE_KEY, PLANNER_KEY, RESEARCHER_KEY = (IDP.api_key(name) for name in ("user:alice", "nhi:planner", "nhi:researcher"))
+PLANNER_KEY, RESEARCHER_KEY = (IDP.api_key(name) for name in ("nhi:planner", "nhi:researcher"))
 GOOD = {"repo": "acme/site"}
 TOOLS = """\
 p, nhi:planner, tool:github/search_code, use, -, -, -, allow

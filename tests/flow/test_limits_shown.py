@@ -16,30 +16,13 @@ from sidecar.vocabulary import Principal
 from tests.flow.causes import budgets
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files, get
 from tests.flow.world import World, world
+from tests.tables import tables
 from tests.unit.limits.test_plan import plan, principals
 
-RULES = """
-#: id=search
-p, nhi:planner, tool:github/search_*, use, -, 120, -, allow
-#: id=together per=rule
-p, *, tool:github/*, use, -, 50, -, allow
-#: id=others
-p, nhi:other, tool:*, use, -, 7, -, allow
-"""
-LIMITS = budgets(
-    """
-tools:
-  "tool:github/*": {requests_per_second: 10, burst: 20, concurrency: 5}
-  "tool:files/*": {daily_quota: 3}
-principals:
-  "nhi:*": {per_hour: 40, per_month: 1000}
-  "user:*": {per_day: 10}
-costs: [{object: "tool:github/*", unit: usd, per_call: 0.000001}]
-budgets:
-  - {principal: "nhi:*", unit: usd, per_day: 0.00001}
-  - {object: "tool:files/*", unit: usd, per_month: 5}
-"""
-)
+TABLES = tables("flow/limits_shown")
+
+RULES = TABLES["rules"]
+LIMITS = budgets(TABLES["limits"])
 GOOD = {"repo": "acme/x"}
 
 

@@ -20,7 +20,7 @@ from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.scripts import answer, stream
 from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.world import SESSION, Upstream, World, request, world
+from tests.flow.world import Upstream, World, request, world
 from tests.tables import tables
 
 TABLES = tables("flow/rows_of_1_4")
@@ -54,7 +54,6 @@ ASKED_AS = (
     Row("completion/complete", OF_PROMPT, "prompt:github/review", "prompts/get"),
     Row("completion/complete", OF_RESOURCE, RESOURCE, "resources/read"),
 )
-INITIALIZE = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
 OPENED: tuple[tuple[str, dict[str, Any], tuple[Era, ...]], ...] = TABLES["opened"]
 OF_A_TASK = {"tasks/get", "tasks/cancel", "tasks/result", "tasks/update"}  # test_tasks.py asks of those
 UNKNOWN = ("tasks/resubscribe", "sampling/createMessage", "roots/list", "nonsense")

@@ -23,7 +23,6 @@ from mcp.client.streamable_http import streamable_http_client
 from pydantic import AnyUrl
 
 PATIENCE_S = 60.0
-PROMPT = types.PromptReference(type="ref/prompt", name="review")
 SECRET = types.PromptReference(type="ref/prompt", name="secret")
 TEMPLATE = types.ResourceTemplateReference(type="ref/resource", uri="note://by/{name}")
 

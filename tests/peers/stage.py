@@ -17,6 +17,9 @@ from mcp import Client
 
 from tests.flow.world import World, world
 from tests.peers.ears import Ears, text_of
+from tests.tables import tables
+
+TABLES = tables("peers/stage")
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 40.0
@@ -33,16 +36,7 @@ p, nhi:planner, resource:github/*, use, -, -, -, allow
 p, nhi:planner, nhi:github, sampling/createMessage|elicitation/create|roots/list, -, -, -, allow
 """
 # A caller who may a little: what it may not has no row, or a row that denies it.
-LITTLE = """\
-p, nhi:planner, tool:github/echo, use, -, -, -, allow
-p, nhi:planner, tool:github/greet, use, -, -, -, allow
-p, nhi:planner, tool:github/think, use, -, -, -, allow
-p, nhi:planner, tool:github/places, use, -, -, -, allow
-p, nhi:planner, tool:github/touch, use, -, -, -, allow
-p, nhi:planner, resource:github/note://welcome, use, -, -, -, allow
-#: id=no-lists
-p, nhi:planner, nhi:github, logging/setLevel|resources/templates/list, -, -, -, deny
-"""
+LITTLE = TABLES["little"]
 
 
 @contextmanager
@@ -125,12 +119,6 @@ class Stage:
     async def until_verb(self, verb: str, count: int = 1) -> None:
         """Wait until so many GETs or DELETEs have reached the server."""
         await self.until(lambda entries: sum(entry.get("verb") == verb for entry in entries) >= count)
-
-
-def _own_enquiry(message: dict[str, Any]) -> bool:
-    """What the sidecar asks for itself bears no client's name; the SDKs' clients give theirs."""
-    meta = message.get("params", {}).get("_meta", {})
-    return f"{META}protocolVersion" in meta and f"{META}clientInfo" not in meta
 
 
 @asynccontextmanager

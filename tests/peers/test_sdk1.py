@@ -29,9 +29,6 @@ pytestmark = [
         not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON"
     )
 ]
-NO_ROW, DENY_ROW = {"code": 403, "reason": "no-matching-rule"}, {"code": 403, "reason": "denied-by-rule"}
-# The server passes on as the call's what it was told in the client's place; the reason stays in the audit.
-TOLD_NO = {"code": 403, "reason": None}
 
 ALLOWED = TABLES["allowed"]
 DENIED = TABLES["denied"]

@@ -11,17 +11,11 @@ from sidecar.tasks.programs.run_record import RunStatus
 from sidecar.tasks.schedules.schedule_state import DueResult, ScheduleStanding
 from tests.a2a.world import agent_world, write
 from tests.flow.world import until
+from tests.tables import tables
 
-SETTINGS = """\
-agents:
-  echo: {executable: cat, a2a: {skills: [{id: search, name: Search}]}}
-  slow: {executable: sleep, args: ["60"], timeout: 200ms}
-  leaks: {executable: sh, args: [-c, "echo no login with password=hunter2 >&2; exit 3"]}
-schedules:
-  nightly: {agent: echo, cron: "@yearly", input_parameters: {prompt: what is new?}}
-  late: {agent: slow, cron: "@yearly"}
-  leaky: {agent: leaks, cron: "@yearly"}
-"""
+TABLES = tables("schedules/programs")
+
+SETTINGS = TABLES["settings"]
 RULES = {
     "nhi_to_nhi": "p, nhi:nightly, nhi:echo, message/send|tasks/get|tasks/cancel, -, -, -, allow\n"
     "p, nhi:late, nhi:slow, use, -, -, -, allow\np, nhi:leaky, nhi:leaks, use, -, -, -, allow\n"

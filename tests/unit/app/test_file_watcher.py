@@ -9,18 +9,11 @@ import pytest
 
 from sidecar.app.file_watcher import key_files, look_at, with_made
 from sidecar.settings import Settings, load_settings
+from tests.tables import tables
 
-CONFIG = """\
-version: 1
-identity:
-  issuers:
-    - {issuer: "https://a.example", jwks_path: a.json, algorithms: [ES256], kinds: [user]}
-  api_keys_path: keys.yaml
-admin: {credentials: [{role: viewer, secret_path: admin.secret}]}
-upstreams:
-  github: {mcp: {url: "http://127.0.0.1:1/mcp"}, credential: {bearer_path: secrets/github}}
-  jira: {mcp: {url: "http://127.0.0.1:1/mcp"}, credential: {header: X-Key, value_path: secrets/jira}}
-"""
+TABLES = tables("app/file_watcher")
+
+CONFIG = TABLES["config"]
 
 
 @pytest.fixture

@@ -39,15 +39,7 @@ PATHS = (
 NUMBERS = ("-1", "0", "1", "9" * 30, "1e400", "nan", "x")
 MOMENT = "2026-01-01T00:00:00Z"
 PLAUSIBLE = {"Path": "sidecar.yaml", "Duration": "1h", "IntRange": "1", "FloatRange": "1", "Moment": MOMENT}
-SETTINGS = """\
-version: 1
-data: data
-identity: {api_keys_path: keys.yaml}
-policy: {models: models, path: policies}
-upstreams: {example: {mcp: {url: "http://127.0.0.1:9/mcp"}}}
-agents: {echo: {executable: "true"}}
-schedules: {nightly: {agent: echo, cron: "0 2 * * *"}}
-"""
+SETTINGS = TABLES["settings"]
 
 
 FILES = {

@@ -55,10 +55,7 @@ def test_nothing_asked_for_is_no_screen() -> None:
     assert screen_from(ResponseSettings()) is None
 
 
-@pytest.mark.parametrize(
-    "result",
-    TABLES["results"],
-)
+@pytest.mark.parametrize("result", TABLES["results"])
 def test_a_secret_is_found_in_every_position(result: dict[str, Any]) -> None:
     rules = screen({"classes": ["email"]})
     left = json.dumps(result_of(result, rules))

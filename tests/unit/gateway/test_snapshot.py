@@ -6,20 +6,12 @@ from typing import Any
 
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.vocabulary import Call, Question, RowLimit
+from tests.tables import tables
 from tests.unit.policy.world import NOW, chain, engine, tool
 
-ROWS = """\
-#: id=first
-p, nhi:a, tool:s/one, tools/call, -, 5, -, allow
-#: id=both
-p, nhi:a, tool:s/*, tools/call, -, 7, -, allow
-#: id=second
-p, nhi:a, tool:s/two, tools/call, 2030-01-01T00:00:00Z, 3, -, allow
-#: id=rehearsed shadow=true
-p, nhi:a, tool:s/two, tools/call, -, -, -, deny
-#: id=never
-p, nhi:a, tool:s/three, tools/call, -, -, -, deny
-"""
+TABLES = tables("gateway/snapshot")
+
+ROWS = TABLES["rows"]
 
 
 def decided(tmp_path: Path, *questions: Question) -> Any:

@@ -218,7 +218,6 @@ async def test_a_named_proxy_tells_of_its_callers_certificate(name: str) -> None
     assert await forwarded(line) == [expected]
 
 
-SUBJECT = f'Hash={HASH};Subject="CN=\\"batch\\",O=Acme"'
 MISSHAPEN: dict[str, str] = {
     **TABLES["headers"],
     "a hash of no digits": f"Hash={'x' * 64};URI={PLANNER}",
@@ -311,16 +310,7 @@ def test_a_hash_is_the_thumbprint_of_a_bound_token() -> None:
 
 
 def test_the_file_says_whose_certificates_are_whose(tmp_path: Path) -> None:
-    text = """identity:
-  certificates:
-    spiffe:
-      - {trust_domain: acme.example, path: "/ns/*/sa/{id}"}
-      - {trust_domain: partner.example, path: "/{id}", namespace: partner}
-    names: {"dns:Planner.acme.example": "nhi:planner", "subject:CN=batch,O=Acme": "nhi:batch"}
-  trusted_proxies:
-    - {address: 10.0.0.5}
-    - {address: unix, certificate: "spiffe://acme.example/gw", element: first}
-"""
+    text = TABLES["settings"]
     made = certificates_from(settings_of(tmp_path, text).identity, "ca")
     names = [made._principal_of(name) for name in (PLANNER, "spiffe://partner.example/x")]
     assert names == ["nhi:planner", "nhi:partner/x"]
@@ -330,10 +320,7 @@ def test_the_file_says_whose_certificates_are_whose(tmp_path: Path) -> None:
 
 
 TLS = "public_url: 'https://x', tls: {cert_path: c, key_path: k"
-NO_NAME, NO_ADDRESS = "this is no name in a certificate", "this is no address or network"
-NONE = "the owners of client certificates are not configured"
 GRPC = f"server: {{grpc: '127.0.0.1:1', {TLS}, client_ca_path: a, client_certificate: required}}}}"
-TWICE = "[{trust_domain: a, path: '/{id}'}, {trust_domain: b, path: '/{id}'}]"
 FAULTS = [
     *TABLES["faults"],
     (

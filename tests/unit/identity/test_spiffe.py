@@ -166,8 +166,6 @@ def test_a_key_set_that_is_no_trust_bundle_is_found_at_the_start(tmp_path: Path)
         issuers_from(settings.identity)
 
 
-SEGMENT, DOMAIN_FAULT = "one segment must be {id}, which becomes the NHI's id", "this is no trust domain"
-PATH_FAULT, OF_ACME = "this is no path of a SPIFFE ID", "spiffe: {trust_domain: acme, path: '/{id}'}"
 FAULTS = TABLES["faults"]
 
 

@@ -34,16 +34,7 @@ def test_a_link_that_leads_nowhere_is_a_fault_and_lifts_no_limit_by_silence(tmp_
 def test_every_key_of_a_tool_and_of_a_principal_becomes_a_cap(tmp_path: Path) -> None:
     budgets = load(
         tmp_path,
-        """
-version: 1
-tools:
-  "tool:github/*": {requests_per_second: 10, burst: 20, concurrency: 5, timeout: 30s, daily_quota: 5000}
-  "resource:files/*": {requests_per_second: 2.5, per: principal}
-principals:
-  nhi:researcher: {per_hour: 1000, per_day: 8000, per_month: 90000, concurrency: 4}
-  "user:*": {per_hour: 300}
-  role:interns: {per_hour: 500, shared: true}
-""",
+        TABLES["keys"],
     )
     caps = (LimitCap("rate", 20, 100_000), LimitCap("concurrency", 5), LimitCap("day", 5000))
     assert budgets.tools == (
@@ -61,18 +52,7 @@ principals:
 def test_costs_and_budgets_are_counted_in_whole_millionths(tmp_path: Path) -> None:
     budgets = load(
         tmp_path,
-        """
-version: 1
-costs:
-  - {object: "tool:llm/complete", unit: usd, per_call: 0.002, from_result: "_meta.usage.cost", max_per_call: 0.50}
-  - {object: "tool:llm/*", unit: tokens, from_result: "/_meta/acme.example~1tokens", max_per_call: "4000"}
-  - {object: "tool:maps/*", unit: usd, per_call: 0.00001}
-budgets:
-  - {principal: "nhi:*", unit: usd, per_day: 5.00, per_month: 60.00}
-  - {principal: role:interns, object: "tool:llm/*", unit: tokens, per_hour: 100000, shared: true}
-  - {unit: usd, per_month: 999999999.999999}
-  - {tool: maps, dailyQuota: 5}
-""",
+        TABLES["costs"],
     )
     assert budgets.costs == (
         CallCost("tool:llm/complete", "usd", 2_000, 500_000, ("_meta", "usage", "cost")),
@@ -117,7 +97,6 @@ def test_a_daily_quota_of_0_means_unlimited(tmp_path: Path, key: str) -> None:
 ONE = "version: 1\n"
 TOOL, COST = f"{ONE}tools:\n  tool:a/b: ", f"{ONE}costs: [{{object: tool:a/b, unit: "
 PAID = f"{ONE}costs: [{{object: '*', unit: usd, per_call: 1}}]\n"
-HALF = PAID.replace("per_call: 1", "from_result: a, max_per_call: 0.5")
 FAULTS = TABLES["faults"]
 
 

@@ -70,10 +70,7 @@ def test_one_row_counts_for_one_principal_whatever_the_chain_and_the_object() ->
     assert keys(through_alice) == keys(through_bob)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "matches"),
-    TABLES["tools"],
-)
+@pytest.mark.parametrize(("pattern", "matches"), TABLES["tools"])
 def test_a_tools_entry_matches_as_policy_matches(pattern: str, matches: bool) -> None:
     assert labels(plan(tools(BudgetRule("tools", pattern, False, HOUR)), ALICE)) == [f"tools:{pattern}:hour"] * matches
 

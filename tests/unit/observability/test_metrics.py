@@ -14,25 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from sidecar import __version__
 from sidecar.observability import metrics
-from sidecar.observability import registry as tables
+from sidecar.observability import registry as series
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols.a2a.operations import BY_ACTION
+from tests.tables import tables
 
-CONTRACT_8 = """
-requests_total{protocol,upstream,method,status} request_duration_seconds{protocol,upstream}
-stage_duration_seconds{stage}
-decisions_total{kind,decision,reason} limit_checks_total{limit,outcome} budget_used_ratio{budget}
-auth_failures_total{credential,reason}
-pin_mismatches{upstream} hidden_text_tools{upstream}
-schema_violations_total{upstream} upstream_up{upstream} upstream_state{upstream,state}
-breaker_transitions_total{upstream,to} upstream_sessions_lost_total{upstream}
-upstream_messages_dropped_total{upstream} upstream_duration_seconds{upstream}
-inflight_requests{protocol}
-open_streams{protocol} sessions{} policy_rules{kind} policy_info{revision} policy_reloads_total{result}
-policy_last_reload_timestamp_seconds{} enforcement_mode{mode} store_up{} store_info{kind} store_duration_seconds{}
-audit_records_total{event,result} a2a_tasks{state} callbacks_total{kind,result} callbacks_waiting{}
-callback_duration_seconds{} loop_lag_seconds{} build_info{version,python}
-"""
+TABLES = tables("observability/metrics")
+
+CONTRACT_8 = TABLES["contract_8"]
 BUDGET = "budgets:nhi:*:usd:day"
 STAGES_S = {"auth": 0.00005, "policy": 0.0003, "upstream": 0.02}
 Sample = tuple[str, frozenset[tuple[str, str]]]
@@ -99,36 +88,7 @@ def test_a_request_moves_its_counter_and_its_histograms(measured: Metrics) -> No
 
 
 # what is reported → the sample that it moves
-VERBS = """
-decision_row("agent_to_tool", "allow", None) -> decisions_total kind=agent_to_tool decision=allow reason=none 1
-decision_row("guardrail", "deny", "expired") -> decisions_total kind=guardrail decision=deny reason=expired 1
-limit_row("tools:github:rate", "refused") -> limit_checks_total limit=tools:github:rate outcome=refused 1
-auth_failed("jwt", "bad-credential") -> auth_failures_total credential=jwt reason=bad-credential 1
-schema_violated("github") -> schema_violations_total upstream=github 1
-upstream_stands("github", "ready") -> upstream_up upstream=github 1
-upstream_stands("github", "degraded") -> upstream_up upstream=github 1
-upstream_stands("github", "offline") -> upstream_up upstream=github 0
-upstream_stands("github", "degraded") -> upstream_state upstream=github state=degraded 1
-breaker_moved("github", "open") -> breaker_transitions_total upstream=github to=open 1
-message_dropped("github") -> upstream_messages_dropped_total upstream=github 1
-session_lost("github") -> upstream_sessions_lost_total upstream=github 1
-upstream_answered("github", 2.0) -> upstream_duration_seconds_sum upstream=github 2
-streams("mcp", 3) -> open_streams protocol=mcp 3
-tasks({"running": 2}) -> a2a_tasks state=running 2
-sessions(7) -> sessions 7
-policy_loaded("r", {"guardrail": 4}, 9.0) -> policy_rules kind=guardrail 4
-policy_loaded("r", {}, 9.0) -> policy_info revision=r 1
-policy_loaded("r", {}, 9.0) -> policy_last_reload_timestamp_seconds 9
-policy_reloaded("failed") -> policy_reloads_total result=failed 1
-enforcement("shadow") -> enforcement_mode mode=shadow 1
-enforcement("shadow") -> enforcement_mode mode=enforce 0
-store_is("redis") -> store_info kind=redis 1
-store_up(True) -> store_up 1
-store_untold("give_back") -> store_untold_total verb=give_back 1
-store_answered(0.002) -> store_duration_seconds_count 1
-audit_recorded("refusal", "failed") -> audit_records_total event=refusal result=failed 1
-loop_lagged(0.5) -> loop_lag_seconds_sum 0.5
-"""
+VERBS = TABLES["verbs"]
 
 
 @pytest.mark.parametrize("row", VERBS.strip().splitlines())
@@ -199,7 +159,7 @@ def test_a_flood_of_invented_names_makes_no_series(measured: Metrics) -> None:
 
 
 def test_beyond_the_cap_observations_are_folded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MAX_SERIES", 50)
+    monkeypatch.setattr(series, "MAX_SERIES", 50)
     measured = Metrics(upstreams=[f"up-{number}" for number in range(100)])
     for number in range(100):
         finish(measured, f"up-{number}", "prompts/get")
@@ -225,7 +185,7 @@ def test_rows_that_are_kept_are_those_of_the_settings_and_none_that_others_are_f
     labels = dict(zip(("protocol", "upstream", "method", "status"), key, strict=True))
     assert value(measured, "requests_total", **labels) == 2
     assert value(measured, "requests_total", **labels | {"upstream": "other"}) == 1
-    monkeypatch.setattr(tables, "MAX_SERIES", 5)
+    monkeypatch.setattr(series, "MAX_SERIES", 5)
     measured.keep_series("others", measured.request_series(*key))
     assert "others" not in measured.known_series
 

@@ -128,23 +128,7 @@ def test_an_expired_deny_denies_no_more_and_is_warned_of(tmp_path: Path) -> None
 
 
 def test_all_matching_rows_limits_apply_to_the_last_link_only_and_to_no_denied_call(tmp_path: Path) -> None:
-    rows = """
-#: id=wide
-p, nhi:researcher, tool:github/*, use, -, 100, -, allow
-#: id=narrow per=origin
-p, nhi:researcher, tool:github/search, use, -, 10, -, allow
-#: id=together per=rule
-p, nhi:researcher, tool:*, use, -, 1000, -, allow
-#: id=unlimited
-p, nhi:researcher, *, use, -, -, -, allow
-#: id=expired
-p, nhi:researcher, *, use, 2020-01-01T00:00:00Z, 1, -, allow
-#: id=unmet
-p, nhi:researcher, *, use, -, 2, args.x == 1, allow
-#: id=shadow shadow=true
-p, nhi:researcher, *, use, -, 3, -, allow
-p, nhi:researcher, tool:github/shut, use, -, -, -, deny
-"""
+    rows = TABLES["limited_rows"]
     asked = engine(tmp_path, {**CHAINED, "agent_to_tool": rows})
     through = chain("user:alice", "nhi:planner", "nhi:researcher")
     assert set(asked.decide(through, tool("github/search"), NOW).limits) == {

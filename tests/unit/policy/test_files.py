@@ -18,10 +18,7 @@ TABLES = tables("policy/files")
 ROWS = "p, user:a, tool:s/t, tools/call, -, -, -, allow\np, user:b, tool:s/t, tools/call, -, -, -, allow\n"
 
 
-@pytest.mark.parametrize(
-    "text",
-    TABLES["words"],
-)
+@pytest.mark.parametrize("text", TABLES["words"])
 def test_the_same_grants_load_the_same_however_they_are_written(tmp_path: Path, text: str) -> None:
     """BL-026."""
     asked = engine(tmp_path, {"agent_to_tool": text})
@@ -29,10 +26,7 @@ def test_the_same_grants_load_the_same_however_they_are_written(tmp_path: Path, 
     assert all(asked.decide(chain(name), tool("s/t"), NOW).allowed for name in ("user:a", "user:b"))
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "column"),
-    TABLES["globs"],
-)
+@pytest.mark.parametrize(("text", "line", "column"), TABLES["globs"])
 def test_what_is_not_understood_is_a_fault_at_its_place(tmp_path: Path, text: str, line: int, column: int) -> None:
     """BL-026."""
     first = faults(tmp_path, {"agent_to_tool.csv": text})[0]

@@ -45,10 +45,7 @@ def test_a_pattern_that_meets_a_prefix_fits_something_below_it(pattern: str, pre
         assert glob(witness, pattern)
 
 
-@pytest.mark.parametrize(
-    ("text", "pattern", "fits"),
-    TABLES["globs"],
-)
+@pytest.mark.parametrize(("text", "pattern", "fits"), TABLES["globs"])
 def test_only_the_star_is_special(text: str, pattern: str, fits: bool) -> None:
     assert glob(text, pattern) is fits
 
@@ -63,9 +60,6 @@ def test_a_list_of_patterns_fits_when_one_does() -> None:
     assert not globs("", "message/send")
 
 
-@pytest.mark.parametrize(
-    ("subject", "pattern", "effect", "fits"),
-    TABLES["who"],
-)
+@pytest.mark.parametrize(("subject", "pattern", "effect", "fits"), TABLES["who"])
 def test_anonymous_is_allowed_by_its_own_word_only(subject: str, pattern: str, effect: str, fits: bool) -> None:
     assert who(subject, pattern, effect) is fits

@@ -23,25 +23,10 @@ from tests.unit.policy.world import REPOSITORY, source
 
 TABLES = tables("policy/yaml_rows")
 
-CONTRACT = """\
-version: 1
-rules:
-  - id: researcher-reads-github
-    kind: agent_to_tool
-    subject: nhi:researcher
-    object: [set:github-read, "tool:github/search_*"]
-    actions: [use]
-    max_calls_per_hour: 120
-    when: args.repo.startsWith('acme/')
-    owner: platform@acme.example
-  - {id: nobody-deletes, kind: guardrail, effect: deny, subject: "*", object: "tool:*/delete_*", reason: "Runbook 12"}
-roles: {role:oncall: [user:alice, user:bob]}         # or the seed's list of {role, capabilities, members}
-sets: {set:github-read: [tool:github/search_code, tool:github/get_file]}
-"""
+CONTRACT = TABLES["contract"]
 GOLDEN = REPOSITORY / "tests" / "golden" / "policy"
 RULE = "version: 1\nrules:\n  - {kind: agent_to_tool, subject: nhi:a, object: tool:s/t%s}\n"
 UUID, OTHER = "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0001", "0d1f6c1e-2d0f-4b43-9c4a-8f6f4c8a0002"
-CALLED = "|".join(word for word in USED if word != "delegate")
 
 Found = list[tuple[PermissionKind | None, CsvRow]]
 
@@ -112,15 +97,7 @@ def test_what_is_not_said_is_the_safer_thing(kind: str, more: str, row: str) -> 
 
 
 def test_the_seeds_roles_become_allow_rows_and_members() -> None:
-    text = """\
-version: 1
-roles:
-  - role: evidence-collector
-    capabilities: [github.commits.list, jira.*, "*.*", "*.read"]
-    members: [nhi:x]
-    owner: audit
-  - {role: role:auditor, members: user:eve}
-"""
+    text = TABLES["roles_of_the_seed"]
     assert said(text) == [
         "p, role:evidence-collector, tool:github/commits.list, use, -, -, -, allow #: owner=audit",
         "p, role:evidence-collector, tool:jira/*, use, -, -, -, allow #: owner=audit",
@@ -175,15 +152,7 @@ def test_the_uuid_of_an_agent_is_the_agent_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_capability_stands_for_the_objects_that_it_is_mapped_to() -> None:
-    text = """\
-version: 1
-capabilities:
-  github.read: ["tool:github/get_*", "resource:github/*"]
-  jira.read: tool:jira/search
-  jira.find: [tool:jira/search]
-roles:
-  - {role: readers, capabilities: [github.read, jira.read, jira.find, "aws.*"], members: nhi:x}
-"""
+    text = TABLES["capability"]
     assert said(text) == [
         "p, role:readers, tool:github/get_*, use, -, -, -, allow",
         "p, role:readers, resource:github/*, use, -, -, -, allow",
@@ -194,10 +163,7 @@ roles:
     assert valid(text)
 
 
-@pytest.mark.parametrize(
-    ("mapped", "capability", "told"),
-    TABLES["capabilities"],
-)
+@pytest.mark.parametrize(("mapped", "capability", "told"), TABLES["capabilities"])
 def test_a_capability_that_is_mapped_to_nothing_is_told(mapped: str, capability: str, told: bool) -> None:
     faults = Faults()
     text = f"version: 1\n{mapped}roles: [{{role: r, capabilities: [{capability}], members: nhi:x}}]\n"
@@ -319,10 +285,7 @@ def test_no_text_makes_the_reader_raise(text: str) -> None:
 # --- places ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("written", "value"),
-    TABLES["written"],
-)
+@pytest.mark.parametrize(("written", "value"), TABLES["written"])
 def test_the_place_inside_a_condition_is_the_place_in_the_file(written: str, value: str) -> None:
     text = f"version: 1\nrules:\n  - kind: agent_to_tool\n    when: {written}\n    subject: nhi:a\n    object: nhi:b\n"
     found, faults = read(text)
@@ -361,10 +324,7 @@ def test_the_schema_is_a_schema_and_takes_the_contract() -> None:
     assert valid(CONTRACT)
 
 
-@pytest.mark.parametrize(
-    "more",
-    TABLES["valid_rules"],
-)
+@pytest.mark.parametrize("more", TABLES["valid_rules"])
 def test_schema_and_reader_agree_on_what_is_good(more: str) -> None:
     assert valid(RULE % more)
     assert not read(RULE % more)[1]

@@ -14,6 +14,9 @@ from sidecar.errors import Fault
 from sidecar.policy_tools.check import CheckReport
 from sidecar.policy_tools.check.codes import CODES
 from sidecar.policy_tools.check.formats import FORMATS
+from tests.tables import tables
+
+TABLES = tables("policy_tools/check_formats")
 
 REPOSITORY = Path(__file__).parents[3]
 GOOD = (
@@ -166,15 +169,7 @@ def test_json_is_one_object_with_everything() -> None:
     assert wrong["valid"] is False and wrong["revision"] is None and wrong["summary"]["errors"] == 1
 
 
-CONFIG = """version: 1
-server: {public_url: "https://gw.acme.example"}
-upstreams: {github: {mcp: {url: "http://127.0.0.1:9100/mcp"}}}
-identity:
-  issuers:
-    - issuer: https://idp.acme.example
-      jwks_url: https://idp.acme.example/keys
-      roles_from: {claim: groups, namespace: corp, only: ["eng*"]}
-"""
+CONFIG = TABLES["config"]
 
 
 def test_sidecar_yaml_says_which_upstreams_there_are_and_which_roles_tokens_grant(tmp_path: Path) -> None:
@@ -220,25 +215,8 @@ def test_what_is_not_there_is_a_fault_and_what_makes_no_sense_is_wrong_usage(
 
 # --- sidecar check ----------------------------------------------------------------------------------------------------
 
-WHOLE_CONFIG = """\
-version: 1
-local: [{listen: 127.0.0.1:8070, principal: nhi:planner}]
-upstreams:
-  github: {mcp: {url: "http://127.0.0.1:9100/mcp"}}
-agents: {echo: {executable: cat}}
-schedules:
-  nightly: {agent: echo, cron: "@daily"}
-  allowed: {agent: echo, cron: "@daily", principal: nhi:clerk}
-  idle: {agent: echo, cron: "@daily", enabled: false}
-"""
-WHOLE_ROWS = """\
-#: id=reads
-p, nhi:planner, tool:github/read, use, -, -, -, allow
-#: id=reads-too
-p, nhi:planner, tool:github/re*, use, -, -, -, allow
-#: id=old
-p, nhi:planner, tool:github/gone, use, 2020-01-01T00:00:00Z, -, -, allow
-"""
+WHOLE_CONFIG = TABLES["whole_config"]
+WHOLE_ROWS = TABLES["whole_rows"]
 
 
 def told_as_json(result: Result) -> list[tuple[str, str, int]]:

@@ -13,28 +13,8 @@ from tests.tables import tables
 TABLES = tables("policy_tools/check_written")
 
 KIND = PermissionKind.AGENT_TO_TOOL
-CSV = '''# comment
-#: id=one shadow=true reason="why, so"
-p , nhi:a ,\ttool:x/y, use|tools/call, -, -, "args.x == ""y""", allow
-g, user:a, role:r
- g , role:r,  role:s
-g2, tool:x/y, set:s
-'''
-YAML = """version: 1
-rules:
-  - id: one
-    kind: agent_to_tool
-    subject: [nhi:a, "nhi:ab"]
-    object:
-      - tool:x/y
-      - "tool:x/yz"
-    actions: [use, tools/call]   # both
-    when: >-
-      args.x == 'y'
-    shadow: true
-  - {id: two, kind: guardrail, subject: "*", object: 'tool:*/d', expires_at: 2027-01-01T00:00:00Z, effect: deny}
-roles: {role:r: [user:a, user:ab]}
-"""
+CSV = TABLES["csv"]
+YAML = TABLES["yaml"]
 
 
 def written(folder: Path, name: str, text: str) -> tuple[RuleSources, str]:
@@ -51,10 +31,7 @@ def rule(file: str, line: int, subject: str = "nhi:a", obj: str = "tool:x/y") ->
     return RuleRef("one", KIND, subject, obj, ("use",), "allow", file=file, line=line)
 
 
-@pytest.mark.parametrize(
-    ("column", "part", "line", "marked"),
-    TABLES["columns"],
-)
+@pytest.mark.parametrize(("column", "part", "line", "marked"), TABLES["columns"])
 def test_a_field_of_a_row(tmp_path: Path, column: str, part: str, line: int, marked: str) -> None:
     files, file = written(tmp_path, "agent_to_tool.csv", CSV)
     assert marked_at(files.rule(rule(file, 3), column, part)) == (line, marked)

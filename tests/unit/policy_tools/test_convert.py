@@ -187,14 +187,7 @@ def test_the_shipped_policy_goes_there_and_back_to_the_byte(tmp_path: Path) -> N
 
 
 def test_one_yaml_file_of_several_kinds_becomes_one_csv_file_each(tmp_path: Path) -> None:
-    text = """\
-version: 1
-rules:
-  - {kind: agent_to_tool, subject: nhi:a, object: tool:s/t}
-  - {kind: guardrail, subject: nhi:b, object: tool:s/t}
-  - {kind: user_to_nhi, subject: user:a, object: nhi:b}
-roles: {role:r: [user:a]}
-"""
+    text = TABLES["several_kinds"]
     done = convert({"teams/pay.yaml": text.encode(), "budgets.yaml": b"version: 1\n"}, "csv", MODELS, COLUMNS_OF)
     kinds = ("agent_to_tool", "guardrails", "roles", "user_to_nhi")
     assert sorted(done.files) == ["budgets.yaml", *(f"teams/{kind}.pay.csv" for kind in kinds)]
@@ -217,10 +210,7 @@ def test_two_files_that_would_become_one_are_a_fault() -> None:
 USED = "version: 1\nrules:\n  - kind: agent_to_tool\n    subject: nhi:a\n    object: tool:s/t\n    actions: used\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "options", "code", "printed", "said"),
-    TABLES["asked"],
-)
+@pytest.mark.parametrize(("name", "text", "options", "code", "printed", "said"), TABLES["asked"])
 def test_one_file_goes_to_standard_output(
     tmp_path: Path, name: str, text: str, options: str, code: int, printed: str, said: str
 ) -> None:
@@ -261,10 +251,7 @@ def test_a_file_without_rows_becomes_nothing_and_that_is_said(tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["agent_to_tool.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "code"),
-    TABLES["faults"],
-)
+@pytest.mark.parametrize(("name", "text", "code"), TABLES["faults"])
 def test_what_is_no_policy_is_told_with_its_place_and_nothing_is_written(
     tmp_path: Path, name: str, text: str, code: str
 ) -> None:

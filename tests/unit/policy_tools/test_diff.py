@@ -23,7 +23,6 @@ TABLES = tables("policy_tools/diff")
 
 Files = Mapping[str, str]
 BASE = "#: id=base\np, nhi:base, tool:base/base, use, -, -, -, allow\n"
-UNTIL_30, UNTIL_40 = "2030-01-01T00:00:00Z", "2040-01-01T00:00:00Z"
 
 
 def compared(folder: Path, old: Files | str, new: Files | str) -> Difference:
@@ -120,10 +119,7 @@ SAID = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1, from_result: _met
 COST = "costs: [{object: 'tool:s/*', unit: usd, per_call: 0.1}]\n"
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "change"),
-    TABLES["limits"],
-)
+@pytest.mark.parametrize(("old", "new", "change"), TABLES["limits"])
 def test_a_budget_is_wider_when_it_allows_more(tmp_path: Path, old: str, new: str, change: str | None) -> None:
     both = ({"budgets.yaml": f"version: 1\n{text}\n"} for text in (old, new))
     found = compared(tmp_path, *both)

@@ -53,10 +53,7 @@ def test_what_cannot_overlap_does_not(one: str, other: str) -> None:
     assert may_overlap(one, other) == may_overlap(other, one)
 
 
-@pytest.mark.parametrize(
-    ("all_of", "none_of", "expected"),
-    TABLES["examples"],
-)
+@pytest.mark.parametrize(("all_of", "none_of", "expected"), TABLES["examples"])
 def test_a_witness_is_a_name_that_can_exist(all_of: list[str], none_of: list[str], expected: str | None) -> None:
     assert witness(TOOLS, all_of, none_of) == expected
 

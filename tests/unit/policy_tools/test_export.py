@@ -109,10 +109,7 @@ def test_an_mcp_server_as_a_whole_is_asked_by_saying_so(source: PolicySource, fo
     assert Engine(source).decide((Principal("nhi:a"),), Question("nhi:s", "roots/list", "s"), NOW).allowed
 
 
-@pytest.mark.parametrize(
-    ("asked", "code", "said"),
-    TABLES["exported"],
-)
+@pytest.mark.parametrize(("asked", "code", "said"), TABLES["exported"])
 def test_the_command_says_the_answer_and_its_rules(folder: Path, asked: list[str], code: int, said: str) -> None:
     done = python(folder / "enforce.py", *asked)
     assert done.returncode == code, done.stderr

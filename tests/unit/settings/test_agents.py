@@ -10,7 +10,6 @@ from tests.tables import tables
 
 TABLES = tables("settings/agents")
 
-UUID = "0b9d6c1e-6a3f-4a42-9f0e-3b6d2a9c7f10"
 FAULTS = TABLES["FAULTS"]
 
 

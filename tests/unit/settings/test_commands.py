@@ -17,16 +17,11 @@ from sidecar.cli.init import init
 from sidecar.settings import load_settings
 from sidecar.settings.shipped_files import shipped
 from sidecar.settings.yaml_document import read_document
+from tests.tables import tables
 
-FILE = """\
-version: 1
-store: {url: "redis://me:hunter2@redis:6379/0"}
-upstreams:
-  github:
-    mcp: {url: "http://${HOST}/mcp"}
-identity:
-  issuers: [{issuer: "https://k.example/realms/a", preset: keycloak}]
-"""
+TABLES = tables("settings/commands")
+
+FILE = TABLES["file"]
 
 
 def show(folder: Path, *options: str, env: dict[str, str] | None = None) -> Result:

@@ -36,10 +36,7 @@ def due_on(expression: str, zone: str, month: int, day: int, until: str) -> str:
     raise AssertionError("it is due for ever")
 
 
-@pytest.mark.parametrize(
-    ("expression", "zone", "forward", "back"),
-    TABLES["test_where_a_clock_changes"],
-)  # fmt: skip
+@pytest.mark.parametrize(("expression", "zone", "forward", "back"), TABLES["test_where_a_clock_changes"])  # fmt: skip
 def test_where_a_clock_changes(expression: str, zone: str, forward: str, back: str) -> None:
     """A fixed time that is left out is due right after it, one that is repeated the first time alone. All others go by
     the time that passes; ' marks the second time that the clock shows it."""

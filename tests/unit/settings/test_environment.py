@@ -11,16 +11,7 @@ from tests.tables import tables
 
 TABLES = tables("settings/environment")
 
-FILE = """\
-version: 1
-store: {url: "redis://first"}
-upstreams:
-  my-server:
-    mcp: {url: "http://127.0.0.1:${PORT:-9100}/mcp", timeout_s: 5}
-identity:
-  issuers:
-    - {issuer: a, jwks_path: k.json}
-"""
+FILE = TABLES["file"]
 
 
 def load(folder: Path, environ: Mapping[str, str], text: str = FILE) -> Settings:

@@ -64,7 +64,6 @@ def chain(length: int) -> Json:
 
 
 OF_7 = {"$schema": "http://json-schema.org/draft-07/schema#"}
-BAD_PATTERN = "/properties/a/pattern is no pattern of the linear-time kind"
 REFUSED: dict[str, tuple[Json, str]] = {
     **TABLES["refused"],
     "dynamic references that double": (

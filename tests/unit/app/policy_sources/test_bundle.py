@@ -17,7 +17,6 @@ from tests.tables import tables
 
 TABLES = tables("app/policy_sources/bundle")
 
-ONE = {"bytes": 1, "sha256": ""}
 RULES = "p, nhi:planner, tool:github/x, use, -, -, -, allow\n"
 
 
@@ -170,10 +169,7 @@ def test_a_signed_manifest_that_makes_no_sense_is_refused(
 OLD = StoredPolicy("a", "bundle", "policy", 7, 1000, "k", 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("new", "why"),
-    TABLES["newer"],
-)
+@pytest.mark.parametrize(("new", "why"), TABLES["newer"])
 def test_versions_rise_and_policies_do_not_vanish(new: dict[str, object], why: str) -> None:
     found = objection(replace(OLD, name="b", **new), OLD, None)  # type: ignore[arg-type]
     assert (why in found) if why else not found

@@ -144,10 +144,7 @@ upstreams: {a: {mcp: {url: "http://x/mcp"}}, b: {mcp: {url: "http://y/mcp"}}}
 CONTAINERS = {"vscode": "servers", "opencode": "mcp", "zed": "context_servers"}
 
 
-@pytest.mark.parametrize(
-    ("client", "own_path", "entry"),
-    TABLES["entries"],
-)
+@pytest.mark.parametrize(("client", "own_path", "entry"), TABLES["entries"])
 def test_each_client_is_told_and_wrapped_in_its_spelling(
     tmp_path: Path, client: str, own_path: str, entry: dict[str, Any]
 ) -> None:

@@ -35,10 +35,7 @@ def only(value: Any) -> ClientServer:
 @pytest.mark.parametrize(
     "around", [lambda s: {"mcpServers": s}, lambda s: {"servers": s}, lambda s: {"mcp": {"servers": s}}]
 )
-@pytest.mark.parametrize(
-    ("entry", "url", "transport"),
-    TABLES["names"],
-)
+@pytest.mark.parametrize(("entry", "url", "transport"), TABLES["names"])
 def test_the_same_server_is_read_whoever_spelled_it(
     around: Any, entry: dict[str, Any], url: str | None, transport: str
 ) -> None:
@@ -46,10 +43,7 @@ def test_the_same_server_is_read_whoever_spelled_it(
     assert (server.name, server.url, server.transport) == ("a", url, transport)
 
 
-@pytest.mark.parametrize(
-    ("entry", "code"),
-    TABLES["refused_entries"],
-)
+@pytest.mark.parametrize(("entry", "code"), TABLES["refused_entries"])
 def test_what_is_no_server_is_refused(entry: Any, code: str) -> None:
     assert code in codes({"mcpServers": {"a": entry}})
 
@@ -96,10 +90,7 @@ def test_names_become_ours_and_none_is_taken_twice() -> None:
 PLACES = ReferencePlaces(Path("/work space"), Path("/home/me"), frozenset({"my-token"}))
 
 
-@pytest.mark.parametrize(
-    ("text", "ours", "problems"),
-    TABLES["variables"],
-)
+@pytest.mark.parametrize(("text", "ours", "problems"), TABLES["variables"])
 def test_references_are_told_in_our_words(text: str, ours: str, problems: int) -> None:
     found = translated(text, PLACES)
     assert (found.text, len(found.problems)) == (ours, problems)

@@ -87,13 +87,7 @@ def test_no_rule_of_it_allows_everything(tmp_path: Path) -> None:
     assert source and objects == {f"tool:{tool}" for tool in tools}
 
 
-U, TWO = "http://x", {"X-Api-Key": "1", "X-Token": "2"}
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    TABLES["texts"],
-)
+@pytest.mark.parametrize(("entry", "said"), TABLES["texts"])
 def test_what_cannot_be_taken_over_is_told_with_its_place(tmp_path: Path, entry: Any, said: str) -> None:
     result = made(tmp_path, {"mcpServers": {"a": entry}})
     assert result.exit_code == 3 and f"mcp.json{said}" in result.stderr and "canary" not in result.output
@@ -119,10 +113,7 @@ def test_every_text_is_written_so_that_it_is_read_back(text: str) -> None:
     assert read == {"upstreams": {"a": {text or "key": text, "list": [text, "b"]}}}
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "harmless"),
-    TABLES["variables"],
-)
+@pytest.mark.parametrize(("name", "value", "harmless"), TABLES["variables"])
 def test_what_is_not_plainly_harmless_is_hidden(name: str, value: str, harmless: bool) -> None:
     assert may_stand_in_clear(name, value) is harmless
 

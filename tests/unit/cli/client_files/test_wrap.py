@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from sidecar.cli.client_files.configuration import HOW_TO_REACH, ClientFile, read_client_file
 from sidecar.cli.client_files.jsonc import parse_jsonc
 from sidecar.cli.client_files.wrap import names_of, unwrap, wrap_at
+from tests.tables import tables
 from tests.unit.cli.client_files.texts import texts, values, written
+
+TABLES = tables("cli/client_files/wrap")
 
 PATH = Path("/nowhere/.mcp.json")
 BASE = "http://127.0.0.1:8070"
@@ -103,31 +106,5 @@ def test_of_an_edited_file_our_entries_alone_go_back(given: tuple[Any, str]) -> 
 
 
 def test_lines_and_comments_stay_as_they_are() -> None:
-    text = """\
-{
-  // ours
-  "mcpServers": {
-    "Git Hub": {
-      "command": "npx", // with npm
-      "args": ["-y", "server"],
-      "env": {"A": "b"},
-      "autoApprove": []
-    }
-  }
-}
-"""
-    assert (
-        wrapped(text)
-        == """\
-{
-  // ours
-  "mcpServers": {
-    "Git Hub": {
-      "type": "http",
-      "url": "http://127.0.0.1:8070/mcp/git-hub", // with npm
-      "autoApprove": []
-    }
-  }
-}
-"""
-    )
+    text = TABLES["ours"]
+    assert wrapped(text) == TABLES["wrapped"]

@@ -408,10 +408,7 @@ async def test_fetch_ends_at_its_deadline_and_refuses_other_places_by_their_text
         await server.all_gone()
 
 
-@pytest.mark.parametrize(
-    ("url", "host_header", "path", "loopback"),
-    TABLES["addresses"],
-)
+@pytest.mark.parametrize(("url", "host_header", "path", "loopback"), TABLES["addresses"])
 def test_a_url_names_one_place(url: str, host_header: str, path: str, loopback: bool) -> None:
     origin = parse_origin(url)
     assert (origin.host_header, origin.path, origin.loopback) == (host_header, path, loopback)

@@ -9,26 +9,16 @@ from sidecar.limits import load_budgets
 from sidecar.policy import Engine, PolicySource, load_policy
 from sidecar.policy_tools.suites.loading import read_suites
 from sidecar.policy_tools.suites.suite import SuiteReport, run_suites, self_test
+from tests.tables import tables
+
+TABLES = tables("policy_tools/suites/rig")
 
 REPOSITORY = Path(__file__).parents[4]
 MODELS = REPOSITORY / "models"
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 HEAD = "suite: s\nnow: 2027-01-15T08:00:00Z\ntests:\n"
 
-TOOLS = """
-#: id=reads
-p, nhi:a, tool:x/get_*, use, -, 3, -, allow
-#: id=ours
-p, nhi:a, tool:x/put, use, -, -, args.repo == 'ours', allow
-#: id=ended
-p, nhi:a, tool:x/old, use, 2027-01-01T00:00:00Z, -, -, allow
-#: id=never
-p, *, tool:x/get_secret, use, -, -, -, deny
-#: id=team
-p, role:team, tool:y/one, use, -, -, -, allow
-#: id=shadowed shadow=true
-p, nhi:a, tool:x/put, use, -, -, -, deny
-"""
+TOOLS = TABLES["tools"]
 USERS = """
 #: id=lends
 p, user:u, nhi:a, use, -, -, -, allow

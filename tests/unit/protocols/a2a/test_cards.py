@@ -208,19 +208,13 @@ def test_what_is_no_card_is_refused(given: Any) -> None:
         cards.read(given)
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    TABLES["names_a_host"],
-)
+@pytest.mark.parametrize(("text", "names"), TABLES["names_a_host"])
 def test_a_host_that_is_a_plain_word_is_only_found_as_an_address(text: str, names: bool) -> None:
     card = ours({**LEAST, "description": text}, agent_url="http://planner:9000")
     assert (card["description"] != text) is names
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    TABLES["names_us"],
-)
+@pytest.mark.parametrize(("text", "names"), TABLES["names_us"])
 def test_on_a_host_that_is_ours_too_the_port_is_the_agents(text: str, names: bool) -> None:
     here = (cards.Interface("http://127.0.0.1:8080/agents/planner/", "jsonrpc", "1.0"),)
     given_ = {**LEAST, "url": "http://127.0.0.1:9000/a2a", "description": text, "documentationUrl": text}

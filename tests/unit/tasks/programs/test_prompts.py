@@ -47,10 +47,7 @@ def raw(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-@pytest.mark.parametrize(
-    ("parts", "text"),
-    TABLES["chosen"],
-)
+@pytest.mark.parametrize(("parts", "text"), TABLES["chosen"])
 def test_what_it_says_is_one_text(parts: list[dict[str, Any]], text: str) -> None:
     prompt = read(*parts)
     assert (prompt.text, prompt.cli_args, prompt.envs, prompt.working_directory) == (text, {}, {}, None)
@@ -148,10 +145,7 @@ def test_who_takes_text_alone_is_told_by_operators_schedules_and_the_task_api_to
         assert refused(part, input_pattern="json-rpc", **takes).kind.reason == "CONTENT_TYPE_NOT_SUPPORTED"
 
 
-@pytest.mark.parametrize(
-    ("args", "text", "is_told"),
-    TABLES["words"],
-)
+@pytest.mark.parametrize(("args", "text", "is_told"), TABLES["words"])
 def test_a_prompt_that_looks_like_an_option_is_told_only_behind_the_last_of_them(
     args: list[str], text: str, is_told: bool
 ) -> None:
