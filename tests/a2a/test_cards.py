@@ -29,8 +29,6 @@ from tests.a2a.world import (
 from tests.flow.idp import bearer
 from tests.tables import tables
 
-TABLES = tables("a2a/cards")
-
 SKILLS = """\
 p, user:alice, nhi:researcher, use|card/extended, -, -, call.tool == 'search', allow
 p, user:bob, nhi:researcher, tasks/get, -, -, -, allow
@@ -95,7 +93,7 @@ def over_grpc(told: Any) -> list[tuple[str, str, str | None]]:
 NAMES = "https://{agent}.grpc.acme.example"
 
 
-@pytest.mark.parametrize(("more", "a2a", "is_alone", "told"), TABLES["authentications"])
+@pytest.mark.parametrize(("more", "a2a", "is_alone", "told"), tables("a2a/cards")["authentications"])
 async def test_a_card_tells_absolute_addresses_of_grpc(
     more: str, a2a: str, is_alone: bool, told: list[tuple[str, str, str | None]], tmp_path: Path
 ) -> None:

@@ -29,10 +29,8 @@ from tests.a2a.world import (
 )
 from tests.tables import tables
 
-TABLES = tables("a2a/one_operation")
-
 PUSH = {"taskId": "t1", "id": "p1", "url": HOOK, "token": "secret"}
-PARAMS: dict[str, dict[str, Any]] = TABLES["params"]
+PARAMS: dict[str, dict[str, Any]] = tables("a2a/one_operation")["params"]
 
 
 OURS = ("url", "token", "authentication")  # of a push configuration: another secret of ours each time

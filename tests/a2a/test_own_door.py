@@ -39,8 +39,6 @@ from tests.flow.idp import bearer
 from tests.flow.test_admin import files
 from tests.tables import tables
 
-TABLES = tables("a2a/own_door")
-
 ALIAS = "/tools/find.out"
 SEND: dict[str, Any] = {"message": HELLO}
 TOKEN, CHANGED = "7fQ-2c51e8a94b0d3f6a7c81e2d95b40aa63", "0b-91d2c7e4f5a6038d7c81e2d95b40aa63f"
@@ -110,7 +108,7 @@ async def test_a_card_names_the_address_at_which_it_was_read(tmp_path: Path) -> 
             assert extended.results[0]["supportedInterfaces"][0]["url"] == f"{base}{at}/"
 
 
-NEAR = TABLES["near"]
+NEAR = tables("a2a/own_door")["near"]
 
 
 async def test_nothing_near_the_path_leads_there(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, agent_world, ask, saying, task
 from tests.tables import tables
 
-TABLES = tables("a2a/said_amiss")
-
 SENT = {"jsonrpc": "2.0", "method": "SendMessage", "params": {"message": HELLO}}
 
 
@@ -19,12 +17,9 @@ async def posted(world: AgentWorld, message: Any, version: str = "1.0") -> tuple
         return response.status, response.content_type, await response.read()
 
 
-AMISS: list[tuple[dict[str, Any], str, Any, int]] = TABLES["amiss"]
-
-
 async def test_what_is_no_good_message_hears_its_own_id_and_what_is_worst_about_it(tmp_path: Path) -> None:
     async with agent_world(tmp_path) as world:
-        for message, version, told_to, code in AMISS:
+        for message, version, told_to, code in tables("a2a/said_amiss")["amiss"]:
             status, _, body = await posted(world, message, version)
             said = json.loads(body)
             assert (status, said["id"], said["error"]["code"]) == (200, told_to, code), message

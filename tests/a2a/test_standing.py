@@ -15,8 +15,6 @@ from tests.flow.idp import bearer
 from tests.flow.world import until
 from tests.tables import tables
 
-TABLES = tables("a2a/standing")
-
 SEND = {"message": HELLO}
 WORKS = {"task": task(state="TASK_STATE_WORKING")}
 QUIET = "probe: {enabled: false}"
@@ -175,7 +173,7 @@ async def test_a_lying_agent_hands_out_nobody_elses_task(tmp_path: Path) -> None
         assert (await ask(world, "1.0", "jsonrpc", "tasks/get", {"id": "t1"})).reason == "response-refused"
 
 
-LIES: dict[str, Any] = TABLES["lies"]
+LIES: dict[str, Any] = tables("a2a/standing")["lies"]
 
 
 async def test_what_is_no_answer_is_refused_and_told(tmp_path: Path) -> None:

@@ -28,8 +28,6 @@ from pydantic import BaseModel, Field
 
 from tests.tables import tables
 
-TABLES = tables("conformance/server")
-
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
 SILENCE = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQAAAAA="
 STEP_S = 0.05
@@ -378,7 +376,7 @@ async def test_input_required_result_prompt(ctx: Context) -> list[UserMessage] |
 
 # --- a schema with every keyword of 2020-12 that a careless reader drops --------------------------------------------
 
-SCHEMA_2020_12: Mapping[str, Any] = TABLES["schema_2020_12"]
+SCHEMA_2020_12: Mapping[str, Any] = tables("conformance/server")["schema_2020_12"]
 
 
 @server.tool()

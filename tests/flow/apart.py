@@ -19,8 +19,6 @@ from aiohttp import web
 from tests.flow.streams import event
 from tests.tables import tables
 
-TABLES = tables("flow/apart")
-
 STATELESS, SESSION = "2026-07-28", "2025-11-25"
 META = "io.modelcontextprotocol/"
 ANY: dict[str, Any] = {"type": "object"}
@@ -35,7 +33,7 @@ QUESTIONS: Mapping[str, dict[str, Any]] = {
     "elicitation/create": {"message": "well?", "requestedSchema": {"type": "object", "properties": {}}},
     "roots/list": {},
 }
-RESULTS: Mapping[str, dict[str, Any]] = TABLES["results"]
+RESULTS: Mapping[str, dict[str, Any]] = tables("flow/apart")["results"]
 
 OF_SESSION = web.ResponseKey("session", str)
 

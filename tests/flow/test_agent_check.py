@@ -12,9 +12,7 @@ from sidecar.cli import main
 from tests.flow.world import write_folder
 from tests.tables import tables
 
-TABLES = tables("flow/agent_check")
-
-AGENTS = TABLES["agents"]
+AGENTS = tables("flow/agent_check")["agents"]
 ANSWER = """\
 import json
 asked = json.loads(input())

@@ -35,7 +35,6 @@ from tests.unit.admin.test_requests import POISON
 
 TABLES = tables("flow/agent_commands")
 
-AGENTS = TABLES["agents"]
 ROWS = "".join(
     f"p, {who}, nhi:{agent}, message/send, -, -, -, allow\n"
     for who, agent in [
@@ -51,7 +50,7 @@ esac
 """
 BEGUN = "begun\x1b[2J\x07\n"
 POLICY = {"policies/nhi_to_nhi.csv": ROWS, "asks.sh": ASKS}
-MORE = SETTINGS + AGENTS
+MORE = SETTINGS + TABLES["agents"]
 
 
 @pytest.fixture
@@ -530,13 +529,12 @@ async def test_a_schedule_is_added_and_removed_and_is_there_after_a_restart(tmp_
 
 
 # What differs from an order of `x` by `echo` each hour.
-NOT_ADDED: tuple[tuple[Mapping[str, object], int, str], ...] = TABLES["not_added"]
 
 
 async def test_a_schedule_that_would_not_do_is_not_added(tmp_path: Path) -> None:
     async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **OF_NIGHTLY}) as running:
         order = {"name": "x", "agent": "echo", "cron": "@hourly"}
-        for wrong, status, says in NOT_ADDED:
+        for wrong, status, says in TABLES["not_added"]:
             answer = await sent(running, "/api/schedules", order | wrong)
             assert (answer[0], says in answer[1]["error"]) == (status, True), answer
         missing = await sent(running, "/api/schedules", {"name": "x", "agent": "echo"})

@@ -20,8 +20,6 @@ from tests.flow.streams import event, streamed
 from tests.flow.world import Upstream, World, listening, until, world
 from tests.tables import tables
 
-TABLES = tables("flow/budgets")
-
 COSTS = """
 costs: [{object: "%s", unit: usd, per_call: 0.01, from_result: %s, max_per_call: 0.50}]
 budgets: [{principal: "%s", unit: usd, per_day: 5.00}]
@@ -29,7 +27,7 @@ budgets: [{principal: "%s", unit: usd, per_day: 5.00}]
 FILES = budgets(COSTS % ("tool:github/*", "_meta.usage.cost", "nhi:*"))
 DAY = "budgets:nhi:*:usd:day"
 GOOD = {"repo": "acme/x"}
-SAID = TABLES["said"]
+SAID = tables("flow/budgets")["said"]
 
 
 def complete(message: Mapping[str, Any], said: object = None) -> dict[str, Any]:

@@ -38,8 +38,6 @@ from tests.flow.world import PATIENCE_S, started, until
 from tests.tables import tables
 from tests.unit.upstreams.processes.test_launcher import alive
 
-TABLES = tables("flow/cli_agents")
-
 OTHER = WHO["nhi:other"]
 RULES = {
     "user_to_nhi": "".join(f"p, user:{who}, nhi:*, {EVERYTHING}, -, -, -, allow\n" for who in ("alice", "bob")),
@@ -51,7 +49,7 @@ read -r line
 case $line in *'"that"'*) echo '{"jsonrpc": "2.0", "id": 1, "result": "done"}'; exit;; esac
 echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": "which?"}}'
 """
-AGENTS = TABLES["agents"]
+AGENTS = tables("flow/cli_agents")["agents"]
 
 
 def agents_yaml(text: str = AGENTS) -> str:

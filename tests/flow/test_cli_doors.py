@@ -10,13 +10,11 @@ from tests.flow.idp import bearer
 from tests.flow.test_cli_agents import message, output_of, sidecar, state_of, task_in
 from tests.tables import tables
 
-TABLES = tables("flow/cli_doors")
-
 RULES = {
     "user_to_nhi": f"p, user:alice, nhi:*, {EVERYTHING}, -, -, -, allow\np, anonymous, nhi:open, use, -, -, -, allow\n",
     "nhi_to_nhi": f"p, nhi:ci, nhi:guarded, {EVERYTHING}, -, -, -, allow\n",
 }
-AGENTS = TABLES["agents"]
+AGENTS = tables("flow/cli_doors")["agents"]
 OWN = {"X-Agent-Token": TOKEN}
 RPC: tuple[Version, Binding] = ("1.0", "jsonrpc")
 

@@ -23,8 +23,6 @@ from tests.flow.talk import DECLARED, NAMED_BY, Talk, reason_of, talking
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, World, request, stateless, until, world
 from tests.tables import tables
 
-TABLES = tables("flow/crossings")
-
 RULES = """\
 p, {who}, tool:github/*, use, -, -, -, allow
 p, {who}, prompt:github/*, use, -, -, -, allow
@@ -35,7 +33,7 @@ DOCS = Path(__file__).parents[2] / "docs/mcp.md"
 MANY = "sessions: {session_calls_per_minute: 10000}\n"
 ABLE: dict[str, Any] = {"sampling": {}, "elicitation": {"form": {}}, "roots": {}}
 PARAMS: dict[str, dict[str, Any]] = {
-    **TABLES["params"],
+    **tables("flow/crossings")["params"],
     **{method: {"taskId": "t"} for method in ("tasks/get", "tasks/result", "tasks/cancel")},
 }
 

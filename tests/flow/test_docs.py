@@ -17,6 +17,7 @@ import pytest
 from sidecar.cli.free_ports import free_ports
 from tests.flow.world import PATIENT
 from tests.pages import NAMES, ROOT, Block, blocks_of
+from tests.tables import tables
 
 PORTS = ("8070", "8080", "8090", "9090", "9091", "9100")
 WITHIN_S = 90.0  # of a page; it takes two to four seconds on an idle machine
@@ -121,17 +122,7 @@ def test_what_a_page_says_to_type_does_what_it_says(name: str, tmp_path: Path, c
     check_claims(blocks, text, name)
 
 
-@pytest.mark.parametrize(
-    ("printed", "claimed", "missing"),
-    [
-        ("one\ntwo\nthree\n", "one\n…\nthree\n", ""),
-        ("took 3.1 ms\n", "took … ms\n", ""),
-        ("one\ntwo\n", "two\none\n", "one"),
-        ("one more\n", "one\n", "one"),
-        ("a.c\n", "abc\n", "abc"),
-        ("", "one\n", "one"),
-    ],
-)
+@pytest.mark.parametrize(("printed", "claimed", "missing"), tables("flow/docs")["claims"])
 def test_a_claimed_line_is_found_only_where_it_was_printed(printed: str, claimed: str, missing: str) -> None:
     assert missing_from(printed, claimed) == missing
 

@@ -30,10 +30,8 @@ from tests.flow.talk import decision_id_of
 from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, listening, request, stateless
 from tests.tables import tables
 
-TABLES = tables("flow/evidence")
-
 REQUESTS, AT_ONCE = 400, 100
-RULES = TABLES["rules"]
+RULES = tables("flow/evidence")["rules"]
 STRING = {"type": "string", "maxLength": 100}
 SCHEMA = {"type": "object", "properties": {"repo": STRING, "n": {"type": "number"}, "deep": {}}}
 TOOLS = [{"name": name, "inputSchema": SCHEMA} for name in ("search_code", "get_file", "limited", "slow", "forbidden")]

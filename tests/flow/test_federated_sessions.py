@@ -18,8 +18,6 @@ from tests.flow.talk import reason_of
 from tests.flow.world import Upstream, World, request, until
 from tests.tables import tables
 
-TABLES = tables("flow/federated_sessions")
-
 MISSING = {"dead": "upstream-failed", "quiet": "upstream-timeout"}
 LOOK = [{"name": "look", "inputSchema": {"type": "object"}}]
 
@@ -330,7 +328,7 @@ async def test_a_session_may_not_declare_more_than_we_keep(tmp_path: Path) -> No
         assert len(running.app.sessions) == 0
 
 
-ODD_PARAMS: list[tuple[str, Any]] = TABLES["odd_params"]
+ODD_PARAMS: list[tuple[str, Any]] = tables("flow/federated_sessions")["odd_params"]
 ODD = [
     *(b"", b"[]", b"\xff", b'{"jsonrpc":"2.0","id":{},"result":{}}'),
     b'{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":{}}}',

@@ -17,8 +17,6 @@ from tests.flow.talk import ERAS, Era, Talk, error_of, reason_of
 from tests.flow.world import TOOLS, Respond, Upstream, listening
 from tests.tables import tables
 
-TABLES = tables("flow/federation")
-
 SAME = [{"name": "send_email", "inputSchema": {"type": "object"}}]
 
 
@@ -167,7 +165,7 @@ async def test_the_mirrored_headers_are_checked_as_they_came_and_made_anew(tmp_p
 
 # --- who sees what ----------------------------------------------------------------------------------------------------
 
-MIXED = TABLES["mixed"]
+MIXED = tables("flow/federation")["mixed"]
 
 
 @both_eras

@@ -19,8 +19,6 @@ from tests.flow.test_admin import get
 from tests.flow.world import RULES, World, until, world, write_folder
 from tests.tables import tables
 
-TABLES = tables("flow/hot_reload")
-
 WIDER = RULES + "#: id=deletes\np, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n"
 WRONG = RULES + "p, nhi:planner, tool:github/delete_repo, tool/call, -, -, -, allow\n"
 QUIET_S = 0.5  # longer than a change takes to be noticed, settled and read
@@ -257,7 +255,7 @@ async def test_a_new_key_and_a_new_setting_are_taken_too(tmp_path: Path) -> None
 
 # --- tests of its own -----------------------------------------------------------------------------------------------
 
-SUITE = TABLES["suite"]
+SUITE = tables("flow/hot_reload")["suite"]
 
 
 async def test_a_policy_that_fails_its_own_tests_does_not_serve(tmp_path: Path) -> None:

@@ -28,8 +28,6 @@ from tests.flow.talk import ERAS, Answer, Era, Talk, reason_of
 from tests.flow.world import STATELESS, Upstream, World, listening, stateless, until, world
 from tests.tables import tables
 
-TABLES = tables("flow/identity_flow")
-
 IDP = Idp()
 PLANNER_KEY, RESEARCHER_KEY = (IDP.api_key(name) for name in ("nhi:planner", "nhi:researcher"))
 GOOD = {"repo": "acme/site"}
@@ -365,7 +363,7 @@ async def test_no_verb_goes_around_the_question(tmp_path: Path) -> None:
         assert running.upstream.calls() == []
 
 
-FORWARDED = TABLES["forwarded"]
+FORWARDED = tables("flow/identity_flow")["forwarded"]
 
 
 def without_id(answer: Answer) -> tuple[int, Any, Any]:

@@ -346,13 +346,7 @@ async def test_a_command_reaches_the_sidecar_that_runs(planner: World) -> None:
 
 KEYS = f'version: 1\nkeys: [{{id: AAAAAAAAAAAA, principal: "nhi:ci", hash: "hmac-sha256:{"ab" * 32}"}}]\n'
 KNOWN = ("nhi:planner", "nhi:github", "user:corp/alice", "nhi:ci", "user:dora", "nhi:batch-7")
-UNKNOWN = {
-    "nhi:plannner": "nhi:planner",
-    "nhi:git-hub": "nhi:github",
-    "user:corp/alicia": "user:corp/alice",
-    "nhi:batch": "",
-    "user:zoe": "",
-}
+UNKNOWN = TABLES["unknown"]
 
 
 async def test_a_name_that_nobody_has_is_asked_about(tmp_path: Path) -> None:

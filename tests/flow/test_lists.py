@@ -19,8 +19,6 @@ from tests.flow.talk import ERAS, Era, Talk, reason_of, talking
 from tests.flow.world import TOOLS, Respond, Upstream, World, until, world
 from tests.tables import tables
 
-TABLES = tables("flow/lists")
-
 PERMITTED, HIDDEN = ["search_code", "get_file"], "delete_repo"
 MINE = {"cursor": "mine"}  # a list that a test asks for, and not the sidecar itself
 ALL: dict[str, Any] = {"tools": TOOLS, "nextCursor": "page-2", "ttlMs": 5, "cacheScope": "public"}
@@ -204,7 +202,7 @@ p, nhi:planner, prompt:github/review, prompts/get, -, -, -, allow
 p, nhi:planner, resource:github/file:///docs/*, resources/read, -, -, -, allow
 p, *, resource:github/*secret*, resources/read, -, -, -, deny
 """
-OTHERS = TABLES["others"]
+OTHERS = tables("flow/lists")["others"]
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -29,14 +29,7 @@ from tests.unit.protocols.test_hidden_characters import POISONED
 TABLES = tables("flow/pins")
 
 ALL = "p, nhi:planner, *, use, -, -, -, allow\n"
-SEARCH: dict[str, Any] = {
-    "name": "search",
-    "title": "Search",
-    "description": "Searches.",
-    "inputSchema": {"type": "object", "properties": {"q": {"type": "string"}, "n": {"type": "integer"}}},
-    "outputSchema": {"type": "object", "additionalProperties": True},
-    "annotations": {"readOnlyHint": True},
-}
+SEARCH: dict[str, Any] = TABLES["search"]
 OTHER = {**SEARCH, "description": "Other."}
 READ: dict[str, Any] = {"name": "read", "inputSchema": {"type": "object"}}
 
@@ -80,16 +73,13 @@ def backwards(value: Any) -> Any:
     return {key: backwards(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
 
 
-CHANGES: dict[str, dict[str, Any]] = TABLES["changes"]
-
-
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_changed_tool_is_off_in_list_and_call_until_it_is_as_pinned(tmp_path: Path, era: Era) -> None:
     """BL-061: each member; and what is no change is none."""
     async with world(tmp_path, rules=ALL, files=pins(SEARCH, READ), upstream=offering(SEARCH, READ)) as running:
         talk = Talk(running, era)
         assert (await listed(talk), await called(talk)) == (["search", "read"], "")
-        for name, change in CHANGES.items():
+        for name, change in TABLES["changes"].items():
             changed(running, {**SEARCH, **change}, READ)
             assert (await listed(talk), await called(talk)) == (["read"], "pin-mismatch"), name
             assert await called(talk, "read") == ""
@@ -128,16 +118,7 @@ async def test_shadow_mode_lets_no_changed_tool_pass(tmp_path: Path) -> None:
         assert "tools/call" not in upstream.methods()
 
 
-MODES = [
-    ("", False, "", "warn", [False]),
-    ("", True, "pin-mismatch", "require", [True]),
-    ("pins: require", False, "pin-mismatch", "require", []),
-    ("pins: warn", True, "", "warn", [False]),
-    ('pins: "off"', True, "", "off", []),
-]
-
-
-@pytest.mark.parametrize(("setting", "pinned", "reason", "mode", "told"), MODES)
+@pytest.mark.parametrize(("setting", "pinned", "reason", "mode", "told"), TABLES["modes"])
 async def test_what_a_change_costs_is_the_upstreams_to_say(
     tmp_path: Path, setting: str, pinned: bool, reason: str, mode: str, told: list[bool]
 ) -> None:

@@ -23,8 +23,6 @@ from tests.flow.test_crossings import RULES as ALL
 from tests.flow.world import PATIENCE_S, TOOLS, Upstream, World, until, world
 from tests.tables import tables
 
-TABLES = tables("flow/plain")
-
 MAY_ALL = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
 GOOD = {"repo": "acme/site"}
 
@@ -321,7 +319,7 @@ async def test_what_an_answer_may_hold_holds_here(tmp_path: Path) -> None:
 # --- what is not taken ----------------------------------------------------------------------------------------------
 
 NOT_TAKEN = {
-    **{name: raw.encode("latin-1") for name, raw in TABLES["not_taken"].items()},
+    **{name: raw.encode("latin-1") for name, raw in tables("flow/plain")["not_taken"].items()},
     "a tower": b'{"arguments": ' + b'{"a":' * 40 + b"1" + b"}" * 40 + b"}",
 }
 

@@ -102,7 +102,6 @@ async def under(running: World, rules: str) -> None:
     running.upstream.seen.clear()
 
 
-GRANTS = TABLES["grants"]
 NO_GRANTS = {
     "nothing": ("p, nhi:other, tool:github/x, use, -, -, -, allow\n", "no-matching-rule"),
     "another server": (allow("tool:jira/x", "use"), "no-matching-rule"),
@@ -121,7 +120,7 @@ async def test_a_session_call_is_opened_by_any_grant_and_closed_by_a_deny(
 ) -> None:
     name, params, _ = method
     async with world(tmp_path, files=ROLES) as running:
-        for kind, rules in GRANTS.items():
+        for kind, rules in TABLES["grants"].items():
             await under(running, rules)
             assert reason_of(await Talk(running, era).ask(name, params)) == "", kind
             for pattern in ("nhi:github", "*"):

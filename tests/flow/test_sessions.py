@@ -40,8 +40,6 @@ from tests.flow.talk import Talk, reason_of
 from tests.flow.world import Upstream, World, request, until
 from tests.tables import tables
 
-TABLES = tables("flow/sessions")
-
 CALL = {"name": "search_code", "arguments": GOOD}
 Act = Callable[[Talk], Awaitable[tuple[int, Any, Any]]]
 ACTS: dict[str, Act] = {
@@ -287,7 +285,7 @@ async def test_the_rest_of_an_answer_comes_on_the_resumed_stream(house: World) -
 
 
 WRONG: list[tuple[str, Any, int]] = [
-    *TABLES["wrong"],
+    *tables("flow/sessions")["wrong"],
     ("prompts/get", {"name": "x" * 129}, -32602),
 ]
 

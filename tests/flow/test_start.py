@@ -6,28 +6,10 @@ import pytest
 
 from tests.flow.test_kill import process
 from tests.flow.world import Upstream
+from tests.tables import tables
 
 # Each package, and when it is loaded.
-NOT_LOADED = {
-    "cel_expr_python": "a condition that is not plain",
-    "casbin": "a model that is not compiled",
-    "google.protobuf": "gRPC, audit.otlp, CEL",
-    "grpc": "server.grpc, or an agent behind gRPC",
-    "hiredis": "store.url, audit.redis",
-    "jsonschema": "a schema that its dialect refuses",
-    "jsonschema_rs": "the first schema of a tool",
-    "opentelemetry": "audit.otlp",
-    "prometheus_client": "the first scrape",
-    "psutil": "the first run of a program",
-    "redis": "store.url, audit.redis",
-    "rich": "commands",
-    "sqlite3": "the first record, or a file of records",
-    "tarfile": "policy.source",
-    "watchfiles": "sidecar policy test --watch",
-    "sidecar.admin.operator_api": "the first operator",
-    "sidecar.policy_tools": "tests of the policy",
-    "sidecar.tasks.programs.program_agent": "agents",
-}
+NOT_LOADED = tables("flow/start")["not_loaded"]
 
 
 async def test_a_start_loads_nothing_that_its_settings_do_not_use(monkeypatch: pytest.MonkeyPatch) -> None:

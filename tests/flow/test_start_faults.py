@@ -12,10 +12,8 @@ from sidecar.errors import ConfigError, Fault
 from tests.flow.world import write_folder
 from tests.tables import tables
 
-TABLES = tables("flow/start_faults")
-
 GOOD = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
-BAD_FILES = TABLES["bad_files"]
+BAD_FILES = tables("flow/start_faults")["bad_files"]
 
 
 def faults(folder: Path) -> dict[str, Fault]:

@@ -138,10 +138,7 @@ async def test_a_thousand_calls_are_one_program(tmp_path: Path) -> None:
         assert len(children_of(os.getpid())) == below
 
 
-TROUBLES = TABLES["troubles"]
-
-
-@pytest.mark.parametrize(("how", "detail"), TROUBLES)
+@pytest.mark.parametrize(("how", "detail"), TABLES["troubles"])
 async def test_a_program_that_misbehaves_fails_its_own_call_at_once(tmp_path: Path, how: str, detail: str) -> None:
     settings = 'server: {listen: "127.0.0.1:0", max_response_bytes: 1MiB}\n'
     async with before(tmp_path, settings=settings) as running:
@@ -253,13 +250,6 @@ async def test_what_a_caller_says_reaches_a_program_as_it_is_and_never_its_comma
         assert json.loads(text(await talk.call("whoami", {"argv": ["--version"]})))["argv"] == ["deaf"]
 
 
-ATTACKS = [
-    {"command": "touch /tmp/owned", "args": ["x"], "env": {"A": "b"}, "transport": "stdio"},
-    {"mcpServers": {"x": {"command": "touch", "args": ["/tmp/owned"]}}},
-    {"name": "count", "arguments": {}, "command": "touch", "transport": "stdio"},
-    {"name": "count", "arguments": {"command": "touch", "args": ["x"]}, "_meta": {"command": "touch"}},
-    {"server": {"url": "stdio:touch", "command": "touch"}, "name": "$(touch x)", "cwd": "/"},
-]
 ADDRESSES = ["/mcp/github", "/mcp", "/mcp/github/messages", "/mcp/github/tools/count", "/mcp/test", "/mcp/$(touch x)"]
 ADMIN = ["/api/upstreams", "/api/mcp/test", "/mcp/test", "/api/principals/disable", "/api/reload", "/status"]
 
@@ -268,7 +258,7 @@ async def test_nothing_is_ever_started_from_a_request(tmp_path: Path) -> None:
     """BL-029."""
     async with world(tmp_path, rules=RULES) as running:
         urls = [running.url + address for address in ADDRESSES] + [running.admin_url + address for address in ADMIN]
-        for attack in ATTACKS:
+        for attack in TABLES["attacks"]:
             bodies: list[object] = [attack, *(request(method, attack) for method in ("tools/call", "initialize", "x"))]
             for url in urls:
                 for body in bodies:

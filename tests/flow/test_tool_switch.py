@@ -18,8 +18,6 @@ from tests.flow.test_shadow import shadow
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, Upstream, World, request, started, stateless, world
 from tests.tables import tables
 
-TABLES = tables("flow/tool_switch")
-
 GOOD = {"repo": "acme/site"}
 FOREVER = {"reason": "Incident 12", "until": None, "by": "test"}
 
@@ -108,7 +106,7 @@ async def test_an_answer_under_way_is_cut_off(tmp_path: Path) -> None:
 
 
 DISABLE = "/api/upstreams/github/disable"
-ORDERS: list[tuple[str, Any, int]] = TABLES["orders"]
+ORDERS: list[tuple[str, Any, int]] = tables("flow/tool_switch")["orders"]
 
 
 async def test_over_http_an_order_is_obeyed_or_refused_and_it_is_said_what_is_off(tmp_path: Path) -> None:

@@ -28,8 +28,6 @@ from tests.tables import tables
 from tests.unit.upstreams import old
 from tests.unit.upstreams.token_endpoint import Issuing, issuing
 
-TABLES = tables("flow/upstream_credentials")
-
 IDP = Idp()
 PLANNER_KEY = IDP.api_key("nhi:planner")
 GOOD = {"repo": "acme/site"}
@@ -39,7 +37,7 @@ p, nhi:planner, tool:github/act, use, -, -, -, allow
 """
 LENDS = {"policies/user_to_nhi.csv": "p, user:alice, nhi:planner, delegate, -, -, -, allow\n"}
 OWN = "the-upstreams-own-credential"
-KINDS = TABLES["kinds"]
+KINDS = tables("flow/upstream_credentials")["kinds"]
 
 
 @dataclass

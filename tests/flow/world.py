@@ -20,15 +20,13 @@ from sidecar.app.application import Application
 from sidecar.settings.shipped_files import shipped
 from tests.tables import tables
 
-TABLES = tables("flow/world")
-
 STATELESS = "2026-07-28"
 SESSION = "2025-11-25"
 ACCEPT = "application/json, text/event-stream"
 PATIENCE_S = 30.0  # for what takes a moment: the machine may be slow, and busy with other things
 PATIENT = {"SIDECAR_SERVER__MAX_LAG_S": f"{PATIENCE_S}", "SIDECAR_STORE__TIMEOUT": "500ms"}
 META = {"io.modelcontextprotocol/protocolVersion": STATELESS, "io.modelcontextprotocol/clientCapabilities": {}}
-TOOLS: list[dict[str, Any]] = TABLES["tools"]
+TOOLS: list[dict[str, Any]] = tables("flow/world")["tools"]
 RULES = """\
 #: id=planner-searches
 p, nhi:planner, tool:github/search_code, use, -, -, args.repo.startsWith('acme/'), allow

@@ -19,8 +19,6 @@ from tests.flow.world import World, world
 from tests.peers.ears import Ears, text_of
 from tests.tables import tables
 
-TABLES = tables("peers/stage")
-
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 40.0
 META = "io.modelcontextprotocol/"
@@ -36,7 +34,7 @@ p, nhi:planner, resource:github/*, use, -, -, -, allow
 p, nhi:planner, nhi:github, sampling/createMessage|elicitation/create|roots/list, -, -, -, allow
 """
 # A caller who may a little: what it may not has no row, or a row that denies it.
-LITTLE = TABLES["little"]
+LITTLE = tables("peers/stage")["little"]
 
 
 @contextmanager

@@ -30,15 +30,13 @@ from tests.flow.world import started
 from tests.peers.a2a_client import Play, play
 from tests.tables import tables
 
-TABLES = tables("peers/a2a_clients")
-
 OLD_CLIENT = Path(__file__).with_name("a2a03_client.py")
 BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
 FRONTS = [(binding, version) for version in ("1.0", "0.3") for binding in BINDINGS]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 old = pytest.mark.skipif(not OLD_PYTHON.exists(), reason=NO_OLD)
 
-SEEN: Mapping[str, Any] = TABLES["seen"]
+SEEN: Mapping[str, Any] = tables("peers/a2a_clients")["seen"]
 # 1.x as a caller of 0.3 does not ask for these.
 _NOT_ASKED = "NotImplementedError"
 _BY_STATUS = {"cancel again": "A2AClientError", "unknown": "MethodNotFoundError"}

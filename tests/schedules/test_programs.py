@@ -13,9 +13,7 @@ from tests.a2a.world import agent_world, write
 from tests.flow.world import until
 from tests.tables import tables
 
-TABLES = tables("schedules/programs")
-
-SETTINGS = TABLES["settings"]
+SETTINGS = tables("schedules/programs")["settings"]
 RULES = {
     "nhi_to_nhi": "p, nhi:nightly, nhi:echo, message/send|tasks/get|tasks/cancel, -, -, -, allow\n"
     "p, nhi:late, nhi:slow, use, -, -, -, allow\np, nhi:leaky, nhi:leaks, use, -, -, -, allow\n"

@@ -19,8 +19,6 @@ from tests.conformance.__main__ import NOT_IN_SESSIONS, NOT_ON_PIPES, REFUSED
 from tests.pages import NAMES, ROOT
 from tests.tables import tables
 
-TABLES = tables("claims")
-
 TEXTS = {name: (ROOT / name).read_text("utf-8") for name in NAMES}
 MCP = TEXTS["docs/mcp.md"]
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -58,7 +56,7 @@ def test_the_readme_says_what_cannot_pass_the_official_suites() -> None:
 
 
 SHAPES: dict[str, tuple[Any, str]] = {
-    **TABLES["shapes"],
+    **tables("claims")["shapes"],
     "large": ({**OBJECT, "title": "x" * MAX_SCHEMA_BYTES}, "bytes, more than"),
     "heavy": (
         {**OBJECT, "properties": {f"p{n}": {"pattern": "a"} for n in range(1_500)}},

@@ -11,8 +11,6 @@ from sidecar.cli import main
 from sidecar.errors import Fault, visible, visible_lines
 from tests.tables import tables
 
-TABLES = tables("errors")
-
 _OTHERS = [b"a\rb.csv", b"\xffx.csv", b"roles.\xe2\x80\xae.csv"]
 NAMES = [b"agent_to_tool.\x1b]0;owned\x07.csv", b"user_to_nhi.\xc2\x9b31m.csv", *_OTHERS]
 OBEYED = ("\x1b", "\x07", "\x9b", "\r", "\udcff", "\u202e")
@@ -21,7 +19,7 @@ OBEYED = ("\x1b", "\x07", "\x9b", "\r", "\udcff", "\u202e")
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        *TABLES["shown"],
+        *tables("errors")["shown"],
         (os.fsdecode(b"\xff"), r"\udcff"),
     ],
 )

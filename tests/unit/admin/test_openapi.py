@@ -17,13 +17,11 @@ from sidecar.gateway.error_responses import AnswerShape, tell
 from sidecar.gateway.routing import TASK, TASK_CANCEL, TASKS, TOOL, TOOLS, route_of
 from tests.tables import tables
 
-TABLES = tables("admin/openapi")
-
 DOCUMENT = document()
 EVERY = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post", "delete")]
 OPERATIONS = [(path, verb) for path, verb in EVERY if not path.startswith("/api/")]  # of callers
 # From the seeds: their fields, in their order.
-SEED = TABLES["seed"]
+SEED = tables("admin/openapi")["seed"]
 KINDS = {
     "/mcp/{server}/tools": TOOLS,
     "/mcp/{server}/tools/{tool}": TOOL,

@@ -11,9 +11,7 @@ from sidecar.app.file_watcher import key_files, look_at, with_made
 from sidecar.settings import Settings, load_settings
 from tests.tables import tables
 
-TABLES = tables("app/file_watcher")
-
-CONFIG = TABLES["config"]
+CONFIG = tables("app/file_watcher")["config"]
 
 
 @pytest.fixture

@@ -20,8 +20,6 @@ from tests.tables import tables
 from tests.unit.audit.scenes import FakeClock, Rotation, forward, open_audit, records, refuse, run, written_key
 from tests.unit.audit.test_rotation import SIGNER
 
-TABLES = tables("audit/cli")
-
 
 @pytest.fixture
 def key_path(tmp_path: Path) -> Path:
@@ -88,10 +86,7 @@ def test_verify_warns_of_a_key_that_lies_beside_the_log_and_refuses_one_that_oth
     assert result.exit_code == 3 and "can be read by others" in result.output
 
 
-FILTERS = TABLES["filters"]
-
-
-@pytest.mark.parametrize(("options", "expected"), FILTERS)
+@pytest.mark.parametrize(("options", "expected"), tables("audit/cli")["filters"])
 def test_show_prints_the_records_that_were_asked_for(path: Path, options: tuple[str, ...], expected: list[int]) -> None:
     result = run("show", path, "--json", *options)
     assert result.exit_code == 0, result.output

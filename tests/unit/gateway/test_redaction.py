@@ -19,8 +19,6 @@ from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
 from sidecar.settings.responses import ResponseSettings
 from tests.tables import tables
 
-TABLES = tables("gateway/redaction")
-
 MAIL = "alice@example.com"
 GONE = "[redacted]"
 
@@ -55,7 +53,7 @@ def test_nothing_asked_for_is_no_screen() -> None:
     assert screen_from(ResponseSettings()) is None
 
 
-@pytest.mark.parametrize("result", TABLES["results"])
+@pytest.mark.parametrize("result", tables("gateway/redaction")["results"])
 def test_a_secret_is_found_in_every_position(result: dict[str, Any]) -> None:
     rules = screen({"classes": ["email"]})
     left = json.dumps(result_of(result, rules))

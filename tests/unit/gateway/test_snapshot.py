@@ -9,9 +9,7 @@ from sidecar.vocabulary import Call, Question, RowLimit
 from tests.tables import tables
 from tests.unit.policy.world import NOW, chain, engine, tool
 
-TABLES = tables("gateway/snapshot")
-
-ROWS = TABLES["rows"]
+ROWS = tables("gateway/snapshot")["rows"]
 
 
 def decided(tmp_path: Path, *questions: Question) -> Any:

@@ -301,11 +301,8 @@ def test_the_configured_files_are_the_default(folder: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("api-key", "--principal", "role:x", "--keys", "k", "--pepper", "p"),
-        ("api-key", "--principal", "nhi:x", "--expires", "soon", "--keys", "k", "--pepper", "p"),
-        ("mint", "--sub", "user:alice"),
+        *TABLES["orders"],
         ("mint", "--sub", "user:alice", "--aud", GITHUB, "--key", "missing.pem"),
-        ("keygen", "--algorithm", "HS256"),
     ],
 )
 def test_wrong_usage_exits_with_2(folder: Path, arguments: tuple[str, ...]) -> None:

@@ -29,13 +29,7 @@ TABLES = tables("identity/certificates")
 DOMAIN = SpiffeNames("acme.example", "/ns/prod/sa/{id}", {"/vm/7": "nhi:nightly"})
 DOMAIN_ID = "spiffe://acme.example"
 PLANNER = f"{DOMAIN_ID}/ns/prod/sa/planner"
-TABLE = {
-    "dns:planner.acme.example": "nhi:planner",
-    "dns:writer.acme.example": "nhi:writer",
-    "uri:urn:acme:alice": "user:alice",
-    "subject:CN=batch,O=Acme": "nhi:batch",
-    "spiffe://other.example/known": "nhi:known",
-}
+TABLE = TABLES["table"]
 WHOSE = Certificates(((DOMAIN, NamingRule()),), TABLE, trust="ca")
 OPEN = Audience(GITHUB, anonymous=True)
 

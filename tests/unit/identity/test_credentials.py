@@ -11,8 +11,6 @@ from tests.tables import tables
 from tests.unit.identity.test_chain_builder import api_key, keys_of
 from tests.unit.identity.world import GITHUB, World, a_world, minted
 
-TABLES = tables("identity/credentials")
-
 OPEN = Audience(GITHUB, anonymous=True)
 LINES = {
     "user token": f"Bearer {minted()}",
@@ -28,10 +26,9 @@ def world() -> World:
 
 
 # Authorization × X-API-Key × local listener: who it is, or why not.
-MATRIX = TABLES["matrix"]
 
 
-@pytest.mark.parametrize(("line", "key", "local", "expected"), MATRIX)
+@pytest.mark.parametrize(("line", "key", "local", "expected"), tables("identity/credentials")["matrix"])
 async def test_credentials_together(world: World, line: str, key: str, local: str, expected: Any) -> None:
     how = {"key": api_key(key) if key else "", "local": local}
     lines = (LINES[line],) if line else ()

@@ -16,8 +16,6 @@ from tests.unit.identity.test_chain_builder import api_key, keys_of, roles_from
 from tests.unit.identity.test_from_settings import issuer_of
 from tests.unit.identity.world import GITHUB, IDP, NOW, World, a_world, acting, an_issuer, claims, minted, signing_key
 
-TABLES = tables("identity/peers")
-
 FIRST, SECOND = "https://first.acme.example", "https://second.acme.example"
 
 
@@ -177,10 +175,7 @@ def test_a_peer_needs_no_namespace_beside_an_issuer_without_one(tmp_path: Path) 
     assert [fault.code for fault in caught.value.faults] == ["S111"]
 
 
-FAULTS = TABLES["peers"]
-
-
-@pytest.mark.parametrize(("what", "code"), FAULTS)
+@pytest.mark.parametrize(("what", "code"), tables("identity/peers")["faults"])
 def test_a_peer_that_could_say_more_is_a_fault(tmp_path: Path, what: str, code: str) -> None:
     with pytest.raises(SettingsError) as caught:
         issuer_of(tmp_path, f"issuer: '{FIRST}', {what}")

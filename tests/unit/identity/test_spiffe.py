@@ -166,10 +166,7 @@ def test_a_key_set_that_is_no_trust_bundle_is_found_at_the_start(tmp_path: Path)
         issuers_from(settings.identity)
 
 
-FAULTS = TABLES["faults"]
-
-
-@pytest.mark.parametrize(("what", "code", "message"), FAULTS)
+@pytest.mark.parametrize(("what", "code", "message"), TABLES["faults"])
 def test_what_names_none_or_all_is_a_fault_at_its_place(tmp_path: Path, what: str, code: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         issuer_of(tmp_path, f"issuer: a, preset: spiffe, jwks_path: b{', ' if what else ''}{what}")

@@ -96,7 +96,6 @@ def test_a_daily_quota_of_0_means_unlimited(tmp_path: Path, key: str) -> None:
 
 ONE = "version: 1\n"
 TOOL, COST = f"{ONE}tools:\n  tool:a/b: ", f"{ONE}costs: [{{object: tool:a/b, unit: "
-PAID = f"{ONE}costs: [{{object: '*', unit: usd, per_call: 1}}]\n"
 FAULTS = TABLES["faults"]
 
 

@@ -20,15 +20,13 @@ from tests.tables import tables
 from tests.unit.limits.stages import charge, opened
 from tests.valkey import Valkey
 
-TABLES = tables("limits/liars")
-
 HOUR = charge("hour", 10)
 HELLO = b"%1\r\n+server\r\n+redis\r\n"
 GREETED = (HELLO, *[b"+sha\r\n"] * 4, b"*2\r\n$1\r\nx\r\n:-1\r\n")
 """What it says to HELLO, to four scripts, and of its epoch."""
 
 LIES = {
-    **{name: raw.encode("latin-1") for name, raw in TABLES["lies"].items()},
+    **{name: raw.encode("latin-1") for name, raw in tables("limits/liars")["lies"].items()},
     "a thousand pushes": b">2\r\n+a\r\n+b\r\n" * 1000,
     "deeper than anything": b"*1\r\n" * 2000,
 }

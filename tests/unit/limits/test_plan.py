@@ -10,8 +10,6 @@ from sidecar.limits.plan import NOTHING, REMEMBERED_PLANS, BudgetRule, Budgets, 
 from sidecar.vocabulary import Call, Decision, Principal, Question, RowLimit
 from tests.tables import tables
 
-TABLES = tables("limits/plan")
-
 ALICE, BOB = Principal("user:alice"), Principal("user:bob")
 PLANNER, RESEARCHER = Principal("nhi:planner"), Principal("nhi:researcher")
 HOUR, SLOTS = (LimitCap("hour", 10),), (LimitCap("concurrency", 2),)
@@ -70,7 +68,7 @@ def test_one_row_counts_for_one_principal_whatever_the_chain_and_the_object() ->
     assert keys(through_alice) == keys(through_bob)
 
 
-@pytest.mark.parametrize(("pattern", "matches"), TABLES["tools"])
+@pytest.mark.parametrize(("pattern", "matches"), tables("limits/plan")["tools"])
 def test_a_tools_entry_matches_as_policy_matches(pattern: str, matches: bool) -> None:
     assert labels(plan(tools(BudgetRule("tools", pattern, False, HOUR)), ALICE)) == [f"tools:{pattern}:hour"] * matches
 

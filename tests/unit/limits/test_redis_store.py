@@ -26,8 +26,6 @@ from tests.tables import tables
 from tests.unit.limits.stages import Between, Listening, charge, opened
 from tests.valkey import Valkey
 
-TABLES = tables("limits/redis_store")
-
 HOUR, DAY, RATE, SLOTS = (
     charge("hour", 1000),
     charge("day", 1000),
@@ -281,7 +279,7 @@ SOURCES = Path(sidecar.__file__).parent
 TOLD = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/limits.md").read_text("utf-8"), re.MULTILINE)
 
 
-PARTS = TABLES["parts"]
+PARTS = tables("limits/redis_store")["parts"]
 
 
 def called(*patterns: str) -> set[str]:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from sidecar import __version__
 from sidecar.observability import metrics
-from sidecar.observability import registry as series
+from sidecar.observability import registry as kept_rows
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols.a2a.operations import BY_ACTION
 from tests.tables import tables
@@ -88,10 +88,9 @@ def test_a_request_moves_its_counter_and_its_histograms(measured: Metrics) -> No
 
 
 # what is reported → the sample that it moves
-VERBS = TABLES["verbs"]
 
 
-@pytest.mark.parametrize("row", VERBS.strip().splitlines())
+@pytest.mark.parametrize("row", TABLES["verbs"].strip().splitlines())
 def test_each_verb_moves_its_series(measured: Metrics, row: str) -> None:
     verb, sample = row.split(" -> ")
     name, given = verb[:-1].split("(", 1)
@@ -159,7 +158,7 @@ def test_a_flood_of_invented_names_makes_no_series(measured: Metrics) -> None:
 
 
 def test_beyond_the_cap_observations_are_folded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(series, "MAX_SERIES", 50)
+    monkeypatch.setattr(kept_rows, "MAX_SERIES", 50)
     measured = Metrics(upstreams=[f"up-{number}" for number in range(100)])
     for number in range(100):
         finish(measured, f"up-{number}", "prompts/get")
@@ -185,7 +184,7 @@ def test_rows_that_are_kept_are_those_of_the_settings_and_none_that_others_are_f
     labels = dict(zip(("protocol", "upstream", "method", "status"), key, strict=True))
     assert value(measured, "requests_total", **labels) == 2
     assert value(measured, "requests_total", **labels | {"upstream": "other"}) == 1
-    monkeypatch.setattr(series, "MAX_SERIES", 5)
+    monkeypatch.setattr(kept_rows, "MAX_SERIES", 5)
     measured.keep_series("others", measured.request_series(*key))
     assert "others" not in measured.known_series
 

@@ -34,8 +34,6 @@ from sidecar.policy_tools.policy_location import PolicyLocation
 from tests.tables import tables
 from tests.unit.policy.world import scope
 
-TABLES = tables("policy/catalogue")
-
 REPOSITORY = Path(__file__).parents[3]
 FOLDER = REPOSITORY / "tests" / "golden" / "policy" / "catalogue"
 NOW_S = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -133,13 +131,11 @@ def written(examples: list[Example]) -> str:
 
 # --- docs/policy-errors.md --------------------------------------------------------------------------------------------
 
-GROUPS = TABLES["groups"]
-
 
 def errors_page() -> str:
     """The generated part of docs/policy-errors.md: every code, what it is about, how it is mended, its examples."""
     parts = []
-    for prefix, title in GROUPS:
+    for prefix, title in tables("policy/catalogue")["groups"]:
         codes = [code for code in CODES if code.startswith(prefix)]
         if codes:
             parts.append("\n\n".join([f"## {title}", *map(_entry, codes)]))

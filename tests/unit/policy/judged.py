@@ -42,13 +42,7 @@ TABLES = tables("policy/judged")
 
 SUBJECT = TABLES["subjects"]
 OBJECT = TABLES["objects"]
-ACTION = (
-    "globs(r.act, p.act)",
-    "glob(r.act, p.act)",
-    "r.act == p.act",
-    "(globs(r.act, p.act) && r.act != 'prompts/get')",
-    "r.act in ('tools/call', 'prompts/get')",
-)
+ACTION = TABLES["actions"]
 TOGETHER = (
     "((r.sub == p.sub && r.obj == p.obj) || (glob(r.sub, p.sub) && glob(r.obj, p.obj) && !(r.sub == p.sub)))",
     "(g({g}) || (who(r.sub, p.sub, p.eft) && r.obj == p.obj)) && (glob(r.obj, p.obj) || r.act == p.act)",

@@ -81,16 +81,7 @@ def test_k4_an_effect_is_allow_or_deny_to_the_letter(tmp_path: Path, word: str) 
     assert [fault.code for fault in faults(tmp_path, {"agent_to_tool.csv": rows})] == ["P105"]
 
 
-@pytest.mark.parametrize(
-    "effect",
-    [
-        "!some(where (p.eft == deny))",
-        "subjectPriority(p.eft) || deny",
-        "some(where (p.eft == allow)) || !some(where (p.eft == deny))",
-        "priority(p.eft) || allow",
-        "true",
-    ],
-)
+@pytest.mark.parametrize("effect", TABLES["effects"])
 def test_k4_no_effect_that_allows_by_default(tmp_path: Path, effect: str) -> None:
     good = "some(where (p.eft == allow)) && !some(where (p.eft == deny))"
     assert model_faults(tmp_path, good, effect) == ["P203"]

@@ -140,14 +140,7 @@ def test_all_matching_rows_limits_apply_to_the_last_link_only_and_to_no_denied_c
 
 
 def test_what_stops_work_is_charged_only_by_a_row_that_names_it(tmp_path: Path) -> None:
-    rows = """
-#: id=used
-p, user:a, nhi:r, use, -, 1, -, allow
-#: id=every
-p, user:a, nhi:r, tasks/*, -, 2, -, allow
-#: id=named
-p, user:a, nhi:r, tasks/cancel|tasks/get, -, 3, -, allow
-"""
+    rows = TABLES["stopping_rows"]
     asked = engine(tmp_path, {"user_to_nhi": rows})
     charged = {
         action: {limit.rule_id for limit in asked.decide(chain("user:a"), Question("nhi:r", action, ""), NOW).limits}
@@ -164,13 +157,7 @@ def test_the_roles_of_the_deciding_way_are_told(tmp_path: Path) -> None:
 
 
 def test_shadow_rules_are_recorded_and_change_nothing(tmp_path: Path) -> None:
-    rows = """
-p, user:a, tool:s/t, use, -, -, -, allow
-#: id=try-deny shadow=true
-p, user:a, tool:s/*, use, -, -, -, deny
-#: id=try-allow shadow=true
-p, user:b, tool:s/*, use, -, -, args.x == 1, allow
-"""
+    rows = TABLES["shadow_rows"]
     guardrails = "#: id=try-guardrail shadow=true\np, user:a, tool:s/t, *, -, -, -, deny\n"
     asked = engine(tmp_path, {"agent_to_tool": rows, "guardrails": guardrails})
     allowed = asked.decide(chain("user:a"), tool("s/t"), NOW)

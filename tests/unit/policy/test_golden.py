@@ -39,15 +39,8 @@ def test_every_fault_is_told_as_agreed(name: str, models: str, policies: str, mo
 
 CHAINS = [
     *((name,) for name in ("user:alice", "user:bob", "user:eve", "nhi:planner", "nhi:researcher", "anonymous")),
-    ("user:alice", "nhi:planner"),
-    ("user:alice", "nhi:researcher"),
-    ("user:bob", "nhi:researcher"),
-    ("user:bob", "nhi:release-bot"),
-    ("user:alice", "nhi:release-bot"),
-    ("user:alice", "nhi:planner", "nhi:researcher"),
-    ("user:eve", "nhi:planner", "nhi:researcher"),
+    *TABLES["chains"],
 ]
-CALLS: list[tuple[str, dict[str, object]]] = TABLES["calls"]
 USING = {"tool": "tools/call", "resource": "resources/read", "prompt": "prompts/get"}
 
 
@@ -57,7 +50,7 @@ def test_the_shipped_policy_decides_as_pinned() -> None:
     engine = Engine(load_policy(REPOSITORY / "models", REPOSITORY / "policies"))
     lines = []
     for names in CHAINS:
-        for obj, arguments in CALLS:
+        for obj, arguments in TABLES["calls"]:
             server, _, name = obj.partition(":")[2].partition("/")
             question = Question(obj, USING[obj.partition(":")[0]], server, name, arguments)
             decision = engine.decide(chain(*names), question, NOW)

@@ -14,7 +14,10 @@ from typing import Any
 
 from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Language
 from sidecar.vocabulary import Principal, Question
+from tests.tables import tables
 from tests.unit.policy.world import NOW
+
+TABLES = tables("policy/plain_conditions")
 
 EVALUATIONS = int(os.environ.get("SIDECAR_CONDITIONS", "30000"))
 PER_CONDITION = 50
@@ -25,21 +28,8 @@ CHAIN = (
     Principal("nhi:planner", scopes=frozenset({"read"})),
 )
 _TEXTS = (
-    "",
-    "a",
-    "acme/",
-    "acme/site",
-    "Acme/",
-    "b",
-    "read",
-    "planner",
-    "é",
-    "e\u0301",
-    "🙂",
-    "a\0",
+    *TABLES["texts"],
     "\ud800",
-    "Z",
-    "~",
 )
 _NUMBERS = (
     *(0, 1, -1, 50, 20.0, 0.0, -0.0, 1.5, -1.5, 1e300, math.inf, -math.inf, math.nan),
@@ -59,13 +49,7 @@ _INPUTS = (
 _FIELDS = tuple(name for name in _INPUTS if "'" not in name)
 _TESTS = tuple(f"has({name})" for name in _FIELDS)
 _LISTS = ("args.l", "args.o.l", "principal.scopes", "principal.roles", "origin.scopes", "origin.roles", "args.a")
-_TIMES = (
-    "2027-01-15T08:00:00Z",
-    "2027-01-15T07:59:59Z",
-    "2027-01-15T08:00:01Z",
-    "1970-01-01T00:00:00Z",
-    "2027-02-30T00:00:00Z",
-)
+_TIMES = TABLES["times"]
 
 
 def written(random: Random, depth: int = 0) -> str:

@@ -14,13 +14,7 @@ TABLES = tables("policy/similar_keys")
 SCHEMA: dict[str, Any] = TABLES["SCHEMA"]
 KEYS = compile_schema(SCHEMA).keys
 
-FINE: tuple[dict[str, Any], ...] = (
-    {},
-    {"repo": "a", "branch": "b", "mode": 1, "depth": 2, "unknown": 3},
-    {"filter": {"owner": "x", "Repo": "another place"}, "labels": {"Repo": "a", "ID": "b", "owner": "c"}},
-    {"items": [{"id": 1}, {"id": 2}, 3, []], "pair": [{"left": 1}]},
-    {"x-1": {"note": 1}, "straße": 1, "e\u0301tat": 1},
-)
+FINE: tuple[dict[str, Any], ...] = TABLES["fine"]
 SIMILAR: tuple[tuple[dict[str, Any], str], ...] = TABLES["SIMILAR"]
 
 

@@ -15,9 +15,7 @@ from sidecar.policy.worker_process import load_policy_aside, pack, unpack
 from tests.tables import tables
 from tests.unit.policy.world import MODELS, NOW, chain, scope, source, tool, write
 
-TABLES = tables("policy/worker_process")
-
-FILES = TABLES["files"]
+FILES = tables("policy/worker_process")["files"]
 
 
 def test_what_is_packed_comes_out_the_same(tmp_path: Path) -> None:

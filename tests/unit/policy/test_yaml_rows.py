@@ -196,13 +196,7 @@ def test_a_rule_of_several_rows_has_an_id_by_what_it_says_and_not_by_how() -> No
 
 
 def test_every_subject_gets_every_object_and_a_part_gets_more() -> None:
-    text = """\
-version: 1
-rules:
-  - {id: x, kind: agent_to_tool, subject: [nhi:a, nhi:b], object: [tool:s/a, tool:s/b], when: args.ok, owner: me}
-  - {part_of: x, subject: nhi:c, object: [tool:s/c]}
-  - {part_of: x, subject: nhi:d, object: tool:s/d}
-"""
+    text = TABLES["parts"]
     rest = "use, -, -, args.ok, allow"
     assert said(text) == [
         f"p, nhi:a, tool:s/a, {rest} #: id=x owner=me",
@@ -228,14 +222,7 @@ def test_every_fault_has_its_place_and_a_hint(place: str, hint: str, text: str) 
 
 
 def test_all_faults_are_told_at_once_and_the_good_rows_are_still_read() -> None:
-    text = """\
-version: 3
-rules:
-  - {kind: agent_to_tol, subject: nhi:a, object: tool:s/t}
-  - {kind: agent_to_tool, subject: nhi:b, object: tool:s/t}
-  - {kind: agent_to_tool, subject: 1, object: , max_calls_per_hour: many}
-roles: {role:x: 7}
-"""
+    text = TABLES["faulty"]
     found, faults = read(text)
     assert [line_of(row) for _, row in found] == ["p, nhi:b, tool:s/t, use, -, -, -, allow"]
     told = sorted(f"{fault.line} {fault.code}" for fault in faults)

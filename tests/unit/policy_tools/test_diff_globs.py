@@ -12,8 +12,6 @@ from sidecar.policy_tools.glob_algebra import OBJECTS, GlobShape, TooManyStates,
 from sidecar.vocabulary import PermissionKind
 from tests.tables import tables
 
-TABLES = tables("policy_tools/diff_globs")
-
 TOOLS = OBJECTS[PermissionKind.AGENT_TO_TOOL]
 # A language so small that all of its names can be tried: two letters, one that no pattern names, at most five of them.
 SMALL = (GlobShape("u:", frozenset("abx"), 5),)
@@ -53,7 +51,7 @@ def test_what_cannot_overlap_does_not(one: str, other: str) -> None:
     assert may_overlap(one, other) == may_overlap(other, one)
 
 
-@pytest.mark.parametrize(("all_of", "none_of", "expected"), TABLES["examples"])
+@pytest.mark.parametrize(("all_of", "none_of", "expected"), tables("policy_tools/diff_globs")["examples"])
 def test_a_witness_is_a_name_that_can_exist(all_of: list[str], none_of: list[str], expected: str | None) -> None:
     assert witness(TOOLS, all_of, none_of) == expected
 

@@ -24,14 +24,11 @@ from sidecar.policy_tools.policy_location import in_folder
 from sidecar.vocabulary import PermissionKind, Principal, Question
 from tests.tables import tables
 
-TABLES = tables("policy_tools/diff_judge")
-
 SUBJECTS = ["*", "user:*", "nhi:*", "user:a", "nhi:p", "nhi:p*", "user:*b", "anonymous"]
 SUBJECTS += ["role:n/r", "role:n/s", "role:n/t"]
 OBJECTS = ["*", "tool:s/*", "tool:s/a", "tool:s/a*", "tool:*/b", "tool:*a*", "set:x", "set:y", "tool:t/*", "nhi:*"]
 ACTIONS = ["use", "*", "tools/call", "tools/call|delegate", "tasks/*"]
 WHENS = ["-", "-", "args.a <= 1", "args.a <= 2", "args.b == 1", "args.a <= 1 && args.b == 1"]
-ON_ROLES = TABLES["on_roles"]
 ENDS = ["-", "-", "-", "2030-01-01T00:00:00Z", "2040-01-01T00:00:00Z"]
 MEMBERS = ["user:a", "user:ab", "nhi:p", "role:n/r"]
 ELEMENTS = ["tool:s/a", "tool:t/b", "nhi:q", "set:x"]
@@ -127,7 +124,7 @@ def test_an_answer_differs_exactly_where_a_region_says_so(both: tuple[Written, W
 
 
 @settings(max_examples=25)
-@given(pairs([*WHENS, *ON_ROLES]), st.lists(POINTS, min_size=12, max_size=12))
+@given(pairs([*WHENS, *tables("policy_tools/diff_judge")["on_roles"]]), st.lists(POINTS, min_size=12, max_size=12))
 def test_no_change_is_missed_where_conditions_ask_roles(both: tuple[Written, Written], points: list[Point]) -> None:
     with TemporaryDirectory() as folder:
         found, old, new = compared(Path(folder), *both)

@@ -31,11 +31,8 @@ POLICY = {path.name: path.read_text() for path in GOLDEN.glob("*.csv")}
 QUESTIONS = yaml.safe_load((GOLDEN / "questions.yaml").read_text())
 CHAINS, ASKED = ([tuple(words.split(" ")) for words in QUESTIONS[name]] for name in ("chains", "asked"))
 ARGUMENTS: tuple[Mapping[str, Any], ...] = (
-    {},
-    {"repo": "acme/x", "l": [1], "force": False},
-    {"repo": "acme/x", "l": [1, 2, 3], "force": True},
+    *TABLES["arguments"],
     {"repo": "acme/\0x", "l": [1], "other": 2**70},
-    {"repo": 1, "force": "true"},
 )
 METAS: tuple[Mapping[str, Any], ...] = ({}, {"x": 1}, {}, {"x": 1}, {})
 LINK = "  agent_to_tool: "

@@ -103,10 +103,9 @@ def test_what_is_unknown_does_not_matter_where_the_answer_is_the_same_either_way
 
 CLEAR = {"tool:g/search": ["/repo", "/size", "/page/limit"]}
 CLEAR_ARGS: list[dict[str, Any]] = TABLES["clear"]
-CLEAR_CONDITIONS = TABLES["clear_conditions"]
 
 
-@pytest.mark.parametrize("when", CLEAR_CONDITIONS)
+@pytest.mark.parametrize("when", TABLES["clear_conditions"])
 def test_arguments_in_clear_answer_changed_conditions(tmp_path: Path, when: str) -> None:
     """Never otherwise than the arguments themselves would, and undecided only where more than they is read."""
     calls = [Sent(READER, "tool:g/search", args=args) for args in CLEAR_ARGS]
@@ -193,22 +192,8 @@ def test_a_query_that_is_not_on_record_is_never_guessed(tmp_path: Path) -> None:
 WHENS = TABLES["conditions"]
 VALUES = st.sampled_from(
     [
-        "acme/site",
-        "acme/x",
-        "evil",
-        "",
-        "acme/\0x",
-        5,
-        -5,
-        5.0,
-        2.5,
+        *TABLES["values"],
         2.0**53,
-        True,
-        False,
-        None,
-        ["acme/site"],
-        {"x": "a"},
-        {"x": 1},
     ]
 )
 REPOS = st.sampled_from(["acme/site", "acme/x", "evil"])

@@ -35,17 +35,7 @@ GOLDEN = REPOSITORY / "tests" / "golden" / "suggest"
 CASES = yaml.safe_load((GOLDEN / "cases.yaml").read_text("utf-8"))
 TOOL = PermissionKind.AGENT_TO_TOOL
 
-POLICY = {
-    **TABLES["policy"],
-    "agent_to_tool": """\
-#: id=payments
-p, nhi:pay-*, tool:bank/*, use, -, 60, -, allow
-#: id=researcher-reads
-p, nhi:researcher, tool:github/*, use, -, -, args.repo.startsWith('acme/'), allow
-#: id=engineers-read
-p, role:engineers, tool:github/get_*, use, -, -, -, allow
-""",
-}
+POLICY = TABLES["policy"]
 ACME = {"repo": "acme/site"}
 
 

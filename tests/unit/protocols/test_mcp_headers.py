@@ -14,6 +14,7 @@ from sidecar.protocols.jsonrpc import Request
 from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS, EraHeaders
 from tests import wire
+from tests.tables import tables
 from tests.unit.protocols.asking import ENVELOPE_META, STATELESS
 
 # --- eras -----------------------------------------------------------------------------------------------------------
@@ -131,14 +132,7 @@ def test_we_agree_with_the_official_sdk_on_headers(
 
 # --- mirrored parameters --------------------------------------------------------------------------------------------
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "region": {"type": "string", "x-mcp-header": "Region"},
-        "size": {"type": "integer", "x-mcp-header": "Size"},
-        "deep": {"type": "object", "properties": {"dry": {"type": "boolean", "x-mcp-header": "Dry-Run"}}},
-    },
-}
+SCHEMA = tables("protocols/mcp_headers")["schema"]
 DECLARED = {"Region": ("region",), "Size": ("size",), "Dry-Run": ("deep", "dry")}
 
 

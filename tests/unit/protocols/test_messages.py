@@ -16,8 +16,6 @@ from tests import wire
 from tests.tables import tables
 from tests.unit.protocols.asking import NO_NAMES, NO_OBJECTS, NO_STRINGS, SESSION, STATELESS, call_of
 
-TABLES = tables("protocols/messages")
-
 
 def asked(call: Call) -> list[tuple[str, str]]:
     return [(question.object, question.action) for question in call.questions]
@@ -205,7 +203,7 @@ def test_names_are_those_of_the_contract_and_compared_byte_by_byte(method: str) 
 
 
 DECIDING: dict[str, tuple[str, Mapping[str, Any], tuple[str, ...]]] = {
-    **TABLES["deciding"],
+    **tables("protocols/messages")["deciding"],
     "notifications": (
         "subscriptions/listen",
         WATCHED,

@@ -8,9 +8,7 @@ from sidecar.errors import SettingsError
 from sidecar.settings import load_settings
 from tests.tables import tables
 
-TABLES = tables("settings/agents")
-
-FAULTS = TABLES["FAULTS"]
+FAULTS = tables("settings/agents")["FAULTS"]
 
 
 @pytest.mark.parametrize(("text", "fault"), FAULTS)

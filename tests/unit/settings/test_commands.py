@@ -19,9 +19,7 @@ from sidecar.settings.shipped_files import shipped
 from sidecar.settings.yaml_document import read_document
 from tests.tables import tables
 
-TABLES = tables("settings/commands")
-
-FILE = TABLES["file"]
+FILE = tables("settings/commands")["file"]
 
 
 def show(folder: Path, *options: str, env: dict[str, str] | None = None) -> Result:

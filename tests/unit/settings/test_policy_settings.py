@@ -11,8 +11,6 @@ from sidecar.settings.policy import MAX_SHADOW_S, PolicySettings
 from sidecar.settings.timestamps import rfc3339, seconds_of
 from tests.tables import tables
 
-TABLES = tables("settings/policy_settings")
-
 
 def policy(folder: Path, section: str) -> PolicySettings:
     path = folder / "sidecar.yaml"
@@ -31,7 +29,7 @@ def test_shadow_mode_has_an_end_which_may_be_over(seconds: float, tmp_path: Path
     assert policy(tmp_path, f"mode: shadow, shadow_until: {rfc3339(until)}").shadow_until == until
 
 
-FAULTS = TABLES["FAULTS"]
+FAULTS = tables("settings/policy_settings")["FAULTS"]
 
 
 @pytest.mark.parametrize(("section", "expected"), FAULTS.items(), ids=map(str, range(len(FAULTS))))

@@ -12,12 +12,10 @@ from sidecar.errors import SettingsError
 from sidecar.settings.secrets import Whose, check_private, keep_once, read_secret, weakness_of
 from tests.tables import tables
 
-TABLES = tables("settings/secrets")
-
 STRONG = secrets.token_hex(32)
 
 WEAK = [
-    *[(raw.encode("latin-1"), *rest) for raw, *rest in TABLES["weak"]],
+    *[(raw.encode("latin-1"), *rest) for raw, *rest in tables("settings/secrets")["weak"]],
     (b"a" * 64, "S121"),
     (b"x" * 70_000, "S120"),
 ]

@@ -13,8 +13,6 @@ from sidecar.settings.load import load as load_document
 from sidecar.settings.server import TlsFiles
 from tests.tables import tables
 
-TABLES = tables("settings/settings")
-
 GOLDEN = Path(__file__).parents[2] / "golden" / "settings"
 
 
@@ -106,7 +104,7 @@ def test_two_issuers_share_neither_name_nor_namespace(tmp_path: Path) -> None:
     assert [fault.code for fault in error.value.faults] == ["S110", "S111", "S110", "S111"]
 
 
-PRESET_KEYS = TABLES["PRESET_KEYS"]
+PRESET_KEYS = tables("settings/settings")["PRESET_KEYS"]
 
 
 @pytest.mark.parametrize(("preset", "issuer", "keys"), PRESET_KEYS)

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
 from tests.tables import tables
 
-TABLES = tables("settings/yaml_scalars")
-
-TAKEN = TABLES["TAKEN"]
+TAKEN = tables("settings/yaml_scalars")["TAKEN"]
 
 
 @pytest.mark.parametrize(("text", "value"), TAKEN, ids=[text or "empty" for text, _ in TAKEN])

@@ -16,6 +16,7 @@ from sidecar.upstreams.mcp.legacy_sse import SseUpstream
 from sidecar.upstreams.mcp.transport import SESSION_ID, Outbound, UpstreamAnswer
 from sidecar.upstreams.mcp.transport_detection import DetectingUpstream
 from tests.flow.misbehaviours import STREAM, telling
+from tests.tables import tables
 from tests.unit.http.client.hostile import response
 from tests.unit.upstreams.lines import STATELESS, call, get, initialize, post, refuses
 from tests.unit.upstreams.old import ACCEPTED, Old, running, upstream_of
@@ -62,20 +63,9 @@ async def test_each_session_has_a_stream_of_its_own_and_both_ways_show_our_crede
         assert (await upstream.exchange(post(call(), first, who="a"))).status == 404
 
 
-ENDPOINTS = {
-    "/messages?x=1": "/messages?x=1",
-    "messages/?session_id=0f": "/messages/?session_id=0f",
-    "?s=1": "/mcp?s=1",
-    "../messages": "/messages",
-    "http://127.0.0.1:{port}/m": "/m",
-    "//127.0.0.1:{port}/m": "/m",
-    "HTTP://127.0.0.1:{port}": "/",
-}
-
-
 async def test_an_endpoint_of_the_same_origin_is_taken() -> None:
     async with running(Old()) as server, upstream_of(server) as upstream:
-        for endpoint, target in ENDPOINTS.items():
+        for endpoint, target in tables("upstreams/legacy_sse")["endpoints"].items():
             server.opening, before = telling(endpoint.format(port=server.server.port)), len(server.server.requests)
             await begun(upstream)
             assert server.server.requests[before + 1].startswith(f"POST {target} HTTP/1.1".encode()), endpoint

@@ -92,10 +92,9 @@ def test_what_two_readers_could_read_differently_cannot_be_pinned(value: object)
 # --- what holds -------------------------------------------------------------------------------------------------------
 
 DIGEST = digest_of(ENTRY)
-HOLDS = TABLES["holds"]
 
 
-@pytest.mark.parametrize(("setting", "pinned", "mode", "required"), HOLDS)
+@pytest.mark.parametrize(("setting", "pinned", "mode", "required"), TABLES["holds"])
 def test_what_holds_is_the_table(setting: Any, pinned: bool, mode: str, required: object) -> None:
     pins = Pins({"github": {"search_code": pin()}}) if pinned else NO_PINS
     assert pins.mode("github", setting) == mode

@@ -11,8 +11,6 @@ from sidecar.errors import Reason
 from sidecar.upstreams.statuses import MAX_RETRY_AFTER_S, passes_on, refusal_of, retry_after_s
 from tests.tables import tables
 
-TABLES = tables("upstreams/statuses")
-
 
 @dataclass(frozen=True)
 class Head:
@@ -34,7 +32,7 @@ def test_a_date_is_the_seconds_until_then() -> None:
     assert 0 < retry_after_s(Head(503, {"retry-after": formatdate(time.time() + 60, usegmt=True)})) <= 60
 
 
-@pytest.mark.parametrize(("status", "headers", "reason", "http"), TABLES["statuses"])
+@pytest.mark.parametrize(("status", "headers", "reason", "http"), tables("upstreams/statuses")["statuses"])
 def test_two_statuses_are_passed_on(status: int, headers: dict[str, str], reason: Reason, http: int) -> None:
     refusal = refusal_of(Head(status, headers))
     assert (refusal.reason, refusal.answer.http, refusal.answer.session_http) == (reason, http, 200)

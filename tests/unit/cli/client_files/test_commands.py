@@ -105,16 +105,7 @@ def test_what_is_switched_off_is_not_led_to_where_nothing_is(path: Path, tmp_pat
     assert servers == {"on": {"type": "http", "url": f"{BASE}/on"}, "off": {"command": "b", "disabled": True}}
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "client"),
-    [
-        (".codex/config.toml", '[mcp_servers.a]\ncommand = "x"\n', "codex"),
-        ("goose/config.yaml", "extensions: {a: {cmd: x}}\n", "goose"),
-        (".config/zed/settings.json", '{"context_servers": {"a": {"command": "x"}}}', "zed"),
-        ("opencode.json", '{"mcp": {"a": {"type": "local", "command": ["x"]}}}', "opencode"),
-        ("elsewhere.toml", "", "codex, goose, opencode or zed"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "client"), TABLES["unread"])
 def test_a_client_whose_file_is_not_read_is_named(tmp_path: Path, name: str, text: str, client: str) -> None:
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -34,8 +34,6 @@ from sidecar.gateway.kill_switch.switch_versions import (
 from sidecar.vocabulary import Call, Chain, Principal, Question
 from tests.tables import tables
 
-TABLES = tables("gateway/kill_switch/disabled")
-
 NOW_S = 1_800_000_000.0
 
 
@@ -105,7 +103,7 @@ def test_the_file_names_principals_and_where_it_does(tmp_path: Path) -> None:
     assert load_disabled(tmp_path / "none.yaml").entries == ()
 
 
-FAULTS = TABLES["faults"]
+FAULTS = tables("gateway/kill_switch/disabled")["faults"]
 
 
 @pytest.mark.parametrize(("entry", "expected"), FAULTS.items(), ids=FAULTS)

@@ -28,8 +28,6 @@ from tests.tables import tables
 from tests.unit.http.client.certificate import self_signed
 from tests.unit.http.client.hostile import OK, Conversation, Script, chunked, meeting, response, say, serving
 
-TABLES = tables("http/client/client")
-
 BODY = b'{"jsonrpc":"2.0"}'
 
 
@@ -408,7 +406,7 @@ async def test_fetch_ends_at_its_deadline_and_refuses_other_places_by_their_text
         await server.all_gone()
 
 
-@pytest.mark.parametrize(("url", "host_header", "path", "loopback"), TABLES["addresses"])
+@pytest.mark.parametrize(("url", "host_header", "path", "loopback"), tables("http/client/client")["addresses"])
 def test_a_url_names_one_place(url: str, host_header: str, path: str, loopback: bool) -> None:
     origin = parse_origin(url)
     assert (origin.host_header, origin.path, origin.loopback) == (host_header, path, loopback)

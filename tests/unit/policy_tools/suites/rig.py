@@ -11,14 +11,12 @@ from sidecar.policy_tools.suites.loading import read_suites
 from sidecar.policy_tools.suites.suite import SuiteReport, run_suites, self_test
 from tests.tables import tables
 
-TABLES = tables("policy_tools/suites/rig")
-
 REPOSITORY = Path(__file__).parents[4]
 MODELS = REPOSITORY / "models"
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 HEAD = "suite: s\nnow: 2027-01-15T08:00:00Z\ntests:\n"
 
-TOOLS = TABLES["tools"]
+TOOLS = tables("policy_tools/suites/rig")["tools"]
 USERS = """
 #: id=lends
 p, user:u, nhi:a, use, -, -, -, allow

@@ -18,8 +18,6 @@ from sidecar.cli.policy.test import test as command
 from tests.tables import tables
 from tests.unit.policy_tools.suites.rig import HEAD, write
 
-TABLES = tables("policy_tools/suites/command")
-
 GET = "as: nhi:a, calls: tool:x/get_it"
 GOOD = f"{HEAD}- {{name: good, {GET}, expect: allow}}\n"
 MIXED = f"""{GOOD}- {{name: "bad <&> one", {GET}, expect: deny}}
@@ -65,7 +63,7 @@ def test_a_failure_is_told_with_its_links_rules_and_near_misses(tmp_path: Path) 
     assert "1 passed, 2 failed, 1 skipped in " in result.output
 
 
-NEAR = TABLES["near"]
+NEAR = tables("policy_tools/suites/command")["near"]
 
 
 @pytest.mark.parametrize(("test", "rule", "words"), NEAR, ids=[test for test, _, _ in NEAR])

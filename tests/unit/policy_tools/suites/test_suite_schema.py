@@ -30,10 +30,7 @@ def test_what_cannot_be_meant_is_refused_at_its_place(tmp_path: Path, case: dict
     assert case["told"] in told
 
 
-WHOLE = TABLES["whole"]
-
-
-@pytest.mark.parametrize(("text", "line", "code", "words"), WHOLE)
+@pytest.mark.parametrize(("text", "line", "code", "words"), TABLES["whole"])
 def test_a_file_that_does_not_hold_together_is_refused(
     tmp_path: Path, text: str, line: int, code: str, words: str
 ) -> None:
@@ -101,16 +98,7 @@ def test_every_key_of_the_schema_is_described() -> None:
             assert value.get("description"), f"{name}.{key}"
 
 
-@pytest.mark.parametrize(
-    "test",
-    [
-        {"as": "nhi:a", "cals": "tool:x/y", "expect": "allow"},
-        {"as": "nhi:a", "calls": "tool:x/y", "expect": "alow"},
-        {"as": "nhi:a", "calls": "tool:x/y", "action": "tool/call", "expect": "allow"},
-        {"as": "nhi:a", "calls": "tool:x/y", "expect": {"decision": "deny", "reason": "expird"}},
-        {"calls": "tool:x/y", "expect": "allow"},
-    ],
-)
+@pytest.mark.parametrize("test", TABLES["known"])
 def test_the_schema_refuses_what_an_editor_can_know(test: dict[str, object]) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"suite": "s", "tests": [{"name": "t", **test}]}, schema_of("test"))

@@ -24,8 +24,6 @@ from sidecar.tasks.programs.json_rpc import MAX_ARTIFACTS, MAX_NOISE, STATES, Rp
 from sidecar.tasks.programs.run_record import Category, Failure
 from tests.tables import tables
 
-TABLES = tables("tasks/programs/json_rpc")
-
 MESSAGE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "say"}], "taskId": "t-1", "contextId": "c-1"}
 PARTS = [{"text": "a"}, {"data": {"b": 1}}]
 
@@ -151,7 +149,7 @@ def test_an_error_is_the_end_and_says_whose_fault_it_was(error: dict[str, Any], 
         assert heard(line(id=number, error=error)) == [TurnAnswer(STATES["failed"], failure=failure)]
 
 
-BREAKS: list[tuple[bytes, str]] = [(raw.encode("latin-1"), *rest) for raw, *rest in TABLES["breaks"]]
+BREAKS = [(raw.encode("latin-1"), why) for raw, why in tables("tasks/programs/json_rpc")["breaks"]]
 
 
 @pytest.mark.parametrize(("said", "why"), BREAKS)

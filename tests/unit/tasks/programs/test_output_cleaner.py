@@ -17,8 +17,6 @@ from sidecar.tasks.programs.output_cleaner import (
 )
 from tests.tables import tables
 
-TABLES = tables("tasks/programs/output_cleaner")
-
 # A second reading of ECMA-48, for a text that is whole.
 SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[\x20-\x3f]*(?:[\x40-\x7e]|(?=[^\x20-\x7e])|\Z)"
@@ -91,7 +89,7 @@ def test_bytes_are_utf_8_wherever_they_are_cut(said: bytes, cuts: list[int]) -> 
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        *TABLES["shown"],
+        *tables("tasks/programs/output_cleaner")["shown"],
         ("never ended \x1b]0;" + "x" * 1000, "never ended "),
     ],
 )

@@ -14,8 +14,6 @@ from sidecar.tasks.programs.stored_text import (
 )
 from tests.tables import tables
 
-TABLES = tables("tasks/programs/stored_text")
-
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow==\n-----END RSA PRIVATE KEY-----"
 
@@ -23,7 +21,7 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow==\n-----END RSA PRIVATE KEY-----"
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
-        *TABLES["kept"],
+        *tables("tasks/programs/stored_text")["kept"],
         (f"use {JWT} now", "use [redacted] now"),
         (f"key:\n{PEM}\nend", "key:\n[redacted]\nend"),
         ("AKIAIOSFODNN7EXAMPLE and ghp_" + "a" * 36, "[redacted] and [redacted]"),
