@@ -105,7 +105,7 @@ async def test_no_mode_of_policy_changes_the_answer_and_the_stronger_reason_is_t
 async def test_it_ends_by_the_clock(planner: World) -> None:
     await disable(planner, "nhi:planner", until=time.time() + 3600)
     assert (await reads(planner))[0] == 403
-    planner.app.pipeline.live.clock = lambda: time.time() + 3601
+    planner.app.pipeline.stages.clock = planner.app.pipeline.live.clock = lambda: time.time() + 3601
     assert (await reads(planner))[0] == 200
     assert planner.app.disabled_principals() == ()
     assert "disabled_principals" in planner.app.status() and planner.app.status()["disabled_principals"] == 0
