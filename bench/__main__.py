@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ import click
 from bench import subjects
 from bench.call import post_to
 from bench.load import Load, burst, load_from_path
-from bench.process import BenchFailed
+from bench.process import REPOSITORY, BenchFailed
 from bench.report import FEW, MANY, Turn, ladder_from, ladder_table, profile_from, results_from, table_from
 from bench.subjects import Subject, Upstream
 from sidecar import __version__
@@ -56,7 +57,7 @@ def main(seconds: int, rounds: int, quick: bool, profile: bool, ladder: bool, ou
 
 
 def _measure(folder: Path, tool: str, load: Load, seconds: int, rounds: int, out: Path) -> None:
-    with _everything(folder) as (upstream, measured, ready_s):
+    with _everything(folder) as (upstream, measured, ready_s, idle_mb):
         turns = _rounds(measured, load, seconds, rounds)
         about = {
             "connections": [FEW, MANY],
@@ -68,6 +69,7 @@ def _measure(folder: Path, tool: str, load: Load, seconds: int, rounds: int, out
             "python": platform.python_version(),
             "aiohttp": aiohttp.__version__,
             "sidecar": __version__,
+            "idle_mb": idle_mb,
         }
     results = results_from(turns, ready_s, about)
     out.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
@@ -76,19 +78,22 @@ def _measure(folder: Path, tool: str, load: Load, seconds: int, rounds: int, out
 
 
 @contextmanager
-def _everything(folder: Path) -> Iterator[tuple[Upstream, Sequence[Subject], dict[str, float]]]:
+def _everything(folder: Path) -> Iterator[tuple[Upstream, Sequence[Subject], dict[str, float], dict[str, float]]]:
+    """All subjects; after how many seconds each sidecar was ready, and its memory then, before any call."""
+    compileall.compile_dir(REPOSITORY / "sidecar", quiet=2)  # as an installed sidecar is
     with ExitStack() as stack:
         upstream = stack.enter_context(subjects.upstream(folder))
         direct = Subject("direct", post_to(upstream.url), upstream.process)
         bare = stack.enter_context(subjects.passthrough("passthrough", folder, upstream, "bare"))
         quick = stack.enter_context(subjects.passthrough("passthrough_tuned", folder, upstream, "tuned"))
         store_url = stack.enter_context(subjects.valkey(folder))
-        ready_s = {}
+        ready_s, idle_mb = {}, {}
         found = [direct, bare, quick]
         for name, url in (("sidecar_memory", "memory://"), ("sidecar_valkey", store_url)):
             subject, ready_s[name] = stack.enter_context(subjects.sidecar(name, folder, upstream, url))
+            idle_mb[name] = subject.process.rss_mb()
             found.append(subject)
-        yield upstream, found, ready_s
+        yield upstream, found, ready_s, idle_mb
 
 
 def _rounds(measured: Sequence[Subject], load: Load, seconds: int, rounds: int) -> Measured:

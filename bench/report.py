@@ -63,7 +63,11 @@ def table_from(results: Mapping[str, Any], names: Sequence[str]) -> str:
     lines.append(f"ratio by CPU time, free of what else this machine does: {', '.join(busy)}")
     added = [f"{name} {value:+.3f} ms" for name, value in results["added_p50_ms_one_connection"].items()]
     lines.append(f"added to the direct call's p50, one connection: {', '.join(added)}")
-    lines.append(f"ready after {results['ready_s']:.2f} s, with Valkey {results['ready_s_valkey']:.2f} s")
+    idle = results["idle_mb"]
+    lines.append(
+        f"ready after {results['ready_s']:.2f} s with {idle['sidecar_memory']:.0f} MB, "
+        f"with Valkey {results['ready_s_valkey']:.2f} s and {idle['sidecar_valkey']:.0f} MB"
+    )
     return "\n".join(lines)
 
 
