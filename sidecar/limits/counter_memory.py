@@ -26,6 +26,7 @@ KEPT_S = 120.0
 """Longer than Sentinels need by default (30 s) to declare a primary down and promote another."""
 CHARGED_AGAIN_S = 3600.0
 """Older charges have left the one-hour window. A tide that was not refreshed for a day expires."""
+MAX_LATEST = 1_000
 SWEPT_AT_ONCE = 2
 
 
@@ -37,6 +38,15 @@ class SeenUsage(NamedTuple):
     at_us: int
     used: int
     full_us: int
+
+
+class LatestCharge(NamedTuple):
+    """The latest charge of a plan, which `seen` does not have yet. `holds`: there are slots among its charges."""
+
+    charges: Charges
+    at_us: int
+    numbers: Sequence[int]
+    holds: bool
 
 
 @dataclass(slots=True)
@@ -58,29 +68,39 @@ class CounterMemory:
         self._seen: dict[Kind, OrderedDict[str, SeenUsage]] = {kind: OrderedDict() for kind in SEEN_KINDS}
         self._charged: OrderedDict[str, RecentCharge] = OrderedDict()
         self._held: dict[str, Charges] = {}
+        self._latest: dict[int, LatestCharge] = {}  # by the identity of its charges; the last is the latest
         self._now_us = 0  # the store's last reported time
         self.dropped = 0
 
     def admitted(self, charges: Charges, verdict: Verdict, decision_id: str, number: int, now_s: float) -> None:
         """Record that the store charged a call."""
-        self._now_us = now_us = verdict.now_us
-        numbers, at = verdict.numbers, 0
-        slots = False
-        for charge in charges:
-            seen = self._seen.get(charge.kind)
-            if seen is None:
-                slots = True
-            else:
-                key = charge.key
-                if seen.pop(key, None) is None:
-                    self._make_room(seen, now_us)
-                seen[key] = SeenUsage(charge.kind, key, now_us, charge.most - numbers[at], numbers[at + 2])
-            at += 3
-        if slots:
+        self._now_us = verdict.now_us
+        latest = self._latest.pop(id(charges), None)
+        if latest is not None:
+            holds = latest.holds
+        else:
+            holds = any(charge.kind == "concurrency" for charge in charges)
+            if len(self._latest) >= MAX_LATEST:
+                self._see_latest()
+        self._latest[id(charges)] = LatestCharge(charges, verdict.now_us, verdict.numbers, holds)
+        if holds:
             self._held[decision_id] = charges
-        self._forget_charged(now_s)
-        self._charged.pop(decision_id, None)  # a repeated charge moves to the position of its new number
-        self._charged[decision_id] = RecentCharge(number, now_s, charges)
+        charged = self._charged
+        if charged:
+            self._forget_charged(now_s)
+            charged.pop(decision_id, None)  # a repeated charge moves to the position of its new number
+        charged[decision_id] = RecentCharge(number, now_s, charges)
+
+    def _see_latest(self) -> None:
+        """Note what the latest charge of each plan says of its counters. The last one of a counter says it all."""
+        for charges, now_us, numbers, _ in self._latest.values():
+            for charge, remaining, full_us in zip(charges, numbers[::3], numbers[2::3], strict=True):
+                if (seen := self._seen.get(charge.kind)) is None:
+                    continue
+                if seen.pop(charge.key, None) is None:
+                    self._make_room(seen, now_us)
+                seen[charge.key] = SeenUsage(charge.kind, charge.key, now_us, charge.most - remaining, full_us)
+        self._latest.clear()
 
     def released(self, charges: Charges, decision_id: str) -> None:
         """Record the end of a call. `charges` are its slots and what it did not spend."""
@@ -98,6 +118,7 @@ class CounterMemory:
 
     def reset(self, keys: Collection[str]) -> None:
         """Forget what was charged to these counters before they were reset."""
+        self._see_latest()
         gone = frozenset(keys)
         for seen in self._seen.values():
             for key in gone & seen.keys():
@@ -106,6 +127,7 @@ class CounterMemory:
             charged.charges = tuple([charge for charge in charged.charges if charge.key not in gone])
 
     def _use_less(self, charges: Charges) -> None:
+        self._see_latest()
         for charge in charges:
             seen = self._seen.get(charge.kind)
             if seen is not None and (last := seen.get(charge.key)):
@@ -132,6 +154,7 @@ class CounterMemory:
 
     def pages(self, size: int) -> Iterator[Sequence[SeenUsage]]:
         """Every counter whose window had not ended when last seen, in pages of `size`."""
+        self._see_latest()
         page: list[SeenUsage] = []
         for counters in self._seen.values():
             for seen in tuple(counters.values()):

@@ -1,16 +1,14 @@
 """Pipelines commands to Redis over one connection.
 
-Redis answers in the order in which commands are sent, so the oldest pending future owns the next reply, even if its
-caller no longer waits. Two tasks and a timer serve each connection:
+Redis answers in the order in which commands are sent, so the oldest pending reply is the next one that arrives, even if
+its caller no longer waits. All commands of one turn of the loop are sent in one write; bytes are parsed as they arrive.
 
-    writer    sends everything that was queued since its last turn in one write
-    reader    gives each reply to the oldest future
-    timer     watches the oldest future with a waiting caller. If nothing was received since it was sent, the connection
-              is condemned and all waiting callers fail at once. If other replies arrived meanwhile, only the late
-              caller fails and its reply is dropped when it arrives, unless every reply has been late for a while
+A timer watches the oldest reply with a waiting caller. If nothing was received since its command was sent, the
+connection is condemned and all waiting callers fail at once. If other replies arrived meanwhile, only the late caller
+fails and its reply is dropped when it arrives, unless every reply has been late for a while.
 
-redis-py opens the connection and parses replies. Its client would hold one connection per running call and costs three
-times as much.
+redis-py opens the connection; then this module takes its transport over. redis-py's own reader and client would cost
+several times as much, and hold one connection per running call.
 """
 
 from __future__ import annotations
@@ -19,10 +17,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from math import inf
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from hiredis import pack_command
+from hiredis import PushNotification, Reader, pack_command
+from redis._parsers.base import BaseParser
 from redis.asyncio.connection import AbstractConnection as RedisConnection
+from redis.exceptions import ConnectionError as ServerError
 from redis.exceptions import InvalidResponse, ResponseError
 
 TURNS = 8
@@ -32,6 +32,7 @@ LATE_FOR = 3
 """Deadlines without one timely reply, after which the connection is given up."""
 
 
+_PART = object()  # of a reply: the rest has not arrived
 pack = cast(Callable[[tuple[bytes | str | int, ...]], bytes], pack_command)  # its stub allows 1-tuples only
 
 
@@ -43,6 +44,17 @@ class PipelineLate(PipelineLost):
     """This reply was late; other replies arrive."""
 
 
+class Reply(Protocol):
+    """What waits for a reply: a future, or what has these methods of one. An error is redis-py's ResponseError or
+    PipelineLost."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, exception: Exception, /) -> None: ...
+
+
 class Batch:
     """Commands sent in one write, and the loop time by which the store must answer, counted from the write."""
 
@@ -52,7 +64,7 @@ class Batch:
         self.due_s = inf
 
 
-class RedisPipeline:
+class RedisPipeline(asyncio.Protocol):
     """One open connection. `deadline_s` is the time limit of a reply; `lost` is called once when it ends."""
 
     def __init__(self, connection: RedisConnection, deadline_s: float, lost: Callable[[RedisPipeline], None]) -> None:
@@ -62,74 +74,78 @@ class RedisPipeline:
         self._loop = asyncio.get_running_loop()
         self._outbox: list[bytes] = []
         self._batch = self._sending = Batch()
-        self._waiting: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
-        self._asked = asyncio.Event()
+        self._waiting: deque[tuple[Batch, Reply]] = deque()
+        self._flushing: asyncio.Handle | None = None
+        self._paused = False
         self._timer: asyncio.Handle | None = None
         self._read_s = self._in_time_s = self._loop.time()
+        self._ending: asyncio.Handle | None = None
+        self.ended = False
         self.why = "closed"
-        self._serving = asyncio.create_task(self._serve())
-        self._serving.add_done_callback(self._end)
+        self._parser = Reader(protocolError=InvalidResponse, replyError=BaseParser.parse_error, notEnoughData=_PART)
+        self._transport = self._taken_over()
+        self._close: Callable[[], None] = connection._close
 
-    @property
-    def ended(self) -> bool:
-        return self._serving.done()
+    def _taken_over(self) -> asyncio.Transport:
+        """The transport of the connection, which from now on belongs to us, with the bytes that arrived already."""
+        reader, writer = self._connection._reader, self._connection._writer
+        if reader is None or writer is None:
+            raise PipelineLost(self.why)
+        transport = cast(asyncio.Transport, writer.transport)
+        transport.set_protocol(self)
+        transport.resume_reading()
+        if early := bytes(getattr(reader, "_buffer", b"")):
+            self._loop.call_soon(self.data_received, early)
+        elif reader.at_eof():
+            self.connection_lost(None)
+        return transport
 
     def ask(self, *command: bytes | str | int) -> asyncio.Future[Any]:
         """Send a command. The returned future holds its reply, or raises redis-py's ResponseError or PipelineLost."""
         reply: asyncio.Future[Any] = self._loop.create_future()
+        self.send(pack(command), reply)
+        return reply
+
+    def send(self, packed: bytes, reply: Reply) -> None:
+        """Send a packed command."""
         if self.ended:
             reply.set_exception(PipelineLost(self.why))
-            return reply
+            return
         self._waiting.append((self._batch, reply))
-        self._outbox.append(pack(command))
-        self._asked.set()
+        self._outbox.append(packed)
+        if self._flushing is None and not self._paused:
+            self._flushing = self._loop.call_soon(self._flush)
         if self._timer is None:
             self._timer = self._loop.call_at(self._loop.time() + self._deadline_s, self._check)
-        return reply
 
     def condemn(self, why: str) -> None:
         """Mark the connection as unusable, so that it ends soon."""
-        self.why = why
-        self._serving.cancel()
+        if self._ending is None and not self.ended:
+            self.why = why
+            self._ending = self._loop.call_soon(self._end)
 
     async def close(self) -> None:
         """Drop the connection. Waiting callers get PipelineLost."""
-        self._serving.cancel()
-        await asyncio.wait([self._serving])
-        await self._connection.disconnect(nowait=True)
+        self._end()
 
-    async def _serve(self) -> None:
+    # The transport's side
+
+    def data_received(self, data: bytes) -> None:
+        self._read_s = self._loop.time()
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._write())
-                tasks.create_task(self._read())
-        except* Exception as errors:  # includes anything the parser raises on a malformed reply
-            self.why = type(errors.exceptions[0]).__name__
-        finally:
-            await self._connection.disconnect(nowait=True)
-
-    async def _write(self) -> None:
-        while True:
-            await self._asked.wait()
-            self._asked.clear()
-            commands, self._outbox = self._outbox, []
-            self._sending, self._batch = self._batch, Batch()
-            self._sending.due_s = self._loop.time() + self._deadline_s
-            await self._connection.send_packed_command(commands, check_health=False)
-
-    async def _read(self) -> None:
-        while True:
-            try:
-                reply = await self._connection.read_response(disable_decoding=True)
-            except ResponseError as error:
-                reply = error
-            self._answer(reply)
+            self._parser.feed(data)
+            while (reply := self._parser.gets(False)) is not _PART:
+                if not isinstance(reply, PushNotification):
+                    self._answer(reply)
+        except Exception as error:  # includes anything the parser raises on a malformed reply
+            self.condemn(type(error).__name__)
 
     def _answer(self, reply: Any) -> None:
+        if isinstance(reply, ServerError):
+            raise reply
         if not self._waiting:
             raise InvalidResponse("a reply without a request")
         _, oldest = self._waiting.popleft()
-        self._read_s = self._loop.time()
         if oldest.done():
             return
         self._in_time_s = self._read_s
@@ -138,8 +154,44 @@ class RedisPipeline:
         else:
             oldest.set_result(reply)
 
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._outbox and self._flushing is None:
+            self._flushing = self._loop.call_soon(self._flush)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.condemn("ConnectionError")
+
+    def _flush(self) -> None:
+        self._flushing = None
+        if self._paused or self.ended:
+            return  # what is not taken yet is sent before
+        commands, self._outbox = self._outbox, []
+        self._sending, self._batch = self._batch, Batch()
+        self._sending.due_s = self._loop.time() + self._deadline_s
+        self._transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
+
+    def _end(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        for handle in (self._timer, self._ending, self._flushing):
+            if handle:
+                handle.cancel()
+        self._close()
+        waiting, self._waiting = self._waiting, deque()
+        self._lost(self)
+        for _, reply in waiting:
+            if not reply.done():
+                reply.set_exception(PipelineLost(self.why))
+
+    # Watching
+
     def _check(self, before: Batch | None = None, turns: int = TURNS) -> None:
-        """Watch the oldest future with a waiting caller. `turns` are left for the batch that was oldest `before`."""
+        """Watch the oldest reply with a waiting caller. `turns` are left for the batch that was oldest `before`."""
         self._timer = None
         batch = next((batch for batch, reply in self._waiting if not reply.done()), None)
         if batch is None:
@@ -159,7 +211,7 @@ class RedisPipeline:
             self._check()
 
     def _refuse_late(self, now: float) -> None:
-        for batch, reply in self._waiting:
+        for batch, reply in tuple(self._waiting):
             if batch.due_s <= now and not reply.done():
                 reply.set_exception(PipelineLate(self._late_words))
 
@@ -170,12 +222,3 @@ class RedisPipeline:
     @property
     def _late_words(self) -> str:
         return f"no reply within {self._deadline_s * 1000:.0f} ms"
-
-    def _end(self, serving: asyncio.Task[None]) -> None:
-        if self._timer:
-            self._timer.cancel()
-        waiting, self._waiting = self._waiting, deque()
-        for _, reply in waiting:
-            if not reply.done():
-                reply.set_exception(PipelineLost(self.why))
-        self._lost(self)

@@ -21,7 +21,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha1
 from pathlib import Path
@@ -32,7 +32,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from sidecar.limits.counter_memory import CounterMemory
 from sidecar.limits.counters import SECOND_US, CounterState
 from sidecar.limits.plan import lasting
-from sidecar.limits.redis_pipeline import PipelineLate, PipelineLost, RedisPipeline
+from sidecar.limits.redis_pipeline import PipelineLate, PipelineLost, RedisPipeline, pack
 from sidecar.limits.refusal_tracker import RefusalTracker, counts_no_more, passes, printable
 from sidecar.limits.store import (
     LEASE_S,
@@ -63,6 +63,11 @@ CHARGE = "charge"
 """The operation name of a reservation, beside the verbs of settling."""
 LOOK = "look"
 """Placeholder for a decision id; never a valid one."""
+ID_HERE, NUMBER_HERE = "(id)", -1
+"""Placeholders in packed commands."""
+CALL = PREFIX + "call:"
+CALL_KEY = CALL.encode()
+MAX_PACKED = 1024  # about 1 KB each
 EPOCH, TIDE = PREFIX + "epoch", PREFIX + "tide:"
 EPOCH_MS = 62 * 86_400_000  # twice the longest window, a month
 HOLD_S = 1.0
@@ -112,14 +117,63 @@ RESET = CounterScript.of("return redis.call('DEL', unpack(KEYS))")
 Verb = Literal["charge", "give_back", "release", "extend"]
 
 
-@dataclass(frozen=True, slots=True)
 class Settlement:
-    """A pending operation on one call. After `until_s` (loop time) it has settled itself by expiry."""
+    """A pending operation on one call. After `until_s` (loop time) it has settled itself by expiry. Once sent, it waits
+    for its reply as a future does, and the store handles that."""
 
-    verb: Verb
+    __slots__ = ("_is_done", "_store", "charges", "decision_id", "until_s", "verb")
+
+    def __init__(self, store: RedisCounters, verb: Verb, charges: Charges, decision_id: str, until_s: float) -> None:
+        self._store, self._is_done = store, False
+        self.verb, self.charges, self.decision_id, self.until_s = verb, charges, decision_id, until_s
+
+    def again(self) -> Settlement:
+        """The same, to be sent once more."""
+        return Settlement(self._store, self.verb, self.charges, self.decision_id, self.until_s)
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, result: object, /) -> None:
+        self._is_done = True
+        self._store.settled(self)
+
+    def set_exception(self, exception: Exception, /) -> None:
+        self._is_done = True
+        self._store.unsettled(self, exception)
+
+
+class PackedCommand(NamedTuple):
+    """A script with its arguments for some charges, packed for the wire. Between the parts stand the key of the
+    decision's record, the decision id, and in a charge its number."""
+
     charges: Charges
-    decision_id: str
-    until_s: float
+    before_key: bytes
+    before_id: bytes
+    rest: bytes
+
+    @classmethod
+    def of(cls, charges: Charges, script: CounterScript, arguments: Sequence[str | int]) -> PackedCommand:
+        """`arguments` are those for the decision ID_HERE, with the number NUMBER_HERE at their end."""
+        packed = pack(("EVALSHA", script.sha, *arguments)).removesuffix(_bulk(str(NUMBER_HERE)))
+        before_key, _, packed = packed.partition(_bulk(CALL + ID_HERE))
+        before_id, _, rest = packed.partition(_bulk(ID_HERE))
+        return cls(charges, before_key, before_id, rest)
+
+    def filled(self, decision_id: str, number: int | None = None) -> bytes:
+        """The command for one call."""
+        written = decision_id.encode()
+        size = len(written)
+        key = b"$%d\r\n%b%b\r\n" % (len(CALL) + size, CALL_KEY, written)
+        command = b"%b%b%b$%d\r\n%b\r\n%b" % (self.before_key, key, self.before_id, size, written, self.rest)
+        if number is None:
+            return command
+        digits = b"%d" % number
+        return b"%b$%d\r\n%b\r\n" % (command, len(digits), digits)
+
+
+def _bulk(word: str) -> bytes:
+    return pack((word,)).partition(b"\r\n")[2]
 
 
 class RedisCounters:
@@ -147,6 +201,7 @@ class RedisCounters:
         self._tide = TIDE + secrets.token_hex(8)  # one for each process that shares the store
         self._link = StoreConnection(finder, deadline_s, greet=self._greet, beat=self._beat, ready=self._settle_debts)
         self._recall = CounterMemory()
+        self._packed: dict[tuple[Verb, int], PackedCommand] = {}
         self._epoch = ""
         self._number = 0
         self._held_until_s = 0.0
@@ -183,10 +238,14 @@ class RedisCounters:
     async def _reserve(self, charges: Charges, decision_id: str, began_s: float) -> Verdict:
         wire = self._link.wire or await self._link.ready()
         self._number = number = self._number + 1
-        arguments = self._guarded(charges, decision_id, number)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        wire.send(self._pack("charge", charges).filled(decision_id, number), reply)
         try:
-            reply = await self._run(wire, self._scripts.admit, arguments)
-            verdict = _verdict(reply, charges, decision_id)
+            try:
+                said = await reply
+            except NoScriptError:  # after a restart or SCRIPT FLUSH; the script did not run, so this is not a retry
+                said = await wire.ask("EVAL", self._scripts.admit.text, *self._guarded(charges, decision_id, number))
+            verdict = _verdict(said, charges, decision_id)
         except (PipelineLost, _ForeignReplyError, asyncio.CancelledError) as error:
             self.give_back(charges, decision_id)  # it may have been charged, and the call will not be forwarded
             if isinstance(error, asyncio.CancelledError):
@@ -206,21 +265,21 @@ class RedisCounters:
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
         self._recall.given_back(charges, decision_id)
-        self._say(Settlement("give_back", charges, decision_id, self._now_s() + REMEMBER_S))
+        self._say(Settlement(self, "give_back", charges, decision_id, self._now_s() + REMEMBER_S))
 
     def release(self, charges: Charges, decision_id: str) -> None:
         if charges:
             until_s = self._now_s() + max(self._lease_s, REMEMBER_S)
-            self._say(Settlement("release", charges, decision_id, until_s))
+            self._say(Settlement(self, "release", charges, decision_id, until_s))
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         if self._link.wire:
-            self._say(Settlement("extend", charges, decision_id, self._now_s()))
+            self._say(Settlement(self, "extend", charges, decision_id, self._now_s()))
 
     def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
         """Charge what was admitted without the store, whatever the limit: now, or when it is back within that time."""
         if charges:
-            self._say(Settlement("charge", charges, decision_id, self._now_s() + within_s))
+            self._say(Settlement(self, "charge", charges, decision_id, self._now_s() + within_s))
 
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
         await self._link.ready()  # the arguments name its epoch
@@ -274,7 +333,7 @@ class RedisCounters:
     async def _run(self, wire: RedisPipeline, script: CounterScript, arguments: list[str | int]) -> Any:
         try:
             return await wire.ask("EVALSHA", script.sha, *arguments)
-        except NoScriptError:  # after a restart or SCRIPT FLUSH; the script did not run, so this is not a retry
+        except NoScriptError:  # as in `_reserve`
             return await wire.ask("EVAL", script.text, *arguments)
 
     def _refused(self, error: ResponseError, wire: RedisPipeline) -> None:
@@ -299,13 +358,28 @@ class RedisCounters:
     def _arguments(
         self, charges: Charges, decision_id: str, verb: Verb | None = None, record_ms: int = REMEMBER_S * 1000
     ) -> list[str | int]:
-        arguments: list[str | int] = [len(charges) + 1, f"{PREFIX}call:{decision_id}"]
+        arguments: list[str | int] = [len(charges) + 1, CALL + decision_id]
         arguments += [PREFIX + charge.key for charge in charges]
         arguments += [verb] if verb else []
         arguments += [decision_id, record_ms, int(self._lease_s * SECOND_US)]
         for charge in charges:
             arguments += (charge.kind, charge.amount, charge.most, charge.interval_us)
         return arguments
+
+    def _pack(self, verb: Verb, charges: Charges) -> PackedCommand:
+        known = self._packed.get((verb, id(charges)))
+        if known is None:
+            if len(self._packed) >= MAX_PACKED:
+                self._packed.clear()
+            known = self._packed[verb, id(charges)] = PackedCommand.of(charges, *self._command(verb, charges))
+        return known
+
+    def _command(
+        self, verb: Verb, charges: Charges, decision_id: str = ID_HERE, number: int = NUMBER_HERE
+    ) -> tuple[CounterScript, list[str | int]]:
+        if verb == "charge":
+            return self._scripts.admit, self._guarded(charges, decision_id, number)
+        return self._scripts.settle, self._arguments(charges, decision_id, verb)
 
     # Settling
 
@@ -314,31 +388,34 @@ class RedisCounters:
         if wire is None:
             self._owe(settlement)
             return
-        if settlement.verb == "charge":
+        verb, charges, decision_id = settlement.verb, settlement.charges, settlement.decision_id
+        if verb == "charge":
             self._number += 1
-            charges, script = _whatever(settlement.charges), self._scripts.admit
-            arguments = self._guarded(charges, settlement.decision_id, self._number)
+            arguments = self._guarded(_whatever(charges), decision_id, self._number)
+            wire.send(pack(("EVALSHA", self._scripts.admit.sha, *arguments)), settlement)
         else:
-            script = self._scripts.settle
-            arguments = self._arguments(settlement.charges, settlement.decision_id, settlement.verb)
-        said = wire.ask("EVALSHA", script.sha, *arguments)
-        said.add_done_callback(partial(self._heard, settlement, script, arguments))
+            wire.send(self._pack(verb, charges).filled(decision_id), settlement)
 
-    def _heard(
-        self, settlement: Settlement, script: CounterScript, arguments: list[str | int], reply: asyncio.Future[Any]
-    ) -> None:
-        error, wire = reply.exception(), self._link.wire
+    def settled(self, settlement: Settlement) -> None:
+        """The store did what it was asked."""
+        if self._refusing:
+            self._refusing.done(settlement.verb, settlement.charges)
+        self._over(settlement)
+
+    def unsettled(self, settlement: Settlement, error: Exception) -> None:
+        """The store did not do what it was asked, or did not say so."""
+        verb, charges, wire = settlement.verb, settlement.charges, self._link.wire
         if isinstance(error, NoScriptError) and wire:
-            again = wire.ask("EVAL", script.text, *arguments)
-            again.add_done_callback(partial(self._heard, settlement, script, arguments))
+            self._number += verb == "charge"
+            due = _whatever(charges) if verb == "charge" else charges
+            script, arguments = self._command(verb, due, settlement.decision_id, self._number)
+            wire.send(pack(("EVAL", script.text, *arguments)), settlement.again())
         elif isinstance(error, PipelineLost):
-            self._owe(settlement)
+            self._owe(settlement.again())
         elif isinstance(error, ResponseError) and passes(error):
-            self._refusing.refused(settlement.verb, error, settlement.charges, self._now_s())
-            self._owe(settlement)
+            self._refusing.refused(verb, error, charges, self._now_s())
+            self._owe(settlement.again())
         else:  # the counter is not in our format: its next reservation is refused
-            if self._refusing and error is None:
-                self._refusing.done(settlement.verb, settlement.charges)
             self._over(settlement)
 
     def _owe(self, settlement: Settlement) -> None:
@@ -405,6 +482,7 @@ class RedisCounters:
         # deadline.
         await asyncio.gather(*(wire.ask("SCRIPT", "LOAD", script.text) for script in self._scripts))
         epoch, tide = await self._whose(wire)
+        self._packed.clear()  # they name the epoch
         if not self._epoch:
             self._epoch = epoch
         elif epoch == self._epoch:
@@ -413,6 +491,7 @@ class RedisCounters:
             raised = await self._restore(wire)
             self._recall.forget_charged()  # they are included in `seen`
             self._epoch = epoch
+            self._packed.clear()
             for decision_id, charges in self._recall.held:  # running calls take their slots in this store too
                 await self._force(wire, decision_id, tuple(one for one in charges if one.kind == "concurrency"))
             self._held_until_s = self._now_s() + self._hold_s
