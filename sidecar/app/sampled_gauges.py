@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from sidecar.audit.copies import CopySink
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.http.client import ANSWERS
 from sidecar.http.server.memory_trim import STREAM_BYTES, MemoryTrim, give_memory_back
@@ -34,8 +33,6 @@ class SampledGauges:
         metrics.budgets_reset(time.time())
         metrics.audit_depth(audit.writer.depth)
         metrics.audit_up(audit.writer.up)
-        if isinstance(sink := audit.trail.sink, CopySink):
-            metrics.audit_copied(sink.copied, sink.lost)
 
     def _held(self) -> int:
         """The peak of bytes held by bodies and responses since the last sample, in units of streams."""

@@ -14,7 +14,6 @@ segments              which files make up one log
 carrier               sinks that cannot take lines back: stdout_carrier (a pipe), redis_carrier, otlp_carrier
                       (otlp_messages: its encoding)
 gather                turns lines collected elsewhere into files again
-copies                copies the file's lines to a second place
 sinks                 opens the sinks of the settings
 recorder              the records of one request while it runs; control records
 verify                reads the log back and states what it proves: line_walk, verification_report

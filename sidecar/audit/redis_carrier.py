@@ -28,7 +28,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 
 from sidecar.audit.carrier import AppendLines, UnsureError, pauses
-from sidecar.audit.chain import ChainEnd, head_line, unseal
+from sidecar.audit.chain import head_line, unseal
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import FoundEnd, read_anchor
 from sidecar.errors import SettingsError, fault_in
@@ -64,21 +64,17 @@ class RedisCarrier:
         self._connection: Any = None  # redis-py does not type its connections
         self._turn = ""
 
-    def take(self, end: ChainEnd | None = None) -> FoundEnd:
-        """Become the writer, and inspect what the last run left. A copy continues at `end`. Raises SettingsError."""
+    def take(self) -> FoundEnd:
+        """Become the writer, and inspect what the last run left. Raises SettingsError."""
         token = secrets.token_hex(8)
         try:
             turn, raw_head, line = self._ask("EVAL", script_text("audit_take"), 2, *self._keys, token)
             self._turn = f"{turn} {token}"
             found = _found(bytes(raw_head), bytes(line), self._key, self._older)
-            begins = found.end if end is None else end
-            if begins != found.end:
-                extra = {"last": found.end.seq, "next": begins.seq + 1}
-                log.warning("the copy of the audit log lacks lines", extra=extra)
-            if found.what and end is None:
+            if found.what:
                 self._anew = True  # the anchor is replaced together with the record of the findings
             else:
-                self._append(AppendLines((), begins, begins), anyway=True)  # our key's anchor; also tests writing
+                self._append(AppendLines((), found.end, found.end), anyway=True)  # our key's anchor; also tests writing
         except (OSError, RedisError, TypeError, ValueError) as error:
             message = f"the audit stream cannot be written: {_why(error)}"
             raise SettingsError([fault_in("audit.redis", message, code="A120")]) from None

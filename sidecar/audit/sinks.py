@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from sidecar import __version__
 from sidecar.audit.carrier import Carrier, ChainedCarrier
-from sidecar.audit.chain import BEGINNING, ChainEnd
-from sidecar.audit.copies import CopySink
+from sidecar.audit.chain import BEGINNING
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import AuditFile, FoundEnd
 from sidecar.audit.rotation import ChainSink
@@ -39,17 +38,10 @@ def open_sink(
     """Open the configured sink; also returns what was found in it. `older` are previous keys. Raises SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
-        carrier, found = _carrier(settings, chosen.sink, key, instance, None, older)
+        carrier, found = _carrier(settings, chosen.sink, key, instance, older)
         return ChainedCarrier(carrier, found.end), found
     file = AuditFile.open(path, key, older=older, to_disk=chosen.durability == "disk")
-    if chosen.also is None:
-        return file, file.found
-    try:
-        carrier, _ = _carrier(settings, chosen.also, key, instance, file.end)
-    except SettingsError:
-        file.close()
-        raise
-    return CopySink(file, file.end, carrier), file.found
+    return file, file.found
 
 
 def place_of(settings: Settings) -> str:
@@ -61,7 +53,7 @@ def place_of(settings: Settings) -> str:
         "redis": f"stream {stream_of(chosen.redis)}",
         "otlp": "" if chosen.otlp is None else chosen.otlp.url,
     }
-    return places[chosen.sink] + (f", and a copy to {places[chosen.also]}" if chosen.also else "")
+    return places[chosen.sink]
 
 
 def stream_of(chosen: RedisSink | None) -> str:
@@ -77,7 +69,7 @@ def reading_stream(settings: Settings) -> RedisCarrier:
 
 
 def _carrier(
-    settings: Settings, name: str, key: AuditKey, instance: str, copies: ChainEnd | None, older: Sequence[AuditKey] = ()
+    settings: Settings, name: str, key: AuditKey, instance: str, older: Sequence[AuditKey]
 ) -> tuple[Carrier, FoundEnd]:
     chosen = settings.audit
     if name == "redis":
@@ -85,7 +77,7 @@ def _carrier(
             hint = "write audit: {redis: {store: {url: redis://…}}}"
             raise SettingsError([fault_in("audit.redis", "evidence is kept in one server", code="A120", hint=hint)])
         stream = _stream(settings, key, older)
-        return stream, stream.take(copies)
+        return stream, stream.take()
     if name == "otlp":
         assert chosen.otlp is not None
         return _otlp(chosen.otlp, instance), FoundEnd(BEGINNING, 0)

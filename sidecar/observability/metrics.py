@@ -75,7 +75,6 @@ SCHEDULE_RESULTS = ("success", "failure", "timeout", "cancelled", "refused", "mi
 TASK_STATES = ("pending", "running", "completed", "failed", "cancelled")
 AGENT_STATUSES = ("success", "failure", "timeout", "cancelled")  # the seed's ExecutionStatus
 AGENT_STATES = ("idle", "starting", "running", "completed", "failed", "timeout", "cancelled", "cleanup")
-AUDIT_COPIES = ("copied", "lost")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")
 TROUBLE = (
     Reason.UPSTREAM_OPEN,
@@ -144,7 +143,6 @@ HELP: Mapping[str, str] = {
     "audit_records_total": "Audit records, by what became of them.",
     "audit_queue_depth": "Records that are on their way to their sink.",
     "audit_up": "Whether the last records that the audit sink was given are written (1) or not.",
-    "audit_copies_total": "Lines for the copy of the evidence.",
     "loop_lag_seconds": "How late the event loop comes to a timer.",
     "build_info": "What runs here.",
 }
@@ -265,7 +263,6 @@ class Metrics:
         self.audit_recorded = counter("audit_records_total", event=AUDIT_EVENTS, result=AUDIT_RESULTS).count
         self.audit_depth = gauge("audit_queue_depth").put
         self.audit_up = gauge("audit_up").put
-        self._audit_copies = counter("audit_copies_total", result=AUDIT_COPIES)
         self.loop_lagged = times_of_stages("loop_lag_seconds").time
         gauge("build_info", version=AS_GIVEN, python=AS_GIVEN).only(__version__, platform.python_version())
 
@@ -460,10 +457,6 @@ class Metrics:
         self._mode.each(MODES, {mode: 1})
         if mode == "shadow":
             self._decisions.declare(KINDS, ("would_deny",), DENIALS)
-
-    def audit_copied(self, copied: int, lost: int) -> None:
-        """Sets the numbers of lines copied and lost since the start."""
-        self._audit_copies.each(AUDIT_COPIES, {"copied": copied, "lost": lost})
 
     # --- what a scrape sees -----------------------------------------------------------------------------------------
 

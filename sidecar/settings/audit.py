@@ -123,8 +123,6 @@ class AuditSettings(Section):
 
     sink: Literal["file", "stdout", "redis", "otlp"] = "file"
     """Where the evidence is: a `file`; `stdout`, for containers; `redis`, a stream; `otlp`, a receiver of logs."""
-    also: Literal["stdout", "redis", "otlp"] | None = None
-    """Where a copy of the file goes. No call waits for it; the file has what the copy lacks."""
     durability: Literal["strict", "disk", "best_effort"] = "strict"
     """`strict`: handed to the operating system, or acknowledged by the sink, before the next step; `disk`: on the disk
     too, for a file; `best_effort`: no call waits, and a loss is only counted."""
@@ -146,10 +144,6 @@ class AuditSettings(Section):
     otlp: OtlpSink | None = None
     """The receiver of `otlp`."""
 
-    @property
-    def places(self) -> tuple[str, ...]:
-        return (self.sink,) if self.also is None else (self.sink, self.also)
-
     def _faults(self) -> Iterator[Finding]:
         if self.sink != "file":
             if self.path is not None:
@@ -159,19 +153,14 @@ class AuditSettings(Section):
                 yield Finding(f"durability: disk is for a file, not for {self.sink}", WRONG, hint, ("durability",))
             if self.rotate != RotationSettings():
                 yield Finding("only a file is rotated", WRONG, "remove it", ("rotate",), on_key=True)
-            if self.also is not None:
-                yield Finding("only a file has copies", WRONG, "remove it, or write sink: file", ("also",), on_key=True)
-        if "stdout" in self.places and "stdout" in self.checkpoints.to:
+        if self.sink == "stdout" and "stdout" in self.checkpoints.to:
             hint = "remove it: the records there have their checkpoints among them"
             yield Finding("standard output holds the records only", WRONG, hint, ("checkpoints", "to"))
         if self.checkpoints.known_path is not None and self.sink not in GOES_ON:
             loc = ("checkpoints", "known_path")
             yield Finding(f"with sink: {self.sink} each process begins a chain", WRONG, "remove it", loc, on_key=True)
         for name in ("redis", "otlp"):
-            if getattr(self, name) is not None and name not in self.places:
-                yield Finding(
-                    "no record goes to this sink", WRONG, f"write sink: {name}, or also: {name}", (name,), on_key=True
-                )
-        if "otlp" in self.places and self.otlp is None:
-            where = "sink" if self.sink == "otlp" else "also"
-            yield Finding("the receiver has no address", WRONG, "write otlp: {url: ...}", (where,))
+            if getattr(self, name) is not None and name != self.sink:
+                yield Finding("no record goes to this sink", WRONG, f"write sink: {name}", (name,), on_key=True)
+        if self.sink == "otlp" and self.otlp is None:
+            yield Finding("the receiver has no address", WRONG, "write otlp: {url: ...}", ("sink",))

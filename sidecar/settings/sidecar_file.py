@@ -197,9 +197,9 @@ class Settings(Section):
         if "store" in self.audit.checkpoints.to and self.store.is_memory:
             hint = "set store.url to redis://…, or remove store from to"
             yield Finding("there is no store to publish to", "S150", hint, ("audit", "checkpoints", "to"))
-        if "redis" not in self.audit.places:
+        if self.audit.sink != "redis":
             return
-        at: Loc = ("audit", "sink" if self.audit.sink == "redis" else "also")
+        at: Loc = ("audit", "sink")
         if self.audit_store.place.kind in ("sentinel", "cluster"):
             hint = "name one of its own: audit: {redis: {store: {url: redis://…}}}"
             yield Finding("evidence goes to one server, not to Sentinels or a Cluster", "S150", hint, at)

@@ -16,7 +16,7 @@ from sidecar.cli.command import FOLDER, config_option, settings_in
 @click.command("gather")
 @click.argument("folder", type=FOLDER)
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
-@click.option("--from-store", is_flag=True, help="The Redis stream of audit.sink or audit.also: redis, and its anchor.")
+@click.option("--from-store", is_flag=True, help="The Redis stream of audit.sink: redis, and its anchor.")
 @config_option
 def gather(folder: Path, paths: tuple[Path, ...], from_store: bool, config: Path) -> None:
     """Write audit records to FOLDER, one file for each chain, for `audit verify` to read.

@@ -26,7 +26,6 @@ from redis.exceptions import RedisError
 from sidecar.audit import Audit
 from sidecar.audit.carrier import AppendLines, ChainedCarrier
 from sidecar.audit.chain import BEGINNING, GENESIS, HEAD_SUFFIX, MAX_LINE_BYTES, ChainEnd, parse_head, unseal
-from sidecar.audit.copies import CopySink
 from sidecar.audit.file_sink import AuditFile, FoundEnd
 from sidecar.audit.gather import gather
 from sidecar.audit.otlp_carrier import OtlpCarrier
@@ -470,32 +469,6 @@ def test_a_key_that_is_no_stream_stops_the_start(emptied: Valkey) -> None:
         client.set(STREAM, "something else")
     with pytest.raises(SettingsError, match="WRONGTYPE"):
         InRedis(emptied).open()
-
-
-# --- a copy -----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_copy_has_the_very_lines_and_nobody_waits_for_it(tmp_path: Path, receiver: Receiver) -> None:
-    to_file, there = InFile(tmp_path), AtReceiver(receiver)
-
-    class Both:
-        goes_on = True
-
-        def open(self) -> tuple[RecordSink, FoundEnd]:
-            file, found = to_file.open()
-            self.copied = CopySink(file, found.end, there.carrier(), max_waiting=150)
-            return self.copied, found
-
-    both: Any = Both()
-    async with auditing(both) as audit:
-        await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(20)))
-        await until(lambda: not both.copied.waiting)
-        assert there.lines() == to_file.lines()
-        with there.frozen():
-            await asyncio.gather(*(forward_over_a_loop(audit) for _ in range(200)))
-            assert both.copied.lost > 0
-    assert len(whole(to_file.lines())) == 440 and verify([to_file.path], key=KEY).ok
-    assert len(there.lines()) == 440 - both.copied.lost == both.copied.copied
 
 
 EVIDENCE = re.search(
