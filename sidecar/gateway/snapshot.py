@@ -200,16 +200,15 @@ class Snapshot:
 
     def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
         """Decides every question of the call, for the whole chain, under one revision."""
-        if call.upstream == EVERY and call.protocol == "a2a":
-            return any_of(self.ask_each(chain, call, now_s)) or self.engine.decide(chain, call.question, now_s)
-        if call.upstream == EVERY:
-            return any_of(self.enter_each(chain, call, now_s)) or self.engine.enter(chain, call.question, now_s)
-        first = call.question
-        asked = self.engine.enter if call.session else self.engine.decide
-        decision = asked(chain, first, now_s)
-        if len(call.questions) == 1:
-            return decision
-        return all_of([decision, *(self.engine.decide(chain, more, now_s) for more in call.questions[1:])])
+        asked, questions = self.engine.enter if call.session else self.engine.decide, call.questions
+        if call.upstream != EVERY and len(questions) == 1:
+            return asked(chain, questions[0], now_s)
+        if call.upstream != EVERY:
+            others = [self.engine.decide(chain, more, now_s) for more in questions[1:]]
+            return all_of([asked(chain, questions[0], now_s), *others])
+        if call.protocol == "a2a":
+            return any_of(self.ask_each(chain, call, now_s)) or self.engine.decide(chain, questions[0], now_s)
+        return any_of(self.enter_each(chain, call, now_s)) or self.engine.enter(chain, questions[0], now_s)
 
     def enter_each(self, chain: Chain, call: Call, now_s: float) -> Mapping[str, Decision]:
         """Returns the decision on a call to all servers for each of them, in the order of their names."""

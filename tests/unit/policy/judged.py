@@ -227,6 +227,9 @@ def domain_of(who: Principal) -> str:
 def difference(case: Case, engine: Engine, judge: Judge, asked: Request, *, reasons: bool) -> str:
     """What is not the same; "" if everything is."""
     decision = engine.decide((asked.who,), asked.question, NOW)
+    for _ in range(2):  # an answer is kept when it is asked for again
+        if (again := engine.decide((asked.who,), asked.question, NOW)) != decision:
+            return f"first {decision}, then {again}"
     allowed, named = judge.answer(asked)
     if decision.allowed is not allowed:
         return f"ours {decision.allowed}, pycasbin {allowed}"
