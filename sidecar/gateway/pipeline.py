@@ -254,8 +254,11 @@ class Pipeline:
     ) -> Caller:
         request.enter(server, folder, alias)
         audience, identity = request.now.audience(server, folder), request.now.identity
-        presented = self._present(request, entrance, audience)
-        caller = identity.recall(presented, audience) or await identity.identify(presented, audience)
+        line = "" if identity.trusts_proxies else routing.lone_token(request.http, request.headers, entrance)
+        if line and (known := identity.recall(line, audience)) is not None:
+            caller, request.presented_kind = known, "jwt"
+        else:
+            caller = await identity.identify(self._present(request, entrance, audience), audience)
         request.record.caller = caller
         request.record.mark("auth")
         return caller
@@ -264,8 +267,10 @@ class Pipeline:
         own, identity = audience.gate.header if audience.gate is not None else "", request.now.identity
         proxied, base_url = identity.trusts_proxies, request.now.base_url
         presented = routing.presented_by(request.http, request.headers, entrance, base_url, own, proxied=proxied)
-        request.presented = identity.admit(presented) if proxied else presented
-        return request.presented
+        admitted = identity.admit(presented)
+        kind = admitted.kinds[0]
+        request.presented_kind = kind if kind != ANONYMOUS else "none"
+        return admitted
 
     # --- messages of HTTP+SSE -----------------------------------------------------------------------------------------
 

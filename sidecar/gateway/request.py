@@ -27,7 +27,6 @@ from sidecar.http.client import Deadline
 from sidecar.http.server.body_admission import SMALL_BYTES, BodyAdmission, BodyRoom, cost_of, cost_of_wire
 from sidecar.http.server.cors import Lines
 from sidecar.http.server.event_stream import EventStream, open_stream
-from sidecar.identity import NOTHING_PRESENTED, Presented
 from sidecar.limits import Lease, LimitPlan
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Id, Message, Request
@@ -35,7 +34,7 @@ from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import EraHeaders
 from sidecar.upstreams import Outbound, UpstreamAnswer
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
-from sidecar.vocabulary import ANONYMOUS, Call, Caller, Decision
+from sidecar.vocabulary import Call, Caller, Decision
 
 CORRELATED = frozenset({"run_id", "thread_id", "traceparent"})
 NO_META: Mapping[str, Any] = MappingProxyType({})
@@ -93,9 +92,9 @@ class RequestContext(CallContext):
     `server` the upstream called. `shared` are the CORS headers of its answers. `paired` is the stream that carries its
     answer, if that belongs to another request (`sse_session.py`): HTTP was answered 202, and the request ends later
     while `handed_on` is set. `prefix` is the path under which callers see sidecar, `base` the base URL for a local
-    caller. `presented` are the caller's credentials. `unanswered`: closed without an answer. `cut`: shutdown does not
-    wait for it any more. `dialect` writes refusals in protocols other than MCP.
-    `started_s` is in the loop's time.
+    caller. `presented_kind` is the kind of the caller's first credential. `unanswered`: closed without an answer.
+    `cut`: shutdown does not wait for it any more. `dialect` writes refusals in protocols other than MCP. `started_s` is
+    in the loop's time.
     """
 
     # Most requests change few of these, so they are defaults of the class.
@@ -109,7 +108,7 @@ class RequestContext(CallContext):
     begun: web.StreamResponse | None = None
     paired: SseSession | None = None
     shared: Lines = ()
-    presented: Presented = NOTHING_PRESENTED
+    presented_kind = "none"
     parameter_headers: Sequence[tuple[str, str]] = ()
 
     def __init__(
@@ -126,11 +125,6 @@ class RequestContext(CallContext):
         self.protocol = record.protocol
         self.plain = record.protocol == "http"  # without MCP's envelope
         self.started_s = asyncio.get_running_loop().time()
-
-    @property
-    def presented_kind(self) -> str:
-        kind = self.presented.kinds[0]
-        return kind if kind != ANONYMOUS else "none"
 
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""

@@ -23,7 +23,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.http.server.framing import TooManyChunks
 from sidecar.http.server.listeners import GaveWay, ServerConnection
 from sidecar.http.server.request import whole_body
-from sidecar.http.tls import shown_on
+from sidecar.http.tls import NOTHING, shown_on
 from sidecar.identity import UNIX, Presented
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.protocols.mcp.eras import EraHeaders
@@ -271,6 +271,14 @@ def session_in(raw_path: str) -> str:
     if match := _SESSION.match(raw_path.partition("?")[2]):
         return match[1]
     raise malformed("session_id must be there, once, and alone")
+
+
+def lone_token(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> str:
+    """Returns the line of `Authorization` of a request that presents nothing else; "" for any other request."""
+    lines = headers.get("authorization", ())
+    if len(lines) != 1 or "x-api-key" in headers or "dpop" in headers or entrance.principal:
+        return ""
+    return lines[0] if shown_on(request.transport) is NOTHING else ""
 
 
 def presented_by(

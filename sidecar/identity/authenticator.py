@@ -25,7 +25,6 @@ from sidecar.identity.certificate_names import ClientCertificate
 from sidecar.identity.certificates import Certificates
 from sidecar.identity.chain_builder import ProvenChain, joined, proven_at, still_names
 from sidecar.identity.credentials import (
-    NOTHING_PRESENTED,
     Audience,
     Presented,
     ShownToken,
@@ -60,8 +59,6 @@ _CALLED = {
 _WITHOUT_SCOPES = (AGENT_TOKEN, LOCAL, CERTIFICATE, SCHEDULE)
 """Credentials without scopes: their callers are restricted by policy alone."""
 
-_NOTHING_ELSE: Final = NOTHING_PRESENTED[1:]
-
 Fetch = Callable[[str], Awaitable[bytes]]
 
 
@@ -80,12 +77,8 @@ class Remembered(NamedTuple):
     def holds(self, now: float, audience: Audience) -> bool:
         """Whether it would verify again: it has not expired, its issuer's keys are unchanged and fresh, and so is what
         the route requires."""
-        return (
-            now < self.until
-            and self.generation == self.keys.generation
-            and self.keys.usable
-            and (self.audience is audience or self.audience == audience)
-        )
+        same = self.audience is audience or self.audience == audience
+        return same and now < self.until and self.keys.proves(self.generation)
 
 
 class Identity:
@@ -195,13 +188,12 @@ class Identity:
         certificate = self._certificates.shown_in(presented)
         return certificate is None or self._certificates.workload(certificate, self._clock()) is None
 
-    def recall(self, presented: Presented, audience: Audience) -> Caller | None:
-        """Return the caller that `identify` would return, if it is known already: a token was presented alone, and was
-        verified before."""
-        lines = presented.authorization
-        if len(lines) != 1 or presented[1:] != _NOTHING_ELSE or not lines[0].isascii():
+    def recall(self, line: str, audience: Audience) -> Caller | None:
+        """Return the caller that `identify` would return for a request whose only credential is this line of
+        `Authorization`, if that is known already: it shows a token that was verified before."""
+        if not line.isascii():
             return None
-        found = self._remembered.get(place := (sha256(lines[0].encode()).digest(), audience.resource))
+        found = self._remembered.get(place := (sha256(line.encode()).digest(), audience.resource))
         if found is None or not found.suffices or not found.holds(self._clock(), audience):
             return None
         self._remembered.move_to_end(place)

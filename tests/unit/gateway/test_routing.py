@@ -39,6 +39,7 @@ from sidecar.gateway.routing import (
     headers_of,
     hosts_for,
     is_tool,
+    lone_token,
     origin_form,
     presented_by,
     protocol_of,
@@ -335,6 +336,14 @@ def test_every_credential_line_is_presented_and_no_other_header_is() -> None:
     behind = Entrance(None, unix=True)
     assert shown_by(forwarded, behind) == Presented(), "no proxy may forward certificates"
     assert shown_by(forwarded, behind, proxied=True) == Presented(forwarded=("URI=a", "URI=b"), peer="unix")
+
+
+def test_a_token_is_alone_beside_what_is_no_credential_here() -> None:
+    alone: Headers = {"authorization": ["Bearer a"], "x-forwarded-client-cert": ["URI=a"], "x-agent-token": ["t"]}
+    assert lone_token(REQUEST, alone, ANY) == "Bearer a"
+    others: tuple[Headers, ...] = ({"x-api-key": ["k"]}, {"dpop": ["p"]}, {"authorization": ["Bearer a", "Bearer b"]})
+    assert {lone_token(REQUEST, {**alone, **more}, ANY) for more in (*others, {"authorization": ()})} == {""}
+    assert lone_token(REQUEST, alone, Entrance(None, principal="nhi:planner")) == lone_token(REQUEST, {}, ANY) == ""
 
 
 def shown_by(headers: Headers, entrance: Entrance = ANY, *, own: str = "", proxied: bool = False) -> Presented:

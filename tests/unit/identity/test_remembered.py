@@ -5,7 +5,7 @@ from typing import Any
 import jwt
 import pytest
 
-from sidecar.identity import Audience, Presented
+from sidecar.identity import Audience
 from sidecar.identity.agent_tokens import AgentTokenRule
 from tests.unit.identity.world import GITHUB, NOW, ROUTE, World, a_world, minted
 
@@ -36,18 +36,14 @@ async def test_a_token_is_verified_once_and_believed_as_it_is_on_its_route_alone
     for _ in range(5):
         await world.chain(token)
     assert verified == [token]
-    shown = Presented((f"Bearer {token}",))
-    assert world.identity.recall(shown, ROUTE) is world.identity.recall(shown, ROUTE) is not None
+    line = f"Bearer {token}"
+    assert world.identity.recall(line, ROUTE) is world.identity.recall(line, ROUTE) is not None
     for strange in (
         *(ROUTE._replace(scopes=("admin",)), ROUTE._replace(keeps_token=True), ROUTE._replace(resource=f"{GITHUB}/x")),
         ROUTE._replace(gate=AgentTokenRule("planner", "nhi:a", "x-agent-token", b"", required=False)),
     ):
-        assert world.identity.recall(shown, strange) is None
-    others: tuple[dict[str, Any], ...] = (
-        *({"proofs": ("p",)}, {"certificate": b"c"}, {"local": "nhi:a"}, {"api_key": ("k",)}, {"own": ("o",)}),
-    )
-    for more in others:
-        assert world.identity.recall(shown._replace(**more), ROUTE) is None
+        assert world.identity.recall(line, strange) is None
+    assert world.identity.recall(f"{line} ", ROUTE) is world.identity.recall(f"DPoP {token}", ROUTE) is None
     await world.refused(token, at=Audience("https://gw.acme.example/mcp/jira"))
     await world.chain(token)
     assert len(verified) == 2

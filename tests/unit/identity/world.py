@@ -74,7 +74,7 @@ class World:
 
     async def ask(self, *lines: str, key: str = "", local: str = "", at: Audience = ROUTE) -> Caller:
         presented = Presented(authorization=lines, api_key=(key,) if key else (), local=local)
-        recalled = self.identity.recall(presented, at)
+        recalled = self.identity.recall(lines[0], at) if len(lines) == 1 and not (key or local) else None
         try:
             caller = await self.identity.identify(presented, at)
         except Refusal:
