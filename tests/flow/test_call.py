@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from tests.flow.guests import result_of
-from tests.flow.scripts import answer
-from tests.flow.streams import event, streamed
+from tests.flow.scripts import answer, hang, hang_up, stream
+from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import RULES, SESSION, Upstream, World, until, world
 from tests.valkey import running_valkey
@@ -45,14 +45,6 @@ async def test_bad_arguments_are_a_tool_result_that_names_the_place_and_not_the_
     assert planner.upstream.calls() == []
 
 
-async def test_the_fourth_of_three_calls_an_hour_is_refused(planner: World) -> None:
-    statuses = [(await planner.call("get_file", {"path": "a"}))[0] for _ in range(4)]
-    assert statuses == [200, 200, 200, 429]
-    assert len(planner.upstream.calls()) == 3
-    last = planner.ends()[-1]
-    assert (last["status"], last["reason"]) == ("rate_limited", "rate-limited")
-
-
 async def test_of_fifty_calls_at_once_through_four_sidecars_five_pass_a_limit_of_five(tmp_path: Path) -> None:
     """BL-063: asked and charged in one step, and counted for all together."""
     rules = "p, nhi:planner, tool:github/get_file, use, -, 5, -, allow\n"
@@ -83,26 +75,13 @@ ROUTES: dict[str, dict[str, Any]] = {
 }
 
 
-async def hangs_up(asked: Any, message: dict[str, Any]) -> web.StreamResponse:
-    asked.transport.abort()
-    return web.Response()
-
-
-async def breaks_off(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    return await streamed(asked, event({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}))
-
-
-async def is_silent(asked: web.Request, message: dict[str, Any]) -> web.StreamResponse:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
+NOTE = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": 1}}
 ENDS: dict[str, Any] = {
     "an error": answer(error={"code": -1, "message": "no"}),
     "a failure": answer(500, result={}),
-    "a broken connection": hangs_up,
-    "a broken stream": breaks_off,
-    "no answer in time": is_silent,
+    "a broken connection": hang_up,
+    "a broken stream": stream(event(NOTE)),
+    "no answer in time": hang,
 }
 
 
@@ -133,7 +112,7 @@ async def test_a_caller_who_leaves_any_route_leaves_its_slot(tmp_path: Path) -> 
         talk = Talk(running, "stateless")
         await talk.ask("tools/list")
         for method, params in ROUTES.items():
-            upstream.script[method] = is_silent
+            upstream.script[method] = hang
             call = asyncio.create_task(talk.ask(method, params))
             await until(lambda method=method: upstream.calls(method))
             assert reason_of(await talk.ask(method, params)) == "too-many-concurrent"

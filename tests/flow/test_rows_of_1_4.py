@@ -1,13 +1,11 @@
 """Is every MCP method asked as CONTRACT 1.4 says, over the wire, in its era?
 
-Each row: allowed with exactly the row of policy that it needs, denied without it, closed by a deny. Then the two
-promises that rest on it: a list shows what can be called, and a grant opens a server.
+Each row: allowed with exactly the row of policy that it needs, denied without it, closed by a deny; and any grant opens
+a server. That a list shows what can be called: test_lists.py, test_listed_and_called.py, unit/policy.
 """
 
 import json
-import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,117 +204,11 @@ async def test_a_request_of_the_server_needs_a_row(method: str, tmp_path: Path) 
             assert (answered[0], reason_of(answered)) == ((202, "") if allowed else (200, "malformed-call"))
 
 
-# --- what is listed is what can be called ---------------------------------------------------------------------------
+# --- how often ------------------------------------------------------------------------------------------------------
 
-NAMES = ("search_code", "search_issues", "get_file", "delete_repo", "delete_file", "admin.reset")
-KINDS = {
-    "tool": ("tools/list", "tools", "tools/call"),
-    "prompt": ("prompts/list", "prompts", "prompts/get"),
-    "resource": ("resources/list", "resources", "resources/read"),
-}
 CALLERS = ("nhi:planner", "nhi:researcher", "user:alice", "user:bob", "nhi:cron")
 IDP = Idp()
 KEYS = {name: IDP.api_key(name) for name in CALLERS}
-DENIALS = {"denied-by-rule", "expired", "condition-false", "no-matching-rule"}
-CONDITIONS = ("-", "-", "args.repo == 'acme/a'", "has(args.limit) && args.limit < 10", "principal.kind == 'nhi'")
-CONDITIONS += ("args.x.y > 1",)
-
-
-def named(kind: str) -> list[dict[str, Any]]:
-    if kind == "resource":
-        return [{"uri": f"repo://files/{name}", "name": name} for name in NAMES]
-    return [{"name": name, "inputSchema": {"type": "object"}} if kind == "tool" else {"name": name} for name in NAMES]
-
-
-def policy(pick: random.Random) -> str:
-    """Some forty rows: patterns, roles, sets, conditions, expiries, denies."""
-    subjects = (*CALLERS, "role:staff", "role:night", "*", "nhi:*", "user:a*")
-    names = (*NAMES, "*", "search_*", "delete_*", "*file*")
-    rows = []
-    for _ in range(pick.randint(6, 40)):
-        kind = pick.choice(tuple(KINDS))
-        prefix = "repo://files/" if kind == "resource" else ""
-        object_ = pick.choice((f"{kind}:github/{prefix}{pick.choice(names)}", f"{kind}:*", "set:some"))
-        effect = pick.choice(("allow", "allow", "allow", "deny"))
-        action = pick.choice(("use", "use", KINDS[kind][2], "tools/call|prompts/get"))
-        expires = pick.choice(("-", "-", "-", "2026-01-01T00:00:00Z", "2099-01-01T00:00:00Z"))
-        condition = pick.choice(CONDITIONS)
-        rows.append(f"p, {pick.choice(subjects)}, {object_}, {action}, {expires}, -, {condition}, {effect}")
-    rows += [f"p, {caller}, prompt:github/none, prompts/get, -, -, -, allow" for caller in CALLERS]  # a list, always
-    return "\n".join(dict.fromkeys(rows)) + "\n"
-
-
-def arguments(pick: random.Random) -> dict[str, Any]:
-    drawn = {
-        "repo": pick.choice(("acme/a", "evil/b", "", 3, None)),
-        "limit": pick.choice((1, 9, 10, 2**53, -1, 1.5, "9")),
-        "x": pick.choice(({"y": 2}, {"y": "2"}, {}, [], None)),
-    }
-    return {name: value for name, value in drawn.items() if pick.random() < 0.6}
-
-
-def using(kind: str, name: str, pick: random.Random) -> tuple[str, dict[str, Any]]:
-    if kind == "resource":
-        return "resources/read", {"uri": f"repo://files/{name}"}
-    if kind == "prompt":
-        return "prompts/get", {"name": name, "arguments": {"repo": pick.choice(("acme/a", "b"))}}
-    return "tools/call", {"name": name, "arguments": arguments(pick)}
-
-
-@asynccontextmanager
-async def library(folder: Path) -> AsyncIterator[World]:
-    lists = {kind: KINDS[kind][:2] for kind in ("prompt", "resource")}
-    script = {method: answer(result={member: named(kind)}) for kind, (method, member) in lists.items()}
-    upstream = Upstream(script=script, tools=named("tool"))
-    roles = "g, nhi:cron, role:night\ng, role:night, role:staff\ng, user:bob, role:staff\n"
-    sets = "".join(f"g2, {object_}, set:some\n" for object_ in ("tool:github/get_file", "prompt:github/get_file"))
-    files = {**IDP.files(), "policies/roles.csv": roles + sets}
-    async with world(folder, rules=GRANT, settings=SETTINGS, files=files, upstream=upstream, principal="") as running:
-        yield running
-
-
-async def test_a_list_shows_what_can_be_called_and_hides_what_cannot(tmp_path: Path) -> None:
-    """Twelve generated policies × five callers × eighteen objects × generated arguments."""
-    counted = {"listed": 0, "hidden": 0, "answered": 0}
-    async with library(tmp_path) as running:
-        for seed in range(12):
-            pick = random.Random(seed)
-            (tmp_path / "policies" / "agent_to_tool.csv").write_text(policy(pick))
-            await running.app.reload("test")
-            for caller in CALLERS:
-                talk = Talk(running, pick.choice(ERAS), bearer(KEYS[caller]))
-                for kind in KINDS:
-                    await check_kind(talk, kind, pick, counted, (seed, caller))
-    assert min(counted.values()) > 150, counted  # the policies are neither all open nor all shut
-
-
-async def check_kind(
-    talk: Talk, kind: str, pick: random.Random, counted: dict[str, int], where: tuple[int, str]
-) -> None:
-    method, member, _ = KINDS[kind]
-    shown = {entry.get("name") for entry in (await talk.ask(method))[1]["result"][member]}
-    for name in NAMES:
-        for _ in range(3 if kind == "tool" else 1):
-            answer = await talk.ask(*using(kind, name, pick))
-            denied = reason_of(answer) in DENIALS
-            counted["answered"] += not denied
-            assert denied or name in shown, (where, kind, name, "callable and not listed")
-        counted["listed" if name in shown else "hidden"] += 1
-
-
-async def test_both_eras_list_the_same(tmp_path: Path) -> None:
-    async with library(tmp_path) as running:
-        for seed in range(20, 22):
-            (tmp_path / "policies" / "agent_to_tool.csv").write_text(policy(random.Random(seed)))
-            await running.app.reload("test")
-            for caller in CALLERS:
-                for method, member, _ in KINDS.values():
-                    talks = [Talk(running, era, bearer(KEYS[caller])) for era in ERAS]
-                    shown = [(await talk.ask(method))[1]["result"][member] for talk in talks]
-                    assert shown[0] == shown[1]
-
-
-# --- how often ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -47,6 +47,7 @@ def test_a_pattern_that_meets_a_prefix_fits_something_below_it(pattern: str, pre
 
 @pytest.mark.parametrize(("text", "pattern", "fits"), TABLES["globs"])
 def test_only_the_star_is_special(text: str, pattern: str, fits: bool) -> None:
+    """Threats K2, K3; reports BL-034."""
     assert glob(text, pattern) is fits
 
 

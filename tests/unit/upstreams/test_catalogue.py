@@ -10,6 +10,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.upstreams import ToolCatalogue
 from sidecar.upstreams.mcp.listing import MAX_PAGES, MAX_TOOLS
 from sidecar.upstreams.mcp.pins import digest_of
+from tests.tables import tables
 from tests.unit.http.client.hostile import response
 from tests.unit.upstreams.lines import refuses
 from tests.unit.upstreams.peer import ANY, SESSION, STATELESS, Peer, learning, tool
@@ -210,32 +211,11 @@ def rpc(member: str, value: object, *, request_id: object = 2) -> bytes:
     return response(body, JSON)
 
 
-JSON, EVENTS = "Content-Type: application/json", "Content-Type: text/event-stream"
+JSON = "Content-Type: application/json"
 NO_LISTS = {
-    "HTTP 500": response(b"", status="500 Oops"),
-    "HTTP 401": response(b"", status="401 Unauthorized"),
-    "a redirect": response(b"", "Location: http://127.0.0.1:1/", status="307 Temporary"),
-    "accepted, no answer": response(b"", status="202 Accepted"),
-    "no JSON": response(b"<html>", JSON),
-    "no media type": response(b"{}"),
-    "another media type": response(b"{}", "Content-Type: text/html"),
-    "an array": response(b"[]", JSON),
-    "an answer to another request": rpc("result", {"tools": []}, request_id=99),
-    "an id of another type": rpc("result", {"tools": []}, request_id=2.0),
-    "a true id": rpc("result", {"tools": []}, request_id=True),
-    "an error": rpc("error", {"code": -32603, "message": "x"}),
-    "a result that is none": rpc("result", []),
-    "no tools": rpc("result", {}),
-    "tools that are no list": rpc("result", {"tools": {}}),
+    **{name: raw.encode("latin-1") for name, raw in tables("upstreams/catalogue")["no_lists"].items()},
     "too many tools": rpc("result", {"tools": [None] * (MAX_TOOLS + 1)}),
-    "a cursor of another type": rpc("result", {"tools": [], "nextCursor": 1}),
     "an endless cursor": rpc("result", {"tools": [], "nextCursor": "x" * 5000}),
-    "a page that leads to itself": rpc("result", {"tools": [], "nextCursor": "again"}),
-    "broken off": response(b"{", JSON, framing="Content-Length: 99"),
-    "gzip": response(b"{}", JSON, "Content-Encoding: gzip"),
-    "a stream without the answer": response(b"data: {}\n\n", EVENTS),
-    "a stream of another encoding": response(b"data: \xff\xfe\n\n", EVENTS),
-    "too many bytes": response(b"", JSON, framing="Content-Length: 99999999"),
 }
 
 
