@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
 from types import MappingProxyType
@@ -151,7 +151,7 @@ class Describer:
     """Describes callers, calls and decisions as segments of records. What is the same from call to call is kept as
     text: callers, rules and roles by the object, calls and limits by their values."""
 
-    __slots__ = ("_links", "_no_caller", "_roles", "_who", "blank", "clear")
+    __slots__ = ("_limits", "_links", "_no_caller", "_roles", "_who", "blank", "clear")
 
     def __init__(self, key: AuditKey, clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         self.clear = Clear(clear_arguments)
@@ -161,6 +161,20 @@ class Describer:
         self._who = _once(partial(_who, key))
         self._links = _once(_link_names)
         self._roles = _once(_role_names)
+        self._limits: dict[int, tuple[object, str]] = {}
+
+    def limits(self, states: tuple[LimitState, ...] | ChargedLimits, charged: int) -> str:
+        """As `limits`; the text of a plan is kept, and what remains is put into it."""
+        counted = None if isinstance(states, tuple) or not charged else states.counted
+        if counted is None:
+            return limits(states, charged)
+        plan, remaining = counted
+        known = self._limits.get(id(plan))
+        if known is None:
+            if len(self._limits) >= REMEMBERED:
+                self._limits.clear()
+            known = self._limits[id(plan)] = (plan, limits_template(states))
+        return known[1] % remaining[:ENTRIES]
 
     def args_hash(self, caller: Caller | None, question: Question) -> str:
         """The digest of the arguments, including a query that is not shown. Raises Refusal(MALFORMED_CALL)."""
@@ -255,6 +269,23 @@ def skill_in(record: Mapping[str, Any]) -> object:
     if record.get("v") != 1:
         return record.get("tool")
     return None if record.get("method") == record.get("action") else record.get("method")
+
+
+class ChargedLimits(Protocol):
+    """The states of the limits that a call was charged to."""
+
+    def __iter__(self) -> Iterator[LimitState]: ...
+
+    @property
+    def counted(self) -> tuple[object, tuple[int, ...]] | None:
+        """The plan of the charges, the same object from call to call, and what remains of each limit. None if a limit
+        counts costs, or nothing was charged."""
+
+
+def limits_template(states: Iterable[LimitState]) -> str:
+    """What `limits` returns for limits of calls, with `%d` for what remains of each."""
+    blank = [state._replace(remaining=0) for state in states]
+    return limits(blank, 1).replace("%", "%%").replace('"remaining":0', '"remaining":%d')
 
 
 def limits(states: Iterable[LimitState], charged: int) -> str:

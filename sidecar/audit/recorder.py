@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -155,7 +155,7 @@ class Recording:
     caller: Caller | None = None
     call: Call | None = None
     decision: Decision | None = None
-    limits: Iterable[LimitState] = ()
+    limits: tuple[LimitState, ...] | shape.ChargedLimits = ()
     charged: int = 1
     upstream: str = ""
     federation: Mapping[str, Any] | None = None
@@ -172,7 +172,7 @@ class Recording:
     _record: Record | None = None
     """The decision's segments, once it is recorded; the outcome begins as their copy."""
     _redacts: bool = False
-    _told_limits: tuple[Iterable[LimitState] | None, int, str] = (None, 0, "")
+    _told_limits: tuple[object, int, str] = (None, 0, "")
     _results: Sequence[NamedResult] = ()
 
     def __init__(self, audit: Audit, protocol: str, peer: str, request_id: str | int | None = None) -> None:
@@ -355,7 +355,7 @@ class Recording:
     def _limits(self, charged: int) -> str:
         states, told_charged, told = self._told_limits
         if states is not self.limits or told_charged != charged:
-            told = shape.limits(self.limits, charged)
+            told = self.audit.describer.limits(self.limits, charged)
             self._told_limits = (self.limits, charged, told)
         return told
 

@@ -205,6 +205,14 @@ class Lease:
             return tuple(states)
         return tuple(_settled(state, charge, spent) for state, charge in zip(states, charges, strict=True))
 
+    @property
+    def counted(self) -> tuple[object, tuple[int, ...]] | None:
+        """The charges, the same object for the same plan, and what remains of each limit. None if a limit counts costs,
+        or nothing was charged."""
+        if self.numbers is None or self.plan.paid:
+            return None
+        return self.plan.charges, tuple(self.numbers[::3])
+
     def heard(self, result: Mapping[str, Any]) -> None:
         """Take the call's result, or one event of it, which may report the call's cost. The last report counts."""
         if self.plan.settles and self.plan.tells(result):

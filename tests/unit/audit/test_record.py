@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sidecar.audit import Recording, time_ordered_ids
 from sidecar.audit.chain import BEGINNING, MAX_LINE_BYTES, unseal
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import Digests
-from sidecar.audit.record import FIELDS, REMEMBERED, SEED_FIELDS, Describer, as_seed
+from sidecar.audit.record import FIELDS, REMEMBERED, SEED_FIELDS, Describer, as_seed, limits
 from sidecar.audit.record_ids import ENTROPY_BYTES
 from sidecar.audit.recorder import Audit
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
@@ -523,3 +524,20 @@ def test_a_record_of_kept_segments_is_the_record_made_plainly(
             {**fields, "event": event, "seq": expected.index((event, fields)) + 1, **own, "prev_hash": end}
         )
         assert line == plain
+
+
+@given(st.lists(st.tuples(st.text(max_size=600), st.integers(0, 10**9), st.integers(1, 10**9)), max_size=40))
+def test_limits_that_were_charged_are_written_as_their_states_are(found: list[tuple[str, int, int]]) -> None:
+    class Charged:
+        counted: tuple[object, tuple[int, ...]] | None = None
+
+        def __iter__(self) -> Iterator[LimitState]:
+            assert self.counted is not None
+            pairs = zip(found, self.counted[1], strict=True)
+            return iter([LimitState(name, most, left) for (name, _, most), left in pairs])
+
+    describer, charged = Describer(KEY), Charged()
+    for spent in (0, 1):
+        charged.counted = found, tuple([max(0, remaining - spent) for _, remaining, _ in found])
+        for amount in (1, 0):
+            assert describer.limits(charged, amount) == limits(tuple(charged), amount)

@@ -13,12 +13,26 @@ from uuid import uuid4
 
 import pytest
 import redis
+from hypothesis import given
+from hypothesis import strategies as st
 from redis import Redis
 
 import sidecar
 from sidecar.limits import Limiter, LimitPlan, StoreUnavailable, open_store
 from sidecar.limits.plan import LimitCharge
-from sidecar.limits.redis_store import AT_ONCE, EPOCH, TIDE, RedisCounters, _ForeignReplyError, _verdict
+from sidecar.limits.redis_pipeline import pack
+from sidecar.limits.redis_store import (
+    AT_ONCE,
+    EPOCH,
+    ID_HERE,
+    NUMBER_HERE,
+    TIDE,
+    CounterScript,
+    PackedCommand,
+    RedisCounters,
+    _ForeignReplyError,
+    _verdict,
+)
 from sidecar.limits.topology import PREFIX
 from sidecar.settings.store import StoreSettings
 from tests.flow.world import until
@@ -217,6 +231,32 @@ async def test_debts_of_many_calls_are_said_some_at_a_time(eaten: Eaten, client:
     await until(lambda: not ours._owed)
     assert len(client.keys(f"{PREFIX}call:*")) == 2 * AT_ONCE + 1
     assert not listening.missed
+
+
+KEYS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="()"), max_size=20), max_size=5, unique=True)
+
+
+@given(
+    KEYS,
+    st.text(st.characters(codec="utf-8", exclude_characters="()"), min_size=1, max_size=40),
+    st.integers(0, 10**15),
+    st.booleans(),
+)
+def test_a_command_that_is_filled_in_is_the_one_that_redis_py_would_pack(
+    keys: list[str], decision_id: str, number: int, charging: bool
+) -> None:
+    charges = tuple([charge("hour", number, key) for key in keys])
+
+    def arguments(decision_id: str, number: int) -> list[str | int]:
+        record, counters = f"{PREFIX}call:{decision_id}", [one.key for one in charges]
+        numbers = [each for one in charges for each in (one.kind, one.amount, one.most, one.interval_us)]
+        end = ["epoch", number] if charging else []
+        return [len(keys) + 1, record, *counters, "verb", decision_id, 120_000, *numbers, *end]
+
+    script = CounterScript.of("return 1")
+    packed = PackedCommand.of(charges, script, arguments(ID_HERE, NUMBER_HERE))
+    whole = pack(("EVALSHA", script.sha, *arguments(decision_id, number)))
+    assert packed.filled(decision_id, number if charging else None) == whole
 
 
 def test_a_reply_is_believed_only_if_it_names_our_call_and_counts_in_whole_numbers() -> None:
