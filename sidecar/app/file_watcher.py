@@ -12,13 +12,11 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-
-from pydantic import BaseModel
 
 from sidecar.policy.files import left_by_an_editor
 from sidecar.settings import Settings
+from sidecar.settings.load import paths_in
 
 LOOK_S = 0.5
 LOOK_SHARE, LONGEST_REST_S = 10, 5.0  # after a slow scan, so that at most a tenth of the time is spent on scans
@@ -34,10 +32,10 @@ WatchLook = Mapping[str, tuple[int, ...]]
 def key_files(settings: Settings) -> tuple[Path, ...]:
     """All files of keys and credentials that a reload reads again."""
     signing = (settings.signing_key_path, *settings.previous_key_paths)
-    tokens = [offer.authentication for _, _, offer in settings.offers()]
-    variables = [agent.env_path for agent in settings.agents.values()]  # agents write in their working folders
+    tokens = tuple(offer.authentication for _, _, offer in settings.offers())
+    variables = tuple(agent.env_path for agent in settings.agents.values())  # agents write in their working folders
     named = (settings.identity, settings.upstreams, variables, settings.server.tls, tokens)
-    return (*_paths_in(named), settings.api_keys_pepper_path, *signing)
+    return (*(path for _, path in paths_in(named)), settings.api_keys_pepper_path, *signing)
 
 
 def look_at(config: Path, settings: Settings) -> WatchLook:
@@ -138,15 +136,3 @@ def _files_under(folders: tuple[Path, ...]) -> Iterator[Path]:
                     todo.append(path)
                 else:
                     yield path
-
-
-def _paths_in(value: object) -> Iterator[Path]:
-    match value:
-        case Path():
-            yield value
-        case BaseModel():
-            yield from _paths_in([getattr(value, name) for name in type(value).model_fields])
-        case Mapping():
-            yield from _paths_in(list(value.values()))
-        case list() | tuple():
-            yield from chain.from_iterable(map(_paths_in, value))

@@ -60,8 +60,7 @@ RELOADED = frozenset(_RELOADED.split())
 
 
 def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[Fault, ...]]:
-    """Check everything that a start checks, without binding an address or writing a file. Returns warnings about valid
-    but dangerous settings. Raises ConfigError."""
+    """Check what a start checks, writing nothing. Returns warnings of dangerous settings. Raises ConfigError."""
     # Without valid settings the other files cannot be found.
     loaded = load(path, environ, check_files=False, all_at_once=True)
     settings, together = loaded.settings, Together()
@@ -215,13 +214,11 @@ async def next_snapshot(
     processes: Processes,
     executions: Executions,
     old: Snapshot,
-    *,
     only_if_changed: bool = False,
     taken: StoredPolicy | None = None,
 ) -> Snapshot:
-    """Build the next snapshot in a thread. The old one is unchanged until the new one is complete and valid. With
-    `only_if_changed`, returns `old` itself if the files have the same content. `taken` is a policy from the source that
-    is not in force yet."""
+    """Build the next snapshot in a thread, beside the old one. With `only_if_changed`, returns `old` itself if the
+    files have the same content. `taken` is a policy from the source that is not in force yet."""
     reading = PolicyReading()
     try:
         new = await asyncio.to_thread(_read_snapshot, path, environ, processes, executions, old, reading, taken)

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from sidecar.app.file_watcher import FileWatcher
 from sidecar.errors import ConfigError, SettingsError, fault_in
@@ -32,10 +31,8 @@ BY_WATCH = "file change"
 log = logging.getLogger("sidecar.app.reload")
 
 
-class BuildSnapshot(Protocol):
-    """Builds the next snapshot, with `taken` from the source; returns `old` if nothing changed. Raises ConfigError."""
-
-    def __call__(self, old: Snapshot, *, only_if_changed: bool, taken: StoredPolicy | None) -> Awaitable[Snapshot]: ...
+BuildSnapshot = Callable[[Snapshot, bool, StoredPolicy | None], Awaitable[Snapshot]]
+"""Builds the snapshot after this one, see `loader.next_snapshot`. Raises ConfigError."""
 
 
 @dataclass(slots=True)
@@ -80,8 +77,7 @@ class Reloader:
             return new.engine.revision
 
     async def adopt(self, taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None:
-        """Put a policy from its source in force, with all other files as they are now. `keep` stores it for the next
-        start. Raises ConfigError and changes nothing."""
+        """Put a source's policy in force; `keep` stores it for the next start. Raises ConfigError, changing nothing."""
         async with self._one_at_a_time:
             old = self.live.current
             try:
@@ -119,7 +115,7 @@ class Reloader:
         keep: Callable[[], Awaitable[None]] | None = None,
     ) -> Snapshot:
         """Build the next snapshot, and record the change before it serves: each decision needs an audit record."""
-        new = await self.build(old, only_if_changed=only_if_changed, taken=taken)
+        new = await self.build(old, only_if_changed, taken)
         if new is old:
             return old
         facts = {} if taken is None else {"policy_version": taken.version, "policy_name": taken.name}

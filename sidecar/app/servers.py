@@ -189,9 +189,6 @@ async def _broken_at_admin(peer: str, status: int) -> web.Response:
     return web.Response(status=status, headers={"Server": "sidecar"})
 
 
-# --- addresses and host names -----------------------------------------------------------------------------------------
-
-
 def take(address: ListenAddress | UnixAddress, undo: AsyncExitStack, config: Path) -> Listener:
     """Bind an address; `undo` releases it if the start fails. Raises SettingsError, naming `config`."""
     try:

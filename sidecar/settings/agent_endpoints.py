@@ -144,8 +144,7 @@ class EndpointAuth(Section):
 
 
 class RateLimiting(Section):
-    """The seed's A2ARateLimit: counts as a `tools:` entry in budgets.yaml for `nhi:<name>`; entries there can only
-    narrow it."""
+    """The seed's A2ARateLimit: a `tools:` entry of `nhi:<name>`, which those in budgets.yaml can only narrow."""
 
     requests_per_second: PerSecond | None = None
     """Requests a second, of all callers together."""
@@ -214,8 +213,7 @@ def path_faults(offers: Iterable[tuple[Loc, AgentOffer]]) -> Iterator[Finding]:
 
 
 def port_faults(offers: Iterable[tuple[Loc, AgentOffer]], shared: int | None) -> Iterator[Finding]:
-    """Agents with only gRPC and no gRPC port. `shared` is the port of `server.grpc`, or None. Ports chosen by the
-    system are refused, because cards could not name them."""
+    """Agents with only gRPC and no gRPC port that cards can name. `shared` is the port of `server.grpc`, or None."""
     for at, offer in offers:
         port = offer.grpc_port if offer.grpc_port is not None and shared is not None else shared
         if offer.transport_protocols == ("grpc",) and not port:

@@ -104,8 +104,7 @@ class Allowed(Section):
     values: Many[Argument] = ()
     """The allowed values, exactly as written. An option whose only value is "" is passed without a value."""
     matches: Pattern | None = None
-    """A regular expression that matches the whole value, of at most 256 characters; no look-around, no
-    back-references."""
+    """A regular expression for the whole value, of at most 256 characters; no look-around, no back-references."""
 
     def _faults(self) -> Iterator[Finding]:
         if bool(self.values) == (self.matches is not None):
@@ -237,8 +236,7 @@ class CliAgent(Section):
     envs: dict[VariableName, Argument] = Field(default_factory=dict)
     """Its environment, beside PATH, HOME, LANG and TMPDIR of the sidecar's own."""
     env_path: PathField | None = None
-    """File of further, secret variables, a line `NAME=value` each; their values are taken out of what it says. `envs`
-    wins."""
+    """File of further, secret variables, a line `NAME=value` each, taken out of what it says. `envs` wins."""
     mode: Mode = "task"
     """`task` is a process for each run, `interactive` one for each conversation of a caller."""
     input_pattern: Input | None = None

@@ -79,8 +79,7 @@ class CheckpointSettings(Section):
     to: Many[Literal["stdout", "store"]] = ()
     """Where they are published besides: standard output, the store: out of reach of the log's own host."""
     known_path: PathField | None = None
-    """A file of this log's published checkpoints (those in the store are read too): a start that is behind them says
-    so."""
+    """A file of this log's published checkpoints, beside those in the store: a start that is behind them says so."""
 
 
 class RotationSettings(Section):

@@ -96,8 +96,7 @@ class UpstreamCredential(Section):
     signed: Signed | None = None
     """A token that we sign, naming each caller."""
     passthrough: bool = False
-    """The caller's own token, only for a server that is meant to have it: it can use it elsewhere. Callers without are
-    refused."""
+    """The caller's own token, for a server that is meant to have and use it. Callers without one are refused."""
     own_bearer_path: PathField | None = None
     """Beside `passthrough`: file with a token for what the sidecar asks by itself, such as the list of tools."""
 
@@ -128,16 +127,13 @@ class SigningSettings(Section):
     """Our own signing key. Its public half stands at `/.well-known/jwks.json`."""
 
     key_path: PathField | None = None
-    """PEM file with a private key (P-256, Ed25519 or RSA), the same at all replicas; by default one is made in the data
-    folder."""
+    """PEM file with a private key (P-256, Ed25519, RSA), the same at all replicas; by default one is made in `data`."""
     previous_paths: Many[PathField] = ()
-    """PEM files of earlier keys, whose public halves are served; `keys/signing.previous.pem` in the data folder is one
-    too."""
+    """PEM files of earlier keys, still served; `keys/signing.previous.pem` in the data folder is one too."""
 
 
 def header_faults(headers: Iterable[str], own: str, *, grpc: bool = False) -> Iterator[Finding]:
-    """Headers that the sidecar writes itself (`own` is its protocol's prefix), that hold a credential, or stand
-    twice."""
+    """Headers that the sidecar writes itself (`own` is its protocol's prefix), of credentials, or given twice."""
     seen: set[str] = set()
     for name in headers:
         lower, at = name.lower(), ("headers", name)

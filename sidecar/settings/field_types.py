@@ -217,8 +217,7 @@ def url_of(*schemes: str) -> AfterValidator:
 
 
 def https_url(message: str, hint: str = "use https://") -> AfterValidator:
-    """Return the check that a URL is https, or http on this machine; `message` refuses others. In `hint`, `{rest}` is
-    the URL without its scheme."""
+    """The check that a URL is https, or http on this machine. In `hint`, `{rest}` is the URL without its scheme."""
 
     def check(text: str) -> str:
         parts = split_url(text, "https", "http")

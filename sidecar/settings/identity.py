@@ -144,8 +144,7 @@ class CertificateSettings(Section):
     spiffe: Many[CertificateDomain] = ()
     """Trust domains: a certificate with a SPIFFE ID is that workload, and its other names count for nothing."""
     names: Annotated[Mapping[CertificateName, str], Field(max_length=10_000)] = {}
-    """Name in a certificate (`spiffe://…`, `uri:…`, `dns:…`, `subject:CN=planner,O=Acme`) → `nhi:<name>` or
-    `user:<id>`."""
+    """Name in a certificate (`spiffe://…`, `uri:…`, `dns:…`, `subject:CN=planner,O=Acme`) → `nhi:…` or `user:…`."""
     others: Literal["refuse", "ignore"] = "refuse"
     """What a certificate without a known name is: a bad credential, or only the key that a token may be bound to."""
 

@@ -42,16 +42,14 @@ class ShownSettings:
 
 
 def load_settings(path: Path, environ: Mapping[str, str], *, check_files: bool = True) -> Settings:
-    """Load settings. Raises SettingsError with all faults of file, variables and values; with `check_files` also of
-    named files and the sidecar's own secrets."""
+    """Load settings. Raises SettingsError with all faults; with `check_files` also of files and our own secrets."""
     return load(path, environ, check_files=check_files).settings
 
 
 def load(
     path: Path, environ: Mapping[str, str], *, check_files: bool = True, all_at_once: bool | None = None
 ) -> LoadedSettings:
-    """As `load_settings`, with the document. `all_at_once` (by default `check_files`) also checks files when there are
-    other faults."""
+    """As `load_settings`, with the document. `all_at_once` (else `check_files`) checks files beside other faults."""
     all_at_once = check_files if all_at_once is None else all_at_once
     if not path.exists():
         hint = "write a working folder with `sidecar init`, or name the file with -c"
@@ -119,9 +117,6 @@ def _doubts(settings: Settings) -> Iterator[Finding]:
         yield Finding(message, "S151", hint, ("audit", "clear_arguments", name))
 
 
-# --- what is shown to operators -------------------------------------------------------------------------------------
-
-
 def shown_settings(loaded: LoadedSettings) -> list[ShownSettings]:
     """All settings in force, in the order of the schema, with secrets masked."""
     tree = loaded.settings.model_dump(mode="json")
@@ -169,12 +164,9 @@ def _exactly(root: YamlNode, loc: Loc) -> YamlNode | None:
     return node
 
 
-# --- files, folders and programs ------------------------------------------------------------------------------------
-
-
 def _path_faults(settings: Settings, document: Document, section: str = "") -> Iterator[Fault]:
     """Missing files and folders, and weak secrets, of one section or of all."""
-    for loc, path in _paths_in(settings):
+    for loc, path in paths_in(settings):
         if section and loc[0] != section:
             continue
         finding: Finding | None = None
@@ -200,7 +192,7 @@ def _path_faults(settings: Settings, document: Document, section: str = "") -> I
             yield document.fault(loc, finding.message, finding.code, finding.hint)
 
 
-def _paths_in(value: object, loc: Loc = ()) -> Iterator[tuple[Loc, Path]]:
+def paths_in(value: object, loc: Loc = ()) -> Iterator[tuple[Loc, Path]]:
     """Every path in the settings with its place, except those of agents that are off."""
     entries: Iterable[tuple[str | int, object]] = ()
     match value:
@@ -215,7 +207,7 @@ def _paths_in(value: object, loc: Loc = ()) -> Iterator[tuple[Loc, Path]]:
         case tuple():
             entries = enumerate(value)
     for step, entry in entries:
-        yield from _paths_in(entry, (*loc, step))
+        yield from paths_in(entry, (*loc, step))
 
 
 def _program_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:

@@ -38,8 +38,7 @@ class RedactionSettings(Section):
     prefixes: Many[Prefix] = ()
     """Beginnings of tokens of your own: each, and the 8 or more letters, digits, `_` or `-` that follow it."""
     pointers: Many[Pointer] = ()
-    """JSON Pointers, with `*`, of what is always replaced; for `structuredContent` also in a text that repeats it as
-    JSON."""
+    """JSON Pointers, with `*`, of what is always replaced, also in a text that repeats `structuredContent`."""
     replace: Replacement = "[redacted]"
     """What stands there instead: up to 16 asterisks, or words in `[...]` or `<...>`."""
 

@@ -51,8 +51,7 @@ class ScheduleSettings(Section):
     agent: Slug
     """Whom to call: an agent of `agents`, or an A2A agent of `upstreams`."""
     cron: Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_cron)]
-    """When: minute, hour, day of month, month, day of week, as cron has them, or `@hourly`, `@daily`, `@midnight`,
-    `@weekly`, `@monthly`, `@yearly`, `@annually`."""
+    """When: minute, hour, day of month, month, day of week, as cron has them, or a word of cron's such as `@daily`."""
     timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
     """The time zone of `cron`, as the IANA database names it."""
     enabled: bool = True

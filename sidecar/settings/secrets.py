@@ -161,7 +161,6 @@ def _repeats(secret: str) -> bool:
 
 
 def _walks(secret: str, stride: int) -> bool:
-    """Whether most characters are next to the one before (with a stride of 2: `0a1b2c3d`), on a keyboard or in the
-    alphabet."""
+    """Whether most characters are next to the one before, on a keyboard or in the alphabet (stride 2: `0a1b2c3d`)."""
     pairs = [one + other for one, other in zip(secret, secret[stride:], strict=False)]
     return sum(pair in _NEXT or pair[0] == pair[1] for pair in pairs) > MAX_NEIGHBOURS * len(pairs)

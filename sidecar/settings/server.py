@@ -168,8 +168,7 @@ class SessionSettings(Section):
     """How many MCP sessions, and how busy."""
 
     store: Literal["memory", "redis"] = "memory"
-    """`redis` (`store.url`): sessions go on at every replica, as far as the server allows; while it is out, they are
-    503."""
+    """`redis` (`store.url`): sessions go on at every replica, if the server can; while it is out, they are 503."""
     session_calls_per_minute: Count = 600
     """Calls of one principal that need no rule of their own: initialize, ping, lists, notifications."""
     idle_s: Seconds = 1800.0
@@ -231,5 +230,4 @@ class RefusalSettings(Section):
     per_principal_per_minute: Count = 600
     """Refusals of one chain. Then all its calls are `too-many-refusals` (429) for the rest of that minute."""
     recorded_per_principal_per_minute: Count = 100
-    """Refusals of one chain by limits or outages that have an audit record each; those beyond are counted once a minute
-    in a `control` record `refusals-counted`."""
+    """Refusals of one chain by limits or outages with a record each; those beyond are counted once a minute in one."""

@@ -177,11 +177,9 @@ class StoreSettings(Section):
     tls: StoreTls | None = None
     """Authorities and certificate for `rediss…://`."""
     timeout: Annotated[Seconds, Field(ge=0.01, le=10.0)] = DEADLINE_S
-    """How long the store may take to answer; then calls with limits are refused. Raise it for a store that is far
-    away."""
+    """How long the store may take to answer; then calls with limits are refused. Raise it for a distant store."""
     on_failure: Literal["deny", "degraded"] = "deny"
-    """Whether calls with limits are refused while the store is out, or admitted up to `degraded_calls`; budgets of
-    money are always refused."""
+    """Whether calls with limits are refused while the store is out, or admitted up to `degraded_calls`; never money."""
     degraded_calls: Count | None = None
     """How many calls each instance admits by itself while the store is out, per limit and window of it."""
 
@@ -216,8 +214,7 @@ class StoreSettings(Section):
             yield Finding("the in-process store has no users", "S136", "remove it", ("username",))
 
     def login(self) -> dict[str, Any]:
-        """The user, password and database of redis-py connections. Reads the password file each time. Raises
-        SettingsError."""
+        """User, password and database of redis-py connections; the password file is read anew. Raises SettingsError."""
         place = self.place
         password = place.password if self.password_path is None else read_secret(self.password_path, "theirs")
         return {"username": self.username or place.username, "password": password, "db": place.database}

@@ -45,8 +45,7 @@ def shelf_of(settings: Settings) -> Path:
 
 
 def kept_for(settings: Settings) -> StoredPolicy | None:
-    """The last policy that was taken; None if there is none. Raises SettingsError for an unreadable record: without it,
-    older policies could replace newer ones."""
+    """The last policy that was taken, if any. Raises SettingsError if unreadable: an older one could replace it."""
     path = shelf_of(settings) / CURRENT
     try:
         with path.open("rb") as file:

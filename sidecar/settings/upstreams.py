@@ -34,8 +34,7 @@ _PLACES_OF_PROGRAMS = 1024  # requests in flight on one connection
 
 
 class BreakerSettings(Section):
-    """When calls of a faulty upstream are refused at once. Faults: it cannot be reached, answers late or 5xx, or breaks
-    off."""
+    """When calls of a faulty upstream, which is unreachable, late, 5xx or breaks off, are refused at once."""
 
     failures: Count = 5
     """Faults in a row that open the breaker."""
@@ -44,8 +43,7 @@ class BreakerSettings(Section):
 
 
 class ProbeSettings(Section):
-    """How an upstream is asked whether it is well: by `ping` or `server/discover`, an agent for its card, a program for
-    its file."""
+    """How an upstream's health is asked: by `ping`, `server/discover`, an agent's card or a program's file."""
 
     enabled: bool = True
     """Whether it is asked at all; without probes only calls show how it is."""
@@ -134,8 +132,7 @@ class A2aUpstream(AgentOffer):
     version: Literal["auto", "0.3", "1.0"] = "auto"
     """The version spoken there; `auto` is 0.3 where the agent's card names that alone for this binding, else 1.0."""
     card_url: HttpUrl | None = None
-    """Where its card is; by default `/.well-known/agent-card.json` at the host of `url`. No address is taken from
-    it."""
+    """Where its card is; by default `/.well-known/agent-card.json` at the host of `url`. Its addresses are not used."""
     headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
     """What every request of ours says beside. A secret is a `credential`."""
     timeout_s: Seconds = 60.0

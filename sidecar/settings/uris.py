@@ -69,9 +69,6 @@ _DEFAULT_PORTS: Final[Mapping[str, str]] = {
 _NUMERIC_HOST = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\Z")
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
-
-
 def fault_in_uri(uri: str) -> str:
     """Why a resource URI or URI template is malformed, or "" (CONTRACT 1.2: checked before policy)."""
     if not _URI.match(uri):
@@ -136,9 +133,6 @@ def _is_address(kind: Callable[[str], object], text: str) -> bool:
         return str(kind(text)) == text
     except AddressValueError:
         return False
-
-
-# --- the normal form ------------------------------------------------------------------------------------------------
 
 
 def normal_uri(uri: str) -> str:

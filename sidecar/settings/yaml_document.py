@@ -96,8 +96,7 @@ def read_document(
     max_bytes: int = MAX_BYTES,
     inside: Path | None = None,
 ) -> Document:
-    """Read a YAML file, or `text`, strictly. Links that lead out of `inside` are not followed. Raises `error` with all
-    faults."""
+    """Read a YAML file, or `text`, strictly, following no link out of `inside`. Raises `error` with all faults."""
     content = read_bytes(path, error=error, max_bytes=max_bytes, inside=inside) if text is None else text
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if len(raw) > max_bytes:

@@ -34,8 +34,7 @@ Loc = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class YamlSpan:
-    """A position in `file`, or in `env SIDECAR_STORE__URL`. `line` and `column` count from 1; line 0 is the whole
-    file."""
+    """A position in `file`, or in `env SIDECAR_STORE__URL`, counted from 1; line 0 is the whole file."""
 
     file: str
     line: int = 0
@@ -45,8 +44,7 @@ class YamlSpan:
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value and its position; `key` is that of its key. `secret`: never to be shown. `shown`: the text to show
-    instead (before `${VAR}` was expanded)."""
+    """A value, its position and its key's. `secret`: never shown. `shown`: shown instead (`${VAR}`, not expanded)."""
 
     value: Scalar | dict[str, YamlNode] | list[YamlNode]
     span: YamlSpan

@@ -22,36 +22,28 @@ _DECIMAL = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\.[0-9]+(?:[eE][-+][0-9]+)?")
 _LOWEST, _HIGHEST = -(2**63), 2**64 - 1  # the range of 64-bit integers, signed or unsigned
 _MAX_DIGITS = 20
 
-_QUOTE_IT = 'quote it: "{text}"'
-_WRITE_TRUE = 'write true or false, or quote it: "{text}"'
+# The spellings that YAML versions read differently, why, and what to write where quoting is not all.
 _DOUBTFUL = (
+    (r"(?i:y|yes|n|no|on|off)", "{text} means true or false to YAML 1.1 and a word to YAML 1.2", "true or false"),
+    (r"[-+]?0[0-9_]+", "{text} is an octal number to YAML 1.1 and a decimal one to YAML 1.2", ""),
+    (r"[-+]?0o[0-9_]+", "{text} is an octal number to YAML 1.2 and a word to YAML 1.1", ""),
+    (r"[-+]?0[xX][0-9a-fA-F_]+", "{text} is a hexadecimal number to YAML", ""),
+    (r"[-+]?0b[01_]+", "{text} is a binary number to YAML 1.1", ""),
+    (r"[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?", "{text} is a number in base 60 to YAML 1.1", ""),
     (
-        re.compile(r"(?i:y|yes|n|no|on|off)"),
-        "{text} means true or false to YAML 1.1 and a word to YAML 1.2",
-        _WRITE_TRUE,
-    ),
-    (re.compile(r"[-+]?0[0-9_]+"), "{text} is an octal number to YAML 1.1 and a decimal one to YAML 1.2", _QUOTE_IT),
-    (re.compile(r"[-+]?0o[0-9_]+"), "{text} is an octal number to YAML 1.2 and a word to YAML 1.1", _QUOTE_IT),
-    (re.compile(r"[-+]?0[xX][0-9a-fA-F_]+"), "{text} is a hexadecimal number to YAML", _QUOTE_IT),
-    (re.compile(r"[-+]?0b[01_]+"), "{text} is a binary number to YAML 1.1", _QUOTE_IT),
-    (
-        re.compile(r"[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?"),
-        "{text} is a number in base 60 to YAML 1.1",
-        _QUOTE_IT,
-    ),
-    (
-        re.compile(r"[-+]?\.?[0-9](?=[0-9._]*_)[0-9._]*(?:[eE][-+]?[0-9]+)?"),
+        r"[-+]?\.?[0-9](?=[0-9._]*_)[0-9._]*(?:[eE][-+]?[0-9]+)?",
         "{text} is a number to YAML 1.1 and a word to YAML 1.2",
-        _QUOTE_IT,
+        "",
     ),
     (
-        re.compile(r"[-+]?[0-9]*\.?[0-9]*[eE][-+]?[0-9]+|[-+]?[0-9]+\.|[-+]?\.[0-9]+|[-+]?0[0-9]+\.[0-9]*"),
+        r"[-+]?[0-9]*\.?[0-9]*[eE][-+]?[0-9]+|[-+]?[0-9]+\.|[-+]?\.[0-9]+|[-+]?0[0-9]+\.[0-9]*",
         "YAML readers disagree whether {text} is a number",
-        'write it as a plain decimal number such as 0.5, or quote it: "{text}"',
+        "it as a plain decimal number such as 0.5",
     ),
-    (re.compile(r"[-+]?\.(?i:inf|nan)"), "{text} is no finite number", _QUOTE_IT),
-    (re.compile(r"=|<<"), "{text} has a meaning of its own in YAML 1.1", _QUOTE_IT),
+    (r"[-+]?\.(?i:inf|nan)", "{text} is no finite number", ""),
+    (r"=|<<", "{text} has a meaning of its own in YAML 1.1", ""),
 )
+_PATTERNS = tuple((re.compile(pattern), message, instead) for pattern, message, instead in _DOUBTFUL)
 
 
 class DoubtfulScalarError(ValueError):
@@ -75,7 +67,8 @@ def meaning_of(text: str) -> Scalar:
         if math.isfinite(decimal := float(text)):
             return decimal
         raise DoubtfulScalarError("this number is too large", "quote it if it is a name")
-    for pattern, message, hint in _DOUBTFUL:
+    for pattern, message, instead in _PATTERNS:
         if pattern.fullmatch(text):
-            raise DoubtfulScalarError(message.format(text=text), hint.format(text=text))
+            hint = f"write {instead}, or quote it" if instead else "quote it"
+            raise DoubtfulScalarError(message.format(text=text), f'{hint}: "{text}"')
     return text

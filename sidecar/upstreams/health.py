@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from random import Random
 from typing import Final, Protocol
@@ -58,20 +58,14 @@ class _Plan:
     flight: asyncio.Task[None] | None = None
 
 
+@dataclass(slots=True)
 class HealthProbes:
     """Probes all upstreams that `patients` names, for as long as it names them."""
 
-    def __init__(
-        self,
-        patients: Callable[[], Mapping[str, ProbedUpstream]],
-        *,
-        random: Random,
-        clock_mono: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._patients = patients
-        self._random = random
-        self._clock = clock_mono
-        self._plans: dict[str, _Plan] = {}
+    patients: Callable[[], Mapping[str, ProbedUpstream]]
+    random: Random
+    clock_mono: Callable[[], float] = time.monotonic
+    _plans: dict[str, _Plan] = field(default_factory=dict)
 
     async def run(self) -> None:
         try:
@@ -86,7 +80,7 @@ class HealthProbes:
                 await asyncio.wait(flights, timeout=_CLOSING_S)
 
     def _tend(self) -> None:
-        now, patients = self._clock(), self._patients()
+        now, patients = self.clock_mono(), self.patients()
         for name, plan in list(self._plans.items()):
             if patients.get(name) is not plan.patient:
                 if plan.flight is not None:
@@ -94,12 +88,12 @@ class HealthProbes:
                 del self._plans[name]
         for name, patient in patients.items():
             if name not in self._plans:
-                first_s = self._random.uniform(0, min(FIRST_WITHIN_S, patient.probe.every_s))
+                first_s = self.random.uniform(0, min(FIRST_WITHIN_S, patient.probe.every_s))
                 self._plans[name] = _Plan(patient, now + first_s)
             plan = self._plans[name]
             idle = plan.flight is None or plan.flight.done()
             if patient.probe.enabled and idle and self._is_due(plan, now):
-                plan.due_at = now + patient.probe.every_s * self._random.uniform(1 - JITTER, 1 + JITTER)
+                plan.due_at = now + patient.probe.every_s * self.random.uniform(1 - JITTER, 1 + JITTER)
                 plan.flight = asyncio.create_task(self._look(plan), name=f"probe of {name}")
 
     def _is_due(self, plan: _Plan, now: float) -> bool:
@@ -119,7 +113,7 @@ class HealthProbes:
                 return
             if not patient.account.breaker.in_a_row:  # no fault of the connection: the conversation itself failed
                 patient.account.unwelcome(sentence(refusal))
-        now = self._clock()
+        now = self.clock_mono()
         if not refused and now - plan.explored_at >= EXPLORE_EVERY_S:
             with suppress(Refusal):  # a call that needs the tools gets the error; the state is recorded already
                 await patient.asked.explore()

@@ -24,9 +24,9 @@ MAX_NAMED: Final = 10  # in one sentence
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """The result of one check. `degraded` means that the handshake succeeds, but not all of the upstream can be used;
-    `tools` is None if they could not be listed; `stderr` is the end of a program's error output; `left_out` lists the
-    entries that no caller can use, with reasons."""
+    """One check. `degraded`: the handshake succeeds, but not all can be used; `tools` is None if they could not be
+    listed; `stderr` is the end of a program's error output; `left_out` are entries that no caller can use, with
+    reasons."""
 
     tool_name: str
     timestamp: str

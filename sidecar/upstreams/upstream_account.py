@@ -226,10 +226,9 @@ def _moment(at: float) -> str | None:
 
 
 class CallOutcome:
-    """The outcome of one use of an upstream, which starts now: the account records the first that is reported.
-    `deadline_s` is its deadline, `timeout_s` a call's at this upstream; `own` marks a request of the sidecar itself,
-    `counts` a caller's call. Only a failure that callers cannot cause is a fault (`mcp/guarded_transport.py` has the
-    list). Raises Refusal(UPSTREAM_OPEN)."""
+    """The outcome of one use of an upstream, which starts now: the account records the first that is reported. A call
+    at this upstream may take `timeout_s`; `own` marks a request of the sidecar itself, `counts` a caller's call. Faults
+    are what callers cannot cause (listed in `mcp/guarded_transport.py`). Raises Refusal(UPSTREAM_OPEN)."""
 
     __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_own", "_pass", "_patient")
 

@@ -43,18 +43,15 @@ class PolicyOrigin(Protocol):
         """Judge refused policies again."""
 
 
-class AdoptPolicy(Protocol):
-    """Puts a policy from the source in force. `keep` is called once it is valid and recorded. Raises ConfigError; the
-    old policy then stays in force."""
-
-    async def __call__(self, taken: StoredPolicy, by: str, keep: Callable[[], Awaitable[None]]) -> None: ...
+AdoptPolicy = Callable[[StoredPolicy, str, Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Puts a policy from the source in force, by order of the second argument. The last is called once it is valid and
+recorded. Raises ConfigError; the old policy then stays in force."""
 
 
 @dataclass(slots=True)
 class SourcePoller:
-    """Polls the source. `random` returns numbers from 0 to 1. `trouble` says why the source's current policy does not
-    serve, `faults` counts its faults by code, and `good_at` is the time of the last successful poll in seconds since
-    the epoch."""
+    """Polls the source. `random` returns numbers from 0 to 1. `trouble` says why the source's policy does not serve,
+    `faults` counts its faults by code, `good_at` is when it was last polled with success."""
 
     processes: Processes
     clock: Callable[[], float]
@@ -129,8 +126,10 @@ class SourcePoller:
     async def look(self, settings: Settings, adopt: AdoptPolicy, by: str = BY_SOURCE) -> Exception | None:
         """Poll now. Errors are returned and reported, and change nothing."""
         async with self._one_at_a_time:
-            origin = self._origin_for(settings)
-            if origin is None:
+            kind = settings.policy.source.kind if settings.policy.source else ""
+            if kind != self._kind:
+                self._origin, self._kind = self._made(kind), kind
+            if (origin := self._origin) is None:
                 self.trouble, self.faults, self.good_at = (), {}, None
                 return None
             try:
@@ -172,12 +171,6 @@ class SourcePoller:
             origin.forget()  # so that it is not treated as taken
             raise
         log.info("a policy was taken from its source", extra={"kind": new.kind, "version": new.version})
-
-    def _origin_for(self, settings: Settings) -> PolicyOrigin | None:
-        kind = settings.policy.source.kind if settings.policy.source else ""
-        if kind != self._kind:
-            self._origin, self._kind = self._made(kind), kind
-        return self._origin
 
     def _made(self, kind: str) -> PolicyOrigin | None:
         match kind:

@@ -121,8 +121,6 @@ class TaskFrontend:
             return await _respond(request, shown(asked.record, request.now))
         return await self._cancel(charged, asked.record)
 
-    # --- requests -----------------------------------------------------------------------------------------------------
-
     async def _create(
         self, request: RequestContext, caller: Caller, asked: TaskRequest, lease: Lease
     ) -> web.StreamResponse:
@@ -151,8 +149,7 @@ class TaskFrontend:
         return await _respond(request, about)
 
     async def _cancel(self, charged: Charged, record: Task) -> web.StreamResponse:
-        """Ends a task that has not been sent at once. A task that is being sent must be sent first, because only then
-        does it have an id at the agent."""
+        """Ends an unsent task at once. One that is being sent must be sent first: only then has it an id there."""
         request, caller, timeout_s = charged.request, charged.caller, charged.timeout_s
         limit_s, pause_s = min(request.now.agent(record.target).timeout_s, timeout_s or float("inf")), LOOK_AGAIN_S
         try:

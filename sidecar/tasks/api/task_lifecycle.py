@@ -250,8 +250,7 @@ class TaskLifecycle:
             self.means.live.leave(now)
 
     async def _listen(self, agent: AgentUpstream) -> None:
-        """Listens to the task's stream, if the agent has one, only to poll sooner: its content is neither trusted nor
-        needed."""
+        """Listens to the task's stream, if the agent has one, only to poll sooner: its content is not trusted."""
         intent = hears(self.record)
         try:
             if not (await agent.cards.card()).get("capabilities", {}).get("streaming"):
@@ -413,8 +412,7 @@ class TaskLifecycle:
             raise TookTooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
 
     def _outgoing(self, intent: AgentOperation, limit_s: float) -> OutgoingOperation:
-        """Returns an operation on behalf of the task's caller, also if its credential has expired: results go to it
-        alone."""
+        """Returns an operation for the task's caller, also if its credential has expired: results go to it alone."""
         return OutgoingOperation(intent.operation, intent.params, replace(self.caller, expires_at=None), limit_s)
 
     def _new_recording(self, intent: AgentOperation) -> Recording:
@@ -438,8 +436,7 @@ class TaskLifecycle:
     # --- the record ---------------------------------------------------------------------------------------------------
 
     async def _save(self, record: Task) -> None:
-        """Stores the record as soon as the store answers; only this process knows it until then. Raises TaskChanged,
-        UnreadableRecord."""
+        """Stores the record once the store answers; only we know it before. Raises TaskChanged, UnreadableRecord."""
         record, in_doubt = record._replace(revision=record.revision + 1), False
         while True:
             try:

@@ -72,8 +72,7 @@ class TaskRunner:
         return ended
 
     async def stop(self, grace_s: float) -> None:
-        """Begins nothing more, and waits up to `grace_s` for messages being sent; the rest continues after the next
-        start."""
+        """Begins nothing more, and waits up to `grace_s` for messages being sent; the next start continues the rest."""
         self._closing = True
         sending = [task_id for task_id, course in self.worker.jobs.items() if course.is_sending]
         for task_id in self.worker.tasks.keys() - set(sending):

@@ -24,8 +24,7 @@ CHANGED: Final = "the agent was changed"
 Hear = Callable[[WaitLimit | None], None]
 
 Objection = Callable[[Caller, str, str], Reason | None]
-"""Returns why nothing may run any more for this caller, agent name and skill; None if it may. It is called often, and
-returns at once."""
+"""Returns why nothing may run any more for this caller, agent name and skill, at once; None if it may."""
 
 
 def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
@@ -71,8 +70,7 @@ class TimeLimit:
 
 
 class ProgramOrder(NamedTuple):
-    """One attempt, at most `deadline_s` from now, on behalf of `caller`, whose binding `owner` is. `term` bounds the
-    program's life even if this process cannot."""
+    """One attempt for `caller`, of binding `owner`, of at most `deadline_s`; `term` bounds it even if we cannot."""
 
     execution_id: str
     task_id: str
@@ -102,8 +100,7 @@ class OutputChunk:
 
 @dataclass(frozen=True, slots=True)
 class OutputArtifact:
-    """A part of an artifact: a canonical TaskArtifactUpdateEvent without ids. Without an `artifactId` it is more of the
-    answer."""
+    """A part of an artifact: a canonical TaskArtifactUpdateEvent without ids; without `artifactId`, of the answer."""
 
     update: Mapping[str, Any]
 
@@ -142,9 +139,6 @@ class ProgramRunner(Protocol):
 
     async def close(self, why: str = CHANGED) -> None:
         pass
-
-
-# --- one turn with a running program ------------------------------------------------------------------------------
 
 
 class DialogueBroken(Exception):
@@ -241,8 +235,7 @@ def failure_of_start(error: StartFailed) -> Failure:
 def failure_of_exit(
     how: Exit, last_words: str, resources: Resources, usage: Usage, exit_codes: Collection[int] = ()
 ) -> Failure | None:
-    """Returns why a program that ended by itself failed, or None. `exit_codes` mean "try again"; `last_words` is its
-    last line of errors, safe to show."""
+    """Returns why a program that ended by itself failed, or None. `exit_codes` mean "try again"."""
     if how.code == 0:
         return None
     limit = _limit_met(how, resources, usage)

@@ -85,8 +85,7 @@ class CommandLine:
 
 
 def command_from(name: str, definition: CliAgent, environ: Mapping[str, str]) -> CommandLine:
-    """Builds an agent's command line. Raises SettingsError if the program is not found, or `env_path` cannot be
-    read."""
+    """Builds an agent's command line. Raises SettingsError if the program or the file of variables is missing."""
     secret = {} if definition.env_path is None else variables_in_file(definition.env_path)
     named = secret | definition.envs
     path = executable_of(definition.executable, named, environ)

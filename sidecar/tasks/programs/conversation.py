@@ -14,7 +14,6 @@ from typing import Any, Final
 from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import (
     FAILED,
-    AttemptEnd,
     Dialogue,
     DialogueBroken,
     Heard,
@@ -49,8 +48,7 @@ class ProcessLost(Exception):
 
 
 class OutputFile:
-    """The file in which a process puts each answer. Its folder is removed with it. Raises StartFailed if it cannot be
-    made."""
+    """The file in which a process puts each answer, removed with its folder. Raises StartFailed if none can be."""
 
     def __init__(self, order: ProgramOrder, definition: CliAgent) -> None:
         try:
@@ -211,8 +209,6 @@ class ConversationProcess:
         failure = failure_of_exit(exit_, said, definition.resources, self.usage, definition.retries.exit_codes)
         return exit_, failure or Failure(Category.AGENT, "it ended before its answer did")
 
-    # --- output -------------------------------------------------------------------------------------------------------
-
     async def _read(self) -> None:
         broke = ""
         try:
@@ -250,10 +246,5 @@ class ConversationProcess:
         return self._cleaning.text(text)[:MAX_TOLD_CHARS]
 
 
-def ended(answer: TurnAnswer, exit_: Exit | None, usage: Usage) -> AttemptEnd:
-    return AttemptEnd(exit_, usage, answer.failure, state=answer.state, message=answer.message, alone=answer.alone)
-
-
 Launch = Callable[[ProgramOrder], Coroutine[Any, Any, ConversationProcess]]
-"""Starts a process for an order and sends it the turn. Raises StartFailed, and UnsayableError before anything is
-started."""
+"""Starts a process for an order and sends it the turn. Raises StartFailed, and UnsayableError before any start."""

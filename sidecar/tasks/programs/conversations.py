@@ -2,8 +2,6 @@
 
 A process belongs to one owner and one context and serves no other (threats X6); its turns never overlap. The next turn
 after its end starts a new process and begins with the reason. Where none is kept, each order has a process of its own.
-
-    none ──▶ starting ──▶ speaking ◀──▶ silent          every one of them ──▶ none
 """
 
 from __future__ import annotations
@@ -11,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from sidecar.errors import Reason
@@ -37,7 +34,7 @@ from sidecar.tasks.programs.attempt import (
     overdue,
     withdrawn,
 )
-from sidecar.tasks.programs.conversation import PATIENCE_S, ConversationProcess, Launch, ProcessLost, ended
+from sidecar.tasks.programs.conversation import PATIENCE_S, ConversationProcess, Launch, ProcessLost
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.supervised_process import to_its_end
 from sidecar.upstreams.processes import StartFailed
@@ -49,53 +46,32 @@ MAX_REMEMBERED: Final = 1_024  # conversations whose next turn reports why the p
 log = logging.getLogger("sidecar.tasks.programs")
 
 
-class Phase(StrEnum):
-    NONE = "none"
-    STARTING = "starting"
-    SPEAKING = "speaking"
-    SILENT = "silent"
-
-
-MOVES: Final = {
-    Phase.NONE: {Phase.STARTING},
-    Phase.STARTING: {Phase.SPEAKING, Phase.NONE},
-    Phase.SPEAKING: {Phase.SILENT, Phase.NONE},
-    Phase.SILENT: {Phase.SPEAKING, Phase.NONE},
-}
-
-
 class ConversationKey(NamedTuple):
     agent: str
     owner: str
     context: str
 
 
-class Endings:
+class Endings(dict[ConversationKey, str]):
     """Why the newest conversations' processes ended, until the next turn of each reports it. Outlives a definition."""
 
-    def __init__(self) -> None:
-        self._why: OrderedDict[ConversationKey, str] = OrderedDict()
-
     def keep(self, key: ConversationKey, why: str) -> None:
-        self._why[key] = why
-        self._why.move_to_end(key)
-        if len(self._why) > MAX_REMEMBERED:
-            self._why.popitem(last=False)
-
-    def take(self, key: ConversationKey) -> str:
-        return self._why.pop(key, "")
+        self.pop(key, None)
+        self[key] = why
+        if len(self) > MAX_REMEMBERED:
+            del self[next(iter(self))]
 
 
 @dataclass(slots=True, eq=False)
 class _Conversation:
     """One conversation. `used` counts turns that run or wait, `prompt` is that of its process's first turn, `since_s`
-    when its phase began. `fall` is why its last process ended; `is_withdrawn` that its owner lost the permission.
-    `changing` starts or ends a process; all else waits for that."""
+    when its process began to speak or fell silent. `fall` is why its last one ended; `is_withdrawn` that its owner lost
+    the permission. `changing` starts or ends a process; all else waits for that."""
 
     key: ConversationKey
     turns: asyncio.Lock = field(default_factory=asyncio.Lock)
     used: int = 0
-    phase: Phase = Phase.NONE
+    speaks: bool = False
     partner: ConversationProcess | None = None
     caller: Caller | None = None
     skill: str = ""
@@ -105,11 +81,6 @@ class _Conversation:
     fall: str = ""
     is_withdrawn: bool = False
     changing: asyncio.Task[Any] | None = None
-
-    def moves(self, phase: Phase, now_s: float) -> None:
-        if phase not in MOVES[self.phase]:
-            raise ValueError(f"a conversation that is {self.phase} cannot be {phase}")
-        self.phase, self.since_s = phase, now_s
 
     @property
     def changes(self) -> bool:
@@ -226,20 +197,18 @@ class Conversations:
         partner = conversation.partner
         if partner is not None:
             partner.begin(order)
-            conversation.moves(Phase.SPEAKING, self._clock())
+            conversation.speaks, conversation.since_s = True, self._clock()
             return partner
         await self._take_room(until_s)
-        conversation.moves(Phase.STARTING, self._clock())
         try:
             launching = asyncio.ensure_future(self._launch(order))
             conversation.changing = launching
             partner = await launching
         except BaseException:
-            conversation.moves(Phase.NONE, self._clock())
             self._give_room()
             raise
-        conversation.partner, conversation.prompt, conversation.born_s = partner, order.prompt, self._clock()
-        conversation.moves(Phase.SPEAKING, self._clock())
+        conversation.partner, conversation.prompt, conversation.speaks = partner, order.prompt, True
+        conversation.born_s = conversation.since_s = self._clock()
         if self._closed:
             self._let_go(conversation, self._closed)
         elif self._sweeper is None or self._sweeper.done():
@@ -257,7 +226,7 @@ class Conversations:
         answer = TurnAnswer()
         try:
             yield Started(partner.pid, resumed)
-            if not resumed and (why := self._endings.take(conversation.key)):
+            if not resumed and (why := self._endings.pop(conversation.key, "")):
                 yield ProgressNote(f"the conversation's process ended ({why}); a new one began", stays=True)
             async with aclosing(partner.turn(until_s - self._clock())) as told:
                 async for one in told:
@@ -267,14 +236,15 @@ class Conversations:
                         yield one
             self._falls_silent(conversation, partner)
             await to_its_end(conversation.settled())
-            end = ended(answer, None if self._keeps else partner.exit, partner.usage)
+            exit_ = None if self._keeps else partner.exit
+            end = AttemptEnd(exit_, partner.usage, answer.failure, False, *answer[:3])
         except TimeoutError:
             await to_its_end(self._give_up(conversation, partner, "a turn took too long"))
             end = overdue(order, partner.exit, partner.usage)
         except ProcessLost:
             end = await self._fallen(conversation, partner)
         finally:
-            if conversation.partner is partner and conversation.phase is Phase.SPEAKING:  # the turn was abandoned
+            if conversation.partner is partner and conversation.speaks:  # the turn was abandoned
                 await to_its_end(self._give_up(conversation, partner, "a turn was given up"))
         yield end
 
@@ -313,8 +283,7 @@ class Conversations:
         return ""
 
     def _chose_other(self, conversation: _Conversation, chosen: Prompt) -> bool:
-        """Whether a turn chooses what only a new process can have; JSON-RPC programs get their options with each
-        turn."""
+        """Whether a turn chooses what only a new process can have; JSON-RPC has its options with each turn."""
         began = conversation.prompt
         if began is None:
             return False
@@ -340,7 +309,7 @@ class Conversations:
     def _falls_silent(self, conversation: _Conversation, partner: ConversationProcess) -> None:
         """Marks its process as idle after a turn, unless the process was ended or ended by itself meanwhile."""
         if conversation.partner is partner:
-            conversation.moves(Phase.SILENT, self._clock())
+            conversation.speaks, conversation.since_s = False, self._clock()
             partner.rests()
             if not self._keeps:
                 self._let_go(conversation, "it has answered")
@@ -348,14 +317,12 @@ class Conversations:
                 self._let_go(conversation)
 
     def _let_go(self, conversation: _Conversation, why: str = "", *, is_withdrawn: bool = False) -> None:
-        """Ends its process, if it has one; without `why`, it ended by itself. A turn under way fails, or is
-        cancelled."""
+        """Ends its process, if there is one; without `why`, it ended by itself. A turn under way fails."""
         partner = conversation.partner
         if partner is None:
             return
-        conversation.partner = None
+        conversation.partner, conversation.speaks = None, False
         conversation.fall, conversation.is_withdrawn = why, is_withdrawn
-        conversation.moves(Phase.NONE, self._clock())
         self._leaving += 1
         leaves = self._leaves(conversation, partner, why)
         conversation.changing = asyncio.create_task(leaves, name=f"ends process {partner.pid}")
@@ -397,9 +364,9 @@ class Conversations:
         """Ends idle processes, the longest idle first, of the owner that has most: who opens many ends only its own."""
         lacking = self._wanted - (self._places - self._taken) - self._leaving
         if lacking > 0:
-            silent = [one for one in self._conversations.values() if one.phase is Phase.SILENT and not one.used]
-            # An owner that waits for a slot counts as having it; otherwise, on a tie, it would take another owner's.
             every = self._conversations.values()
+            silent = [one for one in every if one.partner is not None and not one.used]
+            # An owner that waits for a slot counts as having it; otherwise, on a tie, it would take another owner's.
             held = Counter(one.key.owner for one in every if one.partner is not None or one.used)
             for _ in range(min(lacking, len(silent))):
                 goes = min(silent, key=lambda one: (-held[one.key.owner], one.since_s))
@@ -408,5 +375,5 @@ class Conversations:
                 self._let_go(goes, "another conversation needed its place")
 
     def _forget(self, conversation: _Conversation) -> None:
-        if not conversation.used and conversation.phase is Phase.NONE and not conversation.changes:
+        if not conversation.used and conversation.partner is None and not conversation.changes:
             self._conversations.pop(conversation.key, None)

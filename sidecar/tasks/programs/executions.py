@@ -70,9 +70,8 @@ class RunPool(NamedTuple):
 @dataclass(slots=True)
 class Executions:
     """Every run of every CLI-program agent, held as `holder`. `run_shared` runs scripts in the store that replicas
-    share, if there is one. Without it, no run that writes begins for `strays_s`: a program of a killed sidecar may
-    still be at work. `random` gives numbers from 0 to 1; `objection` says which callers may not run anything any
-    more."""
+    share; without one, no run that writes begins for `strays_s`: a program of a killed sidecar may still be at work.
+    `random` gives numbers from 0 to 1; `objection` says which callers may run nothing any more."""
 
     store: RecordStore[Execution]
     make_runner: MakeRunner
@@ -134,8 +133,7 @@ class Executions:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     async def begin(self, name: str, prompt: Prompt, caller: Caller, context: str) -> Execution:
-        """Accepts and stores a new run. Raises Refusal: TOO_MANY_CONCURRENT if the queue is full, UPSTREAM_UNKNOWN,
-        STORE_UNAVAILABLE, DRAINING."""
+        """Stores a new run. Raises Refusal: TOO_MANY_CONCURRENT, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
         offer, now_s, run_id = self._offer_of(name), self.clock(), self.new_id()
         task = run_events.begun(run_id, context, prompt.message, now_s)
         record = Execution(
@@ -152,8 +150,7 @@ class Executions:
         return await self._enter(offer, record, prompt, keep)
 
     async def goes_on(self, run_id: str, prompt: Prompt, caller: Caller) -> Execution:
-        """Starts a further turn of a run that waits for its caller. Raises Refusal as `begin` does, and TASK_UNKNOWN,
-        MALFORMED_CALL if it does not wait, TOO_LARGE."""
+        """Starts a turn of a run that waits. Raises Refusal as `begin`, and TASK_UNKNOWN, MALFORMED_CALL, TOO_LARGE."""
         record = await self._kept(run_id)
         if record.owner != caller.binding:
             raise Refusal(Reason.TASK_UNKNOWN)
@@ -183,9 +180,8 @@ class Executions:
         return await self._enter(offer, anew, prompt, keep)
 
     async def follow(self, run_id: str) -> AsyncGenerator[run_events.StreamResponse | None]:
-        """Yields the run's canonical StreamResponses to its end: first the Task, then its changes; None is a heartbeat.
-        Slow subscribers, and those of another replica's run, get whole Tasks. Raises Refusal: TASK_UNKNOWN,
-        STORE_UNAVAILABLE."""
+        """Yields the run's StreamResponses to its end: the Task, then its changes (or whole Tasks, to slow subscribers
+        and of another replica's run); None is a heartbeat. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
         course = self._courses.get(run_id)
         if course is not None:
             await course.shown()
@@ -226,8 +222,7 @@ class Executions:
         return newest, count
 
     async def cancel(self, run_id: str, why: str) -> Execution:
-        """Cancels a run, at any replica, and waits up to `CANCEL_S`. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE,
-        STORE_UNAVAILABLE."""
+        """Cancels a run, waits up to `CANCEL_S`. Raises Refusal: TASK_UNKNOWN, NOT_CANCELABLE, STORE_UNAVAILABLE."""
         course = self._courses.get(run_id)
         if course is None or (course.record.is_done and await self._has_left(run_id)):
             return await self._cancel_kept(run_id, why)
@@ -267,8 +262,7 @@ class Executions:
             self.metrics.agent_stands(name, *self.standing(name), states[name])
 
     def drain(self) -> None:
-        """Begins nothing more. Waiting runs are left to another process if the store outlives this one, and else
-        fail."""
+        """Begins nothing more. Waiting runs are left to another process if the store outlives this one, or fail."""
         self._means.closing.set()
         waiting = [course for course in self._courses.values() if course.waits]
         left = [course for course in waiting if self.store.is_durable and not run_events.has_begun(course.record)]

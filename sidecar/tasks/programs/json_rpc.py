@@ -64,8 +64,7 @@ _UNSAID: Final = "it says that it failed, and not why"
 
 
 class RpcDialogue:
-    """JSON-RPC with one process. A turn has at most `max_said_bytes`, counted as JSON; as much is discarded between
-    turns."""
+    """JSON-RPC with one process. A turn, and the time between turns, has at most `max_said_bytes`, counted as JSON."""
 
     def __init__(self, max_said_bytes: int, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._max_said_bytes = max_said_bytes

@@ -133,8 +133,7 @@ class ProgramAgent:
             raise Unsent(no.reason, no.detail, retry_after_s=no.retry_after_s, code=no.code) from no
 
     async def _follow_on(self, run_id: str) -> AsyncGenerator[Told]:
-        """Follows a run as `Executions.follow` does, also through waits for its caller until it is over (A2A 1.0,
-        3.1.6)."""
+        """Follows a run as `Executions.follow` does, and through waits for its caller (A2A 1.0, 3.1.6)."""
         while True:
             async with aclosing(self.executions.follow(run_id)) as told:
                 async for event in told:

@@ -116,9 +116,6 @@ def answer_alone(task: Task) -> Mapping[str, Any] | None:
     return said if said is not None and "taskId" not in said else None
 
 
-# --- parts of a task ----------------------------------------------------------------------------------------------
-
-
 def _in_state(task: Task, state: str, message: Mapping[str, Any] | None, now_s: float) -> Told:
     status = {"state": state, **({"message": message} if message else {}), "timestamp": _moment(now_s)}
     update = {"taskId": task["id"], "contextId": task["contextId"], "status": status}
@@ -151,8 +148,7 @@ def _with_artifact(task: Task, given: Mapping[str, Any], *, append: bool, **more
 
 
 def _appended(known: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Appends to an artifact. A text is joined once it is as long as the one before: single letters cost a few copies
-    each."""
+    """Appends to an artifact. A text is joined once it is as long as the one before: letters cost few copies."""
     parts = list(known.get("parts", ()))
     for part in given.get("parts", ()):
         parts.append(part)
@@ -187,7 +183,6 @@ def _moment(epoch_s: float) -> str:
     return text.removesuffix(".000") + "Z"
 
 
-# --- runs whose process is gone -------------------------------------------------------------------------------------
 #
 # Their programs are gone too, as their wardens end with the sidecar. A run without an attempt waits for its turn at
 # another sidecar; the store knows of an attempt before it begins. What an attempt had done is unknown, so a run that

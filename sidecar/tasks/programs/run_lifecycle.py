@@ -67,8 +67,7 @@ class RunOffer:
 
 @dataclass(frozen=True, slots=True)
 class RunServices:
-    """What every run needs. Once `closing` is set, no attempt begins. Without leases, no run that writes begins before
-    `writes_from_mono_s`."""
+    """What runs need. Once `closing` is set, none begins; without leases, no writer before `writes_from_mono_s`."""
 
     held: HeldRecords[Execution]
     bounds: Callable[[], RecordBounds]
@@ -199,8 +198,7 @@ class RunLifecycle:
         self.give_up(RunState.FAILED, lease.why, Category.SYSTEM)
 
     async def _may_begin(self, attempt: int) -> bool:
-        """Whether an attempt may begin: the store must know of the first one before, so that no other process takes it
-        over."""
+        """Whether an attempt may begin: the store must know of the first, so that no other process takes it over."""
         if attempt > 1 and self.means.held.is_sure:
             return True
         try:

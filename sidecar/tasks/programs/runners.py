@@ -36,8 +36,7 @@ def runner_from(
     objection: Objection = no_objection,
     endings: Endings | None = None,
 ) -> ProgramRunner:
-    """Returns the runner of an agent; starts nothing yet. `endings` also serves the runner of a later definition.
-    Raises SettingsError."""
+    """Returns the runner of an agent; starts nothing yet. `endings` outlives it. Raises SettingsError."""
     command = command_from(name, definition, environ)
     if definition.keeps_processes or definition.patterns.input == "json-rpc":
         start = partial(launch, command, processes)
@@ -52,8 +51,7 @@ def runners(processes: Processes, objection: Objection) -> MakeRunner:
 
 
 async def launch(command: CommandLine, processes: Processes, order: ProgramOrder) -> ConversationProcess:
-    """Starts a process for an order and sends it the turn. Raises StartFailed, and UnsayableError before anything is
-    started."""
+    """Starts a process for an order and sends it the turn. Raises StartFailed, and UnsayableError before any start."""
     definition, prompt = command.definition, order.prompt
     most, by_file = definition.a2a.capabilities.max_output_size, definition.patterns.output == "file"
     speaks_rpc = definition.patterns.input == "json-rpc"

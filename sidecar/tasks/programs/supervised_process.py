@@ -72,8 +72,7 @@ class SupervisedProcess:
     async def start(
         cls, processes: Processes, program: Program, cleaning: CleaningRules, term: TimeLimit | None = None
     ) -> SupervisedProcess:
-        """Starts a program, bounded by `term`. Raises StartFailed; if cancelled, CancelledError once nothing of it is
-        left."""
+        """Starts a program, bounded by `term`. Raises StartFailed; if cancelled, nothing of it is left."""
         until = None if term is None else term.until
         starting = asyncio.ensure_future(processes.start(replace(program, until=until)))
         try:
@@ -121,8 +120,7 @@ class SupervisedProcess:
         self._process.stdin.close()
 
     async def read(self, *, gather_s: float = GATHER_S) -> bytes:
-        """Reads its output: what comes at once or within `gather_s` after, up to about 64 KiB; b"" at the end.
-        Cancelling loses nothing."""
+        """Reads what comes at once or within `gather_s` after, to 64 KiB; b"" at the end. Cancelling loses nothing."""
         loop = asyncio.get_running_loop()
         self._gathered += await self._chunk()
         until = loop.time() + gather_s
@@ -183,8 +181,6 @@ class SupervisedProcess:
         self._ended_early = asyncio.create_task(
             self._process.end(patience_s=0.0, grace_s=GRACE_S), name=f"ends process {self.pid}"
         )
-
-    # --- usage --------------------------------------------------------------------------------------------------------
 
     def measure_anew(self) -> None:
         self._look()

@@ -97,8 +97,7 @@ def sweep() -> int:
 
 
 def _held(path: str) -> int:
-    """Opens and locks a folder while the descriptor is open; -1 if another process has it, or it is gone. Raises
-    OSError."""
+    """Opens a folder, locked while open; -1 if another process has it, or it is gone. Raises OSError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -45,8 +45,7 @@ def check_fits(
     engine: Engine,
     now_s: float,
 ) -> None:
-    """Checks an operator's schedule as those in sidecar.yaml are checked, and that a rule allows its next run. Raises
-    Refusal."""
+    """Checks an operator's schedule like those in sidecar.yaml, and that a rule allows its next run. Raises Refusal."""
     agents = {name for name, _, _ in settings.offers()}
     faults = schedule_faults({**others, key: schedule}, agents, (*settings.upstreams, *settings.agents))
     if found := next((fault for fault in faults if fault.at[:2] == ("schedules", key)), None):

@@ -93,8 +93,6 @@ class ScheduleStanding(NamedTuple):
     added: Added | None = None
     revision: int = 0
 
-    # --- StoredRecord -------------------------------------------------------------------------------------------------
-
     @property
     def owner(self) -> str:
         return OWNER
@@ -110,8 +108,6 @@ class ScheduleStanding(NamedTuple):
     @property
     def expires_at(self) -> float:
         return self.seen_s + KEPT_S
-
-    # --- transitions --------------------------------------------------------------------------------------------------
 
     def task_for(self, due_s: float) -> str:
         """Returns the id of the task for a due time; the same time always gives the same id."""
@@ -171,8 +167,7 @@ class ScheduleStanding(NamedTuple):
         return ended._moved(ScheduleState.ACTIVE) if self.state is ScheduleState.EXECUTING and not running else ended
 
     def defined(self, added: Added) -> ScheduleStanding:
-        """Adds a definition under a free name. Of an earlier one only the salt stays, so that no due time is ordered
-        twice."""
+        """Adds a definition under a free name. The salt of an earlier one stays: no due time is ordered twice."""
         fresh = ScheduleStanding(self.id, self.created_at, self.salt, added.at_s, added=added, revision=self.revision)
         calendar = added.schedule.calendar_words
         return fresh.seen(calendar, enabled=added.schedule.enabled, now_s=added.at_s)

@@ -82,8 +82,7 @@ class _Changed(Exception):
 
 
 class ShownSchedule(NamedTuple):
-    """A schedule as operators see it. `next_s` is when it is due next. If `is_read` is false, its state was
-    unreadable."""
+    """A schedule as operators see it, and when it is due next. Unless `is_read`, its state was unreadable."""
 
     key: str
     schedule: ScheduleSettings
@@ -281,8 +280,7 @@ class Scheduler:
         return (next_s is not None and next_s <= self._now_s) or was_wrong(standing.settled_s, self._now_s)
 
     async def _settle_up(self, one: NamedSchedule) -> None:
-        """Settles what is due after reading the stored state: another process may have settled it, or an operator
-        paused it."""
+        """Settles what is due by the stored state: another process may have settled it, or an operator paused it."""
         standing, _ = await self._change(one, self._seen(one))
         standing = await self._follow(one, standing)
         now_s, schedule = self._now_s, one.schedule
@@ -385,8 +383,7 @@ class Scheduler:
         return shown
 
     async def add(self, key: str, schedule: ScheduleSettings, by: str) -> ShownSchedule:
-        """Adds a schedule for all replicas. Raises Refusal as the settings would, and Conflict if the name is taken or
-        there are too many."""
+        """Adds a schedule for all replicas. Raises Refusal, and Conflict if its name is taken or there are too many."""
         async with self._adding:
             with _answered():
                 await self._read()

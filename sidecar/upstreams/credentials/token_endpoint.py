@@ -76,9 +76,7 @@ class TokenEndpoint:
         self._origin = parse_origin(url)
         if not self._origin.secure and not self._origin.loopback:
             raise ValueError("secrets go to a token endpoint over https only")
-        self._proof = proof
-        self._clock = clock
-        self._new_id = new_id
+        self._proof, self._clock, self._new_id = proof, clock, new_id
         self._client = HttpClient(self._origin, max_connections=MAX_CONNECTIONS)
 
     async def ask(self, form: Form) -> GrantedToken:

@@ -143,7 +143,8 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
         raise SchemaRefused("/$schema names a dialect that is not known here")
     if not jsonschema_rs.meta.is_valid(schema):
         raise SchemaRefused(_why_invalid(schema))
-    survey = _Survey(schema, dialect)
+    survey = _Survey(schema, _SchemaPlaces(dialect))
+    survey.places.note(schema)
     weight, patterns = survey.weigh(schema, "", 0, survey.places.top)
     if weight > MAX_WEIGHT or survey.patterns > MAX_PATTERNS:
         raise SchemaRefused("the schema has too many subschemas or patterns, references counted where they lead")
@@ -228,19 +229,18 @@ class _SchemaPlaces:
         return urljoin(base, name) if base.startswith(("http://", "https://")) and _PLAIN_NAME.match(base) else None
 
 
+@dataclass(slots=True)
 class _Survey:
     """Walks every subschema once, follows references, and adds up what checking may cost."""
 
-    def __init__(self, root: dict[str, Any], dialect: str) -> None:
-        self.cyclic = False
-        self.branches = 1
-        self.patterns = 0
-        self.led: dict[int, list[object]] = {}
-        self.places = _SchemaPlaces(dialect)
-        self.places.note(root)
-        self._root = root
-        self._known: dict[int, tuple[int, int]] = {}
-        self._open: set[int] = set()
+    root: dict[str, Any]
+    places: _SchemaPlaces
+    cyclic: bool = False
+    branches: int = 1
+    patterns: int = 0
+    led: dict[int, list[object]] = field(default_factory=dict)
+    _known: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _open: set[int] = field(default_factory=set)
 
     def weigh(self, node: object, at: str, level: int, base: str) -> tuple[int, int]:
         """Subschemas and patterns below `node`, itself included, references unfolded."""
@@ -289,8 +289,8 @@ class _Survey:
             if keyword in node and dialect != self.places.dialect:
                 raise SchemaRefused(f"{_place(at)}/{keyword} is not of this dialect, but of {dialect}")
         # A second base would change the meaning of every "#/..." below it; a base that no keyword leads to has none.
-        unnoted = node is not self._root and id(node) not in self.places.bases
-        for keyword, refused in (("$id", unnoted), ("id", node is not self._root and not self._embeds)):
+        unnoted = node is not self.root and id(node) not in self.places.bases
+        for keyword, refused in (("$id", unnoted), ("id", node is not self.root and not self._embeds)):
             if refused and isinstance(node.get(keyword), str):
                 raise SchemaRefused(f"{_place(at)}/{keyword} stands below the top of the schema")
 

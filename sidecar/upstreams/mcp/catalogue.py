@@ -56,11 +56,9 @@ class ToolCatalogue:
         checks_output: bool = False,
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._upstream = upstream
+        self._upstream, self._enquiry, self._clock = upstream, OwnConversation(upstream), clock_mono
         self._refuse_hidden, self._checks_output = refuse_hidden, checks_output
         self.lists = 0  # the number of lists so far: a watcher for changes compares only this
-        self._clock = clock_mono
-        self._enquiry = OwnConversation(upstream)
         self.tools: Mapping[str, Tool] = {}  # those listed last, by name, quarantined tools too
         self._fresh_until = self._serves_until = self._begun_at = self._forced_at = -inf
         self._changes = 0  # the number of announced changes

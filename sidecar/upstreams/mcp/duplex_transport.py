@@ -173,9 +173,9 @@ class _Call:
 
 
 class DuplexTransport:
-    """One line of an `owner`. `lost` is called once, when nothing more can go over it; `failure` then gives the reason.
-    A failure of a line to a caller's `own` server says nothing about any other. `key` and `used_mono_s` are the
-    keeper's (`line_sessions.py`)."""
+    """One line of an `owner`. `lost` is called once, when nothing more can go over it; `failure` then says why, which
+    tells nothing of other lines if the server is a caller's `own`. `key`, `used_mono_s`: the keeper's
+    (`line_sessions.py`)."""
 
     def __init__(
         self,
@@ -188,17 +188,12 @@ class DuplexTransport:
         key: str | None = None,
         used_mono_s: float = 0.0,
     ) -> None:
-        self.owner = owner
-        self.key = key
-        self.used_mono_s = used_mono_s
+        self.owner, self.key, self.used_mono_s = owner, key, used_mono_s
         self.failure: Refusal | None = None
         self.proven = False  # whether it ever answered with anything but an error
         self.noise = 0  # invalid messages since the last valid one
         self.sessions: dict[str, _Session] = {}
-        self._own = own
-        self._wire = wire
-        self._lost = lost
-        self._shared = shared
+        self._own, self._wire, self._lost, self._shared = own, wire, lost, shared
         self._calls: dict[int, _Call] = {}
         self._ids = count(1)
         self._greeting: dict[str, Any] | None = None

@@ -46,11 +46,8 @@ class SseWire(DuplexWire):
         timeout_s: float,
         max_message_bytes: int,
     ) -> None:
-        self._stream = stream
-        self._address = address
-        self._caller = caller
-        self._timeout_s = timeout_s
-        self._max_message_bytes = max_message_bytes
+        self._stream, self._address, self._caller = stream, address, caller
+        self._timeout_s, self._max_message_bytes = timeout_s, max_message_bytes
         self._parser = SseParser(MAX_ENDPOINT_BYTES)
         self._events = self._read()
         self._form: RequestForm | None = None

@@ -61,11 +61,8 @@ class LineTransport(McpTransport):
     ) -> None:
         """`shared`: one line for all callers. `stateless`: that era may be tried. `apart`: a server for each line."""
         super().__init__(name, timeout_s, max_response_bytes, secrets)
-        self._shared = shared
-        self._stateless = stateless
-        self._apart = apart
-        self._bounds = bounds or LineBounds()
-        self._clock = clock_mono
+        self._shared, self._stateless, self._apart = shared, stateless, apart
+        self._bounds, self._clock = bounds or LineBounds(), clock_mono
         self._lines: dict[DuplexTransport, None] = {}
         self._kept: dict[str, DuplexTransport] = {}
         self._by_session: dict[str, DuplexTransport] = {}

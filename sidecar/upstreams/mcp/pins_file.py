@@ -74,9 +74,6 @@ def readable(value: object) -> str:
     return "\n".join(map(revealed, lines))
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 def _tool_name(text: str) -> str:
     if not NAME.match(text):
         reject("this is no tool's name", hint=_BY_COMMAND)
@@ -136,9 +133,6 @@ class PinsFile(Section):
                 if orjson.loads(entry.definition).get("name") != tool:
                     at = ("servers", server, tool, "definition")
                     yield Finding("this is the definition of another tool", hint=_BY_COMMAND, at=at)
-
-
-# --- writing ----------------------------------------------------------------------------------------------------------
 
 
 def _server_block(server: str, pins: Mapping[str, Pin]) -> str:

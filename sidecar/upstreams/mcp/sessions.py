@@ -107,9 +107,8 @@ class Session:
             self.awaited.popitem(last=False)
 
     def open_stream(self, close: Callable[[], None]) -> None:
-        """Add a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed, whose reader is the likeliest to be
-        gone: refusing the new one would lock out a client that reconnects (threats S10). Raises
-        Refusal(SESSION_UNKNOWN)."""
+        """Add a stream; `close` ends it. Beyond MAX_STREAMS the oldest is closed: its reader is the likeliest to be
+        gone, and a client that reconnects is not locked out (threats S10). Raises Refusal(SESSION_UNKNOWN)."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if len(self.streams) >= MAX_STREAMS:

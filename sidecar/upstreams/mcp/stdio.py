@@ -54,10 +54,7 @@ class ProgramWire(DuplexWire):
     """A line to a running program. `ended` is called with the reason of an unexpected end."""
 
     def __init__(self, process: Process, tail: StderrLines, max_line_bytes: int, ended: Callable[[str], None]) -> None:
-        self._process = process
-        self._tail = tail
-        self._max_line_bytes = max_line_bytes
-        self._ended = ended
+        self._process, self._tail, self._max_line_bytes, self._ended = process, tail, max_line_bytes, ended
         self._asked_to = False
         self._beside = [
             asyncio.create_task(self._keep_errors(), name=f"reads the errors of process {process.pid}"),
@@ -156,8 +153,7 @@ class ProgramUpstream(LineTransport):
         """`how` is for `LineTransport`."""
         super().__init__(name, secrets=program.env, apart=True, **how)
         self.tail = StderrLines()
-        self._program = program
-        self._processes = processes
+        self._program, self._processes = program, processes
         self._streaks: OrderedDict[str, _Streak] = OrderedDict()
 
     async def open_wire(self, owner: str, caller: Caller | None) -> ProgramWire:

@@ -49,9 +49,8 @@ def tools_from(
     refuse_hidden: bool = False,
     checks_output: bool = False,
 ) -> dict[str, Tool]:
-    """The tools of a whole list, by name; unchanged ones are those of `known`, as compiling is expensive. Entries
-    without a name that a call can have (CONTRACT 1.2) are left out. With `refuse_hidden`, a tool with hidden characters
-    in its texts is quarantined."""
+    """The tools of a list, by name, without entries that no call can name (CONTRACT 1.2); unchanged ones are those of
+    `known`, as compiling is expensive. With `refuse_hidden`, a tool with hidden characters is quarantined."""
     tools: dict[str, Tool] = {}
     patterns = 0
     for entry in entries:

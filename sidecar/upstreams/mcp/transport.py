@@ -45,12 +45,11 @@ _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Outbound(NamedTuple):
-    """One message on its way to an upstream; a GET or DELETE has none. `version` is the revision that it is in, ""
-    before one was agreed on; `session_id` the upstream's own; `caller` None the sidecar itself. `deadline_s` is in
-    seconds from now and bounds the wait for the answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace
-    context. A GET, or an `endless` message, opens a stream that stays open. `own` marks a message that the sidecar
-    sends by itself with a caller's credential; it is not counted as a call. `expired` says of a cancelled exchange
-    whether the server was late."""
+    """One message on its way to an upstream; a GET or DELETE has none. `version` is its revision, "" before one was
+    agreed on; `session_id` the upstream's own; `caller` None the sidecar itself. `deadline_s`, from now, bounds the
+    wait for the answer's head, and `read()`. `extra` are `Mcp-Param-*` and trace context. A GET, or an `endless`
+    message, opens a stream that stays open. `own`: the sidecar sends it by itself with a caller's credential, and it is
+    not counted as a call. `expired` says of a cancelled exchange whether the server was late."""
 
     verb: Literal["POST", "GET", "DELETE"]
     message: Message | None

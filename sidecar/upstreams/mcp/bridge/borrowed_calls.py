@@ -43,9 +43,8 @@ Arrival = Message | StreamMark | BuiltUpstream | Refusal
 @dataclass(slots=True, eq=False)
 class BorrowedCall:
     """One call at the server, in the session `lent`. `upstream_id` is its id there, `request_id` the caller's, which
-    may change with each retry, as may `level` and the progress token (`token_now`; the server knows `token`). `expired`
-    says that it is stopped because the server did not answer in time; `is_patient` that its caller waited as long as a
-    call may take."""
+    may change with each retry, as may `level` and the progress token (`token_now`; the server knows `token`).
+    `expired`: it is stopped because the server was late; `is_patient`: its caller waited as long as a call may take."""
 
     upstream: McpTransport
     lent: BorrowedSession
@@ -154,13 +153,13 @@ class HeldCall(NamedTuple):
     lapse: asyncio.TimerHandle
 
 
+@dataclass(slots=True, eq=False)
 class HeldCalls:
     """The held calls of one server, each for `question_s`. `dropped` is called with each that ends without a retry."""
 
-    def __init__(self, question_s: float, dropped: Callable[[HeldCall], None]) -> None:
-        self._question_s = question_s
-        self._dropped = dropped
-        self._held: OrderedDict[str, HeldCall] = OrderedDict()
+    question_s: float
+    dropped: Callable[[HeldCall], None]
+    _held: OrderedDict[str, HeldCall] = field(default_factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -174,7 +173,7 @@ class HeldCalls:
 
     def hold(self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id]) -> str:
         state = secrets.token_urlsafe(STATE_BYTES)
-        lapse = asyncio.get_running_loop().call_later(self._question_s, self.drop, state)
+        lapse = asyncio.get_running_loop().call_later(self.question_s, self.drop, state)
         self._held[state] = HeldCall(course, questions, asked, lapse)
         return state
 
@@ -192,7 +191,7 @@ class HeldCalls:
         held = self._held.pop(state, None)
         if held is not None:
             held.lapse.cancel()
-            self._dropped(held)
+            self.dropped(held)
 
     def drop_all_in(self, lent: BorrowedSession) -> None:
         for state in [state for state, held in self._held.items() if held.course.held and held.course.lent is lent]:

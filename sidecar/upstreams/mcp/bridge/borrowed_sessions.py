@@ -87,26 +87,19 @@ class BorrowedSession:
         return running[0] if len(running) == 1 and not self.outbound.is_anonymous else None
 
 
+@dataclass(slots=True, eq=False)
 class BorrowedSessions:
     """All borrowed sessions of one server. `heard` gets the items of their own streams, `ended` each ended session."""
 
-    def __init__(
-        self,
-        inner: McpTransport,
-        idle_s: float,
-        eras: ServerEras,
-        heard: Callable[[BorrowedSession, Message | StreamMark], None],
-        ended: Callable[[BorrowedSession], None],
-    ) -> None:
-        self.background = BackgroundTasks()
-        self._inner = inner
-        self._idle_s = idle_s
-        self._eras = eras
-        self._heard = heard
-        self._ended = ended
-        self._lent: OrderedDict[tuple[str, bytes], BorrowedSession] = OrderedDict()
-        self._opening: dict[tuple[str, bytes], asyncio.Task[BorrowedSession]] = {}
-        self._sweeper: asyncio.Task[None] | None = None
+    inner: McpTransport
+    idle_s: float
+    eras: ServerEras
+    heard: Callable[[BorrowedSession, Message | StreamMark], None]
+    ended: Callable[[BorrowedSession], None]
+    background: BackgroundTasks = field(default_factory=BackgroundTasks)
+    _lent: OrderedDict[tuple[str, bytes], BorrowedSession] = field(default_factory=OrderedDict)
+    _opening: dict[tuple[str, bytes], asyncio.Task[BorrowedSession]] = field(default_factory=dict)
+    _sweeper: asyncio.Task[None] | None = None
 
     def close(self) -> None:
         if self._sweeper is not None:
@@ -148,22 +141,22 @@ class BorrowedSessions:
         self._make_room(key[0])
         name = client if isinstance(client, dict) else OURSELVES
         params = {"protocolVersion": SESSION_VERSIONS[-1], "capabilities": capabilities, "clientInfo": name}
-        timeout_s = self._inner.timeout_s
+        timeout_s = self.inner.timeout_s
         asked = Outbound("POST", Request(0, "initialize", params), "", timeout_s, caller=outbound.caller, own=True)
-        with await self._inner.exchange(asked) as answer:
-            _, response = await whole_answer(answer, 0, self._inner, timeout_s)
+        with await self.inner.exchange(asked) as answer:
+            _, response = await whole_answer(answer, 0, self.inner, timeout_s)
             result = response.result if response is not None and answer.status == 200 else None
             version = result.get("protocolVersion") if isinstance(result, dict) else None
             if not isinstance(result, dict) or version not in SESSION_VERSIONS_SET:
                 if passes_on(refusal := refusal_of(answer)):
                     raise refusal
-                self._eras.doubt(at_once=True)
+                self.eras.doubt(at_once=True)
                 raise Refusal(Reason.UPSTREAM_FAILED, f"it opened no session: {words_of(answer)}")
             session_id = upstream_id_from(answer.headers.get(SESSION_ID))
         within = Outbound("GET", None, str(version), timeout_s, session_id, outbound.caller, endless=True, own=True)
         lent = BorrowedSession(key, within, result, capabilities, asyncio.get_running_loop().time())
         lent.stream = UnsolicitedStream(
-            self._inner, lambda: lent.outbound, partial(self._heard, lent), partial(self._has_no_stream, lent)
+            self.inner, lambda: lent.outbound, partial(self.heard, lent), partial(self._has_no_stream, lent)
         )
         try:
             await self.tell(lent, Notification("notifications/initialized", {}))
@@ -172,7 +165,7 @@ class BorrowedSessions:
             raise
         self._lent[key] = lent
         if self._sweeper is None or self._sweeper.done():
-            self._sweeper = asyncio.create_task(self._sweep(), name=f"lent sessions of {self._inner.name}")
+            self._sweeper = asyncio.create_task(self._sweep(), name=f"lent sessions of {self.inner.name}")
         return lent
 
     def _has_no_stream(self, lent: BorrowedSession, status: int) -> bool:
@@ -196,18 +189,18 @@ class BorrowedSessions:
 
     async def _sweep(self) -> None:
         while self._lent:
-            await asyncio.sleep(min(SWEEP_EVERY_S, self._idle_s))
+            await asyncio.sleep(min(SWEEP_EVERY_S, self.idle_s))
             now_s = asyncio.get_running_loop().time()
             for lent in list(self._lent.values()):
                 if lent.busy:
                     lent.used_s = now_s
-                elif now_s - lent.used_s > self._idle_s:
+                elif now_s - lent.used_s > self.idle_s:
                     self.end(lent)
 
     def end(self, lent: BorrowedSession) -> None:
         """End a session and every call in it, and notify the server."""
         self.lose(lent)
-        self._ended(lent)
+        self.ended(lent)
         for course in list(lent.courses.values()):
             course.stop("its session was ended")
         lent.courses.clear()
@@ -216,7 +209,7 @@ class BorrowedSessions:
     def _part(self, lent: BorrowedSession) -> None:
         session_id, version = lent.outbound.session_id, lent.outbound.version
         if session_id is not None:
-            self.background.add(self._inner.end_session(session_id, version, _FAREWELL_S))
+            self.background.add(self.inner.end_session(session_id, version, _FAREWELL_S))
 
     def lose(self, lent: BorrowedSession) -> None:
         """The server lost the session: no further call uses it. Calling it twice is allowed."""
@@ -235,7 +228,7 @@ class BorrowedSessions:
     async def tell(self, lent: BorrowedSession, message: Notification | Response) -> None:
         """Send a message that has no answer. Raises Refusal."""
         asked = lent.outbound._replace(verb="POST", message=message, endless=False)
-        with await self._inner.exchange(asked) as answer:
+        with await self.inner.exchange(asked) as answer:
             if not 200 <= answer.status < 300:
                 raise refusal_of(answer)
 
@@ -243,8 +236,8 @@ class BorrowedSessions:
         """Send a request of the sidecar's in the session; returns whether it succeeded."""
         request = Request(next(lent.ids), method, params)
         asked = lent.outbound._replace(verb="POST", message=request, endless=False)
-        with await self._inner.exchange(asked) as answer:
-            _, response = await whole_answer(answer, request.id, self._inner, asked.deadline_s)
+        with await self.inner.exchange(asked) as answer:
+            _, response = await whole_answer(answer, request.id, self.inner, asked.deadline_s)
             return answer.status == 200 and response is not None and response.error is None
 
     # --- subscriptions of stateless callers ---------------------------------------------------------------------------

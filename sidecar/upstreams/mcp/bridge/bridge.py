@@ -41,8 +41,7 @@ _KEPT: Final = (SESSION_ID, "retry-after", "location")
 
 
 class Bridge(TransportLayer):
-    """An upstream that callers of either era can use. An unanswered input request of a caller is kept for `question_s`,
-    an idle session for `idle_s`."""
+    """An upstream for callers of either era. An input request is kept for `question_s`, a session for `idle_s`."""
 
     def __init__(self, inner: McpTransport, eras: ServerEras, question_s: float, idle_s: float) -> None:
         super().__init__(inner)
@@ -83,8 +82,6 @@ class Bridge(TransportLayer):
         await self._lender.close()
         await self.inner.close()
 
-    # --- the stateless era ------------------------------------------------------------------------------------------
-
     async def _stateless(self, outbound: Outbound) -> UpstreamAnswer:
         message, own = outbound.message, outbound.caller is None
         if isinstance(message, Request) and message.method == DISCOVER:
@@ -117,8 +114,6 @@ class Bridge(TransportLayer):
             body, response = await whole_answer(answer, message.id, self.inner, outbound.deadline_s)
             self.eras.learn(answer.status, response)
             return _again(answer, body)
-
-    # --- the session era --------------------------------------------------------------------------------------------
 
     async def _initialize(self, outbound: Outbound, message: Request) -> UpstreamAnswer:
         if outbound.caller is None or self.eras.sessions is not False:

@@ -40,9 +40,8 @@ _TOO_MANY: Final = {"code": -32603, "message": "The server asked too often"}
 
 
 class InputRounds(UpstreamAnswer):
-    """One call, and its answer if it needs a stream: for intermediate messages, and for input requests. `request` is
-    the call in the session `played`, `outbound` that call as it is first sent. It is one of the session's `calls` while
-    in progress."""
+    """One call, and its answer if it needs a stream. `request` is the call in the session `played`, one of its `calls`
+    while in progress; `outbound` is that call as it is first sent."""
 
     def __init__(self, inner: McpTransport, played: EmulatedSession, outbound: Outbound, request: Request) -> None:
         super().__init__(200, EVENT_STREAM)
@@ -129,8 +128,6 @@ class InputRounds(UpstreamAnswer):
         for waiting in self._waiting.values():
             waiting.cancel()
 
-    # --- with the server --------------------------------------------------------------------------------------------
-
     async def _send(self, outbound: Outbound) -> UpstreamAnswer:
         """Send in a task, so that the call can be cancelled before the server sends anything."""
         if self._cancelled or self._closed:
@@ -216,8 +213,6 @@ class InputRounds(UpstreamAnswer):
 
     def _gone(self, detail: str, reason: Reason = Reason.UPSTREAM_FAILED) -> Refusal:
         return Refusal(Reason.CALLER_GONE) if self._cancelled else Refusal(reason, detail)
-
-    # --- with the caller --------------------------------------------------------------------------------------------
 
     def _put(self, asked: Mapping[str, Any]) -> list[Request]:
         """The input requests as requests of a server; their responses are expected from now on."""

@@ -11,6 +11,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -86,13 +87,13 @@ class EmulatedSession:
         return wish
 
 
+@dataclass(slots=True, eq=False)
 class SessionToStateless:
     """All emulated sessions of one server."""
 
-    def __init__(self, inner: McpTransport, idle_s: float) -> None:
-        self._inner = inner
-        self._idle_s = idle_s
-        self._played: OrderedDict[str, EmulatedSession] = OrderedDict()
+    inner: McpTransport
+    idle_s: float
+    _played: OrderedDict[str, EmulatedSession] = field(default_factory=OrderedDict)
 
     def __contains__(self, session_id: str | None) -> bool:
         """Whether it is an emulated session, ended ones included: the server knows none of them."""
@@ -107,18 +108,18 @@ class SessionToStateless:
             meta[META_CLIENT] = params["clientInfo"]
         question = Request(request.id, "server/discover", {"_meta": meta})
         asked = outbound._replace(message=question, version=STATELESS, session_id=None)
-        with await self._inner.exchange(asked) as answer:
-            _, response = await whole_answer(answer, request.id, self._inner, outbound.deadline_s)
+        with await self.inner.exchange(asked) as answer:
+            _, response = await whole_answer(answer, request.id, self.inner, outbound.deadline_s)
         if response is None or answer.status != 200 or not speaks_stateless(response):
             if passes_on(refusal := refusal_of(answer)):
                 raise refusal
             raise Refusal(Reason.UPSTREAM_FAILED, f"its answer to server/discover cannot be used: {words_of(answer)}")
         version = translation.agreed(params.get("protocolVersion"))
-        result = translation.initialized(response.result, version, self._inner.name)
+        result = translation.initialized(response.result, version, self.inner.name)
         now_s = asyncio.get_running_loop().time()
         # Sessions are normally ended explicitly; this removes those whose end was missed, and none in use.
         for old in list(self._played.values()):
-            if now_s - old.used_s <= self._idle_s:
+            if now_s - old.used_s <= self.idle_s:
                 break
             if not (old.ears or old.calls):
                 self.end(old.id)
@@ -166,8 +167,6 @@ class SessionToStateless:
         for session_id in list(self._played):
             self.end(session_id)
 
-    # --- requests ---------------------------------------------------------------------------------------------------
-
     async def _request(self, played: EmulatedSession, outbound: Outbound, request: Request) -> UpstreamAnswer:
         params, fault = request.params, ""
         match request.method:
@@ -199,7 +198,7 @@ class SessionToStateless:
         earlier = played.calls.get(request.id)
         if earlier is not None:
             earlier.cancel()  # an id belongs to one call at a time
-        played.calls[request.id] = rounds = InputRounds(self._inner, played, sent, request)
+        played.calls[request.id] = rounds = InputRounds(self.inner, played, sent, request)
         return await rounds.begin()
 
     def _cancel(self, played: EmulatedSession, request_id: object) -> None:
@@ -208,15 +207,13 @@ class SessionToStateless:
             if call is not None:
                 call.cancel()
 
-    # --- unsolicited messages -----------------------------------------------------------------------------------------
-
     async def _listen(self, played: EmulatedSession, outbound: Outbound) -> UpstreamAnswer:
         has_stream = played.wish() or translation.offers(played.server, "resources", "subscribe")
         # Nothing is stored for a replay.
         if not has_stream or outbound.last_event_id is not None or len(played.ears) >= MAX_EARS:
             return BuiltUpstream(405)
         asked = outbound._replace(verb="POST", version=STATELESS, session_id=None, endless=True)
-        ear = EmulatedStream(self._inner, played, asked)
+        ear = EmulatedStream(self.inner, played, asked)
         if not await ear.open():
             return BuiltUpstream(405)
         return BuiltUpstream(200, media_type=EVENT_STREAM, pipe=ear.pipe, given_up=ear.close)
@@ -227,24 +224,24 @@ class SessionToStateless:
             await asyncio.wait([asyncio.ensure_future(ear.renew()) for ear in played.ears], timeout=HEARD_WITHIN_S)
 
 
+@dataclass(slots=True, eq=False)
 class EmulatedStream:
     """One GET of a session: a series of `subscriptions/listen` at the server."""
 
-    def __init__(self, inner: McpTransport, played: EmulatedSession, outbound: Outbound) -> None:
-        self.pipe = AnswerPipe(MAX_UNREAD_BYTES)
-        self._inner = inner
-        self._played = played
-        self._outbound = outbound
-        self._current: UnsolicitedStream | None = None
-        self._renewing = asyncio.Lock()
+    inner: McpTransport
+    played: EmulatedSession
+    outbound: Outbound
+    pipe: AnswerPipe = field(default_factory=partial(AnswerPipe, MAX_UNREAD_BYTES))
+    _current: UnsolicitedStream | None = None
+    _renewing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self) -> bool:
         """Whether the server accepts the subscription. Raises Refusal."""
-        self._played.ears.add(self)
+        self.played.ears.add(self)
         ready = False
         try:
             # With nothing to listen for yet, a subscription may come.
-            ready = not self._played.wish() or await self._begin()
+            ready = not self.played.wish() or await self._begin()
         finally:
             if not ready:
                 self.close()
@@ -256,25 +253,25 @@ class EmulatedStream:
             if self.pipe.closed:
                 return
             before, self._current = self._current, None
-            if self._played.wish():
+            if self.played.wish():
                 await self._begin()
             if before is not None:
                 before.close()
 
     def close(self) -> None:
-        self._played.ears.discard(self)
+        self.played.ears.discard(self)
         self.pipe.end()
         if self._current is not None:
             self._current.close()
 
     async def _begin(self) -> bool:
-        self._current = UnsolicitedStream(self._inner, self._listening, self._heard, lambda status: status >= 500)
+        self._current = UnsolicitedStream(self.inner, self._listening, self._heard, lambda status: status >= 500)
         return await self._current.open(HEARD_WITHIN_S)
 
     def _listening(self) -> Outbound:
-        params = self._played.stated({"notifications": self._played.wish()})
-        return self._outbound._replace(
-            message=Request(f"listen-{next(self._played.numbers)}", "subscriptions/listen", params)
+        params = self.played.stated({"notifications": self.played.wish()})
+        return self.outbound._replace(
+            message=Request(f"listen-{next(self.played.numbers)}", "subscriptions/listen", params)
         )
 
     def _heard(self, message: Message | StreamMark) -> None:

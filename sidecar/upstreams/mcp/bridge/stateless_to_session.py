@@ -169,8 +169,7 @@ class StatelessToSession:
         return BuiltUpstream.of_response(final, status, withheld=partial(self.held.drop, state))
 
     def told(self, course: BorrowedCall, message: Message) -> tuple[Notification | Response | None, str]:
-        """What a message becomes for the caller, if anything; a response is the last. The second value names it if it
-        is held now. Raises Refusal(RESPONSE_REFUSED)."""
+        """What a message becomes for the caller, a response last; and its name if it is held now. Raises Refusal."""
         if isinstance(message, Response):
             return self._final(course, message)
         if isinstance(message, Notification):

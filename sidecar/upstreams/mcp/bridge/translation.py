@@ -80,9 +80,6 @@ def at_least(level: object, threshold: str | None) -> bool:
     return threshold in LEVELS and level in LEVELS and LEVELS.index(str(level)) >= LEVELS.index(str(threshold))
 
 
-# --- a stateless caller, a server with sessions only ------------------------------------------------------------------
-
-
 def lent_params(params: Mapping[str, Any], token: int) -> dict[str, Any]:
     """Parameters without the members of the stateless era. A call that wants progress is given this `token`."""
     kept = {key: value for key, value in params.items() if key not in _LEFT_OUT}
@@ -169,9 +166,6 @@ def may_be_asked(capabilities: Mapping[str, Any], method: str, params: Mapping[s
     if not isinstance(declared, dict):
         return False
     return params.get("mode") != "url" or "url" in declared
-
-
-# --- the caller of a session, a stateless server ----------------------------------------------------------------------
 
 
 def played_capabilities(capabilities: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,31 +32,28 @@ MAX_EARLY: Final = 64
 ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 
 
+@dataclass(slots=True, eq=False)
 class UnsolicitedStream:
     """A stream of unsolicited messages, reopened whenever it ends. `outbound` gives the request that opens it, with the
     current credential. `heard` is called with every message and keep-alive. `refused` is called with the status of an
     answer that is no stream, and returns whether to try again."""
 
-    def __init__(
-        self,
-        upstream: McpTransport,
-        outbound: Callable[[], Outbound],
-        heard: Callable[[Message | StreamMark], object],
-        refused: Callable[[int], bool],
-    ) -> None:
-        self._upstream = upstream
-        self._outbound = outbound
-        self._heard = heard
-        self._refused = refused
-        self._place = StreamPlace(upstream)
-        self._ready: asyncio.Future[bool] | None = None
-        self._task: asyncio.Task[None] | None = None
+    upstream: McpTransport
+    outbound: Callable[[], Outbound]
+    heard: Callable[[Message | StreamMark], object]
+    refused: Callable[[int], bool]
+    _place: StreamPlace = field(init=False)
+    _ready: asyncio.Future[bool] | None = None
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._place = StreamPlace(self.upstream)
 
     async def open(self, within_s: float) -> bool:
         """Whether the server has such a stream; it is open, or still opening after a short wait."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._run(), name=f"unsolicited messages of {self._upstream.name}")
+            self._task = asyncio.create_task(self._run(), name=f"unsolicited messages of {self.upstream.name}")
         done, _ = await asyncio.wait({self._ready}, timeout=within_s)
         return self._ready.result() if done else True
 
@@ -73,7 +70,7 @@ class UnsolicitedStream:
                 status = await self._listen()
             except Refusal:
                 status = 0
-            if status not in (0, 200) and not self._refused(status):
+            if status not in (0, 200) and not self.refused(status):
                 self._tell(False)
                 return
             lasted = loop.time() - began_s > MAX_PAUSE_S
@@ -82,12 +79,12 @@ class UnsolicitedStream:
 
     async def _listen(self) -> int:
         """Read one stream to its end; returns the answer's status."""
-        asked, place = self._outbound(), self._place
+        asked, place = self.outbound(), self._place
         if isinstance(asked.message, Request):
             place.answers = asked.message.id
         else:
             asked = asked._replace(last_event_id=place.last_event_id)
-        with await self._upstream.exchange(asked) as answer:
+        with await self.upstream.exchange(asked) as answer:
             if answer.status != 200 or answer.media_type != EVENT_STREAM:
                 return answer.status if answer.status != 200 else 405
             if place.answers is None:
@@ -98,7 +95,7 @@ class UnsolicitedStream:
                         break  # it ends the subscription
                     if isinstance(item, Notification) and item.method == ACKNOWLEDGED:
                         self._tell(True)
-                    self._heard(item)
+                    self.heard(item)
         return 200
 
     def _tell(self, ready: bool) -> None:
