@@ -96,10 +96,6 @@ class FileWatcher:
         return found
 
 
-def _is_policy(name: str) -> bool:
-    return not name.startswith(".") and not left_by_an_editor(name)
-
-
 def _stamp(path: Path) -> tuple[int, ...]:
     try:
         found = path.stat()
@@ -127,7 +123,7 @@ def _files_under(folders: tuple[Path, ...]) -> Iterator[Path]:
         entered.add(place)
         with suppress(OSError):
             for path in folder.iterdir():
-                if not _is_policy(path.name):
+                if path.name.startswith(".") or left_by_an_editor(path.name):
                     continue
                 count += 1
                 if count > MAX_FILES:

@@ -50,7 +50,6 @@ from sidecar.tasks.webhooks import check_callbacks
 from sidecar.upstreams.agents import AgentUpstream, agent_from
 from sidecar.upstreams.mcp.pins import NO_PINS
 from sidecar.upstreams.processes import Processes
-from sidecar.vocabulary import Caller
 
 MAX_KEY_BYTES = 16 * 2**20
 # Each section of the settings is in exactly one of the two sets.
@@ -114,14 +113,11 @@ def executions_from(
     """Build the runs of CLI-program agents. Starts nothing. `shared` is the store that replicas share, or None."""
     tasks = settings.tasks
 
-    def objection(caller: Caller, name: str, skill: str) -> Reason | None:
-        return executions.objection(caller, name, skill)
-
     @cache
     def make() -> MakeRunner:
         from sidecar.tasks.programs.runners import runners  # only for agents that are programs
 
-        return runners(processes, objection)
+        return runners(processes, lambda *about: executions.objection(*about))
 
     executions = Executions(
         store,

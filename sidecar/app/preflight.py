@@ -23,7 +23,8 @@ NOT_WRITABLE = "S129"
 def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
     """The obstacles to writing; warnings for files of another owner, because the server may run as another user."""
     for loc, folder in _folders(loaded.settings):
-        ground = _nearest(folder)
+        # The nearest parent of what a start would create, as far as it is readable.
+        ground = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
         if not ground.is_dir():
             hint = "a start makes it: set aside what stands there, or correct the path"
             yield loaded.document.fault(loc, f"{ground} is no folder", "S116", hint)
@@ -55,8 +56,3 @@ def _folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     for name in ("audit", "evidence", "keys"):  # created by the sidecar, and possibly given to another user since
         if os.path.lexists(settings.data / name):
             yield ("data",), settings.data / name
-
-
-def _nearest(folder: Path) -> Path:
-    """The nearest existing parent of a path that a start would create, as far as it is readable."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -186,14 +187,9 @@ class StatusReport:
     def _agent(self, name: str, agent: AgentUpstream) -> Mapping[str, Any]:
         stopped = {entry.principal for entry in self.disabled_principals()}
         standing = {**agent.account.plain(), "protocol": "a2a", "enabled": f"nhi:{name}" not in stopped}
-        return {**standing, **self._program(name)}
-
-    def _program(self, name: str) -> Mapping[str, Any]:
-        """The number of runs of a CLI-program agent; nothing for others."""
-        try:
-            return {"runs": self.executions.standing(name)._asdict()}
-        except Refusal:
-            return {}
+        with suppress(Refusal):  # it is no program
+            standing["runs"] = self.executions.standing(name)._asdict()
+        return standing
 
     def _schedule(self, one: ShownSchedule) -> Mapping[str, Any]:
         """The state of a schedule at the last poll; another replica may be running it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, Field
 
@@ -24,9 +24,6 @@ from sidecar.settings.field_types import (
 from sidecar.settings.programs import variables_in_file
 from sidecar.settings.upstreams import BreakerSettings, ProbeSettings
 from sidecar.settings.validation_errors import Finding, reject
-
-if TYPE_CHECKING:
-    import jsonschema_rs
 
 Mode = Literal["task", "interactive"]
 Input = Literal["stdin", "file", "args", "json-rpc"]
@@ -86,7 +83,7 @@ def _pattern(text: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _matcher(pattern: str) -> jsonschema_rs.Draft202012Validator:
+def _matcher(pattern: str) -> Any:
     """Compile a matcher of whole values in linear time (threats X2). Raises ValueError."""
     import jsonschema_rs  # not before an agent has a pattern
 
@@ -117,7 +114,7 @@ class Allowed(Section):
     def admits(self, value: str) -> bool:
         if self.matches is None:
             return value in self.values
-        return len(value) <= 256 and "\0" not in value and _matcher(self.matches).is_valid(value)
+        return len(value) <= 256 and "\0" not in value and bool(_matcher(self.matches).is_valid(value))
 
 
 class PerCall(Section):

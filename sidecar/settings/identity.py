@@ -98,10 +98,6 @@ def _listed(given: object) -> object:
     return [given] if isinstance(given, str) else given
 
 
-def _absent_as_empty(word: str) -> str:
-    return "" if word == "none" else word
-
-
 class RolesFromSettings(Section):
     """Roles that a token grants to its own subject: `role:<namespace>/<value>`."""
 
@@ -199,7 +195,9 @@ class IssuerSettings(Section):
     """What it may name."""
     namespace: Slug | None = None
     """Its names become `user:<namespace>/<id>`; needed by all but one of several issuers."""
-    typ: Annotated[Many[Annotated[Word, AfterValidator(_absent_as_empty)]], BeforeValidator(_listed)] = ()
+    typ: Annotated[
+        Many[Annotated[Word, AfterValidator(lambda word: "" if word == "none" else word)]], BeforeValidator(_listed)
+    ] = ()
     """Accepted `typ` headers of its access tokens, `none` for one without; empty is at+jwt and JWT, or the preset's."""
     actor_from: Literal["act", "azp", "client_id", "cid", "appid"] | None = None
     """The claim with the client id that is looked up in `clients`; `act` looks up none (RFC 8693 is always read)."""
@@ -224,9 +222,19 @@ class IssuerSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_from_preset(cls, given: Any) -> Any:
+        """Fill in the preset's locations of keys and roles. The token formats of products are in `sidecar.identity`."""
         preset = given.get("preset") if isinstance(given, dict) else None
-        known = isinstance(preset, str) and preset in (*KEYS_OF_PRESET, *FURTHER_OF_PRESET)
-        return _filled(given, str(preset)) if known else given
+        if not isinstance(preset, str) or preset not in (*KEYS_OF_PRESET, *FURTHER_OF_PRESET):
+            return given
+        filled = {**FURTHER_OF_PRESET.get(preset, {}), **given}
+        if preset in KEYS_OF_PRESET and "jwks_url" not in given and "jwks_path" not in given:
+            issuer = str(given.get("issuer", "")).rstrip("/")
+            places = {"issuer": issuer, "issuer_without_version": issuer.removesuffix("/v2.0")}
+            filled["jwks_url"] = KEYS_OF_PRESET[preset].format(**places)
+        roles = given.get("roles_from")
+        if isinstance(roles, dict) and preset in ROLES_OF_PRESET:
+            filled["roles_from"] = {"claim": ROLES_OF_PRESET[preset], **roles}
+        return filled
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -345,16 +353,3 @@ class IdentitySettings(Section):
                 if slash and namespace != issuer.namespace and namespace in spaces:
                     hint = f"only the issuer of that namespace may name {name}"
                     yield Finding("this name lies in another issuer's namespace", "S111", hint, (*at, *place))
-
-
-def _filled(given: dict[str, Any], preset: str) -> dict[str, Any]:
-    """Fill in the preset's locations of keys and roles. The token formats of products are in `sidecar.identity`."""
-    filled = {**FURTHER_OF_PRESET.get(preset, {}), **given}
-    if preset in KEYS_OF_PRESET and "jwks_url" not in given and "jwks_path" not in given:
-        issuer = str(given.get("issuer", "")).rstrip("/")
-        places = {"issuer": issuer, "issuer_without_version": issuer.removesuffix("/v2.0")}
-        filled["jwks_url"] = KEYS_OF_PRESET[preset].format(**places)
-    roles = given.get("roles_from")
-    if isinstance(roles, dict) and preset in ROLES_OF_PRESET:
-        filled["roles_from"] = {"claim": ROLES_OF_PRESET[preset], **roles}
-    return filled

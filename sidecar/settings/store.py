@@ -133,11 +133,6 @@ def _service_and_database(kind: StoreKind, path: str, hint: str) -> tuple[str, i
     return service, int(database or 0)
 
 
-def _store_url(text: str) -> str:
-    parse_store_url(text)
-    return text
-
-
 class StoreTls(Section):
     """How a store's certificate is judged, and which one we show."""
 
@@ -165,7 +160,9 @@ class SentinelLogin(Section):
 class StoreSettings(Section):
     """The store of limits."""
 
-    url: Annotated[str, Field(max_length=2048), AfterValidator(_store_url)] = Field(default="memory://", repr=False)
+    url: Annotated[str, Field(max_length=2048), AfterValidator(lambda text: parse_store_url(text) and text)] = Field(
+        default="memory://", repr=False
+    )
     """`memory://` counts in this process; `redis://`, `rediss://`, `unix://`, `redis+sentinel://host,host/service` or
     `redis+cluster://host,host` count for all replicas."""
     username: Annotated[str, Field(min_length=1, max_length=256)] | None = None

@@ -15,17 +15,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.http.client import NoCapacity, QueueFull
+from sidecar.observability.metrics import Metrics
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.upstreams import BreakerSettings
 from sidecar.upstreams.breaker import Breaker, BreakerPass, BreakerState
 from sidecar.upstreams.mcp.transport import FULL_PATIENCE, OfOneCaller
-
-if TYPE_CHECKING:
-    from sidecar.observability.metrics import Metrics
 
 _DEFAULT: Final = BreakerSettings()
 _FAULTS: Final = frozenset({Reason.UPSTREAM_FAILED, Reason.UPSTREAM_TIMEOUT})

@@ -91,7 +91,7 @@ async def test_the_next_message_says_why_a_process_ended(tmp_path: Path) -> None
     async with sidecar(tmp_path, AGENTS) as world:
         context = (await said(world, "hello"))["contextId"]
         await world.app.disable("user:alice", reason="gone", until=None, by="operator")
-        chat = world.app.executions.runner_of("chat")
+        chat = world.app.executions._offers["chat"].runner
         await until(lambda: chat.count == 0)  # type: ignore[attr-defined]
         await world.app.enable("user:alice", by="operator")
         again = await said(world, "back", context)

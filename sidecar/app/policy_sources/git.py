@@ -13,6 +13,7 @@ import base64
 import hashlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -238,9 +239,9 @@ class _GitRunner:
 def _environment(chosen: GitSource, environ: Mapping[str, str]) -> Mapping[str, str]:
     ssh = ["ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ForwardAgent=no"]
     if chosen.ssh_key_path is not None:
-        ssh += ["-o", "IdentitiesOnly=yes", "-i", _quoted(chosen.ssh_key_path)]
+        ssh += ["-o", "IdentitiesOnly=yes", "-i", shlex.quote(str(chosen.ssh_key_path.absolute()))]
     if chosen.known_hosts_path is not None:
-        ssh += ["-o", f"UserKnownHostsFile={_quoted(chosen.known_hosts_path)}"]
+        ssh += ["-o", f"UserKnownHostsFile={shlex.quote(str(chosen.known_hosts_path.absolute()))}"]
         ssh += ["-o", "GlobalKnownHostsFile=/dev/null"]
     env = {name: environ[name] for name in _INHERITED if name in environ}
     env |= {
@@ -262,11 +263,6 @@ def _environment(chosen: GitSource, environ: Mapping[str, str]) -> Mapping[str, 
         env |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"http.{chosen.url}.extraHeader"}
         env["GIT_CONFIG_VALUE_0"] = f"Authorization: Basic {basic}"
     return env
-
-
-def _quoted(path: Path) -> str:
-    """Quote for the shell in which git runs its SSH command."""
-    return "'" + str(path.absolute()).replace("'", "'\\''") + "'"
 
 
 def _trouble(told: bytes) -> str:

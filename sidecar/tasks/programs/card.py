@@ -34,6 +34,7 @@ def card_of(name: str, definition: CliAgent) -> dict[str, Any]:
     """Returns the canonical card; addresses are filled in for each caller (`gateway/frontends/a2a/cards.py`)."""
     called = definition.name or name
     about = definition.description or called
+    able = definition.a2a.capabilities.model_dump(mode="json")
     return V10.read(
         "AgentCard",
         {
@@ -47,30 +48,20 @@ def card_of(name: str, definition: CliAgent) -> dict[str, Any]:
                     {
                         "uri": CAPABILITIES,
                         "description": "What it can be asked, and how much it takes and says.",
-                        "params": _capabilities(definition),
+                        "params": able | {"concurrent_execution": definition.places > 1, "mode": definition.mode},
                     }
                 ],
             },
             "defaultInputModes": list(definition.a2a.capabilities.supported_content_types),
             "defaultOutputModes": [TEXT, JSON] if definition.patterns.output == "json-rpc" else [TEXT],
-            "skills": [_skill(skill) for skill in definition.a2a.skills or (_itself(name, called, about),)],
+            "skills": [  # A2A requires a description
+                skill.model_dump(mode="json") | {"description": skill.description or skill.name}
+                for skill in definition.a2a.skills or (Skill(id=name, name=called, description=about, tags=("cli",)),)
+            ],
         },
     )
-
-
-def _itself(name: str, called: str, about: str) -> Skill:
-    return Skill(id=name, name=called, description=about, tags=("cli",))
 
 
 def streams(definition: CliAgent) -> bool:
     able = definition.a2a.capabilities
     return able.streaming_support and "message/stream" in able.supported_methods
-
-
-def _capabilities(definition: CliAgent) -> dict[str, Any]:
-    able = definition.a2a.capabilities.model_dump(mode="json")
-    return able | {"concurrent_execution": definition.places > 1, "mode": definition.mode}
-
-
-def _skill(skill: Skill) -> dict[str, Any]:
-    return skill.model_dump(mode="json") | {"description": skill.description or skill.name}  # A2A requires one

@@ -79,7 +79,7 @@ class ConversationProcess:
         definition: CliAgent,
         file: OutputFile | None = None,
     ) -> None:
-        self._attended, self._talk, self._cleaning = attended, talk, cleaning
+        self._attended, self._talk, self._cleaning, self.pid = attended, talk, cleaning, attended.pid
         self._definition, self._file = definition, file
         self._heard: asyncio.Queue[Heard | None] = asyncio.Queue()  # bounded by what a turn may output
         self._chunks = 0
@@ -87,10 +87,6 @@ class ConversationProcess:
         self._is_lost = False
         attended.tell(told)
         self._reading = asyncio.get_running_loop().create_task(self._read(), name=f"hears process {attended.pid}")
-
-    @property
-    def pid(self) -> int:
-        return self._attended.pid
 
     @property
     def exit(self) -> Exit | None:

@@ -123,9 +123,6 @@ class Executions:
         self.metrics.agents_offered(offers)
         self._let_go_of_retired()
 
-    def runner_of(self, name: str) -> ProgramRunner:
-        return self._offer_of(name).runner
-
     def standing(self, name: str) -> RunPool:
         turns = self._offer_of(name).turns
         return RunPool(turns.running, turns.waiting, turns.places)

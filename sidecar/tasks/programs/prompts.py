@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeGuard
 
 import orjson
@@ -76,7 +76,8 @@ class _Reading:
 
     def _check_type(self, part: Mapping[str, Any], at: str) -> None:
         type_ = part.get("mediaType", _JSON if "data" in part else "text/plain").partition(";")[0].strip().lower()
-        if type_ == _JSON and _says_how(part.get("data")):
+        data = part.get("data")
+        if type_ == _JSON and _is_of_call(data) and data.keys() <= _CALL:  # it only sets options: it has no type
             return
         taken = self._definition.a2a.capabilities.supported_content_types
         if not any(glob(type_, pattern.lower()) for pattern in taken):
@@ -97,7 +98,10 @@ class _Reading:
         for name, value in _object(data, "parameters", at):
             self._option(name, value, f"{at}/parameters/{_shown(name)}")
         for name, value in _object(data, "environment", at):
-            self._variable(name, value, f"{at}/environment/{_shown(name)}")
+            here = f"{at}/environment/{_shown(name)}"
+            if name not in self._allowed.envs:
+                raise _UnsaidError(here, "cannot be chosen")
+            _once(self.variables, name, _chosen(self._allowed.envs[name], value, here), here)
         if "working_directory" in data:
             self._folder(data["working_directory"], f"{at}/working_directory")
 
@@ -114,11 +118,6 @@ class _Reading:
             raise _UnsaidError(at, "has an empty value, which only an option of two dashes can have")
         _once(self.options, name, text, at)
 
-    def _variable(self, name: str, value: Any, at: str) -> None:
-        if name not in self._allowed.envs:
-            raise _UnsaidError(at, "cannot be chosen")
-        _once(self.variables, name, _chosen(self._allowed.envs[name], value, at), at)
-
     def _folder(self, value: Any, at: str) -> None:
         text = _string(value, at)
         if text not in {str(folder.absolute()) for folder in self._allowed.working_directories}:
@@ -130,11 +129,6 @@ class _Reading:
 
 def _is_of_call(data: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(data, dict) and bool(data.keys() & _CALL)
-
-
-def _says_how(data: Any) -> bool:
-    """Whether a data part only sets options of the call: it has no media type, and its `prompt` is text."""
-    return _is_of_call(data) and data.keys() <= _CALL
 
 
 def _check(text: str, definition: CliAgent) -> None:
@@ -154,13 +148,10 @@ def _check(text: str, definition: CliAgent) -> None:
         raise _UnsaidError(
             at, f"say {size} bytes, and this agent is told by an argument, which holds {MAX_ARGUMENT_BYTES}"
         )
-    if text.startswith("-") and not _is_behind_options(definition.args):
+    args = definition.args
+    # Behind `--`, nothing can be an option.
+    if text.startswith("-") and PROMPT in args and "--" not in args[: args.index(PROMPT)]:
         raise _UnsaidError(at, "begin with -, which this agent would take for an option")
-
-
-def _is_behind_options(args: Sequence[str]) -> bool:
-    """Whether `--` precedes the prompt's place, so that nothing there can be an option."""
-    return PROMPT not in args or "--" in args[: args.index(PROMPT)]
 
 
 def _chosen(allowed: Allowed, value: Any, at: str) -> str:

@@ -120,11 +120,8 @@ class ScheduleStanding(NamedTuple):
         if now_s - self.seen_s >= SEEN_EVERY_S:
             return self._replace(seen_s=now_s).seen(calendar, enabled=enabled, now_s=now_s)
         if not enabled:
-            return (
-                self
-                if self.state in (ScheduleState.CREATED, ScheduleState.PAUSED)
-                else self._moved(ScheduleState.CREATED)
-            )
+            rests = self.state in (ScheduleState.CREATED, ScheduleState.PAUSED)
+            return self if rests else self._moved(ScheduleState.CREATED)
         if self.state is ScheduleState.CREATED or calendar != self.calendar:
             begun = self._replace(calendar=calendar, settled_s=now_s)
             return begun._moved(begun._at_work) if self.state is ScheduleState.CREATED else begun

@@ -31,7 +31,7 @@ from pydantic import AfterValidator, Field
 from sidecar.errors import PolicyError
 from sidecar.protocols.hidden_characters import revealed
 from sidecar.protocols.mcp.messages import NAME
-from sidecar.settings.field_types import Section, Slug, Word
+from sidecar.settings.field_types import Section, Slug, Word, named
 from sidecar.settings.timestamps import seconds_of
 from sidecar.settings.validation_errors import Finding, reject
 from sidecar.settings.yaml_document import read_bytes, read_document
@@ -72,12 +72,6 @@ def readable(value: object) -> str:
     """A JSON value for review: keys in order, one item a line, hidden characters escaped."""
     lines = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).split("\n")
     return "\n".join(map(revealed, lines))
-
-
-def _tool_name(text: str) -> str:
-    if not NAME.match(text):
-        reject("this is no tool's name", hint=_BY_COMMAND)
-    return text
 
 
 def _digest(text: str) -> str:
@@ -125,7 +119,9 @@ class PinsFile(Section):
     """pins.yaml."""
 
     version: Literal[1]
-    servers: dict[Slug, dict[Annotated[str, AfterValidator(_tool_name)], PinEntry]] = Field(default_factory=dict)
+    servers: dict[Slug, dict[Annotated[str, named(NAME.pattern, "tool's name", _BY_COMMAND)], PinEntry]] = Field(
+        default_factory=dict
+    )
 
     def _faults(self) -> Iterator[Finding]:
         for server, tools in self.servers.items():

@@ -157,9 +157,6 @@ class Process:
         """Wait until the program itself has ended; its descendants may live a little longer."""
         return await asyncio.shield(self._exit)
 
-    async def gone(self) -> None:
-        await asyncio.shield(self.followed)
-
     async def end(self, *, patience_s: float = PATIENCE_S, grace_s: float = GRACE_S) -> None:
         """Close its input, then signal it to end, then kill it, with all descendants; if this is cancelled, at once."""
         try:

@@ -54,7 +54,7 @@ async def test_its_three_streams_and_its_end_are_ours(processes: Processes) -> N
     assert await process.stdout.read() == b"said this\n"
     assert await process.stderr.read() == b"complained\n"
     assert await process.wait() == Exit(code=7)
-    await process.gone()
+    await process.followed
     await process.end()
 
 
@@ -176,7 +176,7 @@ async def test_a_program_is_asked_to_end_when_its_time_is_over_and_then_it_is_no
         await process.stdout.readline()
         process.may_live(until(0.0, kills_s))
         assert await process.wait() == end
-        await process.gone()
+        await process.followed
         await process.end()
 
 
@@ -251,7 +251,7 @@ def test_no_descriptor_is_closed_twice(
             ended, abandoned = [await processes.start(shell("exec cat")) for _ in range(2)]
             await ended.end()
             abandoned.abandon()
-            await abandoned.gone()
+            await abandoned.followed
             await asyncio.sleep(0.05)
             assert children._descriptors() == before
         finally:
