@@ -201,3 +201,9 @@ def test_sql_and_lua_are_in_two_rooms() -> None:
     found = {path.relative_to(ROOT / "sidecar").parts[0] for path, source in SOURCES.items() if spoken.search(source)}
     found |= {path.relative_to(ROOT / "sidecar").parts[0] for path in (ROOT / "sidecar").rglob("*.lua")}
     assert found <= {"storage", "limits"}
+
+
+def test_the_packages_that_the_user_named_are_what_the_product_uses() -> None:
+    texts = "\n".join(path.read_text("utf-8") for path in (ROOT / "sidecar").rglob("*.py"))
+    for package in ("aiohttp", "casbin", "pydantic", "redis", "jsonschema", "prometheus_client"):
+        assert re.search(rf"^\s*(?:from|import) {package}\b", texts, re.MULTILINE), package

@@ -141,11 +141,8 @@ def compile_schema(schema: object, *, of_object: bool = True) -> ArgumentSchema:
     validator = DIALECTS.get(dialect)
     if validator is None:
         raise SchemaRefused("/$schema names a dialect that is not known here")
-    try:
-        jsonschema_rs.meta.validate(schema)
-    except jsonschema_rs.ValidationError as error:
-        why = f"does not follow the dialect ({error.kind.name})"
-        raise SchemaRefused(f"{_pointer(error.instance_path) or '/'} {why}") from None
+    if not jsonschema_rs.meta.is_valid(schema):
+        raise SchemaRefused(_why_invalid(schema))
     survey = _Survey(schema, _SchemaPlaces(dialect))
     survey.places.note(schema)
     weight, patterns = survey.weigh(schema, "", 0, survey.places.top)
@@ -421,3 +418,15 @@ def _why_uncompiled(error: Exception) -> str:
     if path.endswith("/pattern") or "patternProperties" in path:
         return f"{path} is no pattern of the linear-time kind, or too large: no look-around, no back-references"
     return f"{path or '/'} cannot be compiled"
+
+
+def _why_invalid(schema: dict[str, Any]) -> str:
+    """The second engine's explanation of what the meta-schema refuses. Imported late, as it is rarely needed."""
+    import jsonschema
+    from jsonschema.exceptions import best_match
+
+    judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    error = best_match(judge(judge.META_SCHEMA).iter_errors(schema))
+    if error is None:
+        return "the schema does not follow its dialect"
+    return f"{_pointer(list(error.absolute_path)) or '/'} does not follow the dialect ({error.validator})"
