@@ -20,7 +20,7 @@ from pathlib import Path
 
 import uvloop
 
-from sidecar.upstreams.processes import Processes, Program
+from sidecar.upstreams.processes.launcher import Processes, Program
 
 CYCLES = 10_000
 AT_ONCE = 16

@@ -28,7 +28,7 @@ from sidecar.tasks.programs.attempt import Prompt
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.run_record import RUNS, Execution, RunStatus
 from sidecar.tasks.programs.runners import runner_from
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
 from sidecar.vocabulary import Caller, Principal
 
 MANY = 10_000

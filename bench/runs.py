@@ -28,7 +28,7 @@ from sidecar.settings.agents import CliAgent
 from sidecar.tasks.programs.attempt import AttemptEnd, OutputChunk, ProgramOrder, ProgramRunner, Prompt
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.programs.working_folders import PREFIX
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
 
 RUNS = 10_000
 AT_ONCE = 8

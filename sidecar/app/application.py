@@ -24,7 +24,7 @@ from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
 from sidecar.app.loader import executions_from, next_snapshot, snapshot_of
-from sidecar.app.policy_sources import SourcePoller
+from sidecar.app.policy_sources.poller import SourcePoller
 from sidecar.app.preflight import check_keeping
 from sidecar.app.reload import Reloader
 from sidecar.app.sampled_gauges import SampledGauges
@@ -46,7 +46,7 @@ from sidecar.storage.peers import Peers, ServedRevision
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.run_record import RUNS
 from sidecar.upstreams.health import HealthProbes
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
 
 if TYPE_CHECKING:
     from sidecar.admin.operator_api import OperatorApi

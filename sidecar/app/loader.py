@@ -17,7 +17,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sidecar import upstreams
 from sidecar.app.file_watcher import key_files
 from sidecar.app.preflight import keeping_faults
 from sidecar.audit import load_key
@@ -48,8 +47,15 @@ from sidecar.tasks.programs.run_record import RUNS, Execution
 from sidecar.tasks.schedules.fit_checks import refused_input, refused_run
 from sidecar.tasks.webhooks import check_callbacks
 from sidecar.upstreams.agents import AgentUpstream, agent_from
+from sidecar.upstreams.credentials.signed_tokens import TokenSigner, signer_from
+from sidecar.upstreams.mcp.assembly import upstream_from
+from sidecar.upstreams.mcp.bridge.bridge import Bridge
+from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
+from sidecar.upstreams.mcp.catalogue import ToolCatalogue
+from sidecar.upstreams.mcp.guarded_transport import GuardedTransport
 from sidecar.upstreams.mcp.pins import NO_PINS
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
+from sidecar.upstreams.upstream_account import UpstreamAccount
 
 MAX_KEY_BYTES = 16 * 2**20
 # Each section of the settings is in exactly one of the two sets.
@@ -135,7 +141,7 @@ def executions_from(
 
 
 def services_from(
-    settings: Settings, known: Mapping[str, Service], processes: Processes, signer: upstreams.TokenSigner
+    settings: Settings, known: Mapping[str, Service], processes: Processes, signer: TokenSigner
 ) -> Mapping[str, Service]:
     """Build the MCP servers. Those with an unchanged definition in `known` are kept with what was learned of them."""
     services = {}
@@ -151,7 +157,7 @@ def services_from(
 def agents_from(
     settings: Settings,
     known: Mapping[str, AgentUpstream],
-    signer: upstreams.TokenSigner,
+    signer: TokenSigner,
     executions: Executions,
     environ: Mapping[str, str],
 ) -> Mapping[str, AgentUpstream]:
@@ -173,19 +179,17 @@ def agents_from(
     return made
 
 
-def _service(settings: Settings, name: str, processes: Processes, signer: upstreams.TokenSigner) -> Service:
+def _service(settings: Settings, name: str, processes: Processes, signer: TokenSigner) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
     max_bytes = settings.server.max_response_bytes
-    bare = upstreams.upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
-    account = upstreams.UpstreamAccount(name, definition.breaker)
-    eras = upstreams.ServerEras()
-    watched = upstreams.GuardedTransport(
-        bare, account, definition.mcp.share, eras
-    )  # the server itself, below the bridge
-    upstream = upstreams.Bridge(watched, eras, settings.sessions.question_timeout_s, settings.sessions.idle_s)
+    bare = upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
+    account = UpstreamAccount(name, definition.breaker)
+    eras = ServerEras()
+    watched = GuardedTransport(bare, account, definition.mcp.share, eras)  # the server itself, below the bridge
+    upstream = Bridge(watched, eras, settings.sessions.question_timeout_s, settings.sessions.idle_s)
     responses = definition.responses
-    catalogue = upstreams.ToolCatalogue(
+    catalogue = ToolCatalogue(
         upstream,
         refuse_hidden=definition.hidden_text == "refuse",
         checks_output=responses is not None and responses.check_output,
@@ -282,7 +286,7 @@ def snapshot_of(
     """A snapshot to serve. `document` holds the settings; what is unchanged in `known` is kept. Raises ConfigError."""
     keys_digest, together = digest_of_keys(settings), Together()  # before they are read, to notice later changes
     with together.noted():
-        signer = upstreams.signer_from(settings, base_url, make=make_keys)
+        signer = signer_from(settings, base_url, make=make_keys)
         if (path := settings.checkpoint_key_path).exists():  # a start creates it before everything else
             signer = replace(signer, before=(public_jwk(load_attesting_key(path)), *signer.before))
         services = services_from(settings, known.services if known else {}, processes, signer)

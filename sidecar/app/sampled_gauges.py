@@ -12,7 +12,7 @@ from sidecar.gateway.pipeline import Pipeline
 from sidecar.http.client import ANSWERS
 from sidecar.http.server.memory_trim import STREAM_BYTES, MemoryTrim, give_memory_back
 from sidecar.storage.peers import Peers
-from sidecar.upstreams import UpstreamAccount
+from sidecar.upstreams.upstream_account import UpstreamAccount
 
 
 @dataclass(slots=True)

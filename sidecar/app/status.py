@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from sidecar import __version__
 from sidecar.app.background import BackgroundJobs
 from sidecar.app.container import RequestPath
-from sidecar.app.policy_sources import SourcePoller
+from sidecar.app.policy_sources.poller import SourcePoller
 from sidecar.app.reload import Reloader
 from sidecar.app.tool_drift import ToolDrift
 from sidecar.audit.file_sink import HARMLESS

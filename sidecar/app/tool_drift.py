@@ -20,7 +20,7 @@ from typing import Any, Final
 from sidecar.errors import ConfigError
 from sidecar.gateway.snapshot import Live, Service, Snapshot
 from sidecar.observability.metrics import Metrics
-from sidecar.upstreams import ToolCatalogue
+from sidecar.upstreams.mcp.catalogue import ToolCatalogue
 from sidecar.upstreams.mcp.pins import Defined, Definition, Drift, Mode, Pins, drift_between
 from sidecar.vocabulary import Witness
 

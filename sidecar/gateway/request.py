@@ -32,8 +32,8 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Id, Message, Request
 from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import EraHeaders
-from sidecar.upstreams import Outbound, UpstreamAnswer
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
+from sidecar.upstreams.mcp.transport import Outbound, UpstreamAnswer
 from sidecar.vocabulary import Call, Caller, Decision
 
 CORRELATED = frozenset({"run_id", "thread_id", "traceparent"})

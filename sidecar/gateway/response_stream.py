@@ -30,9 +30,8 @@ from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.streamed import Streamed, addressed
-from sidecar.upstreams import UpstreamAnswer
 from sidecar.upstreams.http_address import hold
-from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES
+from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES, UpstreamAnswer
 from sidecar.upstreams.statuses import in_words_of, passes_on, refusal_of
 
 LONG_BYTES = 2**20  # of one message

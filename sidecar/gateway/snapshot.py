@@ -43,11 +43,13 @@ from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
 from sidecar.settings.upstreams import ProbeSettings
 from sidecar.settings.upstreams import UpstreamSettings as Definition
-from sidecar.upstreams import McpTransport, ToolCatalogue, UpstreamAccount
 from sidecar.upstreams.agents import AgentUpstream
-from sidecar.upstreams.credentials import NO_SIGNER, TokenSigner
+from sidecar.upstreams.credentials.signed_tokens import NO_SIGNER, TokenSigner
+from sidecar.upstreams.mcp.catalogue import ToolCatalogue
 from sidecar.upstreams.mcp.pins import NO_PINS, Pins, Sightings
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
+from sidecar.upstreams.mcp.transport import McpTransport
+from sidecar.upstreams.upstream_account import UpstreamAccount
 from sidecar.vocabulary import Call, Chain, Decision, Question, RuleRef
 
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; further ones are labelled `other`

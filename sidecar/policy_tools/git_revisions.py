@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 from sidecar.errors import SettingsError, fault_in
 from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, in_folder
 from sidecar.settings.programs import executable_of
-from sidecar.upstreams.processes import Processes, Program, StartFailed, output_of
+from sidecar.upstreams.processes.launcher import Processes, Program, StartFailed, output_of
 
 DEADLINE_S = 30.0
 MAX_FILES = 8_192

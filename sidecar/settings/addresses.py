@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import ClassVar
 
 from sidecar.settings.validation_errors import reject
 
@@ -39,11 +40,7 @@ class UnixAddress:
     """A Unix domain socket."""
 
     path: Path
-
-    @property
-    def is_loopback(self) -> bool:
-        """Always true: a socket file is local to the machine."""
-        return True
+    is_loopback: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"unix:{self.path}"

@@ -11,28 +11,3 @@ upstream_account.py   the state, errors and latency of one upstream, and the out
 fair_share.py         bounds each caller's share of an upstream
 statuses.py           maps an upstream's HTTP status to a caller's refusal
 """
-
-from sidecar.upstreams.credentials import TokenSigner, signer_from
-from sidecar.upstreams.mcp.assembly import upstream_from
-from sidecar.upstreams.mcp.bridge import Bridge
-from sidecar.upstreams.mcp.bridge.server_eras import ServerEras
-from sidecar.upstreams.mcp.catalogue import ToolCatalogue
-from sidecar.upstreams.mcp.guarded_transport import GuardedTransport
-from sidecar.upstreams.mcp.tools import Tool
-from sidecar.upstreams.mcp.transport import McpTransport, Outbound, UpstreamAnswer
-from sidecar.upstreams.upstream_account import UpstreamAccount
-
-__all__ = [
-    "Bridge",
-    "GuardedTransport",
-    "McpTransport",
-    "Outbound",
-    "ServerEras",
-    "TokenSigner",
-    "Tool",
-    "ToolCatalogue",
-    "UpstreamAccount",
-    "UpstreamAnswer",
-    "signer_from",
-    "upstream_from",
-]

@@ -27,7 +27,7 @@ from sidecar.http.client import (
     UnacceptableResponse,
     parse_origin,
 )
-from sidecar.upstreams.credentials import NO_CREDENTIAL, CredentialSource, Header
+from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource, Header
 from sidecar.vocabulary import Caller
 
 # Streams that stay open have connections of their own: callers that listen never delay another's call (threats D3).

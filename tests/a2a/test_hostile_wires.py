@@ -21,7 +21,7 @@ from sidecar.protocols.a2a.operations import SEND as OPERATION
 from sidecar.protocols.a2a.operations import STREAM, Binding, Version
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.upstreams.agents import OutgoingOperation, grpc_transport
-from sidecar.upstreams.credentials import NO_CREDENTIAL
+from sidecar.upstreams.credentials.source import NO_CREDENTIAL
 from tests.a2a.world import ALICE, BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, agent_world, ask, task, write
 from tests.flow.world import until
 

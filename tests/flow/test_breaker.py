@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.upstreams import UpstreamAccount
 from sidecar.upstreams.breaker import BreakerState
+from sidecar.upstreams.upstream_account import UpstreamAccount
 from tests.flow.scripts import NO_SUCH_METHOD, after, answer, body, giving, hang, hang_up, status, stream
 from tests.flow.streams import streamed
 from tests.flow.talk import Talk, reason_of, talking

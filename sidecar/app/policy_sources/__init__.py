@@ -10,7 +10,3 @@
 A policy from a source passes the same checks as a folder, including self-test and scopes: a signature proves who made a
 policy, not that it is correct.
 """
-
-from sidecar.app.policy_sources.poller import SourcePoller
-
-__all__ = ["SourcePoller"]

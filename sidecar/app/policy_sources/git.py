@@ -29,7 +29,7 @@ from sidecar.settings.policy import GitSource
 from sidecar.settings.programs import executable_of
 from sidecar.settings.secrets import read_secret
 from sidecar.settings.stored_policy import StoredPolicy, kept_for
-from sidecar.upstreams.processes import Processes, Program, StartFailed, output_of
+from sidecar.upstreams.processes.launcher import Processes, Program, StartFailed, output_of
 
 MAX_SAID: Final = 64 * 1024
 MAX_ON_DISK: Final = 256 * 2**20
@@ -202,7 +202,10 @@ class _GitRunner:
 
     async def line(self, *arguments: str, before: Sequence[str] = (), writes: Path | None = None) -> str:
         """Run git and return its output. `writes` is a file that it writes outside its folder. Raises SourceError."""
-        argv = [self.program, *(word for one in _SETTINGS for word in ("-c", one)), *self._transports(), *before]
+        chosen = [*_SETTINGS, f"protocol.{self.chosen.url.partition(':')[0]}.allow=always"]
+        if self.chosen.ca_path is not None:
+            chosen.append(f"http.sslCAInfo={self.chosen.ca_path.absolute()}")
+        argv = [self.program, *(word for one in chosen for word in ("-c", one)), *before]
         program = Program(self.program, [*argv, *arguments], self.env, str(self.folder))
         running = asyncio.create_task(output_of(self.processes, program, most=MAX_SAID))
         watch = asyncio.create_task(self._too_much_on_disk(writes))
@@ -221,12 +224,6 @@ class _GitRunner:
         if ended.code != 0:
             raise SourceError(f"git {arguments[0]} failed: {_trouble(told) or ended}")
         return said.decode("utf-8", "replace").strip()
-
-    def _transports(self) -> tuple[str, ...]:
-        allowed = ("-c", f"protocol.{self.chosen.url.partition(':')[0]}.allow=always")
-        if self.chosen.ca_path is None:
-            return allowed
-        return (*allowed, "-c", f"http.sslCAInfo={self.chosen.ca_path.absolute()}")
 
     async def _too_much_on_disk(self, also: Path | None) -> None:
         """Return when git has used too much disk space: a small repository can hold a large archive."""

@@ -21,7 +21,7 @@ from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
 from sidecar.settings.stored_policy import StoredPolicy, kept_for, placed, shelf_of
 from sidecar.settings.timestamps import rfc3339
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
 
 BY_SOURCE: Final = "policy source"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0

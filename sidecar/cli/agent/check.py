@@ -25,7 +25,7 @@ from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputArtifact, Ou
 from sidecar.tasks.programs.command_line import command_from
 from sidecar.tasks.programs.run_record import Usage
 from sidecar.tasks.programs.runners import runner_from
-from sidecar.upstreams.processes import Exit, Processes
+from sidecar.upstreams.processes.launcher import Exit, Processes
 from sidecar.vocabulary import Caller, Credential, Principal
 
 DEADLINE_S: Final = 30.0

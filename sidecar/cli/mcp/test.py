@@ -14,9 +14,11 @@ import click
 from sidecar.cli.command import NO, check_known, config_and_json, print_json, settings_in
 from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import Settings
-from sidecar.upstreams import McpTransport, signer_from, upstream_from
+from sidecar.upstreams.credentials.signed_tokens import signer_from
 from sidecar.upstreams.health_report import UNHEALTHY, HealthReport, report_on
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.mcp.assembly import upstream_from
+from sidecar.upstreams.mcp.transport import McpTransport
+from sidecar.upstreams.processes.launcher import Processes
 
 
 @click.command()

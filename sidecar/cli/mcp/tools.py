@@ -27,11 +27,10 @@ from sidecar.protocols.hidden_characters import shown
 from sidecar.protocols.mcp.messages import LeftOut, unnamed_in
 from sidecar.settings import Settings
 from sidecar.settings.timestamps import rfc3339
-from sidecar.upstreams import Tool
 from sidecar.upstreams.mcp.listing import OwnConversation
 from sidecar.upstreams.mcp.pins import MEMBERS, Pin, differing, pin_of, pinned_part
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, file_with, load_pins, readable
-from sidecar.upstreams.mcp.tools import tools_from
+from sidecar.upstreams.mcp.tools import Tool, tools_from
 
 PINNED, NEW, CHANGED, GONE = "pinned", "new", "changed", "gone"
 CONTEXT_LINES: Final = 2

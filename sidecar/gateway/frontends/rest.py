@@ -33,9 +33,8 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Request, malformed, refuse_variants, spellings
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, META_VERSION, STATELESS_VERSIONS, Era
-from sidecar.upstreams import UpstreamAnswer
 from sidecar.upstreams.mcp.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS
-from sidecar.upstreams.mcp.transport import OURSELVES
+from sidecar.upstreams.mcp.transport import OURSELVES, UpstreamAnswer
 from sidecar.vocabulary import Caller
 
 VERSION: Final = STATELESS_VERSIONS[-1]

@@ -17,7 +17,7 @@ from sidecar.errors import Reason
 from sidecar.settings.agents import MAX_BACKOFF_S, CliAgent, Resources
 from sidecar.tasks.programs.run_record import Category, Failure, Usage
 from sidecar.tasks.worker import backoff_s
-from sidecar.upstreams.processes import Exit, StartFailed, WaitLimit
+from sidecar.upstreams.processes.launcher import Exit, StartFailed, WaitLimit
 from sidecar.vocabulary import Caller, Question
 
 CHANGED: Final = "the agent was changed"

@@ -15,7 +15,7 @@ from sidecar.settings.agents import INPUT_FILE, OUTPUT_FILE, PROMPT, CliAgent, R
 from sidecar.settings.programs import environment_of, executable_of, variables_in_file
 from sidecar.tasks.programs.attempt import Prompt
 from sidecar.tasks.programs.output_cleaner import CleaningRules
-from sidecar.upstreams.processes import Program
+from sidecar.upstreams.processes.launcher import Program
 
 
 @dataclass(frozen=True, slots=True)

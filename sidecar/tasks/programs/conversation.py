@@ -30,7 +30,7 @@ from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.run_record import Category, Failure, Usage
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
 from sidecar.tasks.programs.working_folders import UnreadableFolder, WorkingFolder
-from sidecar.upstreams.processes import Exit, StartFailed
+from sidecar.upstreams.processes.launcher import Exit, StartFailed
 
 CANCEL_GRACE_S: Final = 2.0  # to answer after it was asked to cancel
 PATIENCE_S: Final = 0.5  # to end by itself, once its input or output is closed

@@ -24,7 +24,7 @@ from sidecar.tasks.programs.json_rpc import RpcDialogue
 from sidecar.tasks.programs.line_protocol import LineDialogue
 from sidecar.tasks.programs.one_shot import OneShot
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
 
 
 def runner_from(

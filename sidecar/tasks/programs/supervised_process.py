@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from sidecar.tasks.programs.attempt import TimeLimit
 from sidecar.tasks.programs.output_cleaner import CleaningRules, OutputCleaner
 from sidecar.tasks.programs.run_record import Usage
-from sidecar.upstreams.processes import Exit, Process, Processes, ProcessUsage, Program, StartFailed
+from sidecar.upstreams.processes.launcher import Exit, Process, Processes, ProcessUsage, Program, StartFailed
 
 READ_BYTES: Final = 64 * 1024
 GATHER_S: Final = 0.05  # collects more of an answer that has just begun, instead of one event per line

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from sidecar.storage.redis_script import Run, script_text
 from sidecar.tasks.programs.attempt import TimeLimit
-from sidecar.upstreams.processes import WaitLimit
+from sidecar.upstreams.processes.launcher import WaitLimit
 
 KEY: Final = "agent-turns"
 SCRIPT: Final = script_text("write_leases")

@@ -14,7 +14,7 @@ from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.validation_errors import Finding
 from sidecar.tasks.api.request_reader import sends
 from sidecar.tasks.programs.prompts import prompt_from
-from sidecar.vocabulary import Call, Principal
+from sidecar.vocabulary import Principal
 
 
 def refused_input(schedule: ScheduleSettings, programs: Mapping[str, CliAgent]) -> str:
@@ -29,8 +29,11 @@ def refused_input(schedule: ScheduleSettings, programs: Mapping[str, CliAgent]) 
 
 def refused_run(key: str, schedule: ScheduleSettings, engine: Engine, at_s: float) -> Reason | None:
     """Returns why policy would refuse the run at that time; None if it would not, or the schedule is disabled."""
-    call = _run_of(key, schedule)
-    if not schedule.enabled or call is None:
+    if not schedule.enabled:
+        return None
+    try:
+        call = sends(key, schedule.agent, schedule.task_type, schedule.input_parameters).call
+    except Refusal:  # its input is no valid message, which another check reports
         return None
     who = (Principal(acts_as(key, schedule)),)
     answers = (engine.decide(who, question, at_s) for question in call.questions)
@@ -67,11 +70,3 @@ def told(finding: Finding) -> str:
     at = ".".join(str(part) for part in finding.at[2:] if part != "")
     hint = f"; {finding.hint}" if finding.hint else ""
     return f"{at + ': ' if at else ''}{finding.message}{hint} ({finding.code})"
-
-
-def _run_of(key: str, schedule: ScheduleSettings) -> Call | None:
-    """Returns the call that a run makes; None if its input is not a valid message, which another check reports."""
-    try:
-        return sends(key, schedule.agent, schedule.task_type, schedule.input_parameters).call
-    except Refusal:
-        return None

@@ -20,7 +20,9 @@ from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent
 from sidecar.upstreams.agents.http_transport import HttpJsonAgent, JsonRpcAgent
 from sidecar.upstreams.agents.transport import AgentTransport
-from sidecar.upstreams.credentials import CredentialSource, TokenSigner, source_from
+from sidecar.upstreams.credentials.from_settings import source_from
+from sidecar.upstreams.credentials.signed_tokens import TokenSigner
+from sidecar.upstreams.credentials.source import CredentialSource
 from sidecar.upstreams.health import ProbeAnswer
 from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.upstream_account import UpstreamAccount

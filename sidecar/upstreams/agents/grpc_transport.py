@@ -36,7 +36,7 @@ from sidecar.upstreams.agents.transport import (
     unsaid,
     written,
 )
-from sidecar.upstreams.credentials import CredentialSource, Header
+from sidecar.upstreams.credentials.source import CredentialSource, Header
 
 SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
 # Failures of the connection. Any other status outside A2A is one that each caller can cause.

@@ -7,18 +7,3 @@ token_exchange.py   a token for the sidecar (client credentials), a token for ea
 signed_tokens.py    a token that the sidecar signs, naming the chain; the signing key and its public key set
 from_settings.py    chooses one of these by the settings
 """
-
-from sidecar.upstreams.credentials.from_settings import source_from
-from sidecar.upstreams.credentials.signed_tokens import NO_SIGNER, TokenSigner, signer_from
-from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource, Header, UpstreamCredentialValue
-
-__all__ = [
-    "NO_CREDENTIAL",
-    "NO_SIGNER",
-    "CredentialSource",
-    "Header",
-    "TokenSigner",
-    "UpstreamCredentialValue",
-    "signer_from",
-    "source_from",
-]

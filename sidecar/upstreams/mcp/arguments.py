@@ -100,21 +100,16 @@ class ArgumentSchema:
 
     def violation(self, arguments: Any) -> Violation | None:
         """The first violation in parsed arguments, or in a result, if any. Its time is bounded for any value."""
-        if not self._surely_little(arguments) and self._too_much(arguments):
-            return Violation("", TOO_MUCH)
-        return None if self._validator.is_valid(arguments) else self._explained(arguments)
-
-    def _surely_little(self, arguments: Any) -> bool:
-        """Whether the work is small even with one value and one character per byte; counting takes much longer."""
-        try:
+        try:  # it is little work even with one value and one character per byte; counting takes much longer
             size = len(orjson.dumps(arguments))
+            little = size * self.weight <= MAX_WORK and size * self.patterns <= MAX_PATTERN_WORK
         except TypeError:  # orjson cannot write it: count
-            return False
-        return size * self.weight <= MAX_WORK and size * self.patterns <= MAX_PATTERN_WORK
-
-    def _too_much(self, arguments: Any) -> bool:
-        values, characters, _ = _extent(arguments, MAX_WORK // self.weight)
-        return values * self.weight > MAX_WORK or characters * self.patterns > MAX_PATTERN_WORK
+            little = False
+        if not little:
+            values, characters, _ = _extent(arguments, MAX_WORK // self.weight)
+            if values * self.weight > MAX_WORK or characters * self.patterns > MAX_PATTERN_WORK:
+                return Violation("", TOO_MUCH)
+        return None if self._validator.is_valid(arguments) else self._explained(arguments)
 
     def _explained(self, arguments: Any) -> Violation:
         values, _, depth = _extent(arguments, MAX_EXPLAIN_WORK)

@@ -7,7 +7,8 @@ from typing import Any
 from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.programs import environment_of, executable_of
 from sidecar.settings.upstreams import McpUpstream, UpstreamSettings
-from sidecar.upstreams.credentials import NO_SIGNER, TokenSigner, source_from
+from sidecar.upstreams.credentials.from_settings import source_from
+from sidecar.upstreams.credentials.signed_tokens import NO_SIGNER, TokenSigner
 from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.mcp.legacy_sse import SseUpstream
 from sidecar.upstreams.mcp.line_sessions import LineBounds
@@ -15,7 +16,7 @@ from sidecar.upstreams.mcp.stdio import ProgramUpstream
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
 from sidecar.upstreams.mcp.transport import McpTransport
 from sidecar.upstreams.mcp.transport_detection import DetectingUpstream
-from sidecar.upstreams.processes import Processes, Program
+from sidecar.upstreams.processes.launcher import Processes, Program
 
 
 def upstream_from(

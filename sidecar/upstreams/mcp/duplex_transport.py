@@ -436,7 +436,10 @@ class DuplexTransport:
                 _restore_subscription(params, meta[META_SUBSCRIPTION], call.request.id)
                 call.pass_on(message)
         elif method in LIST_FLAGS or method == UPDATED:
-            self._to_sessions(message, params.get("uri"))
+            event, uri = sse.encode_event(jsonrpc.encode(message)), params.get("uri")
+            for session in self.sessions.values():
+                if not self._shared or not isinstance(uri, str) or uri in session.subscribed:
+                    session.tell(event)
         elif method == "notifications/cancelled":
             self._taken_back(message, params)
         elif not self._shared:
@@ -453,12 +456,6 @@ class DuplexTransport:
                     del session.asked[number]
                     self._to_client({**message, "params": {**params, "requestId": number}})
                     return
-
-    def _to_sessions(self, message: dict[str, Any], uri: object) -> None:
-        event = sse.encode_event(jsonrpc.encode(message))
-        for session in self.sessions.values():
-            if not self._shared or not isinstance(uri, str) or uri in session.subscribed:
-                session.tell(event)
 
     def _to_client(self, message: dict[str, Any]) -> None:
         """Deliver to the one client of this line, on whatever stream it listens."""

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from sidecar.errors import Reason, Refusal, Unsent, visible
 from sidecar.upstreams.mcp.duplex_transport import DuplexWire
 from sidecar.upstreams.mcp.line_sessions import LineTransport
-from sidecar.upstreams.processes import Process, Processes, Program, StartFailed
+from sidecar.upstreams.processes.launcher import Process, Processes, Program, StartFailed
 from sidecar.vocabulary import Caller
 
 # A program that does not read: its input is buffered up to here, and then refused (threats X5).

@@ -7,27 +7,3 @@ A child has its own session and process group, exactly the given environment, no
 umask 077, and cannot gain privileges. When it or the sidecar ends, everything that it started ends too: on Linux also
 what left its session or was orphaned, because its keeper is a *subreaper*; elsewhere (macOS) its process group.
 """
-
-from sidecar.upstreams.processes.launcher import (
-    CapturedOutput,
-    Exit,
-    Process,
-    Processes,
-    ProcessUsage,
-    Program,
-    StartFailed,
-    WaitLimit,
-    output_of,
-)
-
-__all__ = [
-    "CapturedOutput",
-    "Exit",
-    "Process",
-    "ProcessUsage",
-    "Processes",
-    "Program",
-    "StartFailed",
-    "WaitLimit",
-    "output_of",
-]

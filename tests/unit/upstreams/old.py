@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.upstreams.credentials import NO_CREDENTIAL, CredentialSource
+from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource
 from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.mcp.legacy_sse import SseUpstream
 from tests.unit.http.client.hostile import Conversation, Hostile, response, serving

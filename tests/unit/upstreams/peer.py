@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.upstreams import ToolCatalogue
-from sidecar.upstreams.credentials import UpstreamCredentialValue
+from sidecar.upstreams.credentials.source import UpstreamCredentialValue
 from sidecar.upstreams.http_address import HttpAddress
+from sidecar.upstreams.mcp.catalogue import ToolCatalogue
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
 from tests.unit.http.client.hostile import Conversation, Hostile, response, serving
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.upstreams import ToolCatalogue
+from sidecar.upstreams.mcp.catalogue import ToolCatalogue
 from sidecar.upstreams.mcp.listing import MAX_PAGES, MAX_TOOLS
 from sidecar.upstreams.mcp.pins import digest_of
 from tests.tables import tables

@@ -16,15 +16,9 @@ from sidecar.errors import Reason, SettingsError, Unsent
 from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.settings.credentials import Signed, TokenClient, TokenExchange, UpstreamCredential
 from sidecar.settings.sidecar_file import Settings
-from sidecar.upstreams.credentials import (
-    NO_CREDENTIAL,
-    NO_SIGNER,
-    CredentialSource,
-    TokenSigner,
-    signer_from,
-    source_from,
-)
-from sidecar.upstreams.credentials.signed_tokens import MAX_KEPT
+from sidecar.upstreams.credentials.from_settings import source_from
+from sidecar.upstreams.credentials.signed_tokens import MAX_KEPT, NO_SIGNER, TokenSigner, signer_from
+from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource
 from sidecar.upstreams.credentials.token_cache import PAUSE_S, GrantedToken, TokenCache
 from sidecar.upstreams.credentials.token_exchange import ExchangedTokens
 from sidecar.vocabulary import Caller, Principal

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.errors import Reason, Refusal
-from sidecar.upstreams.credentials import UpstreamCredentialValue
+from sidecar.upstreams.credentials.source import UpstreamCredentialValue
 from sidecar.upstreams.http_address import HttpAddress
 from sidecar.upstreams.mcp import transport_detection
 from sidecar.upstreams.mcp.legacy_sse import SseUpstream

@@ -10,11 +10,10 @@ import pytest
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import QueueFull
 from sidecar.protocols.jsonrpc import Request, encode_message
-from sidecar.upstreams import Outbound
-from sidecar.upstreams.credentials import NO_CREDENTIAL, CredentialSource, UpstreamCredentialValue
+from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource, UpstreamCredentialValue
 from sidecar.upstreams.http_address import HttpAddress, refusal_from
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
-from sidecar.upstreams.mcp.transport import AnswerPipe, BuiltUpstream
+from sidecar.upstreams.mcp.transport import AnswerPipe, BuiltUpstream, Outbound
 from tests.unit.http.client.hostile import OK, Conversation, Hostile, Script, response, say, serving
 
 PING = Request(1, "ping", {})

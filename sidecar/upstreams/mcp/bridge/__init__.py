@@ -16,7 +16,3 @@ never translated.
 
 docs/mcp.md has the table of how each method and notification crosses; `tests/flow/test_crossings.py` walks it.
 """
-
-from sidecar.upstreams.mcp.bridge.bridge import Bridge
-
-__all__ = ["Bridge"]

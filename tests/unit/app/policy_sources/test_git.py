@@ -20,7 +20,7 @@ from sidecar.app.policy_sources.git import GitOrigin, _trouble
 from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions
 from sidecar.settings import load_settings
 from sidecar.settings.stored_policy import StoredPolicy
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
 from tests.unit.identity.authority import authority
 
 ROW = "p, nhi:planner, tool:github/search_code, use, -, -, -, allow\n"

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

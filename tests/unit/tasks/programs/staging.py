@@ -16,7 +16,7 @@ from sidecar.storage.redis_script import Run
 from sidecar.tasks.programs.attempt import CHANGED, AttemptEnd, Event, OutputChunk, ProgramOrder, Prompt, Started
 from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.programs.run_record import Category, Execution, Failure, RunState, Usage
-from sidecar.upstreams.processes import Exit
+from sidecar.upstreams.processes.launcher import Exit
 from sidecar.vocabulary import Caller, Principal
 from tests.flow.world import PATIENCE_S
 from tests.unit.tasks.programs.runs import in_memory

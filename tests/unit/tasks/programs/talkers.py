@@ -11,7 +11,7 @@ from sidecar.tasks.programs.json_rpc import RpcDialogue
 from sidecar.tasks.programs.line_protocol import LineDialogue
 from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
-from sidecar.upstreams.processes import Processes, Program
+from sidecar.upstreams.processes.launcher import Processes, Program
 from sidecar.vocabulary import Caller, Principal
 
 # Says after each prompt how many there were and what it was. Some prompts are orders.

@@ -7,7 +7,7 @@ import pytest
 from sidecar.settings.agents import Resources
 from sidecar.tasks.programs.attempt import failure_of_exit, failure_of_start
 from sidecar.tasks.programs.run_record import Category, Failure, Usage
-from sidecar.upstreams.processes import Exit, StartFailed
+from sidecar.upstreams.processes.launcher import Exit, StartFailed
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the numbers are others there")
 

@@ -12,7 +12,7 @@ from sidecar.errors import Reason
 from sidecar.tasks.programs.attempt import Event, ProgressNote, Started, TimeLimit
 from sidecar.tasks.programs.conversations import Conversations, Endings
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.upstreams.processes import Exit, Processes, WaitLimit
+from sidecar.upstreams.processes.launcher import Exit, Processes, WaitLimit
 from sidecar.vocabulary import Caller
 from tests.flow.world import until
 from tests.unit.tasks.programs.talkers import LINES, RPC, Launcher, definition, end, order, text, tried

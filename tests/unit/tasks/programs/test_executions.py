@@ -16,7 +16,7 @@ from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, Progr
 from sidecar.tasks.programs.run_lifecycle import MAX_OUTPUT_CHARS
 from sidecar.tasks.programs.run_record import MOVES, RUNS, Category, Execution, Failure, RunState, RunStatus, Usage
 from sidecar.tasks.programs.supervised_process import to_its_end
-from sidecar.upstreams.processes import Exit
+from sidecar.upstreams.processes.launcher import Exit
 from sidecar.vocabulary import Caller
 from tests.flow.world import PATIENCE_S
 from tests.refusals import refused

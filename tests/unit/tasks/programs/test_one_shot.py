@@ -25,7 +25,7 @@ from sidecar.tasks.programs.one_shot import OneShot
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.programs.working_folders import PREFIX
-from sidecar.upstreams.processes import Exit, Processes
+from sidecar.upstreams.processes.launcher import Exit, Processes
 from tests.unit.tasks.programs.talkers import end
 from tests.unit.tasks.programs.talkers import order as order_of
 from tests.unit.tasks.programs.talkers import text as text_of

@@ -8,7 +8,7 @@ import pytest
 from sidecar.tasks.programs.attempt import OutputChunk, ProgressNote, Started
 from sidecar.tasks.programs.conversations import Conversations
 from sidecar.tasks.programs.run_record import Category, Failure
-from sidecar.upstreams.processes import Exit, Processes
+from sidecar.upstreams.processes.launcher import Exit, Processes
 from tests.flow.world import until
 from tests.pages import ROOT, blocks_of
 from tests.unit.tasks.programs.talkers import RPC, Launcher, definition, end, order, text, tried

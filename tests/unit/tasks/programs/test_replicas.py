@@ -22,7 +22,7 @@ from sidecar.storage.sqlite_store import SqliteRecordStore
 from sidecar.tasks.programs.attempt import AttemptEnd, Event, OutputChunk, ProgramOrder, Prompt, Started
 from sidecar.tasks.programs.run_record import RUNS, Category, Execution, Failure, RunState, RunStatus, Usage
 from sidecar.tasks.programs.write_leases import KEY, STOOD_STILL
-from sidecar.upstreams.processes import Exit
+from sidecar.upstreams.processes.launcher import Exit
 from tests.flow.world import PATIENCE_S
 from tests.refusals import refused
 from tests.unit.tasks.programs.staging import (

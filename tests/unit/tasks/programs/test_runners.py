@@ -16,7 +16,7 @@ from sidecar.tasks.programs.one_shot import OneShot
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.programs.working_folders import PREFIX
-from sidecar.upstreams.processes import Processes
+from sidecar.upstreams.processes.launcher import Processes
 from tests.unit.tasks.programs.talkers import end, order, text, tried
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,7 @@ from sidecar.limits.redis_store import PREFIX
 from sidecar.settings.store import StoreSettings
 from sidecar.storage.redis_script import Run
 from sidecar.tasks.programs.write_leases import ANOTHERS, ASKS, KEY, STOOD_STILL, UNHEARD, WriteLease, WriteLeases
-from sidecar.upstreams.processes import WaitLimit
+from sidecar.upstreams.processes.launcher import WaitLimit
 from tests.flow.world import PATIENCE_S
 from tests.valkey import Valkey
 

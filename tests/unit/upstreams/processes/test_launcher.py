@@ -15,7 +15,7 @@ import pytest_asyncio
 import uvloop
 
 from bench import children
-from sidecar.upstreams.processes import Exit, Process, Processes, Program, StartFailed, WaitLimit
+from sidecar.upstreams.processes.launcher import Exit, Process, Processes, Program, StartFailed, WaitLimit
 
 PATH = {"PATH": os.environ.get("PATH", os.defpath)}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only there a process can adopt")
@@ -143,7 +143,7 @@ async def test_when_the_warden_is_killed_programs_go_on_and_the_next_one_has_ano
 
 STANDS_STILL = """
 import asyncio, os, signal, time
-from sidecar.upstreams.processes import Processes, Program, WaitLimit as Until
+from sidecar.upstreams.processes.launcher import Processes, Program, WaitLimit as Until
 async def main():
     until = Until(time.monotonic() + 0.3, time.monotonic() + 0.4)
     script = "trap '' TERM; setsid sleep 600 & echo $! $$; sleep 600"

@@ -5,8 +5,7 @@ import sys
 
 from sidecar.tasks.programs.output_cleaner import CleaningRules
 from sidecar.tasks.programs.supervised_process import SupervisedProcess
-from sidecar.upstreams.processes import Processes, Program
-from sidecar.upstreams.processes.launcher import CREDIT_S, OutputShare
+from sidecar.upstreams.processes.launcher import CREDIT_S, OutputShare, Processes, Program
 
 COMPLAINS = "import os\nos.write(2, b'words ' * 200_000 + b'\\nthe last')\nos.write(1, b'done')"
 
