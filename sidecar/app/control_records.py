@@ -1,8 +1,4 @@
-"""Records what happens to the sidecar itself, and publishes checkpoints.
-
-Owns the audit of a running sidecar: it is opened before everything else and closed after everything else. Changes to
-the sidecar are recorded here as control records, and checkpoints are published to the places that the operator chose.
-"""
+"""Owns the audit, open as long as the sidecar lives: control records of its own changes, and published checkpoints."""
 
 from __future__ import annotations
 

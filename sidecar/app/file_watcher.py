@@ -1,8 +1,7 @@
 """Watches the operator's files for changes.
 
-A scan every half second lists the files and when each was last written, on every file system, behind links too. A
-change counts when two scans agree, so that a burst of writes, an editor's rename or Kubernetes' swap of `..data` is one
-change.
+A scan every half second lists the files and when each was last written, behind links too. A change counts when two
+scans agree, so that a burst of writes, an editor's rename or Kubernetes' swap of `..data` is one change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Loads all operator files into one snapshot.
-
-Builds a `Snapshot` from sidecar.yaml, models, rules, budgets and keys: at the start, for a check, and for each reload.
-"""
+"""Loads all operator files into one snapshot: at the start, for a check, and for each reload."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Checks before the start that everything that must be written can be.
-
-Runs before any file is created, so that faults are reported with their place in sidecar.yaml and together with all
-others. Uses `lexists` because pathlib's `exists` raises for folders that the checking user cannot enter.
-"""
+"""Checks before the start, and before any file is created, that everything that must be written can be."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Reloads changed files, and keeps the old snapshot when they are wrong.
-
-The next snapshot is built aside and serves once it is valid and its change is recorded. Until then, and if it is
-invalid, the old one serves. Each fault is reported once, however often the files are scanned.
-"""
+"""Reloads changed files: a new snapshot serves once it is valid and on record, and until then the old one."""
 
 from __future__ import annotations
 

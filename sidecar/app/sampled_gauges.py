@@ -1,7 +1,4 @@
-"""Updates metrics that no request moves.
-
-Current values are sampled twice a second; values of a snapshot are updated when it comes into force.
-"""
+"""Updates metrics that no request moves: twice a second, or when a snapshot comes into force."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Reports the state of the sidecar to operators.
-
-Uses only state in memory, so that frequent requests stay cheap. Unauthenticated readers of `/readyz` see codes and
-counts; sentences, which quote rules, tests and addresses, are for operators.
-"""
+"""Reports the state of the sidecar from memory: codes and counts for all, sentences for operators alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Field types of the settings.
-
-Relative paths start at the folder of the file, which is `folder` in the validation context.
-"""
+"""Field types of the settings. Relative paths start at the file's folder, `folder` in the validation context."""
 
 from __future__ import annotations
 

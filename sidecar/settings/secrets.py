@@ -1,8 +1,4 @@
-"""Reads secret files, checks their strength, and creates the sidecar's own.
-
-A secret that could be guessed, or that others may read, stops the start (threats A12). Its group may read it, because
-secrets are mounted that way.
-"""
+"""Reads, checks and creates secrets: one that can be guessed or read beyond its group stops the start (threats A12)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Translates validation errors into messages for the author of a file.
-
-Validators report faults with `reject()`. Errors found by pydantic are translated here into what was expected and the
-most similar valid word. A finding names no file yet: `Document.validate` locates its value.
-"""
+"""Turns validation errors, ours (`reject()`) and pydantic's, into findings for a file's author, with likely words."""
 
 from __future__ import annotations
 

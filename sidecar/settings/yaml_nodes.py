@@ -1,8 +1,4 @@
-"""Parses YAML into nodes that keep their positions.
-
-The tree is built from libyaml's events, not with `compose()`, which loses anchors and recurses. Events are handled one
-at a time, so that limits apply before anything grows.
-"""
+"""Parses YAML into nodes with positions, from libyaml's events, so that limits apply before anything grows."""
 
 from __future__ import annotations
 

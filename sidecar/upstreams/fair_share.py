@@ -1,8 +1,4 @@
-"""Bounds each caller's share of an upstream.
-
-A caller that floods a slow server leaves room for all others (threats D3). Calls beyond a caller's share wait for calls
-of the same caller, first come, first served, within their deadlines; they delay no other caller's calls.
-"""
+"""Bounds each caller's share of an upstream: calls beyond it wait for its own calls alone (threats D3)."""
 
 from __future__ import annotations
 
@@ -66,8 +62,7 @@ class FairShares:
         return share
 
     async def wait(self, share: CallerShare, deadline_s: float) -> float:
-        """Waits for a place in a share that has none; returns what is left of the deadline in seconds. Raises
-        Unsent(TOO_MANY_CONCURRENT); then the call is not counted any more."""
+        """Waits for a place; returns the seconds left. Raises Unsent(TOO_MANY_CONCURRENT), and uncounts the call."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline_s
         try:

@@ -1,8 +1,4 @@
-"""Probes upstreams that no caller uses or that are down.
-
-Each upstream is probed from time to time, and as soon as its breaker would let a try through, so that the try is the
-sidecar's and not a caller's. It has at most one probe in progress, so a probe that hangs delays no other.
-"""
+"""Probes upstreams from time to time, and as soon as a breaker lets a try through, so that it is no caller's."""
 
 from __future__ import annotations
 

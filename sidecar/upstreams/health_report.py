@@ -1,8 +1,4 @@
-"""The health report of one upstream.
-
-This is the report of `sidecar mcp test`: one conversation is begun, used once and ended, independent of any running
-sidecar.
-"""
+"""The report of `sidecar mcp test`: a conversation with one upstream is begun, used once and ended."""
 
 from __future__ import annotations
 

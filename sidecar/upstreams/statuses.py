@@ -1,8 +1,4 @@
-"""Maps HTTP statuses of upstreams to refusals for callers.
-
-429, and 503 with `Retry-After`, are passed on with their time: the server did not execute the call. A redirect is
-reported with its target and never followed. Any other status is a failure that names it.
-"""
+"""Maps HTTP statuses of upstreams to refusals: 429, and 503 with `Retry-After`, are passed on; redirects are told."""
 
 from __future__ import annotations
 

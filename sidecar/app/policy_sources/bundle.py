@@ -1,9 +1,8 @@
 """Makes, signs, verifies and unpacks policy bundles.
 
 A bundle is a tar.gz. Its first member, `manifest.json`, names the policy, its version, and the size and SHA-256 of each
-file. The second, `signatures.json`, holds Ed25519 signatures over the exact bytes of the first. The other members are
-the files, `policies/` and optionally `models/`, and nothing else. Until a signature is verified, only these two members
-are inflated, and their size is bounded.
+file. The second, `signatures.json`, holds Ed25519 signatures over the first's exact bytes; no more is inflated until
+one is verified. The others are the files: `policies/` and optionally `models/`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Fetches a policy from a git ref.
 
 The program `git` fetches one commit into a private bare repository and packs the wanted folder as a tar archive, which
-is unpacked like any other archive. It runs with its own environment: no configuration of the machine or the user, no
-hooks, submodules, prompts or redirects, and no transport other than that of the configured URL. Its time and disk use
-are bounded.
+is unpacked like any other archive. It runs bounded in time and disk space, with no configuration of the machine or the
+user, no hooks, submodules, prompts or redirects, and no transport but the configured URL's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Polls a policy source and adopts what it finds.
 
-The source is polled at the start before anything serves, then at an interval, and at once when another replica has
-loaded a new revision. While a source is out or sends bad policies, the last good policy keeps serving, operators see
-the failure, and polling backs off with jitter.
+The source is polled before anything serves, at an interval, and when another replica has loaded a new revision. While
+it is out or sends bad policies, the last good one serves, operators see that, and polling backs off with jitter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Stores fetched policies, and remembers which one is in force.
-
-Each policy is unpacked in a temporary folder and renamed when it is complete. The record that puts it in force is
-written last, atomically. Two policies are kept, the one in force and its predecessor, so that they can be compared.
-"""
+"""Stores fetched policies whole or not at all: the one in force, recorded last and atomically, and the one before."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Request and response models of the task API, and how a task is shown: with the seed's names.
-
-The text beside a member appears in the OpenAPI document, as do its bounds.
-"""
+"""Request and response models of the task API, with the seed's names, texts and bounds of its OpenAPI document."""
 
 from __future__ import annotations
 

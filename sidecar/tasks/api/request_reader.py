@@ -59,8 +59,7 @@ class TaskQuery(NamedTuple):
 
 
 class TaskRequest(NamedTuple):
-    """An `order` for a new task, a `query`, or one task's `record`, which is shown if it is answered `here` and else
-    cancelled. `call` is what policy decides, `intent` the operation on an agent."""
+    """A new task's `order`, a `query`, or a task's `record`, shown (`here`) or cancelled; policy decides on `call`."""
 
     call: Call
     intent: AgentOperation | None = None

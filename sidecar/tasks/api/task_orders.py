@@ -1,8 +1,4 @@
-"""Creates tasks, from requests and from schedules.
-
-An order by a schedule or from an operator's terminal has no request, and passes the stages of every call
-(`gateway/stages.py`). Audit is written first, then the task is stored.
-"""
+"""Creates tasks, also for schedules and terminals, which have no request but pass all stages; the audit comes first."""
 
 from __future__ import annotations
 
@@ -62,8 +58,7 @@ class TaskOrders:
         context: str = "",
         answers: str = "",
     ) -> Task:
-        """Creates a task with this id, or returns the one that exists: a caller that is unsure repeats its order.
-        `peer` says where it comes from; see NewTask for the others. Raises Refusal, as over HTTP."""
+        """Creates a task with this id, or returns the one there is; `peer` is where it comes from. Raises Refusal."""
         means = self.runner.means
         now, now_s = means.live.take(), means.live.clock()
         recording = Recording(means.audit, protocol="a2a", peer=peer, request_id=task_id)

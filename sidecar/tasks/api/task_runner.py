@@ -1,7 +1,4 @@
-"""Runs the tasks that this sidecar holds: a kind of job of the worker (`tasks/worker.py`).
-
-If this process dies, another takes its tasks, or it continues them after a restart (`task_lifecycle.py`).
-"""
+"""Runs the tasks that this sidecar holds: a kind of job (`tasks/worker.py`) that another process may continue."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ class TaskRunner:
         self.worker = Worker("tasks", self._take_up, self.held.sweep, lambda: LOOK_EVERY_S)
 
     async def add(self, record: Task, *, once_more: bool = False) -> bool:
-        """Stores a new task, held by this process; False if its id exists (`once_more`: the caller repeats an order
-        whose answer is lost). Raises Refusal: TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+        """Stores a new task; False if its id exists. Raises Refusal: TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         try:
             rules = self.means.rules
             added = await self.held.add(record, RecordBounds(rules.max_per_principal, rules.max))

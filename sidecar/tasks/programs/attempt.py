@@ -1,8 +1,4 @@
-"""One attempt: its order, its events, its end, and whether another follows.
-
-A runner takes an order and yields events; the last is its end. Failures have the seed's categories. Only what may
-succeed on another try is `transient`; unclear cases are not.
-"""
+"""One attempt: its order, its events, of which the last is its end, and whether another follows."""
 
 from __future__ import annotations
 
@@ -117,8 +113,7 @@ class ProgressNote:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """The end of the attempt. Without a `failure` it succeeded, with A2A's task `state`. `message` is its last message,
-    as canonical parts; `alone` means that the answer is this message and no task."""
+    """Its end: success without a `failure`, with A2A's task `state`. `alone`: the `message` is the answer, no task."""
 
     exit: Exit | None
     usage: Usage

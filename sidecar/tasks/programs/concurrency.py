@@ -1,8 +1,4 @@
-"""Queues runs where an agent has a bound on concurrent ones.
-
-Owners take turns, so that one owner's hundred runs don't keep another waiting for all of them, and no owner has more
-than half of the queue. `write_leases.py` adds what replicas must agree on.
-"""
+"""Queues runs of an agent in this process: owners take turns, and none has more than half of the queue."""
 
 from __future__ import annotations
 

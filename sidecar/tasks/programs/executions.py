@@ -1,8 +1,4 @@
-"""Accepts, resumes and limits the runs of all programs: a kind of job of the worker (`tasks/worker.py`).
-
-The process where a run was ordered holds it (`run_lifecycle.py`). A run whose hold has lapsed was left by one that is
-gone: if it had not begun, it waits for its turn here; if it had, it has failed.
-"""
+"""Accepts, resumes and limits the runs of all programs: a kind of job of the worker (`tasks/worker.py`)."""
 
 from __future__ import annotations
 

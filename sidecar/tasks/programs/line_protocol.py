@@ -18,8 +18,7 @@ _LINE_END: Final = b"\n"
 
 
 class LineDialogue:
-    """The dialogue with a process that reads lines. An answer has at most `max_said_bytes`; as much is discarded
-    between turns. Unless `says`, the answer is in a file, and only its end is read here."""
+    """Of each answer at most `max_said_bytes` are read, or discarded between turns; unless `says`, it is in a file."""
 
     def __init__(
         self, turn_end: str, newlines: Newlines, *, greets: bool, max_said_bytes: int, says: bool = True

@@ -1,7 +1,4 @@
-"""Runs a program once for one prompt and leaves nothing of it behind.
-
-Its answer is its standard output, streamed in chunks, or a file in a folder of its own.
-"""
+"""Runs a program once for one prompt, answered by its standard output or a file, and leaves nothing of it behind."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Turns a run's progress into A2A tasks and events; no task is changed in place.
-
-The program's output is one artifact, `output`, and in later turns of the same task `output-2` and so on. Its chunks are
-sent as they come; the task holds them in few parts, and in one at the end of the turn.
-"""
+"""Turns a run's progress into A2A tasks and events; its output is one artifact per turn: `output`, `output-2` …"""
 
 from __future__ import annotations
 
@@ -183,10 +179,9 @@ def _moment(epoch_s: float) -> str:
     return text.removesuffix(".000") + "Z"
 
 
-#
-# Their programs are gone too, as their wardens end with the sidecar. A run without an attempt waits for its turn at
-# another sidecar; the store knows of an attempt before it begins. What an attempt had done is unknown, so a run that
-# had begun has failed and is not run again. An end that was reached stands.
+# A run whose process is gone: its program is gone too, as its warden ends with the sidecar. A run without an attempt
+# waits for its turn at another sidecar; the store knows of an attempt before it begins. What an attempt had done is
+# unknown, so a run that had begun has failed and is not run again. An end that was reached stands.
 
 _WHEN: Final = {
     RunState.IDLE: "before it could run",

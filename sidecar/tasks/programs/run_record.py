@@ -1,8 +1,4 @@
-"""The stored record of one run, and the state table of runs.
-
-The states are the seed's. `idle` is the first and the last: a run that waits for its turn, and one that left nothing
-behind. One value holds the seed's AgentExecution and its ExecutionResult, with texts bounded and without secrets.
-"""
+"""The stored record of one run (the seed's AgentExecution with its ExecutionResult), and the seed's table of states."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ log = logging.getLogger("sidecar.tasks.programs")
 
 
 class RunSaver:
-    """The writes of one run. `asked` is called when its cancellation is requested, `lost` with the record that replaced
-    it, or None. While it is `doubted`, others may have taken it for orphaned."""
+    """The writes of one run. `asked` cancels it, `lost` gets what replaced it. If `doubted`, others may have it."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""Bounds prompts and answers, and removes secrets, before they are stored with a run.
-
-The caller gets the output unchanged; the stored text is for operators (the seed: "sanitized of sensitive data").
-Secrets of known formats are removed (`gateway/redaction.py`), and values behind names such as `password=`.
-"""
+"""Bounds prompts and answers, and removes secrets, before they are stored with a run for operators."""
 
 from __future__ import annotations
 

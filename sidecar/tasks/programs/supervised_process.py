@@ -133,8 +133,7 @@ class SupervisedProcess:
         return said
 
     async def end(self, *, patience_s: float = 0.0, grace_s: float = GRACE_S) -> Exit:
-        """Asks it to end, then kills it and all descendants; `patience_s` is the time to end by itself. Twice is
-        allowed. If cancelled, raises CancelledError once nothing of it is left."""
+        """Gives it `patience_s` to end, asks it to, kills it with all descendants; also if this is cancelled."""
         return await to_its_end(self._end(patience_s, grace_s))
 
     async def _end(self, patience_s: float, grace_s: float) -> Exit:
@@ -188,8 +187,7 @@ class SupervisedProcess:
 
     @property
     def usage(self) -> Usage:
-        """What it used in all, or since `measure_anew`: with all its descendants and exact once nothing of it is left,
-        and until then of itself and its ended children."""
+        """What it used, or since `measure_anew`: exact and of all descendants once nothing of it is left."""
         self._look()
         used, before = self._process.used or self._used, self._used_before
         cpu_s = max(used.cpu_s - before.cpu_s, 0.0)
@@ -233,8 +231,7 @@ T = TypeVar("T")
 
 
 async def to_its_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the coroutine's result or raises its error. If cancelled, raises CancelledError once it is done: the slot
-    of a run whose program is being ended must not be given away before."""
+    """The coroutine's result; if cancelled, CancelledError once it is done: a slot must not be given away before."""
     ending = asyncio.ensure_future(coroutine)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():

@@ -1,8 +1,4 @@
-"""Orders runs when their schedules are due: a kind of job of the worker (`tasks/worker.py`).
-
-The steps for a due time survive a crash at any point: first the task, under an id that only this due time has, then
-the record that the time is settled. A process that takes over continues from there.
-"""
+"""Orders runs when they are due, under an id that only that time has, and records it then: a crash loses none."""
 
 from __future__ import annotations
 

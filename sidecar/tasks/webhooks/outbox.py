@@ -1,8 +1,4 @@
-"""Sends webhooks at least once: a kind of job of the worker (`tasks/worker.py`).
-
-A delivery is stored before `put` returns, signed, sent through the address guard (`http/client/guarded_client.py`), and
-deleted when its receiver has accepted it or it is given up. The code that queued it gets the result of each attempt.
-"""
+"""Sends webhooks at least once, stored before and deleted at their end: a kind of job of the worker."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ NO_SIGNER: Final = TokenSigner("")
 
 
 def signer_from(settings: Settings, issuer: str, *, make: bool) -> TokenSigner:
-    """The signer of the settings, without a key if nothing is to be signed. A key that is missing in the data folder is
-    created; without `make`, in memory only. Raises SettingsError."""
+    """The settings' signer, if they need one. `make` writes a missing key to the data folder. Raises SettingsError."""
     if not settings.signs:
         return TokenSigner(issuer)
     path = settings.signing_key_path
@@ -79,8 +78,7 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SignedSource(CredentialSource):
-    """`roles` says whether the token includes the roles granted to the first of the chain; `own` is the `sub` in the
-    sidecar's own requests. `clock` gives seconds since the epoch, `new_id` a unique id."""
+    """`roles`: whether the token has the first principal's; `own`: the `sub` of the sidecar's own requests."""
 
     signer: TokenSigner
     audience: str

@@ -1,8 +1,4 @@
-"""Requests tokens from OAuth token endpoints.
-
-One POST (RFC 6749), bounded in time and size, to the configured address only. Nothing of a response but its token is
-reported, except the error codes that RFCs define.
-"""
+"""Requests tokens from OAuth token endpoints: one bounded POST (RFC 6749); only RFC error codes are reported."""
 
 from __future__ import annotations
 

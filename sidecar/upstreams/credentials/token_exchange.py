@@ -22,8 +22,7 @@ _OF_THE_CALLER: Final = frozenset({"invalid_request", "invalid_grant", "invalid_
 
 @dataclass(frozen=True, slots=True)
 class OwnGrant(CredentialSource):
-    """One token for all callers (OAuth client credentials). `secrets` identify the client's secret or key, and are the
-    actor's token, "" if there is none: sources with the same obtain the same token."""
+    """One token for all callers (OAuth client credentials). `secrets`: of the client, and the actor's token."""
 
     client: TokenClient
     secrets: tuple[str, str] = field(repr=False)

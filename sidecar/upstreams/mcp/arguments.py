@@ -167,8 +167,7 @@ def every_subschema(root: object) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _SchemaPlaces:
-    """The possible targets of references: every named schema of a document, by the name of its resource. `top` is the
-    document's own name. `bases` maps each schema's id() to its resource."""
+    """Every named schema of a document, by its resource's name; `top` is its own, `bases` the resource of each id()."""
 
     dialect: str
     top: str = ""

@@ -138,8 +138,7 @@ class ToolCatalogue:
         self._tell_of_left_out()
 
     async def learn_spellings(self, within_s: float) -> None:
-        """List the resources before a URI that is not in normal form is read: the upstream may use that spelling
-        itself. At most once a minute; without an answer, the normal form is sent."""
+        """List the resources, once a minute, before a URI not in normal form is read: the upstream may spell it so."""
         async with self._spelling:
             if self._clock() < self._spelled_until:
                 return

@@ -69,8 +69,7 @@ class DuplexWire(ABC):
 
     @abstractmethod
     async def send(self, message: bytes, caller: Caller | None) -> None:
-        """Send one message, in the order of calls. `caller` is the caller that it is sent for; None is the last caller
-        on the line. Raises Refusal if it cannot be sent; waits for a slow reader."""
+        """Send a message in order for `caller` (None: the line's last); waits for a slow reader. Raises Refusal."""
 
     @abstractmethod
     def messages(self) -> AsyncGenerator[bytes, None]:

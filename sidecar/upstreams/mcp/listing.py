@@ -1,8 +1,4 @@
-"""Lists an upstream's tools in a conversation of our own.
-
-It uses the sidecar's own credential and, in the session era, a session that no caller shares (threat S4). The era is
-found by trying: `server/discover` first, then `initialize`. Pages, tools and bytes are bounded.
-"""
+"""Lists an upstream's tools in a conversation of our own, of either era, that no caller shares (threat S4)."""
 
 from __future__ import annotations
 
@@ -146,8 +142,7 @@ class OwnConversation:
         return (await self._list(kind)).entries
 
     async def probe(self, within_s: float) -> None:
-        """Check that the upstream answers, at most `within_s` for each message. Any response of the protocol is a
-        success, also an error; a lost conversation is begun anew. Raises Refusal."""
+        """Check that the upstream answers, be it an error; a lost conversation is begun anew. Raises Refusal."""
         async with self._turn:
             self._left_bytes = MAX_LIST_BYTES
             if not self.version:

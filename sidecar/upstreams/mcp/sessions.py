@@ -32,8 +32,7 @@ _EVENT_ID = re.compile(r"[!-~](?:[ -~]{0,1022}[!-~])?")  # the characters that L
 
 
 class PendingRequest(NamedTuple):
-    """A request of the caller, kept for checking its answer, with the question that policy decided, without arguments;
-    `decision_id` and `args_hash` are those of the audit record."""
+    """A caller's request, its decided question (without arguments) and audit ids, kept for checking its answer."""
 
     method: str
     question: Question
@@ -80,8 +79,7 @@ class Session:
         return any(one.streams for one in (self, *self.parts.values()))
 
     def begin(self, version: str, upstream_id: str | None) -> None:
-        """The upstream agreed on a revision. Raises Refusal, and then the upstream's session has no owner:
-        MALFORMED_CALL if it had begun before, SESSION_UNKNOWN if it ended meanwhile."""
+        """A revision was agreed on. Raises Refusal if it ended (SESSION_UNKNOWN), or began before (MALFORMED_CALL)."""
         if self.ended:
             raise Refusal(Reason.SESSION_UNKNOWN)
         if self.version:

@@ -28,8 +28,7 @@ class StreamMark(Enum):
 
 @dataclass(slots=True)
 class StreamPlace:
-    """The position in a stream of `upstream`, and the pause before its rest is fetched. `answers` is the id of the
-    request that the stream answers, if any. `event_bytes` is the size of the newest event."""
+    """A position in a stream, the pause before its rest is fetched, the id that it `answers`, the newest size."""
 
     upstream: McpTransport
     answers: Id | None = None

@@ -1,8 +1,4 @@
-"""One tool of an upstream: its compiled schema, or why it is quarantined.
-
-Tools are built from the upstream's own `tools/list`. A tool whose entry is not trusted is kept, without a schema and
-with the reason: calls of it are refused, and other tools are not affected (report BL-010).
-"""
+"""One tool of an upstream's list: its compiled schema, or why it alone is quarantined (report BL-010)."""
 
 from __future__ import annotations
 

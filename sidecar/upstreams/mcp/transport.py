@@ -245,8 +245,7 @@ class AnswerPipe:
 
 
 class BuiltUpstream(UpstreamAnswer):
-    """An answer made by an adapter: a whole `body`, or the pieces of a `pipe`. `given_up` is called once if it is
-    closed before the pipe ended, `withheld` if its caller did not get it."""
+    """A `body`, or a `pipe`'s; `given_up` is called if closed before the pipe ended, `withheld` if undelivered."""
 
     __slots__ = ("_deadline", "_given_up", "_pipe", "_withheld", "body")
 

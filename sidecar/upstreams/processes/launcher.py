@@ -122,8 +122,7 @@ _Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Process:
-    """A running program. Both outputs must be read, because a full pipe blocks it. Process each piece of output in
-    `answer`, or in `aside` if it is no part of an answer."""
+    """A running program. Both outputs must be read, each piece in `answer` or, if it is none, in `aside`."""
 
     def __init__(
         self, line: _Line, pid: int, pipes: _Pipes, until: WaitLimit | None, answers: OutputShare, asides: OutputShare
@@ -453,8 +452,7 @@ class CapturedOutput(NamedTuple):
 
 
 async def output_of(processes: Processes, program: Program, *, most: int, sent: bytes = b"") -> CapturedOutput:
-    """Run a program with this input, and read all of its output, of which the first `most` bytes of each stream are
-    kept. If this is cancelled, the program is ended. Raises StartFailed."""
+    """Run a program; the first `most` bytes of each output are kept. Raises StartFailed; cancelling ends it."""
     process = await processes.start(program)
 
     async def feed() -> None:

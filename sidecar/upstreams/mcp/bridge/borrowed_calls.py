@@ -144,8 +144,7 @@ class BorrowedCall:
 
 
 class HeldCall(NamedTuple):
-    """A call that waits for its caller. `asked` maps keys of `inputRequests` to ids of the server's requests. A course
-    that is not `held` is over, and its retry is a new call."""
+    """A call that waits for its caller; `asked`: key of `inputRequests` → the server's id. Not `held`: retried anew."""
 
     course: BorrowedCall
     questions: Mapping[str, Any]

@@ -1,8 +1,4 @@
-"""Keeps the sessions that stateless callers share.
-
-There is one for each owner (the caller's whole chain) and set of declared capabilities, from the first call until it
-has been idle for long. One that the server lost takes no further call; calls in progress in it go on to their answers.
-"""
+"""Keeps the sessions that stateless callers share: one for each owner and set of declared capabilities, while used."""
 
 from __future__ import annotations
 
@@ -49,8 +45,7 @@ _FAREWELL_S: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class BorrowedSession:
-    """One session that the bridge keeps. `outbound` opens its own stream; `server` is the result of `initialize`;
-    `level` the log level that was set last; `uris` counts the subscribers of each URI."""
+    """A session that the bridge keeps. `server` is its `initialize` result; `outbound` opens its own stream."""
 
     key: tuple[str, bytes]
     outbound: Outbound

@@ -1,8 +1,4 @@
-"""Runs the input rounds of a session's call at a stateless server.
-
-The server ends its answer with input requests, which go on the caller's stream as requests of the server. The call is
-sent again with the caller's responses until there is a result, or there were too many rounds.
-"""
+"""Repeats a session's call at a stateless server with its caller's input until there is a result, within bounds."""
 
 from __future__ import annotations
 
@@ -225,8 +221,7 @@ class InputRounds(UpstreamAnswer):
         return requests
 
     async def _gathered(self, asked: Mapping[str, Any], deadline: Deadline) -> dict[str, Any] | Response:
-        """The caller's responses by the server's keys. An error of the caller's becomes the call's error, as the server
-        has no form for it. Raises Refusal(UPSTREAM_TIMEOUT)."""
+        """The caller's responses by key; its error, which the server has no form for, ends the call. Raises Refusal."""
         if not asked:  # the server only wants the call to be sent again
             await asyncio.sleep(FIRST_PAUSE_S * self._count)
             return {}

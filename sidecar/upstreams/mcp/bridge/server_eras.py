@@ -1,8 +1,4 @@
-"""Tracks which eras a server speaks.
-
-Its answers to `server/discover` and `initialize` show that. An answer that does not fit puts the result in doubt: the
-server may have been replaced by another version of itself.
-"""
+"""Tracks which eras a server speaks, as its answers show; one that does not fit puts that in doubt."""
 
 from __future__ import annotations
 

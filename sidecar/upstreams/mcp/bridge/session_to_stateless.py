@@ -1,8 +1,4 @@
-"""Emulates sessions in front of a stateless server.
-
-`initialize` is answered from `server/discover`; what the caller declared is repeated in each request; the log level and
-the subscribed resources are kept here. A GET becomes a `subscriptions/listen`, reopened when subscriptions change.
-"""
+"""Emulates sessions at a stateless server: what callers declared, set and subscribed to is repeated in each request."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Hears the unsolicited messages of a server, and passes them on to subscribers.
-
-A session-based server sends them on the session's GET stream; some also send their requests there. A stateless server
-sends them on the stream of a `subscriptions/listen`.
-"""
+"""Hears a server's unsolicited messages (GET stream, or `subscriptions/listen`), and passes them to subscribers."""
 
 from __future__ import annotations
 
