@@ -37,7 +37,7 @@ from sidecar.settings.store import StoreSettings
 from sidecar.settings.stored_policy import StoredPolicy, placed
 from sidecar.settings.yaml_document import Document, in_file_order
 from sidecar.settings.yaml_nodes import Loc
-from sidecar.storage import RecordBounds, RecordStore, RecordStores, SqliteFile, SqliteRecordStore
+from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStore, RecordStores
 from sidecar.tasks.api.task_runner import FILE
 from sidecar.tasks.programs.executions import Executions, MakeRunner
 from sidecar.tasks.programs.run_record import RUNS, Execution
@@ -79,7 +79,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
         together.refuse()
     with together.noted():
         processes = Processes(environ)
-        store = SqliteRecordStore(SqliteFile(None), RUNS)
+        store = MemoryRecordStore(RUNS.is_work)
         executions = executions_from(settings, store, None, processes, Metrics(upstreams=()), str)
         engine = snapshot_of(settings, "", processes, executions, loaded.document, make_keys=False).engine
     together.refuse()
