@@ -79,7 +79,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
         together.refuse()
     with together.noted():
         processes = Processes(environ)
-        store = MemoryRecordStore(RUNS.is_work)
+        store = MemoryRecordStore[Execution](RUNS.is_work)
         executions = executions_from(settings, store, None, processes, Metrics(upstreams=()), str)
         engine = snapshot_of(settings, "", processes, executions, loaded.document, make_keys=False).engine
     together.refuse()

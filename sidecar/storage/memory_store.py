@@ -7,6 +7,7 @@ from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any, Final, Generic
 
@@ -21,6 +22,7 @@ from sidecar.storage.record_store import (
     ends_at,
 )
 
+MAX_FORMER_RANKS: Final = 1000
 SEEN_AT_ONCE: Final = 1000  # records that a sweep looks at before other calls run
 
 Place = tuple[float, int, str]
@@ -37,27 +39,38 @@ class _Entry(Generic[R]):
 
 @dataclass(slots=True)
 class _History:
-    """The finished records of one target, or of all. `ranks` orders their owners: the one with most of them first, then
-    the one with the oldest."""
+    """The finished records of one target, or of all. `ranks` is a heap of their owners: the one with most of them
+    first, then the one with the oldest. An owner's former ranks stay in it until they come first."""
 
     count: int = 0
     of_owner: dict[str, list[Place]] = field(default_factory=dict)
     ranks: list[tuple[int, Place, str]] = field(default_factory=list)
 
+    @property
+    def first(self) -> str:
+        """The id of the next record to evict. There must be one."""
+        while True:
+            count, oldest, owner = self.ranks[0]
+            mine = self.of_owner.get(owner)
+            if mine and len(mine) == -count and mine[0] == oldest:
+                return oldest[2]
+            heappop(self.ranks)
+
     def tally(self, owner: str, at: Place, by: int) -> None:
         """Adds a record (`by` is 1), or takes one away (-1)."""
         self.count += by
         mine = self.of_owner.setdefault(owner, [])
-        if mine:
-            _drop(self.ranks, (-len(mine), mine[0], owner))
         if by > 0:
             insort(mine, at)
         else:
             _drop(mine, at)
-        if mine:
-            insort(self.ranks, (-len(mine), mine[0], owner))
-        else:
+        if not mine:
             del self.of_owner[owner]
+        elif len(self.ranks) < 2 * len(self.of_owner) + MAX_FORMER_RANKS:
+            heappush(self.ranks, (-len(mine), mine[0], owner))
+        else:
+            self.ranks = [(-len(those), those[0], whose) for whose, those in self.of_owner.items()]
+            heapify(self.ranks)
 
 
 @dataclass(slots=True)
@@ -84,7 +97,7 @@ class MemoryRecordStore(Generic[R]):
         if bounds.done_per_target is not None:
             done = self._done[record.target]
             for _ in range(min(done.count - bounds.done_per_target, FORGOTTEN_AT_ONCE)):
-                self._forget(done.ranks[0][1][2])
+                self._forget(done.first)
         mine = self._of_owner.get(owner, [])
         if len(mine) >= bounds.per_owner:
             oldest = every.of_owner.get(owner) or (mine if bounds.evicts_open else None)
@@ -93,7 +106,7 @@ class MemoryRecordStore(Generic[R]):
             self._forget(oldest[0][2])
         else:
             for _ in range(min(len(self._entries) - bounds.total + 1, every.count, FORGOTTEN_AT_ONCE)):
-                self._forget(every.ranks[0][1][2])
+                self._forget(every.first)
         if len(self._entries) >= bounds.total:
             return AddedRecord.FULL
         self._added += 1
@@ -203,10 +216,11 @@ class MemoryRecordStore(Generic[R]):
             self._done[""].tally(record.owner, at, by)
             if record.target:
                 self._done[record.target].tally(record.owner, at, by)
-        elif self.is_work and by > 0:
-            self._open[at[2]] = entry
-        else:
-            self._open.pop(at[2], None)
+        elif self.is_work:
+            if by > 0:
+                self._open[at[2]] = entry
+            else:
+                del self._open[at[2]]
 
     def _forget(self, record_id: str) -> None:
         entry = self._entries.pop(record_id)

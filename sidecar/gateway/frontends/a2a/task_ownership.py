@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -189,7 +190,7 @@ class TaskOwnership:
         if intent.operation is PUSH_LIST:
             return result
         named = _named(response, result)
-        if response in _ABOUT_TASKS and not (any(task for task, _, _ in named) or "message" in result):
+        if response in _ABOUT_TASKS and not ("message" in result or any(map(itemgetter(0), named))):
             # a message alone belongs to no task
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
         contexts, claims = self._contexts, list[TaskClaim]()
