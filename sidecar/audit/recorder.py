@@ -77,6 +77,8 @@ class Audit:
         self._stamp = RecordStamp(instance, key.id, clock, new_id)
         self.describer = shape.Describer(key, clear_arguments)
         self.key, self.clock, self.new_id = key, clock, new_id
+        self.under_way = 0
+        """Calls whose decision is recorded and whose outcome is not."""
         if found.what:
             sink.append([self._stamp.control(shape.RECOVERED, "sidecar", found.facts)])
 
@@ -95,7 +97,7 @@ class Audit:
             self.writer.post(record, self._counts[event])
             return None
         try:
-            return self.writer.put(record, self._counts[event])
+            return self.writer.put(record, self._counts[event], alone=not self.under_way)
         except OSError as error:
             raise UnwrittenRecord(error) from None  # what cannot be recorded must not happen (threats I3, O2)
 
@@ -169,6 +171,7 @@ class Recording:
     redactions: int | None = None
     done: bool = False
     args_hash: str | None = None
+    _is_under_way: bool = False
     _record: Record | None = None
     """The decision's segments, once it is recorded; the outcome begins as their copy."""
     _redacts: bool = False
@@ -208,6 +211,8 @@ class Recording:
             if not may_be_written(refusal):
                 self._record = self.args_hash = None
             raise
+        self._is_under_way = True
+        self.audit.under_way += 1
 
     @property
     def is_decided(self) -> bool:
@@ -280,6 +285,9 @@ class Recording:
         record[shape.END] = shape.end(reason, self.tool_error if event == "outcome" else None)
         record[shape.ANSWER] = shape.answer(http_status, self.bytes_in, bytes_out, self.duration_s, self.stages_s)
         self.done = True  # also if the caller does not wait for it
+        if self._is_under_way:
+            self._is_under_way = False
+            self.audit.under_way -= 1
         try:
             if (wait := self.audit.write(event, record)) is not None:
                 or_refuse(await wait)

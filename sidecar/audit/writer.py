@@ -3,7 +3,7 @@
 Records are written in groups, so that all waiting callers share one append (group commit). The group is
 
     what one turn of the loop brings   if the sink `is_quick`: a local file whose lines stay in the system's page cache.
-                                       The loop appends it; a record that comes alone is appended in the caller's turn
+                                       The loop appends it; a record that is `alone` is appended in its caller's turn
     what came while the thread worked  for all other sinks and all other work
 
 A page cache stops being quick when its disk does, and only the write itself shows it: the loop is then held for that
@@ -28,6 +28,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import takewhile
+from operator import itemgetter
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Final, NamedTuple, Protocol
@@ -40,7 +42,6 @@ MAX_WAITING: Final = 20_000  # about 40 MB of records; each belongs to a running
 CLOSE_S: Final = 5.0
 SLOW_S: Final = 0.05  # a usual append takes 0.00002; a busy machine may not let us run for some hundredths
 CALM_FACTOR: Final = 100
-ALONE_S: Final = 0.0001  # since the last append: no other record of this turn is likely
 
 log = logging.getLogger("sidecar.audit")
 
@@ -87,6 +88,7 @@ class _WriteJob(NamedTuple):
         self.answer(value)
 
 
+_RECORD = itemgetter(0)
 Ends = list[tuple[_WriteJob, Any]]  # each job with its result: a value or an exception
 
 
@@ -103,7 +105,8 @@ class RecordWriter:
         self._late: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
         self._begins = self.stalled = self._failed = self._closed = False
-        self._appended_mono_s = self._quick_from_mono_s = 0.0
+        self._work_waits = False
+        self._quick_from_mono_s = 0.0
 
     @property
     def depth(self) -> int:
@@ -119,10 +122,10 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
 
-    def put(self, record: Unsealed, told: Told) -> asyncio.Future[Any] | None:
-        """Begin to write a record. Returns None if it is written, or else a future of None or of an exception. Raises
-        OSError if it cannot be written."""
-        if self._loop is None or self._is_alone():
+    def put(self, record: Unsealed, told: Told, *, alone: bool = False) -> asyncio.Future[Any] | None:
+        """Begin to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
+        written, or else a future of None or of an exception. Raises OSError if it cannot be written."""
+        if self._loop is None or (alone and self._is_free() and self._is_quick(1)):
             self._append_one(record, told)
             return None
         job = _WriteJob(record, None, told, self._loop.create_future())
@@ -139,6 +142,7 @@ class RecordWriter:
         if self._loop is None:
             return _value(_tried(work))
         end: asyncio.Future[Any] = self._loop.create_future()
+        self._work_waits = True
         self._put(_WriteJob(None, work, _ignored, end))
         return _value(await end)
 
@@ -183,21 +187,18 @@ class RecordWriter:
             return
         waiting = self._waiting
         jobs = [waiting.popleft() for _ in range(min(len(waiting), MAX_AT_ONCE))]
-        if self._is_quick(len(jobs)) and all(job.work is None for job in jobs):
+        if not self._work_waits and self._is_quick(len(jobs)):
             began = monotonic()
             ends = self._ended(jobs)
             self._look_at_time(began)
             self._end(ends)
             return
-        self._at_work = jobs
+        self._at_work, self._work_waits = jobs, any(job.work for job in waiting)
         self._late = self._loop.call_later(self._deadline_s, self._stall)
         self._jobs.put(jobs)
 
-    def _is_alone(self) -> bool:
-        """Whether a record is appended in its caller's turn: nothing waits, and nothing came just before."""
-        if self._waiting or self._at_work or self._closed or monotonic() - self._appended_mono_s < ALONE_S:
-            return False
-        return self._is_quick(1)
+    def _is_free(self) -> bool:
+        return not (self._waiting or self._at_work or self._closed)
 
     def _is_quick(self, count: int) -> bool:
         return monotonic() >= self._quick_from_mono_s and self.sink.is_quick(count)
@@ -212,7 +213,7 @@ class RecordWriter:
 
     def _look_at_time(self, began: float) -> None:
         """Leave appends to the thread for a while if this one was slow."""
-        self._appended_mono_s = now = monotonic()
+        now = monotonic()
         if now - began >= SLOW_S:
             self._quick_from_mono_s = now + CALM_FACTOR * (now - began)
 
@@ -270,17 +271,11 @@ class RecordWriter:
     def _ended(self, jobs: Sequence[_WriteJob]) -> Ends:
         """Do each job in order; adjacent records share one append."""
         ends: Ends = []
-        while len(ends) < len(jobs):
-            rest = jobs[len(ends) :]
+        while rest := jobs[len(ends) :]:
             if rest[0].work is not None:
                 ends.append((rest[0], _tried(rest[0].work)))
                 continue
-            records = []
-            for job in rest:
-                if job.record is None:
-                    break
-                records.append(job.record)
-            count, value = _first_of(records, self.sink)
+            count, value = _first_of([job.record for job in takewhile(_RECORD, rest) if job.record], self.sink)
             ends += [(job, value) for job in rest[:count]]
         return ends
 
