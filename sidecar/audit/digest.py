@@ -26,6 +26,7 @@ ARGS, FACT, HEAD, NAME = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1"
 HASHED_NAME = "~hmac:"  # prefix of a hashed name; never valid in a tool, prompt, URI or server name
 BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
+REMEMBERED, REMEMBERED_CHARS = 1024, 64  # digests of short inputs, and their length
 FACT_HASH_CHARS = 32  # threats O4: at least 128 bits
 
 
@@ -55,10 +56,11 @@ class AuditKey:
 class Digests:
     """The keyed digests of one namespace: equal values have equal digests only within it."""
 
-    __slots__ = ("_args", "_fact", "_name")
+    __slots__ = ("_args", "_fact", "_facts", "_name")
 
     def __init__(self, key: AuditKey, namespace: str) -> None:
         own = frame(_utf8(namespace))
+        self._facts: dict[object, str] = {}  # what conditions read is often the same from call to call
         self._args, self._fact, self._name = (key.begin(frame(purpose) + own) for purpose in (ARGS, FACT, NAME))
 
     def args_hash(self, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
@@ -67,10 +69,19 @@ class Digests:
 
     def fact_hash(self, value: object) -> str | None:
         """The digest of a condition's input, which does not reveal it; None if that is not JSON: a time, a CEL type."""
+        kind = type(value)
+        is_short = kind is int or (kind is str and len(value) <= REMEMBERED_CHARS)  # type: ignore[arg-type]
+        if is_short and (digest := self._facts.get(value)) is not None:
+            return digest
         try:
-            return self._fact(frame(canonical_json(value)))[:FACT_HASH_CHARS]
+            digest = self._fact(frame(canonical_json(value)))[:FACT_HASH_CHARS]
         except NotCanonicalError:
             return None
+        if is_short:
+            if len(self._facts) >= REMEMBERED:
+                self._facts.clear()
+            self._facts[value] = digest
+        return digest
 
     def name_hash(self, name: str) -> str:
         return HASHED_NAME + self._name(frame(_utf8(name)))[:FACT_HASH_CHARS]

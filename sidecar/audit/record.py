@@ -290,16 +290,13 @@ def limits_template(states: Iterable[LimitState]) -> str:
 
 def limits(states: Iterable[LimitState], charged: int) -> str:
     """The state of each limit and the amount charged to this call; 0 if not `charged`."""
-    told = [
-        {
-            "name": text(state.name, NAME_CHARS),
-            "charged": state.charged if charged else 0,
-            "remaining": state.remaining,
-            "limit": state.limit,
-            **({"unit": state.unit} if state.unit else {}),
-        }
-        for state in islice(states, ENTRIES)
-    ]
+    told = []
+    for state in islice(states, ENTRIES):
+        amounts: dict[str, Any] = {"name": text(state.name, NAME_CHARS), "charged": state.charged if charged else 0}
+        amounts["remaining"], amounts["limit"] = state.remaining, state.limit
+        if state.unit:
+            amounts["unit"] = state.unit
+        told.append(amounts)
     return f'"limits":{json_text(told)}'
 
 
@@ -340,20 +337,22 @@ def args_hash(digest: str | None) -> str:
     return _NO_ARGS_HASH if digest is None else _ARGS_HASH % digest
 
 
-def answer_to_come(bytes_in: int, stages_s: Mapping[str, float]) -> str:
-    return _ANSWER % ("null", bytes_in, "null", "null", _latency(stages_s))
-
-
 def answer(
-    http_status: int, bytes_in: int, bytes_out: int | None, duration_s: float, stages_s: Mapping[str, float]
+    http_status: int | None,
+    bytes_in: int,
+    bytes_out: int | None,
+    duration_s: float | None,
+    stages_s: Mapping[str, float],
 ) -> str:
-    """What was answered, and how long it took."""
-    size = "null" if bytes_out is None else bytes_out
-    return _ANSWER % (http_status, bytes_in, size, _ms(duration_s), _latency(stages_s))
-
-
-def _latency(stages_s: Mapping[str, float]) -> str:
-    return ",".join([f'"{stage}":{_ms(spent_s)}' for stage, spent_s in stages_s.items()])
+    """What was answered, and how long it took. All but `bytes_in` is None before the answer."""
+    told = {
+        "http_status": http_status,
+        "bytes_in": bytes_in,
+        "bytes_out": bytes_out,
+        "duration_ms": None if duration_s is None else _ms(duration_s),
+        "latency": {stage: int(spent_s * 1e6 + 0.5) / 1000 for stage, spent_s in stages_s.items()},  # `_ms`, inlined
+    }
+    return json_text(told)[1:-1]
 
 
 def _ms(spent_s: float) -> float:
@@ -394,7 +393,6 @@ REDACTED = segment(CONTENT, {"redaction_applied": True})
 _NO_TASK, _NO_ARGS_HASH = segment(TASK, {}), segment(ARGUMENTS, {})
 _IDS = form(IDS) % ('"%s"', "%d", "null", "null", "null")
 _ARGS_HASH = form(ARGUMENTS) % ('"%s"', "null")
-_ANSWER = form(ANSWER) % ("%s", "%s", "%s", "%s", "{%s}")
 
 
 def _who(key: AuditKey, caller: Caller) -> KnownCaller:

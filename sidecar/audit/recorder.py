@@ -350,7 +350,7 @@ class Recording:
         record[shape.ARGUMENTS] = self._arguments(self.args_hash)
         record[shape.LIMITS] = self._limits(charged)
         self._describe(record, self.decision, self.enforcement, self.excused)
-        record[shape.ANSWER] = shape.answer_to_come(self.bytes_in, self.stages_s)
+        record[shape.ANSWER] = shape.answer(None, self.bytes_in, None, None, self.stages_s)
         return record
 
     def _arguments(self, args_hash: str | None) -> str:
