@@ -32,7 +32,7 @@ from sidecar.audit.record import Event, Record
 from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamps
 from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
 from sidecar.audit.rotation import Attester, ChainSink, RotatingSink
-from sidecar.audit.writer import RecordWriter, Told
+from sidecar.audit.writer import RecordWriter, Told, WriteJob
 from sidecar.errors import CredentialFault, LimitState, Reason, Refusal
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.audit import RotationSettings
@@ -87,12 +87,12 @@ class Audit:
         if (wait := self._put("control", self._stamp.control(what, by, facts))) is not None:
             or_refuse(await wait)
 
-    def write(self, event: Event, record: Record) -> asyncio.Future[OSError | None] | None:
-        """Stamp a record and write it. Returns None if it is written, or the future that `or_refuse` judges. Raises
+    def write(self, event: Event, record: Record) -> WriteJob | None:
+        """Stamp a record and write it. Returns None if it is written, or the job whose result `or_refuse` takes. Raises
         Refusal(AUDIT_UNAVAILABLE)."""
         return self._put(event, self._stamp(event, record))
 
-    def _put(self, event: Event, record: Unsealed) -> asyncio.Future[OSError | None] | None:
+    def _put(self, event: Event, record: Unsealed) -> WriteJob | None:
         if not self._waits:
             self.writer.post(record, self._counts[event])
             return None

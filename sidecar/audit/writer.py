@@ -26,13 +26,13 @@ import errno
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from operator import itemgetter
+from operator import attrgetter
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from sidecar.audit.chain import UnfitHead, Unsealed
 
@@ -71,25 +71,39 @@ Told = Callable[[OSError | None], object]
 """Called once with the result of a record, whether or not a caller waited: None, or the error that lost it."""
 
 
-class _WriteJob(NamedTuple):
-    """A record or other work, and the future of the waiting caller, if any."""
+class WriteJob:
+    """A record or other work. Awaiting it returns its result; the loop may then have a turn to append the record."""
 
-    record: Unsealed | None
-    work: Callable[[], Any] | None
-    told: Told
-    end: asyncio.Future[Any] | None = None
+    __slots__ = ("_end", "is_done", "record", "told", "value", "waits", "work")
+
+    def __init__(
+        self, record: Unsealed | None, work: Callable[[], Any] | None, told: Told, *, waits: bool = True
+    ) -> None:
+        self.record, self.work, self.told, self.waits = record, work, told, waits
+        self.value: Any = None
+        self.is_done = False
+        self._end: asyncio.Future[None] | None = None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield  # a record that the loop itself appends is written when the caller's turn comes again
+        if not self.is_done:
+            self._end = asyncio.get_running_loop().create_future()
+            yield from self._end
+        return self.value
 
     def answer(self, value: Any) -> None:
-        if self.end is not None and not self.end.done():
-            self.end.set_result(value)
+        if not self.is_done:
+            self.value, self.is_done = value, True
+            if self._end is not None and not self._end.done():
+                self._end.set_result(None)
 
     def close(self, value: Any) -> None:
         self.told(value if isinstance(value, OSError) else None)
         self.answer(value)
 
 
-_RECORD = itemgetter(0)
-Ends = list[tuple[_WriteJob, Any]]  # each job with its result: a value or an exception
+_RECORD = attrgetter("record")
+Ends = list[tuple[WriteJob, Any]]  # each job with its result: a value or an exception
 
 
 class RecordWriter:
@@ -98,10 +112,10 @@ class RecordWriter:
     def __init__(self, sink: RecordSink, *, deadline_s: float = DEADLINE_S, max_waiting: int = MAX_WAITING) -> None:
         self.sink, self._deadline_s, self._max_waiting = sink, deadline_s, max_waiting
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._jobs: SimpleQueue[Sequence[_WriteJob] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Sequence[WriteJob] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._waiting: deque[_WriteJob] = deque()
-        self._at_work: Sequence[_WriteJob] = ()
+        self._waiting: deque[WriteJob] = deque()
+        self._at_work: Sequence[WriteJob] = ()
         self._late: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
         self._begins = self.stalled = self._failed = self._closed = False
@@ -122,34 +136,34 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
 
-    def put(self, record: Unsealed, told: Told, *, alone: bool = False) -> asyncio.Future[Any] | None:
+    def put(self, record: Unsealed, told: Told, *, alone: bool = False) -> WriteJob | None:
         """Begin to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
-        written, or else a future of None or of an exception. Raises OSError if it cannot be written."""
+        written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
         if self._loop is None or (alone and self._is_free() and self._is_quick(1)):
             self._append_one(record, told)
             return None
-        job = _WriteJob(record, None, told, self._loop.create_future())
+        job = WriteJob(record, None, told)
         self._put(job)
-        return job.end
+        return job
 
     async def append(self, record: Unsealed, told: Told = _ignored) -> None:
         """Write a record. Raises OSError. Cancelling the wait does not undo the write."""
-        if (end := self.put(record, told)) is not None:
-            _value(await end)
+        if (job := self.put(record, told)) is not None:
+            _value(await job)
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Run other blocking work before all later records. Raises OSError."""
         if self._loop is None:
             return _value(_tried(work))
-        end: asyncio.Future[Any] = self._loop.create_future()
         self._work_waits = True
-        self._put(_WriteJob(None, work, _ignored, end))
-        return _value(await end)
+        job = WriteJob(None, work, _ignored)
+        self._put(job)
+        return _value(await job)
 
     def post(self, record: Unsealed, told: Told) -> None:
         """Write a record that no caller waits for."""
         if self._loop is not None:
-            self._put(_WriteJob(record, None, told))
+            self._put(WriteJob(record, None, told, waits=False))
             return
         with suppress(OSError):
             self._append_one(record, told)
@@ -170,8 +184,8 @@ class RecordWriter:
 
     # --- in the loop --------------------------------------------------------------------------------------------------
 
-    def _put(self, job: _WriteJob) -> None:
-        is_late = self.stalled and job.end is not None
+    def _put(self, job: WriteJob) -> None:
+        is_late = self.stalled and job.waits
         if self._closed or is_late or len(self._waiting) >= self._max_waiting:
             job.close(_cannot())
             return
@@ -250,8 +264,8 @@ class RecordWriter:
         )
         for job in self._at_work:
             job.answer(OSError(errno.ETIMEDOUT, "it was not written in time, and may be written later"))
-        awaited = [job for job in self._waiting if job.end is not None]
-        self._waiting = deque(job for job in self._waiting if job.end is None)
+        awaited = [job for job in self._waiting if job.waits]
+        self._waiting = deque(job for job in self._waiting if not job.waits)
         for job in awaited:
             job.close(_cannot())
 
@@ -268,7 +282,7 @@ class RecordWriter:
             except RuntimeError:  # the loop is gone, with all waiting callers
                 return
 
-    def _ended(self, jobs: Sequence[_WriteJob]) -> Ends:
+    def _ended(self, jobs: Sequence[WriteJob]) -> Ends:
         """Do each job in order; adjacent records share one append."""
         ends: Ends = []
         while rest := jobs[len(ends) :]:
