@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from sidecar.audit.digest import KEY_ID_CHARS, AuditKey, frame
+from sidecar.audit.digest import KEY_ID_CHARS, AuditKey
 
 GENESIS = "0" * 64
 MAX_LINE_BYTES = 2 * 1024 * 1024  # `record` keeps lines below this (usually at 2 kB); a longer line is not a record
@@ -150,8 +150,6 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _mac(key: AuditKey, end: ChainEnd, ahead: ChainEnd) -> str:
-    return key.anchor(_framed(end) + _framed(ahead))
-
-
-def _framed(end: ChainEnd) -> bytes:
-    return frame(b"%d" % end.seq) + frame(end.hash.encode("ascii"))
+    seq, next_seq = b"%d" % end.seq, b"%d" % ahead.seq
+    words = (len(seq), seq, end.hash.encode("ascii"), len(next_seq), next_seq, ahead.hash.encode("ascii"))
+    return key.anchor(b"\0\0\0%c%b\0\0\0\x40%b\0\0\0%c%b\0\0\0\x40%b" % words)  # as `digest.frame` of each

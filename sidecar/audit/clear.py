@@ -29,9 +29,6 @@ class Clear:
     def __init__(self, chosen: Mapping[str, Sequence[str]]) -> None:
         self._chosen = {name: {text: parse_pointer(text) for text in pointers} for name, pointers in chosen.items()}
 
-    def __bool__(self) -> bool:
-        return bool(self._chosen)
-
     def of(self, question: Question) -> dict[str, dict[str, Any]] | None:
         pointers = self._chosen.get(question.object)
         if pointers is None:

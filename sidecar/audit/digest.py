@@ -26,7 +26,7 @@ ARGS, FACT, HEAD, NAME = b"sidecar/args/1", b"sidecar/fact/1", b"sidecar/head/1"
 HASHED_NAME = "~hmac:"  # prefix of a hashed name; never valid in a tool, prompt, URI or server name
 BLOCK_BYTES = 64  # of SHA-256
 KEY_ID_CHARS = 16
-REMEMBERED, REMEMBERED_CHARS = 1024, 64  # digests of short inputs, and their length
+REMEMBERED, REMEMBERED_CHARS = 1024, 128  # of short inputs, actions and objects
 FACT_HASH_CHARS = 32  # threats O4: at least 128 bits
 
 
@@ -56,16 +56,25 @@ class AuditKey:
 class Digests:
     """The keyed digests of one namespace: equal values have equal digests only within it."""
 
-    __slots__ = ("_args", "_fact", "_facts", "_name")
+    __slots__ = ("_args", "_begin", "_begun", "_fact", "_facts", "_name")
 
     def __init__(self, key: AuditKey, namespace: str) -> None:
         own = frame(_utf8(namespace))
         self._facts: dict[object, str] = {}  # what conditions read is often the same from call to call
-        self._args, self._fact, self._name = (key.begin(frame(purpose) + own) for purpose in (ARGS, FACT, NAME))
+        self._begin, self._args = key.begin, frame(ARGS) + own
+        self._begun: dict[tuple[str, str], Mac] = {}  # by action and object
+        self._fact, self._name = (key.begin(frame(purpose) + own) for purpose in (FACT, NAME))
 
     def args_hash(self, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
         """The digest of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) if they are not JSON."""
-        return self._args(frame(_utf8(action)) + frame(_utf8(object_)) + frame(canonical(arguments)))
+        mac = self._begun.get((action, object_))
+        if mac is None:
+            if len(self._begun) >= REMEMBERED:
+                self._begun.clear()
+            mac = self._begin(self._args + frame(_utf8(action)) + frame(_utf8(object_)))
+            if len(action) + len(object_) <= REMEMBERED_CHARS:
+                self._begun[action, object_] = mac
+        return mac(frame(canonical(arguments)))
 
     def fact_hash(self, value: object) -> str | None:
         """The digest of a condition's input, which does not reveal it; None if that is not JSON: a time, a CEL type."""

@@ -80,7 +80,7 @@ class AuditFile:
         self.path, self._head_path = path, path.with_name(path.name + HEAD_SUFFIX)
         self.found, self.end, self.size = found, found.end, found.size  # `size` without the earlier parts
         self._key, self._file, self._head, self._to_disk = key, descriptor, head_descriptor, to_disk
-        self._ids = _ids(os.fstat(descriptor)), _ids(os.fstat(head_descriptor))
+        self._ids = (*_ids(descriptor), *_ids(head_descriptor))
         self._unsettled = False
 
     @classmethod
@@ -154,7 +154,7 @@ class AuditFile:
                 part.rename(self.path)
                 raise
             replaced, self._file, self.size = self._file, os.dup(descriptor), 0
-            self._ids = _ids(os.fstat(descriptor)), self._ids[1]
+            self._ids = (*_ids(descriptor), *self._ids[2:])
         os.close(replaced)
         if self._to_disk:
             sync_folder(self.path.parent)
@@ -172,7 +172,8 @@ class AuditFile:
         except OSError:
             self._say_whose_it_is()
         else:
-            if (_ids(log), _ids(head)) != self._ids or log.st_size != self.size:
+            found = (log.st_dev, log.st_ino, head.st_dev, head.st_ino)
+            if found != self._ids or log.st_size != self.size:
                 self._say_whose_it_is()
 
     def _say_whose_it_is(self) -> None:
@@ -194,7 +195,8 @@ class AuditFile:
         self._unsettled = False
 
 
-def _ids(status: os.stat_result) -> tuple[int, int]:
+def _ids(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
 

@@ -154,7 +154,7 @@ class Describer:
     __slots__ = ("_limits", "_links", "_no_caller", "_roles", "_who", "blank", "clear")
 
     def __init__(self, key: AuditKey, clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
-        self.clear = Clear(clear_arguments)
+        self.clear = Clear(clear_arguments) if clear_arguments else None
         """Selects the arguments that are recorded in clear."""
         self.blank: Record = [segment(place, {"key_id": key.id}) for place in range(len(LAYOUT))]
         self._no_caller = KnownCaller(self.blank[CREDENTIAL], self.blank[CHAIN], Digests(key, ""))
@@ -219,13 +219,12 @@ class Describer:
     def role(self, decision: Decision) -> str:
         return self._roles(decision.roles)
 
-    def ground(self, caller: Caller | None, decision: Decision) -> str:
+    def ground(self, digests: Digests, decision: Decision) -> str:
         """The rules that a decision rests on, and what their conditions read."""
         links = self._links(decision.links)
         if not decision.facts:
             return f'{links},"facts":[]'
-        fact_hash = self.caller(caller).digests.fact_hash
-        facts = [_fact(fact, fact_hash) for fact in decision.facts[:ENTRIES]]
+        facts = [_fact(fact, digests.fact_hash) for fact in decision.facts[:ENTRIES]]
         return f'{links},"facts":[{",".join(facts)}]'
 
 
@@ -380,7 +379,7 @@ def json_text(value: Any) -> str:
 
 
 def unsealed(event: Event, record: Record) -> Unsealed:
-    return Unsealed(_STARTS[event], f',{",".join(record)},"prev_hash":"')
+    return Unsealed(STARTS[event], f',{",".join(record)},"prev_hash":"')
 
 
 def form(place: int) -> str:
@@ -388,7 +387,7 @@ def form(place: int) -> str:
     return ",".join(f'"{name}":%s' for name in LAYOUT[place])
 
 
-_STARTS: Mapping[str, str] = {event: f'{{"v":{VERSION},"event":"{event}","seq":' for event in EVENTS}
+STARTS: Mapping[str, str] = {event: f'{{"v":{VERSION},"event":"{event}","seq":' for event in EVENTS}
 REDACTED = segment(CONTENT, {"redaction_applied": True})
 _NO_TASK, _NO_ARGS_HASH = segment(TASK, {}), segment(ARGUMENTS, {})
 _IDS = form(IDS) % ('"%s"', "%d", "null", "null", "null")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -84,20 +84,18 @@ class Audit:
 
     async def control(self, what: str, by: str, **facts: object) -> None:
         """Record an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""
-        if (wait := self._put("control", self._stamp.control(what, by, facts))) is not None:
-            or_refuse(await wait)
+        if (job := self.write("control", shape.control(self.key.id, what, by, facts))) is not None:
+            or_refuse(await job)
 
     def write(self, event: Event, record: Record) -> WriteJob | None:
         """Stamp a record and write it. Returns None if it is written, or the job whose result `or_refuse` takes. Raises
         Refusal(AUDIT_UNAVAILABLE)."""
-        return self._put(event, self._stamp(event, record))
-
-    def _put(self, event: Event, record: Unsealed) -> WriteJob | None:
+        stamped = self._stamp(event, record)
         if not self._waits:
-            self.writer.post(record, self._counts[event])
+            self.writer.post(stamped, self._counts[event])
             return None
         try:
-            return self.writer.put(record, self._counts[event], alone=not self.under_way)
+            return self.writer.put(stamped, self._counts[event], alone=not self.under_way)
         except OSError as error:
             raise UnwrittenRecord(error) from None  # what cannot be recorded must not happen (threats I3, O2)
 
@@ -205,8 +203,8 @@ class Recording:
         self.args_hash = self._hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(self._hash)
         self._record = record = self._gather(self.charged)
         try:
-            if (wait := self.audit.write("decision", record)) is not None:
-                or_refuse(await wait)
+            if (job := self.audit.write("decision", record)) is not None:
+                or_refuse(await job)
         except Refusal as refusal:
             if not may_be_written(refusal):
                 self._record = self.args_hash = None
@@ -241,12 +239,12 @@ class Recording:
         record[shape.ARGUMENTS] = self._arguments(None)
         record[shape.END] = shape.segment(shape.END, {"reason": None if enforcement == "shadow" else decision.reason})
         self._describe(record, decision, enforcement)
-        if (wait := self.audit.write("decision", record)) is not None:
-            or_refuse(await wait)
+        if (job := self.audit.write("decision", record)) is not None:
+            or_refuse(await job)
 
-    async def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> None:
+    def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> Coroutine[Any, Any, None]:
         """Write how the call ended. `bytes_out` is the size of the response body. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        await self._end("outcome", reason, http_status, bytes_out)
+        return self._end("outcome", reason, http_status, bytes_out)
 
     async def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
         """Write that the request was refused: a `refusal`, or the `outcome` of a call that was already decided. Raises
@@ -270,7 +268,8 @@ class Recording:
             record[shape.LIMITS] = self._limits(self.charged)
         else:
             record = await self._gather_refused()
-        record[shape.TASK] = shape.task(self.task_id)  # the response may have created it
+        if self.task_id or self._record is not None:
+            record[shape.TASK] = shape.task(self.task_id)  # the response may have created it
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
         if self.credential_fault is not None:
@@ -289,8 +288,8 @@ class Recording:
             self._is_under_way = False
             self.audit.under_way -= 1
         try:
-            if (wait := self.audit.write(event, record)) is not None:
-                or_refuse(await wait)
+            if (job := self.audit.write(event, record)) is not None:
+                or_refuse(await job)
         except Refusal as refusal:
             self.done = may_be_written(refusal)
             raise
@@ -332,7 +331,8 @@ class Recording:
             decision_id or self.decision_id, asked_as, self.trace_id, self.run_id, self.thread_id
         )
         record[shape.PEER] = shape.peer(self.peer)
-        record[shape.TASK] = shape.task(self.task_id)
+        if self.task_id:
+            record[shape.TASK] = shape.task(self.task_id)
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
         if self.caller is not None:
@@ -355,7 +355,7 @@ class Recording:
 
     def _arguments(self, args_hash: str | None) -> str:
         clear = self.audit.describer.clear
-        if not clear or self.call is None:
+        if clear is None or self.call is None:
             return shape.args_hash(args_hash)
         fields = {"args_hash": args_hash, "clear_arguments": clear.of(self.call.question)}
         return shape.segment(shape.ARGUMENTS, fields)
@@ -375,7 +375,8 @@ class Recording:
             record[shape.POLICY] = shape.policy(excused, (), "", enforcement)
             return
         describer, would_deny = self.audit.describer, decision.would_deny
-        record[shape.ROLE], record[shape.GROUND] = describer.role(decision), describer.ground(self.caller, decision)
+        record[shape.ROLE] = describer.role(decision)
+        record[shape.GROUND] = describer.ground(describer.caller(self.caller).digests, decision)
         if enforcement == "shadow" and not decision.allowed:
             would_deny = (*would_deny, *decision.denied_by)
         if would_deny or excused:
@@ -393,7 +394,7 @@ class RecordStamp:
 
     def __call__(self, event: Event, record: Record) -> Unsealed:
         record[shape.STAMP] = self._form % (self._new_id(), self._format(self._now_s()))
-        return shape.unsealed(event, record)
+        return Unsealed(shape.STARTS[event], f',{",".join(record)},"prev_hash":"')
 
     def control(self, what: str, by: str, facts: Mapping[str, object]) -> Unsealed:
         return self("control", shape.control(self._key_id, what, by, facts))

@@ -98,9 +98,10 @@ class RotatingSink:
 
     def is_quick(self, count: int) -> bool:
         """Whether so many records are appended without a new file or a checkpoint, and the sink is quick."""
+        if not self.sink.is_quick(count) or self._is_full():
+            return False
         attester = self._attester
-        seals = attester is not None and self.sink.end.seq + count - self._attested.seq >= attester.every_records
-        return self.sink.is_quick(count) and not seals and not self._is_full()
+        return attester is None or self.sink.end.seq + count - self._attested.seq < attester.every_records
 
     def is_due(self) -> bool:
         """Whether `look` has something to do; an estimate that other threads may make."""
@@ -134,9 +135,9 @@ class RotatingSink:
 
     def _is_full(self) -> bool:
         file, most = self._file, self._rotation.max_bytes
-        if file is None or most is None or not self._can_turn_over():
+        if file is None or most is None:
             return False
-        return file.size >= most or self._evidence.size >= most
+        return (file.size >= most or self._evidence.size >= most) and self._can_turn_over()
 
     def _is_old(self) -> bool:
         every_s = self._rotation.every_s

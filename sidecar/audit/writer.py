@@ -246,6 +246,8 @@ class RecordWriter:
 
     def _judge(self, last: Any) -> None:
         """Whether records can be written, by the result of the last one."""
+        if last is None and not self._failed and not self.stalled:
+            return
         was_up, self.stalled = self.up, False
         if not isinstance(last, UnfitHead):  # a record that fits nowhere says nothing about the sink
             self._failed = isinstance(last, OSError)

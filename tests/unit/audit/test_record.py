@@ -357,7 +357,7 @@ def test_each_caller_is_described_as_itself_whatever_came_before() -> None:
         link = Link(PermissionKind.AGENT_TO_TOOL, name, "tool:x", "tools/call", True, rules=(rule,))
         for _ in range(2):
             decision = Decision(True, "r", (link,), roles=(name,))
-            known, ground = describer.caller(caller), describer.ground(caller, decision)
+            known, ground = describer.caller(caller), describer.ground(describer.caller(caller).digests, decision)
             line = orjson.loads("{" + ",".join([known.chain, describer.role(decision), ground]) + "}")
             assert (line["agent_id"], line["chain"], line["agent_role"]) == (name, [name], name)
             assert line["links"][0]["rules"] == [name]
