@@ -6,9 +6,11 @@ Records are written in groups, so that all waiting callers share one append (gro
                                        The loop appends it; a record that is `alone` is appended in its caller's turn
     what came while the thread worked  for all other sinks and all other work
 
-A page cache stops being quick when its disk does, and only the write itself shows it: the loop is then held for that
-one append. After an append of `SLOW_S` or longer, the thread appends for `CALM_FACTOR` times as long as it took, so a
-disk that is slow again and again holds the loop for at most one per cent of the time.
+A page cache takes lines for a while after its disk has stalled, and then only the write itself shows it: the loop is
+held for that one append, for as long as the system holds it. This is bounded in two ways. After an append of `SLOW_S`
+or longer, the thread appends for `CALM_FACTOR` times as long as it took, so a disk that is slow again and again holds
+the loop for at most one per cent of the time. And the first append after `IDLE_S` without one is the thread's, so a
+disk that stalled in the meantime holds up only the calls whose records wait.
 
     waiting     records queued for the next append
     at work     records that the thread is writing
@@ -42,6 +44,7 @@ MAX_WAITING: Final = 20_000  # about 40 MB of records; each belongs to a running
 CLOSE_S: Final = 5.0
 SLOW_S: Final = 0.05  # a usual append takes 0.00002; a busy machine may not let us run for some hundredths
 CALM_FACTOR: Final = 100
+IDLE_S: Final = 1.0
 
 log = logging.getLogger("sidecar.audit")
 
@@ -121,6 +124,7 @@ class RecordWriter:
         self._begins = self.stalled = self._failed = self._closed = False
         self._work_waits = False
         self._quick_from_mono_s = 0.0
+        self._appended_mono_s = -IDLE_S
 
     @property
     def depth(self) -> int:
@@ -215,7 +219,10 @@ class RecordWriter:
         return not (self._waiting or self._at_work or self._closed)
 
     def _is_quick(self, count: int) -> bool:
-        return monotonic() >= self._quick_from_mono_s and self.sink.is_quick(count)
+        now_s = monotonic()
+        if now_s < self._quick_from_mono_s or now_s - self._appended_mono_s >= IDLE_S:
+            return False
+        return self.sink.is_quick(count)
 
     def _append_one(self, record: Unsealed, told: Told) -> None:
         began = monotonic()
@@ -225,11 +232,11 @@ class RecordWriter:
         told(error)
         _value(error)
 
-    def _look_at_time(self, began: float) -> None:
+    def _look_at_time(self, began_mono_s: float) -> None:
         """Leave appends to the thread for a while if this one was slow."""
-        now = monotonic()
-        if now - began >= SLOW_S:
-            self._quick_from_mono_s = now + CALM_FACTOR * (now - began)
+        self._appended_mono_s = now_s = monotonic()
+        if now_s - began_mono_s >= SLOW_S:
+            self._quick_from_mono_s = now_s + CALM_FACTOR * (now_s - began_mono_s)
 
     def _end(self, ends: Ends) -> None:
         if self._late is not None:

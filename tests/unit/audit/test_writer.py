@@ -14,7 +14,7 @@ import pytest
 from sidecar.audit.chain import UnfitHead, Unsealed
 from sidecar.audit.writer import MAX_AT_ONCE, RecordWriter
 from sidecar.errors import Reason, Refusal
-from tests.unit.audit.scenes import open_audit, records, understood
+from tests.unit.audit.scenes import FakeClock, open_audit, records, understood
 
 
 def numbered(number: int) -> Unsealed:
@@ -222,6 +222,105 @@ async def test_closing_writes_what_waits_and_then_nothing() -> None:
     with pytest.raises(OSError, match="cannot be written now"):
         await writer.append(numbered(1))
     await writer.close()
+
+
+# --- in the loop ------------------------------------------------------------------------------------------------------
+
+
+class Local(Disk):
+    """A local file: it says that it is quick, remembers which thread appended, and takes as long as the test says."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self.clock, self.quick, self.takes_s = clock, True, 0.00002
+        self.threads: list[threading.Thread] = []
+
+    def append(self, given: Sequence[Unsealed]) -> int:
+        self.threads.append(threading.current_thread())
+        self.clock.now += self.takes_s
+        return super().append(given)
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> Local:
+    clock = FakeClock()
+    monkeypatch.setattr("sidecar.audit.writer.monotonic", clock.monotonic)
+    return Local(clock)
+
+
+async def test_what_one_turn_of_the_loop_brings_is_one_append_in_the_loop(local: Local) -> None:
+    async with writing(local) as writer:
+        await writer.append(numbered(0))
+        await asyncio.gather(*appended(writer, *range(1, 9)))
+        assert [len(one) for one in local.appends] == [1, 8] and local.written == list(range(9))
+        ours = threading.current_thread()
+        assert [each is ours for each in local.threads] == [False, True], "the first after a pause is the thread's"
+
+
+async def test_a_record_that_comes_alone_is_written_when_put_returns(local: Local) -> None:
+    async with writing(local) as writer:
+        await writer.append(numbered(0))
+        ends: list[OSError | None] = []
+        assert writer.put(numbered(1), ends.append, alone=True) is None
+        assert local.written == [0, 1] and ends == [None]
+        local.full = True
+        with pytest.raises(OSError, match="no space left"):
+            writer.put(numbered(2), ends.append, alone=True)
+        assert not writer.up and isinstance(ends[1], OSError)
+        local.full = False
+        waits = appended(writer, 3)
+        await asyncio.sleep(0)
+        job = writer.put(numbered(4), ends.append, alone=True)
+        assert job is not None, "one waits already, and order is kept"
+        assert await job is None and await waits[0] is None and local.written == [0, 1, 3, 4] and writer.up
+
+
+async def test_a_slow_append_leaves_the_next_ones_to_the_thread_for_a_hundred_times_as_long(local: Local) -> None:
+    async with writing(local) as writer:
+        await writer.append(numbered(0))
+        local.takes_s = 5.0
+        await writer.append(numbered(1))
+        local.takes_s = 0.0
+        for number in range(2, 1002):  # twice a second, so that no pause is long
+            local.clock.now += 0.5
+            await writer.append(numbered(number))
+        ours = threading.current_thread()
+        in_loop = [each is ours for each in local.threads]
+        assert in_loop == [False, True, *[False] * 999, True]
+
+
+async def test_a_pause_leaves_the_first_append_to_the_thread(local: Local) -> None:
+    async with writing(local) as writer:
+        for number in range(4):
+            local.clock.now += 1.5 * (number % 2)
+            await writer.append(numbered(number))
+        ours = threading.current_thread()
+        assert [each is ours for each in local.threads] == [False, False, True, False]
+
+
+async def test_other_work_keeps_its_place_where_the_loop_appends(local: Local) -> None:
+    seen: list[list[int]] = []
+    async with writing(local) as writer:
+        await writer.append(numbered(0))
+        tasks = appended(writer, 1)
+        tasks += [asyncio.ensure_future(writer.run(lambda: seen.append(list(local.written))))]
+        tasks += appended(writer, 2)
+        await asyncio.gather(*tasks)
+        await writer.append(numbered(3))
+        assert seen == [[0, 1]] and local.written == [0, 1, 2, 3]
+        assert local.threads[-1] is threading.current_thread()
+
+
+async def test_who_leaves_while_the_loop_appends_has_not_undone_it(local: Local) -> None:
+    async with writing(local) as writer:
+        await writer.append(numbered(0))
+        gone, stays = appended(writer, 1, 2)
+        await asyncio.sleep(0)
+        gone.cancel()
+        await stays
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert local.written == [0, 1, 2]
 
 
 # --- as evidence ------------------------------------------------------------------------------------------------------
