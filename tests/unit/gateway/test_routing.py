@@ -307,14 +307,7 @@ def test_of_header_names_a_bounded_number_is_remembered_and_all_are_read() -> No
 
 
 def test_the_routing_headers_are_all_there_line_by_line() -> None:
-    headers: Headers = {
-        "mcp-protocol-version": ["a", "b"],
-        "mcp-method": ["c"],
-        "mcp-name": ["d", "d"],
-        "mcp-session-id": ["e", "f"],
-        "last-event-id": ["g"],
-        "mcp_method": ["l"],
-    }
+    headers: Headers = TABLES["headers"]
     assert head_of(headers) == EraHeaders(("a", "b"), ("c",), ("d", "d"), ("e", "f"), ("g",))
     assert head_of({}) == EraHeaders()
 
