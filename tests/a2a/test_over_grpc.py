@@ -16,6 +16,7 @@ from sidecar.protocols.a2a.operations import BY_ACTION
 from sidecar.protocols.a2a.wire import WIRES
 from tests.a2a.world import ALICE, BOB, HELLO, AgentWorld, agent_world, ask, saying, task
 from tests.flow.world import PATIENCE_S, until
+from tests.tables import tables
 
 KEY = ("authorization", ALICE["Authorization"])
 SEND = {"message": HELLO}
@@ -205,13 +206,7 @@ async def test_connections_are_capped_who_is_answered_stays(tmp_path: Path, monk
 
 @pytest.mark.parametrize(
     ("there", "busy", "leave"),
-    [
-        ({"a": 3, "b": 1}, {}, 0),
-        ({"a": 9, "b": 2}, {}, 4),
-        ({"a": 6, "b": 2}, {}, 1),
-        ({"a": 9, "b": 2}, {"a": 9}, 2),
-        ({"a": 4, "2001:db8::1": 3, "2001:db8::2": 3}, {}, 2),
-    ],
+    tables("a2a/over_grpc")["leaves"],
     ids=["there is room", "too many in all", "too many of one", "who is answered stays", "a subnet is one"],
 )
 def test_who_has_to_leave(there: dict[str, int], busy: dict[str, int], leave: int) -> None:

@@ -521,17 +521,10 @@ def tool(**changes: Any) -> dict[str, Any]:
 
 
 GREETINGS: dict[str, tuple[dict[str, Any], str]] = {
+    **tables("flow/misbehaviours")["greetings"],
     "capabilities without end": (greeting(capabilities={f"c{n}": {} for n in range(90_000)}), FAILED),
-    "capabilities that are a list": (greeting(capabilities=[1]), ""),
-    "a name that is a list": (greeting(serverInfo=[1]), ""),
-    "a revision that is a list": (greeting(protocolVersion=["2025-11-25"]), FAILED),
-    "a revision that is none": (greeting(protocolVersion="1999-01-01"), FAILED),
     "instructions of megabytes": (greeting(instructions="x" * 5_000_000), FAILED),
-    "no greeting": ({"initialize": []}, FAILED),
-    "the same page for ever": ({"tools/list": {"tools": [], "nextCursor": "a"}}, FAILED),
-    "a cursor that is a list": ({"tools/list": {"tools": [], "nextCursor": ["a"]}}, FAILED),
     "a cursor of megabytes": ({"tools/list": {"tools": [], "nextCursor": "a" * 2**20}}, FAILED),
-    "a list that is an object": ({"tools/list": {"tools": {"search_code": SEEN}}}, FAILED),
     "three thousand tools": ({"tools/list": {"tools": [SEEN] * 3_000}}, FAILED),
     "values without end": ({"tools/list": {"tools": [SEEN], "x": [{}] * 2_000_000}}, FAILED),
     "a name of a megabyte": (tool(name="t" * 2**20), "tool-unknown"),
@@ -539,10 +532,6 @@ GREETINGS: dict[str, tuple[dict[str, Any], str]] = {
         tool(inputSchema={"type": "object", "properties": {"p" * 2**21: {}}}),
         "schema-unavailable",
     ),
-    "a schema that is a list": (tool(inputSchema=[]), "schema-unavailable"),
-    "a tool twice": ({"tools/list": {"tools": [SEEN, {**SEEN, "inputSchema": {}}]}}, "schema-unavailable"),
-    "a list for ever": ({"tools/list": {"tools": [SEEN], "ttlMs": 1e308}}, ""),
-    "a list for no time": ({"tools/list": {"tools": [SEEN], "ttlMs": -1e308}}, ""),
 }
 """By method what a server says, and what whoever calls its `search_code` hears."""
 

@@ -5,7 +5,6 @@ import json
 import re
 import socket
 import ssl
-import struct
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, S
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 from tests.flow.world import ACCEPT, PATIENCE_S, STATELESS, World, stateless
+from tests.unit.http.client.hostile import Conversation
 
 CALL = json.dumps(stateless("tools/call", {"name": "search_code", "arguments": {"repo": "acme/raw"}})).encode()
 ROUTING = [
@@ -105,11 +105,7 @@ class Wire:
         """Leave what comes in the kernel's buffers, as a caller does who is busy elsewhere."""
         self.writer.transport.pause_reading()
 
-    def reset(self) -> None:
-        """Hang up with an RST."""
-        raw = self.writer.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.writer.transport.abort()
+    reset = Conversation.reset
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""One stateless tools/call, from socket to audit."""
+"""However a call ends, what it waits for, and who may make it."""
 
 import asyncio
 from collections import Counter
@@ -17,32 +17,6 @@ from tests.flow.world import RULES, SESSION, Upstream, World, until, world
 from tests.valkey import running_valkey
 
 ANYBODY = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
-
-
-async def test_an_allowed_call_reaches_the_upstream_and_leaves_two_records(planner: World) -> None:
-    status, body, _ = await planner.call("search_code", {"repo": "acme/site"}, id="a-1")
-    assert (status, body["id"], body["result"]["content"][0]["text"]) == (200, "a-1", "done")
-    assert [call["params"]["arguments"] for call in planner.upstream.calls()] == [{"repo": "acme/site"}]
-    decision, outcome = planner.records()[-2:]
-    assert (decision["event"], outcome["event"]) == ("decision", "outcome")
-    assert decision["decision_id"] == outcome["decision_id"]
-    assert outcome["status"] == "success" and outcome["agent_id"] == "nhi:planner"
-
-
-async def test_a_denied_call_never_reaches_the_upstream(planner: World) -> None:
-    for tool, repo, reason in (("delete_repo", "acme", "no-matching-rule"), ("search_code", "evil", "condition-false")):
-        status, body, _ = await planner.call(tool, {"repo": f"{repo}/site"})
-        assert (status, body["error"]["code"], body["error"]["data"]["reason"]) == (403, 403, reason)
-        assert planner.upstream.calls() == []
-        assert planner.records()[-1]["event"] == "refusal"
-
-
-async def test_bad_arguments_are_a_tool_result_that_names_the_place_and_not_the_value(planner: World) -> None:
-    status, body, _ = await planner.call("search_code", {"repo": "acme/x", "limit": 4711})
-    assert status == 200 and body["result"]["isError"] is True and body["result"]["resultType"] == "complete"
-    text = body["result"]["content"][0]["text"]
-    assert "/arguments/limit" in text and "maximum" in text and "4711" not in text
-    assert planner.upstream.calls() == []
 
 
 async def test_of_fifty_calls_at_once_through_four_sidecars_five_pass_a_limit_of_five(tmp_path: Path) -> None:

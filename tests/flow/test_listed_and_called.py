@@ -1,6 +1,6 @@
 """Is what is listed what can be called, and who learns what there is?
 
-Threats L2, L3, L5, L8; reports BL-010, BL-014, BL-032, BL-035, BL-064.
+Threats L2, L3, L5, L8; reports BL-010, BL-014, BL-035, BL-064.
 """
 
 import json
@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.flow.guests import result_of
-from tests.flow.scripts import stream
-from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk, reason_of, talking
-from tests.flow.world import TOOLS, Upstream, listening, world
+from tests.flow.world import Upstream, listening, world
 
 
 @pytest.mark.parametrize("era", ERAS)
@@ -128,21 +125,3 @@ async def test_two_servers_with_the_same_tool_never_meet(tmp_path: Path, era: Er
             assert reason_of(await github.call(name)) in ("no-matching-rule", "malformed-call")
         assert (await gitlab.ask("tools/list"))[1]["result"]["tools"] == []
         assert (one.methods().count("tools/call"), other.methods().count("tools/call")) == (1, 0)
-
-
-@pytest.mark.parametrize("era", ERAS)
-async def test_the_most_permissive_policy_lists_everything(tmp_path: Path, era: Era) -> None:
-    """BL-032, over streams, with two servers."""
-
-    note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "working"}}
-    listed = stream(event(note), lambda message: result_of(message, {"tools": TOOLS}))
-    one, other = Upstream(script={"tools/list": listed}), Upstream(script={"tools/list": listed})
-    rules = 'p, *, *, *, -, -, "true", allow\n'
-    async with (
-        listening(other.handle) as base,
-        world(tmp_path, rules=rules, upstream=one, upstream_settings=two_upstreams(f"{base}/mcp")) as running,
-    ):
-        for server in ("github", "gitlab"):
-            status, body, _ = await Talk(running, era, server=server).ask("tools/list")
-            messages = [json.loads(one) for one in re.findall(rb"^data: (.+)$", body, re.MULTILINE)]
-            assert status == 200 and messages[-1]["result"]["tools"] == TOOLS

@@ -17,6 +17,7 @@ from tests.flow.scripts import after
 from tests.flow.streams import event
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import PATIENCE_S, Upstream, World, until, world
+from tests.tables import tables
 
 HOUR = "p, nhi:planner, tool:github/*, use, -, -, now < timestamp('2030-01-01T00:00:00Z'), allow\n"
 FAR = 1_900_000_000.0  # beyond that hour
@@ -92,15 +93,7 @@ def test_no_two_are_told_the_same_moment_to_come_back() -> None:
     assert (places.count, places.taken) == (0, {})
 
 
-@pytest.mark.parametrize(
-    ("bounds", "grace_s", "change", "reason"),
-    [
-        ({"revoked_calls": "finish"}, 30, "rules", ""),
-        ({"revoked_calls": "finish"}, 0.2, "rules", "no-matching-rule"),
-        ({"revoked_calls": "cancel"}, 30, "rules", "no-matching-rule"),
-        ({"revoked_calls": "finish"}, 30, "kill switch", "principal-disabled"),
-    ],
-)
+@pytest.mark.parametrize(("bounds", "grace_s", "change", "reason"), tables("flow/oversight")["under_way"])
 async def test_a_call_under_way_when_its_permission_ends(
     tmp_path: Path, bounds: dict[str, str], grace_s: float, change: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,11 +36,7 @@ def test_what_is_not_understood_is_a_fault_at_its_place(tmp_path: Path, text: st
 @pytest.mark.parametrize("pattern", ["*/x", "*/admin/*", "[", "(", "{", "?", "[a-z]*", "(a|b)", "{id}", "^x$", "x.*("])
 @pytest.mark.parametrize(
     ("row", "code"),
-    [
-        ("p, user:a, PATTERN, use, -, -, -, allow", "P113"),
-        ("p, user:a, tool:s/t, PATTERN, -, -, -, allow", "P104"),
-        ("p, PATTERN, tool:s/t, use, -, -, -, allow", "P103"),
-    ],
+    TABLES["other_languages"],
     ids=["object", "action", "subject"],
 )
 def test_a_pattern_of_another_language_is_a_fault_at_its_place(

@@ -63,14 +63,7 @@ def test_a_change_has_these_regions(tmp_path: Path, case: dict[str, Any]) -> Non
     assert bool(found.roles) is (case.get("old roles") != case.get("new roles"))
 
 
-@pytest.mark.parametrize(
-    ("allowed", "link", "more", "told"),
-    [
-        # Tokens grant `role:<namespace>/<value>` alone, so that none is told of here.
-        ("role:r, tool:s/t", "g, user:a, role:r", "g, user:b, role:r", "user:b × tool:s/t"),
-        ("nhi:a, set:x", "g2, tool:s/a, set:x", "g2, tool:s/b, set:x", "nhi:a × tool:s/b"),
-    ],
-)
+@pytest.mark.parametrize(("allowed", "link", "more", "told"), TABLES["members"])
 def test_a_change_of_a_role_or_a_set_is_told_by_its_members(
     tmp_path: Path, allowed: str, link: str, more: str, told: str
 ) -> None:

@@ -12,6 +12,7 @@ from sidecar.protocols.jsonrpc import Request
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION
 from sidecar.protocols.mcp.messages import METHODS
+from tests.tables import tables
 from tests.unit.protocols.asking import NO_NAMES, NO_STRINGS, call_of
 
 # --- what goes on ---------------------------------------------------------------------------------------------------
@@ -83,15 +84,7 @@ def test_capabilities_without_tasks_stay_as_they_are(extensions: Any) -> None:
 # --- what comes back ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("member", "entry", "method", "params"),
-    [
-        ("tools", {"name": "search"}, "tools/call", {"name": "search"}),
-        ("prompts", {"name": "hello"}, "prompts/get", {"name": "hello"}),
-        ("resources", {"uri": "file:///a", "name": "A"}, "resources/read", {"uri": "file:///a"}),
-        ("resourceTemplates", {"uriTemplate": "file:///{a}"}, "resources/read", {"uri": "file:///{a}"}),
-    ],
-)
+@pytest.mark.parametrize(("member", "entry", "method", "params"), tables("protocols/mcp_passage")["entries"])
 def test_an_entry_is_listed_by_the_very_question_that_its_use_asks(
     member: str, entry: dict[str, Any], method: str, params: dict[str, Any]
 ) -> None:

@@ -11,6 +11,7 @@ from sidecar.errors import SettingsError
 from sidecar.settings import load_settings, schedules
 from sidecar.settings.schedules import ScheduleSettings, acts_as, schedule_faults
 from sidecar.settings.validation_errors import Finding, findings_of
+from tests.tables import tables
 
 
 def schedule(**more: Any) -> ScheduleSettings:
@@ -31,15 +32,7 @@ def test_when_it_is_due_and_how_late_it_may_be() -> None:
     assert schedule(missed="skip", missed_within="5s").late_s == 5.0
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "message"),
-    [
-        ({"cron": "0 25 * * *"}, "S176", "25 is no hour"),
-        ({"cron": "0 0 2 * * *"}, "S176", "it has six fields, and cron has five"),
-        ({"cron": "@fortnightly"}, "S176", "@fortnightly is none of cron's words"),
-        ({"timezone": "Europe/Bärlin"}, "S175", "there is no time zone Europe/Bärlin"),
-    ],
-)
+@pytest.mark.parametrize(("more", "code", "message"), tables("settings/schedules")["no_times"])
 def test_what_is_no_time_is_refused_where_it_stands(more: Mapping[str, Any], code: str, message: str) -> None:
     (found,) = faults_of(**more)
     assert (found.code, found.message, found.at) == (code, message, tuple(more))

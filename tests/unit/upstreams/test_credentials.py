@@ -22,6 +22,7 @@ from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource
 from sidecar.upstreams.credentials.token_cache import PAUSE_S, GrantedToken, TokenCache
 from sidecar.upstreams.credentials.token_exchange import ExchangedTokens
 from sidecar.vocabulary import Caller, Principal
+from tests.tables import tables
 from tests.unit.upstreams.peer import Clock
 from tests.unit.upstreams.token_endpoint import Issuing, issuing
 
@@ -269,15 +270,7 @@ def claims_in(shown: tuple[str, str] | None, key: SigningKey, audience: str = UP
     return jwt.decode(token, public, algorithms=[key.algorithm], audience=audience, options=options)
 
 
-@pytest.mark.parametrize(
-    ("names", "named"),
-    [
-        (["nhi:job"], {"sub": "nhi:job"}),
-        (["user:a", "nhi:b"], {"sub": "user:a", "act": {"sub": "nhi:b"}}),
-        (["user:a", "nhi:b", "nhi:c"], {"sub": "user:a", "act": {"sub": "nhi:c", "act": {"sub": "nhi:b"}}}),
-        ([], {"sub": "https://gw"}),
-    ],
-)
+@pytest.mark.parametrize(("names", "named"), tables("upstreams/credentials")["chains"])
 @pytest.mark.parametrize("algorithm", ["ES256", "EdDSA"])
 async def test_a_signed_token_names_the_whole_chain(names: list[str], named: dict[str, Any], algorithm: str) -> None:
     key, clock = generate(algorithm), Clock()

@@ -12,6 +12,7 @@ from sidecar.limits import Budgets, load_budgets
 from sidecar.policy import Engine
 from sidecar.policy_tools.suites.loading import read_suites
 from sidecar.policy_tools.suites.suite import run_suites
+from tests.tables import tables
 from tests.unit.policy_tools.suites.rig import HEAD, NOW, REPOSITORY, one, policy, run, self_tested, write
 
 GET = "as: nhi:a, calls: tool:x/get_it"
@@ -41,15 +42,7 @@ budgets: [{principal: "nhi:*", unit: usd, per_day: 1.00}]
 """
 
 
-@pytest.mark.parametrize(
-    "expect",
-    [
-        "repeat: {times: 25}, expect: allow",  # each has cost what is declared before the next begins
-        "repeat: {times: 27}, expect: {decision: deny, at: 27, limits: ['budgets:nhi:*:usd:day']}",
-        "repeat: {times: 3, takes: 1m}, expect: {decision: deny, at: 3, reason: budget-spent}",
-        "repeat: {times: 60, every: 1h}, expect: allow",
-    ],
-)
+@pytest.mark.parametrize("expect", tables("policy_tools/suites/suite")["budgets"])
 def test_a_repeat_spends_budgets(tmp_path: Path, expect: str) -> None:
     assert not one(tmp_path, f"{PUT}, args: {{repo: ours}}, {expect}", files={"budgets.yaml": PAID})
 

@@ -67,15 +67,7 @@ def test_a_call_chooses_what_the_operator_lets_it_choose() -> None:
     assert prompt.working_directory == FOLDER
 
 
-@pytest.mark.parametrize(
-    ("parameters", "arguments"),
-    [
-        ({"language": ""}, ["-v", "--language=", "--", "-rm"]),
-        ({"style": ""}, ["-v", "--style=", "--", "-rm"]),
-        ({"language": "de", "-q": ""}, ["-v", "--language", "de", "-q", "--", "-rm"]),
-        ({}, ["-v", "--", "-rm"]),
-    ],
-)
+@pytest.mark.parametrize(("parameters", "arguments"), TABLES["empty"])
 def test_an_empty_value_does_not_let_its_option_take_the_next(parameters: dict[str, str], arguments: list[str]) -> None:
     definition = agent(executable="/bin/true", args=["--", "{prompt}"], input_pattern="args", cli_args={"-v": ""})
     prompt = prompt_from({"parts": [{"text": "-rm"}, {"data": {"parameters": parameters}}]}, definition)

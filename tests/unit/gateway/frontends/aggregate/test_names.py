@@ -10,6 +10,7 @@ from sidecar.gateway.frontends.aggregate.names import joined, split, tagged, unt
 from sidecar.gateway.request_state import Seal
 from sidecar.protocols.jsonrpc import INT64_MIN, UINT64_MAX
 from sidecar.settings.uris import fault_in_uri
+from tests.tables import tables
 
 SERVERS = st.from_regex(r"[a-z0-9]{1,8}(-[a-z0-9]{1,8}){0,2}", fullmatch=True)
 NAMES = st.text(string.ascii_letters + string.digits + "_.-/", min_size=1, max_size=90)
@@ -54,15 +55,7 @@ def test_what_no_server_could_have_asked_by_is_no_id_and_ids_that_differ_only_in
     assert tagged("github", "x" * 300) is None
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        ("note://by/{name}", "sidecar://s/note%3A%2F%2Fby%2F{name}"),
-        ("note://a{?x,y}", "sidecar://s/note%3A%2F%2Fa{?x,y}"),
-        ("note://{+p}/%20{q}", "sidecar://s/note%3A%2F%2F{+p}%2F%2520{q}"),
-        ("ui://w/{page}", "ui://s/ui%3A%2F%2Fw%2F{page}"),
-    ],
-)
+@pytest.mark.parametrize(("template", "expected"), tables("gateway/frontends/aggregate/names")["templates"])
 def test_a_template_keeps_its_expressions_and_leads_back(template: str, expected: str) -> None:
     assert wrapped("s", template) == expected
     assert unwrapped(expected) == ("s", template)
