@@ -135,7 +135,7 @@ class Condition:
         seconds. Never raises for input that a caller can send."""
         read: dict[str, Any] = {}
         try:
-            if self.plain is not None and (ran := self.plain.run(scene.variable)) is not None:
+            if self.plain is not None and (ran := self.plain.run(scene.args, scene.variable)) is not None:
                 value, read, units = ran
                 if not purse.spend(units):
                     return "error", read

@@ -83,13 +83,13 @@ class PlainCondition(NamedTuple):
     groups: tuple[tuple[str, tuple[Leaf, ...]], ...]
     units: float
 
-    def run(self, variable: Callable[[str], Any]) -> tuple[Any, dict[str, Any], float] | None:
+    def run(self, args: Any, variable: Callable[[str], Any]) -> tuple[Any, dict[str, Any], float] | None:
         """Return the result (True, False or another value), the inputs by dotted path, and the units spent; None if the
-        inputs are not plain."""
+        inputs are not plain. `args` are the arguments, `variable` returns any other variable."""
         inputs: dict[str, Any] = {}
         units = self.units
         for name, leaves in self.groups:
-            whole = variable(name)
+            whole = args if name == "args" else variable(name)
             if name == "now":
                 inputs["now"] = whole.timestamp()
                 continue
