@@ -219,8 +219,8 @@ class Fact(NamedTuple):
 
     condition: str
     outcome: Literal["true", "false", "error"]
-    inputs: Mapping[str, Any]
     link: Link
+    inputs: Mapping[str, Any]
 
 
 class RowLimit(NamedTuple):

@@ -101,7 +101,7 @@ def decision(*, allowed: bool = True) -> Decision:
     lends = (PermissionKind.USER_TO_NHI, "user:corp/alice", "nhi:corp/researcher", "delegate", True)
     calls = (PermissionKind.AGENT_TO_TOOL, "nhi:corp/researcher", "tool:github/search", "tools/call", allowed)
     links = (Link(*lends, rules=(rule,)), Link(*calls, rules=(rule,)))
-    facts = (Fact("c0ffee" * 5, "true", {"args.repo": "acme/site"}, links[1]),)
+    facts = (Fact("c0ffee" * 5, "true", links[1], {"args.repo": "acme/site"}),)
     reason = None if allowed else Reason.DENIED_BY_RULE
     return Decision(allowed, "rev-1", links, reason, roles=("role:oncall",), would_deny=("shadow-rule",), facts=facts)
 

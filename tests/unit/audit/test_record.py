@@ -301,7 +301,7 @@ def hostile_request(audit: Audit, text: str) -> None:
     recording.call = Call("mcp", text, text, text, (asked,))
     rule = RuleRef(text, PermissionKind.AGENT_TO_TOOL, text, text, (text,), "allow")
     link = Link(PermissionKind.AGENT_TO_TOOL, text, text, text, True, rules=(rule,) * 40)
-    facts = (Fact(text, "error", {f"{number}{text}": object() for number in range(40)}, link),) * 1600
+    facts = (Fact(text, "error", link, {f"{number}{text}": object() for number in range(40)}),) * 1600
     recording.decision = Decision(True, text, (link,) * 40, roles=(text,) * 40, would_deny=(text,) * 40, facts=facts)
     recording.limits = (LimitState(text, 1, 1),) * 40
     at_once(recording.decided())
@@ -418,7 +418,7 @@ LINKS = st.builds(
     st.sampled_from(PermissionKind), WORDS, WORDS, st.booleans(), st.lists(RULE_REFS, max_size=2).map(tuple),
 )  # fmt: skip
 INPUTS = st.dictionaries(WORDS, st.one_of(WORDS, NUMBERS, st.booleans(), st.none(), st.just(object())), max_size=3)
-FACTS = st.builds(lambda *given: Fact(*given), WORDS, st.sampled_from(["true", "false", "error"]), INPUTS, LINKS)
+FACTS = st.builds(lambda *given: Fact(*given), WORDS, st.sampled_from(["true", "false", "error"]), LINKS, INPUTS)
 DECISIONS = st.builds(
     lambda allowed, revision, links, roles, deny, allow, facts: Decision(
         allowed, revision, links, roles=roles, would_deny=deny, would_allow=allow, facts=facts
