@@ -5,7 +5,7 @@ record_ids            ids and timestamps
 digest                keyed digests of arguments and facts; the audit key
 chain                 the seal of a line; the anchor beside the file
 result_store          results that are stored beside the log and named by its outcomes
-writer                the writing thread
+writer                appends in the event loop while that is quick, otherwise in a thread
 file_sink             appends to the file whole or not at all; checks the file at start
 rotation              writes checkpoints and rotates the file
 checkpoints           signed statements of where the log ended; checkpoint_publisher publishes them, rollback compares

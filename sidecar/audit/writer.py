@@ -9,7 +9,7 @@ Records are written in groups, so that all waiting callers share one append (gro
 A page cache takes lines for a while after its disk has stalled, and then only the write itself shows it: the loop is
 held for that one append, for as long as the system holds it. This is bounded in two ways. After an append of `SLOW_S`
 or longer, the thread appends for `CALM_FACTOR` times as long as it took, so a disk that is slow again and again holds
-the loop for at most one per cent of the time. And the first append after `IDLE_S` without one is the thread's, so a
+the loop for at most five per cent of the time. And the first append after `IDLE_S` without one is the thread's, so a
 disk that stalled in the meantime holds up only the calls whose records wait.
 
     waiting     records queued for the next append
@@ -43,7 +43,7 @@ MAX_AT_ONCE: Final = 256
 MAX_WAITING: Final = 20_000  # about 40 MB of records; each belongs to a running call, or to `best_effort`
 CLOSE_S: Final = 5.0
 SLOW_S: Final = 0.05  # a usual append takes 0.00002; a busy machine may not let us run for some hundredths
-CALM_FACTOR: Final = 100
+CALM_FACTOR: Final = 20
 IDLE_S: Final = 1.0
 
 log = logging.getLogger("sidecar.audit")
