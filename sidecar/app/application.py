@@ -253,8 +253,6 @@ class Application:
         self.follower.hint()
         self.watcher.hint()
 
-    # --- operators' requests ------------------------------------------------------------------------------------------
-
     @cached_property
     def desk(self) -> OperatorApi:
         from sidecar.admin.operator_api import OperatorApi

@@ -76,9 +76,8 @@ class ControlRecords:
             log.warning("published checkpoints cannot be read from the store", extra={"error": str(error)[:200]})
         known = await asyncio.to_thread(newest_of, found, self.attesting_key)
         if known.passed_over:
-            log.warning(
-                "published checkpoints were skipped: our key did not sign them", extra={"count": known.passed_over}
-            )
+            skipped = {"count": known.passed_over}
+            log.warning("published checkpoints were skipped: our key did not sign them", extra=skipped)
         if known.newest is not None:
             await self._compare(known.newest)
 

@@ -80,9 +80,8 @@ class Reloader:
                 new = await self._next(old, by, only_if_changed=False, taken=taken, keep=keep)
             except ConfigError as error:
                 await self._refuse(by, policy_version=taken.version, policy_source=taken.kind)
-                log.error(
-                    "the policy from its source is refused, the last policy stays in force\n%s", "\n".join(_told(error))
-                )
+                told = "\n".join(_told(error))
+                log.error("the policy from its source is refused, the last policy stays in force\n%s", told)
                 raise
             await self._serve(new, old, by)
 

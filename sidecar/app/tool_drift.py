@@ -92,10 +92,8 @@ class ToolDrift:
             hidden = frozenset(name for name, tool in service.catalogue.tools.items() if tool.hidden)
             self.metrics.hidden_text_found(service.name, len(hidden))
             if hidden - watched.hidden:
-                names = sorted(hidden)[:MAX_TOLD]
-                log.warning(
-                    "texts of tools contain hidden characters", extra={"upstream": service.name, "tools": names}
-                )
+                about = {"upstream": service.name, "tools": sorted(hidden)[:MAX_TOLD]}
+                log.warning("texts of tools contain hidden characters", extra=about)
             watched.hidden = hidden
         # Seen by a caller, and not or not yet in a list that the sidecar fetched itself.
         for tool, drift in _drifts(seen, _reference(watched, service, now)):

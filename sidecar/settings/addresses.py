@@ -83,9 +83,8 @@ def is_destination(host: str) -> bool:
     try:
         ip_address(host)
     except ValueError:
-        return _DESTINATION.fullmatch(host) is not None and not _LIKE_NUMBER.fullmatch(
-            host.rstrip(".").rpartition(".")[2]
-        )
+        last = host.rstrip(".").rpartition(".")[2]
+        return _DESTINATION.fullmatch(host) is not None and not _LIKE_NUMBER.fullmatch(last)
     return True
 
 

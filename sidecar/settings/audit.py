@@ -61,14 +61,12 @@ class OtlpSink(Section):
     def _faults(self) -> Iterator[Finding]:
         parts = urlsplit(self.url)
         if self.header_paths and parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
-            yield Finding(
-                "what these headers hold would cross the network in the clear", WRONG, "use https://", ("url",)
-            )
+            what = "what these headers hold would cross the network in the clear"
+            yield Finding(what, WRONG, "use https://", ("url",))
         for name in self.header_paths:
             if name.lower() in RESERVED_HEADERS:
-                yield Finding(
-                    f"{name} is written by the sidecar itself", WRONG, "remove it", ("header_paths", name), on_key=True
-                )
+                what, at = f"{name} is written by the sidecar itself", ("header_paths", name)
+                yield Finding(what, WRONG, "remove it", at, on_key=True)
 
 
 class CheckpointSettings(Section):

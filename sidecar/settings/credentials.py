@@ -118,9 +118,8 @@ class UpstreamCredential(Section):
         if self.own_bearer_path is not None and not self.passthrough:
             yield Finding("own_bearer_path is for passthrough", "S113", "write bearer_path", ("own_bearer_path",))
         if self.header and self.header.lower() in RESERVED_HEADERS:
-            yield Finding(
-                f"{self.header} is written by the sidecar itself", "S114", "choose another header", ("header",)
-            )
+            what = f"{self.header} is written by the sidecar itself"
+            yield Finding(what, "S114", "choose another header", ("header",))
 
 
 class SigningSettings(Section):

@@ -212,13 +212,12 @@ class Settings(Section):
         identity, files = self.identity, self.server.tls
         asked = isinstance(files, TlsFiles) and files.client_ca_path is not None
         hint = "write certificates: {spiffe: [...]}, names: {...}, or others: ignore, under identity"
+        at: Loc = ("server", "tls", "client_ca_path")
         if asked and identity.certificates is None:
-            at: Loc = ("server", "tls", "client_ca_path")
             yield Finding("the owners of client certificates are not configured", "S125", hint, at)
         if identity.trusted_proxies and identity.certificates is None:
-            yield Finding(
-                "the owners of certificates are not configured", "S125", hint, ("identity", "trusted_proxies")
-            )
+            at = ("identity", "trusted_proxies")
+            yield Finding("the owners of certificates are not configured", "S125", hint, at)
         if identity.certificates is not None and not asked and not identity.trusted_proxies:
             hint = "write server: {tls: {client_ca_path: ...}}, or identity: {trusted_proxies: [...]}"
             yield Finding("no caller is asked for a certificate", "S125", hint, ("identity", "certificates"))

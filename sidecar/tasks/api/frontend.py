@@ -133,15 +133,12 @@ class TaskFrontend:
 
     async def _list(self, request: RequestContext, caller: Caller, wanted: TaskQuery) -> web.StreamResponse:
         now, now_s = request.now, self.runner.means.live.clock()
-        names = [wanted.target] if wanted.target else sorted(now.agents)
-        shows = [
-            name
-            for name in names
-            if request.shadow
-            or all(
-                now.engine.may_list(caller.chain, Question(f"nhi:{name}", one.action, ""), now_s) for one in (LIST, GET)
-            )
-        ]
+
+        def may_see(name: str) -> bool:
+            asked = (Question(f"nhi:{name}", one.action, "") for one in (LIST, GET))
+            return request.shadow or all(now.engine.may_list(caller.chain, one, now_s) for one in asked)
+
+        shows = list(filter(may_see, [wanted.target] if wanted.target else sorted(now.agents)))
         page = RecordPage(shows, wanted.state, wanted.limit, wanted.offset)
         records, total = await self.runner.means.store.page(caller.binding, page)
         entries = _within([shown(one, now) for one in records], now.bounds.max_response_bytes)

@@ -271,13 +271,12 @@ class TaskLifecycle:
         try:
             await self._announce()
         except Refusal as refusal:
+            about = {"reason": refusal.reason.value}
             if refusal.reason not in (Reason.TOO_LARGE, Reason.MALFORMED_CALL):
-                log.warning(
-                    "a completion callback cannot be queued yet; it is retried", extra={"reason": refusal.reason.value}
-                )
+                log.warning("a completion callback cannot be queued yet; it is retried", extra=about)
                 await asyncio.sleep(TELL_AGAIN_S)
                 return
-            log.warning("a completion callback is refused, and not sent", extra={"reason": refusal.reason.value})
+            log.warning("a completion callback is refused, and not sent", extra=about)
         await self._save(self.record.at(TaskStep.OVER))
 
     async def _announce(self) -> None:
@@ -330,15 +329,11 @@ class TaskLifecycle:
         if self.record.step is TaskStep.UNSENT and refusal.reason is Reason.STORE_UNAVAILABLE:
             await self._close(refusal)  # nothing has begun: it is tried again
             return
-        lasts = (
-            isinstance(refusal, TookTooLong)
-            or refusal.reason in _LASTING
-            or refusal.answer.status == "permission_denied"
-        )
-        if self.record.step is TaskStep.SENT and not lasts:
-            await self._away(refusal)
-            return
+        lasts = refusal.reason in _LASTING or refusal.answer.status == "permission_denied"
         if self.record.step is TaskStep.SENT:
+            if not lasts and not isinstance(refusal, TookTooLong):
+                await self._away(refusal)
+                return
             await self._give_up(self.record)
         await self._fail(refusal.answer.seed, self._told(refusal), refusal)
 

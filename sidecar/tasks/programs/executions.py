@@ -22,7 +22,7 @@ from sidecar.tasks.programs import run_events, working_folders
 from sidecar.tasks.programs.attempt import CANCELED, Objection, ProgramRunner, Prompt, no_objection
 from sidecar.tasks.programs.concurrency import RunSlots
 from sidecar.tasks.programs.prompts import prompt_from
-from sidecar.tasks.programs.run_lifecycle import RunLifecycle, RunOffer, RunServices
+from sidecar.tasks.programs.run_lifecycle import RunLifecycle, RunOffer
 from sidecar.tasks.programs.run_record import (
     MAX_TRANSITIONS,
     Category,
@@ -82,7 +82,9 @@ class Executions:
     lease_s: float = LEASE_S
     strays_s: float = STRAYS_S
     objection: Objection = no_objection
-    _means: RunServices = field(init=False)
+    leases: WriteLeases | None = field(init=False)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)  # once set, no attempt begins
+    writes_from_mono_s: float = field(init=False)
     _offers: dict[str, RunOffer] = field(default_factory=dict)
     _retired: set[RunOffer] = field(default_factory=set)
     _turns: dict[str, RunSlots] = field(default_factory=dict)
@@ -97,9 +99,8 @@ class Executions:
         self.held = HeldRecords(self.store, self.holder, self.clock, SHARE, is_shared)
         self.worker = Worker("runs", self._look, self._sweep, lambda: LOOK_EVERY_S, self._let_go_of_retired)
         self._courses = self.worker.jobs
-        leases = None if self.run_shared is None else WriteLeases(self.run_shared, self.holder, self.lease_s)
-        about = (self.held, self.bounds, self.metrics, self.random, self.keep_s, leases)
-        self._means = RunServices(*about, asyncio.Event(), time.monotonic() + self.strays_s)
+        self.leases = None if self.run_shared is None else WriteLeases(self.run_shared, self.holder, self.lease_s)
+        self.writes_from_mono_s = time.monotonic() + self.strays_s
 
     # --- agents -------------------------------------------------------------------------------------------------------
 
@@ -129,9 +130,8 @@ class Executions:
         """Stores a new run. Raises Refusal: TOO_MANY_CONCURRENT, UPSTREAM_UNKNOWN, STORE_UNAVAILABLE, DRAINING."""
         offer, now_s, run_id = self._offer_of(name), self.clock(), self.new_id()
         task = run_events.begun(run_id, context, prompt.message, now_s)
-        record = Execution(
-            run_id, caller.binding, caller, name, context, now_s, now_s + self.keep_s(), "", task, caller.schedule
-        )
+        times = now_s, now_s + self.keep_s()
+        record = Execution(run_id, caller.binding, caller, name, context, *times, "", task, caller.schedule)
         record = _waits(record, offer.definition, prompt, Transition(RunState.IDLE, now_s, "it was ordered"))
         bounds = self.bounds()._replace(done_per_target=offer.definition.keep_runs)
 
@@ -181,7 +181,7 @@ class Executions:
             async with aclosing(course.hearers.hear()) as told:
                 async for event in told:
                     yield event
-            if not course.is_elsewhere or self._means.closing.is_set():
+            if not course.is_elsewhere or self.closing.is_set():
                 return
         record = await self._kept(run_id)
         yield {"task": record.task}
@@ -241,9 +241,9 @@ class Executions:
 
     async def run(self) -> None:
         """Runs the worker until cancelled."""
-        if self._means.leases is not None:
+        if self.leases is not None:
             with suppress(ConnectionError):
-                await self._means.leases.greet()
+                await self.leases.greet()
         await self.worker.run()
 
     def measure(self) -> None:
@@ -256,7 +256,7 @@ class Executions:
 
     def drain(self) -> None:
         """Begins nothing more. Waiting runs are left to another process if the store outlives this one, or fail."""
-        self._means.closing.set()
+        self.closing.set()
         waiting = [course for course in self._courses.values() if course.waits]
         left = [course for course in waiting if self.store.is_durable and not run_events.has_begun(course.record)]
         for course in left:
@@ -291,11 +291,11 @@ class Executions:
 
     def _offer_of(self, name: str) -> RunOffer:
         if name not in self._offers:
-            raise Refusal(Reason.DRAINING if self._means.closing.is_set() else Reason.UPSTREAM_UNKNOWN)
+            raise Refusal(Reason.DRAINING if self.closing.is_set() else Reason.UPSTREAM_UNKNOWN)
         return self._offers[name]
 
     def _let_go_of_retired(self) -> None:
-        if self._means.closing.is_set():
+        if self.closing.is_set():
             return
         used = {course.offer for course in self._courses.values()}
         for offer in self._retired - used:
@@ -310,10 +310,10 @@ class Executions:
         self, offer: RunOffer, record: Execution, prompt: Prompt, keep: Callable[[], Awaitable[None]]
     ) -> Execution:
         """Takes a slot, stores the run, and starts it, in this order, so that a refused run is never stored."""
-        if self._means.closing.is_set():
+        if self.closing.is_set():
             raise Refusal(Reason.DRAINING)
         place = offer.turns.enter(record.owner)
-        course = self._courses[record.id] = RunLifecycle(self._means, offer, record, prompt, place)
+        course = self._courses[record.id] = RunLifecycle(self, offer, record, prompt, place)
         try:
             await keep()
         except BaseException:
@@ -367,7 +367,7 @@ class Executions:
         for record in await self.held.take(known, own_first=True):
             if (course := self._courses.get(record.id)) is not None:
                 course.saving.look(record)
-            elif not self._means.closing.is_set():
+            elif not self.closing.is_set():
                 await self._orphaned(record)
         if self.held.lapsed:  # others may have taken our runs for orphaned: the next write finds out
             for course in self._courses.values():

@@ -202,9 +202,6 @@ def _size(value: object) -> int:
     return 0 if value is None else len(encode({"": value})) - len('{"":}')
 
 
-# --- notifications ------------------------------------------------------------------------------------------------
-
-
 def _progress(params: Mapping[str, Any], at: str) -> ProgressNote:
     said = _members(params, at, message=str, progress=float, total=float)
     return ProgressNote(said.get("message", ""), said.get("progress"), said.get("total"))
@@ -230,8 +227,6 @@ _NOTIFICATIONS: Final[Mapping[str, Callable[[Mapping[str, Any], str], OutputChun
     "output": _output,
     "artifact": _artifact,
 }
-
-# --- results ------------------------------------------------------------------------------------------------------
 
 
 def _result(result: object) -> list[Heard]:
@@ -279,9 +274,6 @@ def _failure(error: Mapping[str, Any]) -> Failure:
     # Unknown categories are not retried.
     category = _CATEGORIES.get(named, Category.AGENT) if isinstance(named, str) else Category.AGENT
     return Failure(category, error["message"] or _UNSAID)
-
-
-# --- values -------------------------------------------------------------------------------------------------------
 
 
 def _members(given: object, at: str, **types: type | tuple[type, ...]) -> dict[str, Any]:

@@ -91,8 +91,6 @@ class ProgramAgent:
             return _error("UNSUPPORTED_OPERATION", "This agent does not stream")
         return None
 
-    # --- messages -----------------------------------------------------------------------------------------------------
-
     async def _send(self, outgoing: OutgoingOperation) -> Result | AgentError:
         run = await self._sent(outgoing)
         if isinstance(run, AgentError):
@@ -117,9 +115,8 @@ class ProgramAgent:
         if isinstance(prompt, AgentError):
             return prompt
         if not message.get("taskId"):
-            ordered = self.executions.begin(
-                self.name, prompt, caller, message.get("contextId") or self.executions.new_id()
-            )
+            context = message.get("contextId") or self.executions.new_id()
+            ordered = self.executions.begin(self.name, prompt, caller, context)
         else:
             run = await self._mine(caller, message["taskId"])
             if message.get("contextId", run.context) != run.context:
@@ -169,8 +166,6 @@ class ProgramAgent:
             return await self.executions.get(run.id) or run
         except Refusal:  # the store is out: the run continues, and its caller asks again
             return run
-
-    # --- tasks --------------------------------------------------------------------------------------------------------
 
     async def _mine(self, caller: Caller, task: str) -> Execution:
         run = await self.executions.get(task)
@@ -287,9 +282,6 @@ def cli_agent_from(
         anonymous=definition.anonymous,
         unable=wire.unable,
     )
-
-
-# --- conversions --------------------------------------------------------------------------------------------------
 
 
 def _told(refusal: Refusal) -> AgentError:

@@ -145,9 +145,8 @@ def _check(text: str, definition: CliAgent) -> None:
     if definition.patterns.input != "args":
         return
     if size > MAX_ARGUMENT_BYTES:
-        raise _UnsaidError(
-            at, f"say {size} bytes, and this agent is told by an argument, which holds {MAX_ARGUMENT_BYTES}"
-        )
+        most = f"this agent is told by an argument, which holds {MAX_ARGUMENT_BYTES}"
+        raise _UnsaidError(at, f"say {size} bytes, and {most}")
     args = definition.args
     # Behind `--`, nothing can be an option.
     if text.startswith("-") and PROMPT in args and "--" not in args[: args.index(PROMPT)]:

@@ -15,15 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sidecar.observability.metrics import Metrics
 from sidecar.settings.agents import CliAgent
-from sidecar.storage import RecordBounds
 from sidecar.tasks.programs.attempt import (
     CANCELED,
     FAILED,
@@ -43,8 +41,10 @@ from sidecar.tasks.programs.run_record import Attempt, Category, Execution, Fail
 from sidecar.tasks.programs.run_saver import RunSaver
 from sidecar.tasks.programs.stored_text import KeptEnd, sanitized
 from sidecar.tasks.programs.supervised_process import to_its_end
-from sidecar.tasks.programs.write_leases import WriteLease, WriteLeases
-from sidecar.tasks.worker import HeldRecords
+from sidecar.tasks.programs.write_leases import WriteLease
+
+if TYPE_CHECKING:
+    from sidecar.tasks.programs.executions import Executions
 
 MAX_OUTPUT_CHARS: Final = 16 * 1024
 OVERTIME_S: Final = 10.0  # an attempt ends itself at its deadline; one that fails to is ended this much later
@@ -65,25 +65,11 @@ class RunOffer:
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class RunServices:
-    """What runs need. Once `closing` is set, none begins; without leases, no writer before `writes_from_mono_s`."""
-
-    held: HeldRecords[Execution]
-    bounds: Callable[[], RecordBounds]
-    metrics: Metrics
-    random: Callable[[], float]
-    keep_s: Callable[[], float]
-    leases: WriteLeases | None
-    closing: asyncio.Event
-    writes_from_mono_s: float
-
-
 @dataclass(slots=True, eq=False)
 class RunLifecycle:
     """One run. `record` is its present state."""
 
-    means: RunServices
+    means: Executions
     offer: RunOffer
     record: Execution
     prompt: Prompt
@@ -160,8 +146,6 @@ class RunLifecycle:
     @property
     def is_elsewhere(self) -> bool:
         return self.saving.is_lost and not self.record.is_done
-
-    # --- attempts -----------------------------------------------------------------------------------------------------
 
     async def _to_its_end(self) -> None:
         definition, leases = self.offer.definition, self.means.leases
@@ -282,8 +266,6 @@ class RunLifecycle:
         else:
             self._move(state, why)
         return rest
-
-    # --- record -------------------------------------------------------------------------------------------------------
 
     def _fails(self, state: RunState, failure: Failure) -> None:
         self.record = self.record._replace(failure=failure)

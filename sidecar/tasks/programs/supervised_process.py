@@ -177,9 +177,8 @@ class SupervisedProcess:
 
     def _time_is_over(self) -> None:
         self.timed_out = self.exit is None
-        self._ended_early = asyncio.create_task(
-            self._process.end(patience_s=0.0, grace_s=GRACE_S), name=f"ends process {self.pid}"
-        )
+        ending = self._process.end(patience_s=0.0, grace_s=GRACE_S)
+        self._ended_early = asyncio.create_task(ending, name=f"ends process {self.pid}")
 
     def measure_anew(self) -> None:
         self._look()

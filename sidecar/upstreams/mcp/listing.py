@@ -285,9 +285,8 @@ class OwnConversation:
 
     async def _send(self, message: Message, within_s: float | None = None, *, endless: bool = False) -> UpstreamAnswer:
         timeout_s = within_s or self.upstream.timeout_s
-        return await self.upstream.exchange(
-            Outbound("POST", message, self.version, timeout_s, self._session_id, endless=endless)
-        )
+        sent = Outbound("POST", message, self.version, timeout_s, self._session_id, endless=endless)
+        return await self.upstream.exchange(sent)
 
 
 def _server(result: Mapping[str, Any]) -> str:

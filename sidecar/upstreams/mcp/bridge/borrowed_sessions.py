@@ -235,8 +235,6 @@ class BorrowedSessions:
             _, response = await whole_answer(answer, request.id, self.inner, asked.deadline_s)
             return answer.status == 200 and response is not None and response.error is None
 
-    # --- subscriptions of stateless callers ---------------------------------------------------------------------------
-
     def publish(self, lent: BorrowedSession, notification: Notification) -> None:
         """Send a notification about the server's lists or resources to the session's subscribers."""
         for subscription in list(lent.subscriptions):

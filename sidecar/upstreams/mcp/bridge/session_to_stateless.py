@@ -266,9 +266,8 @@ class EmulatedStream:
 
     def _listening(self) -> Outbound:
         params = self.played.stated({"notifications": self.played.wish()})
-        return self.outbound._replace(
-            message=Request(f"listen-{next(self.played.numbers)}", "subscriptions/listen", params)
-        )
+        number = next(self.played.numbers)
+        return self.outbound._replace(message=Request(f"listen-{number}", "subscriptions/listen", params))
 
     def _heard(self, message: Message | StreamMark) -> None:
         if message is StreamMark.ALIVE:

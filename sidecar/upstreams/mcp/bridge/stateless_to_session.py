@@ -68,8 +68,6 @@ class StatelessToSession:
         self._sessions.close()
         await self._sessions.background.close()
 
-    # --- calls ------------------------------------------------------------------------------------------------------
-
     async def _call(
         self, lent: BorrowedSession, outbound: Outbound, request: Request, deadline: Deadline
     ) -> UpstreamAnswer:
@@ -228,8 +226,6 @@ class StatelessToSession:
         course.lent.courses.pop(course.upstream_id, None)
         course.lent.used()
 
-    # --- held calls -------------------------------------------------------------------------------------------------
-
     def _hold(
         self, course: BorrowedCall, questions: Mapping[str, Any], asked: Mapping[str, Id], *, live: bool
     ) -> tuple[Response, str]:
@@ -276,8 +272,6 @@ class StatelessToSession:
             self._sessions.lose(lent)
             raise Refusal(Reason.UPSTREAM_FAILED, "it lost the session")
         return answer
-
-    # --- unsolicited messages -----------------------------------------------------------------------------------------
 
     def _heard(self, lent: BorrowedSession, message: Message | StreamMark) -> None:
         if isinstance(message, Request):
