@@ -13,6 +13,7 @@ may answer a `ping` and none of its callers. No I/O; `clock_mono` gives monotoni
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -53,31 +54,21 @@ BreakerPass = int
 """The permission for one exchange: the number of changes of state before it was given."""
 
 
+@dataclass(slots=True, eq=False)
 class Breaker:
     """The breaker of one upstream. `moved` is called with each new state."""
 
-    __slots__ = (
-        "_claimed_until", "_clock", "_met_by_callers", "_moved", "_opened_at", "_trial_until", "_turn", "failures",
-        "in_a_row", "open_s", "state",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        failures: int = 5,
-        open_s: float = 30.0,
-        clock_mono: Callable[[], float],
-        moved: Callable[[BreakerState], None] = lambda state: None,
-    ) -> None:
-        self.failures = failures
-        self.open_s = open_s
-        self.state = BreakerState.CLOSED
-        self.in_a_row = 0
-        self._clock = clock_mono
-        self._moved = moved
-        self._met_by_callers = False  # at least one fault of the row
-        self._turn = 0
-        self._opened_at = self._trial_until = self._claimed_until = 0.0
+    clock_mono: Callable[[], float]
+    failures: int = 5
+    open_s: float = 30.0
+    moved: Callable[[BreakerState], None] = lambda state: None
+    state: BreakerState = BreakerState.CLOSED
+    in_a_row: int = 0
+    _met_by_callers: bool = False  # at least one fault of the row
+    _turn: int = 0
+    _opened_at: float = 0.0
+    _trial_until: float = 0.0
+    _claimed_until: float = 0.0
 
     @property
     def falters(self) -> bool:
@@ -87,8 +78,8 @@ class Breaker:
     def rest_s(self) -> float:
         """Seconds until a try is let through; 0 if one is possible now."""
         if self.state is BreakerState.OPEN:
-            return max(0.0, self._opened_at + self.open_s - self._clock())
-        if self.state is BreakerState.HALF_OPEN and self._clock() < self._trial_until:
+            return max(0.0, self._opened_at + self.open_s - self.clock_mono())
+        if self.state is BreakerState.HALF_OPEN and self.clock_mono() < self._trial_until:
             return AGAIN_S
         return 0.0
 
@@ -96,8 +87,8 @@ class Breaker:
         """Raises Refusal(UPSTREAM_OPEN) if `enter` would. In half open it reserves the try for this exchange."""
         if self.state is BreakerState.CLOSED:
             return
-        self._refuse(max(self.rest_s, AGAIN_S if self._clock() < self._claimed_until else 0.0))
-        self._claimed_until = self._clock() + AGAIN_S
+        self._refuse(max(self.rest_s, AGAIN_S if self.clock_mono() < self._claimed_until else 0.0))
+        self._claimed_until = self.clock_mono() + AGAIN_S
 
     def enter(self) -> BreakerPass:
         """Let one exchange go; give the pass to `answered`, `failed` or `given_up`. Raises Refusal(UPSTREAM_OPEN)."""
@@ -106,7 +97,7 @@ class Breaker:
             if self.state is BreakerState.OPEN:
                 self._happened(BreakerEvent.RESTED)
             # If the outcome is never reported, the next try is let through after another rest.
-            self._trial_until = self._clock() + self.open_s
+            self._trial_until = self.clock_mono() + self.open_s
             self._claimed_until = 0.0
         return self._turn
 
@@ -143,5 +134,5 @@ class Breaker:
         self._turn += 1
         self._trial_until = 0.0
         if state is BreakerState.OPEN:
-            self._opened_at = self._clock()
-        self._moved(state)
+            self._opened_at = self.clock_mono()
+        self.moved(state)

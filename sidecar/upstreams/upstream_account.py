@@ -85,9 +85,7 @@ class UpstreamAccount:
         clock_mono: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
-        self.breaker = Breaker(
-            failures=breaker.failures, open_s=breaker.open_s, clock_mono=clock_mono, moved=self._breaker_moved
-        )
+        self.breaker = Breaker(clock_mono, breaker.failures, breaker.open_s, self._breaker_moved)
         self.standing = UpstreamState.UNKNOWN
         self.clock_mono = clock_mono
         self.calls = self.successes = self.errors = self.tool_errors = 0

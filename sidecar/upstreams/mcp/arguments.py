@@ -71,11 +71,7 @@ _BRANCHES = frozenset({"anyOf", "oneOf"})
 
 
 class SchemaRefused(Exception):
-    """This schema is not used; its tool is quarantined. `reason` is for operators and names the place in the schema."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """This schema is not used; its tool is quarantined. The text is for operators and names the place in the schema."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,12 +81,12 @@ def _tool_from(name: str, schema: object, output: object, known: Tool | None) ->
         compiled = compile_schema(schema)
         mirrored = mirrored_in(schema)
     except SchemaRefused as refused:
-        return Tool(name, None, refused.reason, {}, digest)
+        return Tool(name, None, str(refused), {}, digest)
     try:
         compiled_output = None if output is None else compile_schema(output, of_object=False)
     except SchemaRefused as refused:
         # A result that cannot be checked would be refused, so the tool is not run in vain.
-        return Tool(name, None, f"its outputSchema: {refused.reason}", {}, digest)
+        return Tool(name, None, f"its outputSchema: {refused}", {}, digest)
     return Tool(name, compiled, "", mirrored, digest, output=compiled_output)
 
 

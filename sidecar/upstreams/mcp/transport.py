@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self, TypeVar
 
@@ -141,10 +142,8 @@ class McpTransport(ABC):
     `secrets` are the same that the server receives, with the content of their files."""
 
     def __init__(self, name: str, timeout_s: float, max_response_bytes: int, secrets: object = None) -> None:
-        self.secrets = secrets
-        self.name = name
-        self.timeout_s = timeout_s
-        self.max_response_bytes = max_response_bytes
+        self.name, self.secrets = name, secrets
+        self.timeout_s, self.max_response_bytes = timeout_s, max_response_bytes
 
     @abstractmethod
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
@@ -200,18 +199,16 @@ async def until(deadline: Deadline, arrival: Callable[[], Awaitable[T]], detail:
     raise Refusal(Reason.UPSTREAM_TIMEOUT, detail)
 
 
+@dataclass(slots=True, eq=False)
 class AnswerPipe:
     """Bytes from a writer, which never waits, to a reader, which loses the rest and gets a refusal if it is slow."""
 
-    __slots__ = ("_end", "_news", "_pieces", "_size", "closed", "max_bytes")
-
-    def __init__(self, max_bytes: int = MAX_PIPED_BYTES) -> None:
-        self.max_bytes = max_bytes
-        self.closed = False  # whether nothing more goes through
-        self._pieces: deque[bytes] = deque()
-        self._size = 0
-        self._end: Refusal | None = None
-        self._news = asyncio.Event()
+    max_bytes: int = MAX_PIPED_BYTES
+    closed: bool = False  # whether nothing more goes through
+    _pieces: deque[bytes] = field(default_factory=deque)
+    _size: int = 0
+    _end: Refusal | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def write(self, piece: bytes) -> None:
         """Pass a piece on. If the reader is too slow, the pipe ends with RESPONSE_REFUSED."""

@@ -102,8 +102,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
 def test_a_schema_that_could_reach_out_run_away_or_mislead_is_refused_with_its_place(schema: Json, reason: str) -> None:
     with pytest.raises(SchemaRefused) as caught:
         compile_schema(schema)
-    assert reason in caught.value.reason
-    assert len(caught.value.reason) < 400
+    assert reason in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
 USED: dict[str, Json] = {
@@ -338,7 +338,7 @@ def compiled_or_none(schema: Json) -> ArgumentSchema | None:
     try:
         return compile_schema(schema)
     except SchemaRefused as refused:
-        assert "too many" in refused.reason or "nested deeper" in refused.reason
+        assert "too many" in str(refused) or "nested deeper" in str(refused)
         return None
 
 
@@ -368,7 +368,7 @@ def test_both_engines_refuse_the_same_schemas(root: Json, below: Json) -> None:
         compile_schema(schema)
         used = True
     except SchemaRefused as refused:
-        used = "dialect" not in refused.reason and "pattern" not in refused.reason
+        used = "dialect" not in str(refused) and "pattern" not in str(refused)
     assert used == judge.is_valid(schema)
 
 

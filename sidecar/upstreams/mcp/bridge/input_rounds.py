@@ -41,10 +41,7 @@ class InputRounds(UpstreamAnswer):
 
     def __init__(self, inner: McpTransport, played: EmulatedSession, outbound: Outbound, request: Request) -> None:
         super().__init__(200, EVENT_STREAM)
-        self._inner = inner
-        self._played = played
-        self._outbound = outbound
-        self._request = request
+        self._inner, self._played, self._outbound, self._request = inner, played, outbound, request
         self._post: asyncio.Task[UpstreamAnswer] | None = None
         self._answer: UpstreamAnswer | None = None
         self._first: Response | None = None
