@@ -18,7 +18,7 @@ from sidecar.policy import Engine
 from sidecar.policy.patterns import glob
 from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
 from sidecar.policy_tools.suites.loading import PolicyTest, read_suites
-from sidecar.policy_tools.suites.report import Telling, junit
+from sidecar.policy_tools.suites.report import data, junit, text
 from sidecar.policy_tools.suites.suite import FOLDER, run_suites
 
 _MATTERS = (".csv", ".conf", ".yaml", ".yml")  # not the report that a run may write beside them
@@ -68,20 +68,29 @@ def test(
     def once() -> int:
         """Read everything, run the tests and print the result; return the exit code."""
         try:
-            telling, tests_in = _run(place(), paths, wanted, coverage=covers or fail_under is not None)
+            here = place()
+            source, budgets, own = here.load(), here.budgets(), here.policies / FOLDER
+            suites = read_suites(paths or ([own] if own.exists() else []), inside=None if paths else here.policies)
         except ConfigError as error:
             click.echo(str(error), err=True)
             return INVALID
-        report = telling.report
+        engine, started = Engine(source), time.monotonic()
+        coverage = covers or fail_under is not None
+        with progress("tests") as tell:
+            report = run_suites(
+                engine, source, suites, budgets, now_s=time.time(), wanted=wanted, coverage=coverage, on_each=tell
+            )
+        took_s = time.monotonic() - started
         if junit_path is not None:
-            _write_file(junit_path, junit(report, telling.took_s))
+            _write_file(junit_path, junit(report, took_s))
         if as_json:
-            print_json(telling.data(), as_line=True)
+            print_json(data(report, engine.revision, took_s), as_line=True)
         else:
-            click.echo(visible_lines("\n".join(telling.text(verbose=verbose))))
+            click.echo(visible_lines("\n".join(text(report, took_s, verbose=verbose))))
         if not report.results:
             excluded = pattern is not None and any(suite.tests for suite in report.suites)
-            click.echo("no test fits the filter" if excluded else f"no tests in {tests_in}", err=True)
+            where = ", ".join(map(str, paths)) or own
+            click.echo("no test fits the filter" if excluded else f"no tests in {where}", err=True)
             # a folder without tests is not a failure; missing tests that were asked for are
             return TESTS_FAILED if paths or pattern is not None or fail_under else 0
         found = report.coverage
@@ -99,20 +108,6 @@ def test(
 
     code = once()
     sys.exit(run_again(once, changes_in(watched()), code) if watch else code)
-
-
-def _run(
-    place: PolicyLocation, paths: Sequence[Path], wanted: Callable[[PolicyTest], bool], *, coverage: bool
-) -> tuple[Telling, str]:
-    """Run the tests in `paths`, by default those of the policy folder; return the result and where they are."""
-    source, budgets, own = place.load(), place.budgets(), place.policies / FOLDER
-    suites = read_suites(paths or ([own] if own.exists() else []), inside=None if paths else place.policies)
-    engine, started = Engine(source), time.monotonic()
-    with progress("tests") as tell:
-        report = run_suites(
-            engine, source, suites, budgets, now_s=time.time(), wanted=wanted, coverage=coverage, on_each=tell
-        )
-    return Telling(engine, source, report, time.monotonic() - started), ", ".join(map(str, paths)) or str(own)
 
 
 def _write_file(path: Path, content: bytes) -> None:

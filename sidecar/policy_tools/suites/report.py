@@ -2,106 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
-from sidecar.policy import Engine, PolicySource
-from sidecar.policy_tools.nearest_rules import NearestRule, Sought, nearest
 from sidecar.policy_tools.rule_text import cut, place
 from sidecar.policy_tools.suites.execution import CoveredRules, TestOutcome
 from sidecar.policy_tools.suites.suite import SuiteReport, TestResult, answer_in_words
 from sidecar.vocabulary import Link
 
 MAX_TOLD = 100  # failures that are shown in full: more than this usually have one cause
-MAX_EXPLAINED = 20  # failures for which the nearest rules are searched, in all rules
-MOST_NEAR = 3
 MAX_MISSING = 200  # rules that no test exercises, one per line
 _MARKS = {"passed": "PASS", "failed": "FAIL", "skipped": "SKIP"}
 
 
-class Telling(NamedTuple):
-    """A report, and the policy that its failures are explained by."""
-
-    engine: Engine
-    source: PolicySource
-    report: SuiteReport
-    took_s: float
-
-    def text(self, *, verbose: bool = False) -> Iterator[str]:
-        """Yield the report line by line: failures and skipped tests, then the figures. `verbose`: every test."""
-        near = self._near()
-        told = 0
-        for result in self.report.results:
-            if result.outcome == "passed" and not verbose:
-                continue
-            yield _headline(result)
-            if result.outcome == "failed":
-                told += 1
-                yield from _failure(result, near) if told <= MAX_TOLD else ()
-        if self.report.coverage is not None:
-            yield from _coverage_lines(self.report.coverage)
-        yield self.summary()
-
-    def summary(self) -> str:
-        """Return `12 passed, 1 failed, 2 skipped in 0.03 s`."""
-        report = self.report
-        counts = [f"{report.count('passed')} passed", f"{report.count('failed')} failed"]
-        if skipped := report.count("skipped"):
-            counts.append(f"{skipped} skipped")
-        return f"{', '.join(counts)} in {self.took_s:.2f} s"
-
-    def data(self) -> dict[str, Any]:
-        report = self.report
-        counts = {outcome: report.count(outcome) for outcome in ("passed", "failed", "skipped")}
-        return {
-            "revision": self.engine.revision,
-            "ok": not report.failures,
-            "counts": {"suites": len(report.suites), "tests": len(report.results), **counts},
-            "took_s": round(self.took_s, 6),
-            "tests": [_result_data(result) for result in report.results],
-            "coverage": _coverage_data(report.coverage) if report.coverage else None,
-        }
-
-    def _near(self) -> Mapping[int, list[NearestRule]]:
-        """Return the nearest rules of the denied links of failed tests, by the identity of the link."""
-        failed = [(result, result.got.decision) for result in self.report.failures if result.got]
-        denied = [(result, decision) for result, decision in failed if not decision.allowed][:MAX_EXPLAINED]
-        links = [(result, link) for result, decision in denied for link in decision.links]
-        links = [(result, link) for result, link in links if not link.allowed and not link.rules]
-        if not links:
-            return {}
-        sought = [self._sought(result, link) for result, link in links]
-        found = nearest(sought, self.source.rules, self.source.sets, MOST_NEAR)
-        return {id(link): near for (_, link), near in zip(links, found, strict=True)}
-
-    def _sought(self, result: TestResult, link: Link) -> Sought:
-        test, got = result.test, result.got
-        assert got is not None
-        server = test.listing.server if test.listing else ""
-        if test.session and test.question:
-            server = test.question.server
-        texts = {condition.digest: text for text, condition in self.source.conditions.items()}
-        facts = [fact for fact in got.decision.facts if fact.link is link and fact.condition in texts]
-        outcomes = {texts[fact.condition]: fact.outcome for fact in facts}
-        at_server = server if link.object == f"nhi:{server}" else ""
-        return Sought.of(link, self.engine, self.source, test.chain, got.now_s, outcomes, at_server)
+def text(report: SuiteReport, took_s: float, *, verbose: bool = False) -> Iterator[str]:
+    """Yield the report line by line: failures and skipped tests, then the figures. `verbose`: every test."""
+    told = 0
+    for result in report.results:
+        if result.outcome == "passed" and not verbose:
+            continue
+        yield _headline(result)
+        if result.outcome == "failed":
+            told += 1
+            yield from _failure(result) if told <= MAX_TOLD else ()
+    if (coverage := report.coverage) is not None:
+        figures = f"{coverage.exercised} of {coverage.rules} rules, {coverage.percent:.1f} %"
+        yield f"coverage: {figures}" + (", no test exercises:" if coverage.missing else "")
+        missing = [f"{place(rule)}: {rule.id} ({rule.kind.value})" for rule in coverage.missing]
+        yield from (f"  {line}" for line in cut(missing, MAX_MISSING, "and {} more, all of them in --json"))
+    skipped = f", {count} skipped" if (count := report.count("skipped")) else ""
+    yield f"{report.count('passed')} passed, {report.count('failed')} failed{skipped} in {took_s:.2f} s"
 
 
-def _failure(result: TestResult, near: Mapping[int, list[NearestRule]]) -> Iterator[str]:
-    for problem in result.problems:
-        yield f"     {problem}"
+def data(report: SuiteReport, revision: str, took_s: float) -> dict[str, Any]:
+    counts = {outcome: report.count(outcome) for outcome in ("passed", "failed", "skipped")}
+    return {
+        "revision": revision,
+        "ok": not report.failures,
+        "counts": {"suites": len(report.suites), "tests": len(report.results), **counts},
+        "took_s": round(took_s, 6),
+        "tests": [_result_data(result) for result in report.results],
+        "coverage": _coverage_data(report.coverage) if report.coverage else None,
+    }
+
+
+def _failure(result: TestResult) -> Iterator[str]:
     assert result.got is not None
-    for link in result.got.decision.links:
-        yield f"     {link_in_words(link)}"
-        for each in near.get(id(link), ()):
-            wrong = "; ".join(
-                # A hint that repeats the rule's text adds nothing.
-                f"{part} {said}" + (f" ({hint})" if hint and said not in hint else "")
-                for part, said, hint in each.misfits
-            )
-            yield f"       near: {each.rule.id} ({place(each.rule)}): {wrong}"
+    for line in (*result.problems, *map(link_in_words, result.got.decision.links)):
+        yield f"     {line}"
     if result.hint:
         yield f"     hint: {result.hint}"
 
@@ -119,13 +69,6 @@ def _headline(result: TestResult) -> str:
     where = f"{span.file}:{span.line}:{span.column}"
     reason = f" ({result.test.skip})" if result.outcome == "skipped" else ""
     return f"{_MARKS[result.outcome]} {where}: {result.test.suite}: {result.test.name}{reason}"
-
-
-def _coverage_lines(coverage: CoveredRules) -> Iterator[str]:
-    figures = f"{coverage.exercised} of {coverage.rules} rules, {coverage.percent:.1f} %"
-    yield f"coverage: {figures}" + (", no test exercises:" if coverage.missing else "")
-    missing = [f"{place(rule)}: {rule.id} ({rule.kind.value})" for rule in coverage.missing]
-    yield from (f"  {line}" for line in cut(missing, MAX_MISSING, "and {} more, all of them in --json"))
 
 
 def _coverage_data(coverage: CoveredRules) -> dict[str, Any]:
