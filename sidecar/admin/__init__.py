@@ -33,8 +33,7 @@ PROBES: Final = ("/livez", "/readyz")
 @dataclass(frozen=True, slots=True)
 class AdminApp:
     """The handler of the admin listener. `secrets` maps each secret to its bearer's role. `trusted` is the control
-    socket, which only its owner can open, so that all its callers are operators.
-    """
+    socket, which only its owner can open, so that all its callers are operators."""
 
     app: OperatorAction
     metrics: Metrics

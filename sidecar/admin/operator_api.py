@@ -188,8 +188,7 @@ class OperatorApi:
 
     async def cancel(self, run_id: str, reason: str, by: str) -> models.Run:
         """Cancel a run, even if the audit cannot record it, which is then reported. Raises Refusal: TASK_UNKNOWN,
-        NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE.
-        """
+        NOT_CANCELABLE, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE."""
         if is_over((await self._run(run_id)).task):
             raise Refusal(Reason.NOT_CANCELABLE, "it is over")
         record = await self.executions.cancel(run_id, GIVEN_UP)  # for the caller; the audit record has who and why
@@ -206,8 +205,7 @@ class OperatorApi:
 
     async def add_schedule(self, body: Mapping[str, Any], by: str, *, here: bool) -> models.Schedule:
         """Store a schedule that is not in sidecar.yaml. Over the admin listener it cannot act as a principal that has a
-        credential or a schedule of its own. Raises Refusal, Conflict.
-        """
+        credential or a schedule of its own. Raises Refusal, Conflict."""
         key, wanted = body["name"], _schedule_in(body)
         if not here:
             self._check_own(key, wanted)

@@ -83,8 +83,7 @@ Handler = Callable[[AdminRequest], Awaitable[Any]]
 
 class OperatorRoute(NamedTuple):
     """One row of the table. A route whose handler returns a model is in the OpenAPI document, with the statuses of its
-    `errors`.
-    """
+    `errors`."""
 
     method: str
     path: str
@@ -406,21 +405,15 @@ async def answer_operator(
     if role not in route.roles:
         return problem(f"this needs one of the roles {', '.join(route.roles)}", 403)
     try:
-        return await _carried_out(app, route, request, by, name, here)
+        query = query_in(request.raw_path, route.query)
+        body: Mapping[str, Any] = {}
+        if route.request is not None:
+            is_large = route.request in (models.RunOrder, models.RunAnswer)
+            raw = await body_of(request, app.desk.max_order_bytes if is_large else MAX_ORDER_BYTES)
+            body = order_in(raw, route.request)
+        answer = await route.handler(AdminRequest(app, request, by, name, here, query, body))
     except (Refusal, ConfigError, SwitchError, NoSuchLimit, Conflict, StoreUnavailable) as error:
         return _failed(error)
-
-
-async def _carried_out(
-    app: OperatorAction, route: OperatorRoute, request: web.BaseRequest, by: str, name: str, here: bool
-) -> web.StreamResponse:
-    query = query_in(request.raw_path, route.query)
-    body: Mapping[str, Any] = {}
-    if route.request is not None:
-        is_large = route.request in (models.RunOrder, models.RunAnswer)
-        raw = await body_of(request, app.desk.max_order_bytes if is_large else MAX_ORDER_BYTES)
-        body = order_in(raw, route.request)
-    answer = await route.handler(AdminRequest(app, request, by, name, here, query, body))
     if isinstance(answer, web.StreamResponse):
         return answer
     run_id = answer.get("run_id") if route.status == 201 else None

@@ -22,8 +22,7 @@ class RunNews(NamedTuple):
     output    `artifact`, `text`, and `anew` if the text replaces the earlier text of that artifact
     artifact  `artifact`, and `parts` other than text, in A2A's form
     status    `state` in A2A's terms, `message`, and `progress` and `total` if the program reports them
-    end       the run, in full
-    """
+    end       the run, in full"""
 
     event: str
     data: Mapping[str, Any]

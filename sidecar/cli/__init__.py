@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, Command] = {
                 "Write the fewest rules that allow what was recorded, and nothing else.",
             ),
             "convert": ("sidecar.cli.policy.convert", "Convert rows between CSV and YAML, without loss."),
-            "export": ("sidecar.cli.policy.export", "Write the policy for plain pycasbin."),
+            "export": ("sidecar.cli.policy.convert", "Write the policy for plain pycasbin."),
             "bundle": ("sidecar.cli.policy.bundle", "Pack a policy into one signed file."),
             "bench": ("sidecar.cli.policy.bench", "Measure decisions, of this policy and at other sizes."),
         },
@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, Command] = {
     "schedule": ("sidecar.cli.schedule", "Agents that run by the clock: list, next, add, remove, run, pause, resume."),
     "wrap": ("sidecar.cli.wrap", "Lead an MCP client's configuration through a sidecar."),
     "unwrap": ("sidecar.cli.wrap", "Undo wrap."),
-    "client-config": ("sidecar.cli.client_config", "Print the configuration of an MCP client."),
+    "client-config": ("sidecar.cli.wrap", "Print the configuration of an MCP client."),
     "connect": ("sidecar.cli.connect", "Connect an MCP client that only starts programs to a sidecar."),
     "principal": ("sidecar.cli.principal", "The kill switch: disable an agent, a user or a server everywhere."),
     "limits": ("sidecar.cli.limits", "Show used and remaining limits, and reset them."),
@@ -94,5 +94,4 @@ def main() -> None:
     """Authorization for AI agents: who may call which tool, how often, and with which arguments, with an audit log.
 
     Exit codes: 0 good, 1 the answer is no, 2 wrong usage, 3 configuration or policy invalid, 4 policy tests failed,
-    5 the audit log does not verify, 6 differences found.
-    """
+    5 the audit log does not verify, 6 differences found."""

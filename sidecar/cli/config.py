@@ -31,7 +31,8 @@ def show(config: Path, origin: bool, as_json: bool) -> None:
     """Print the effective configuration, with secrets masked."""
     settings = shown_settings(load(config, os.environ, check_files=False))
     if as_json:
-        print_json([_with_origin(setting) for setting in settings] if origin else _tree(settings))
+        told = [{"setting": _name(one), "value": one.value, "origin": one.origin} for one in settings]
+        print_json(told if origin else _tree(settings))
     elif origin:
         click.echo("\n".join(map(visible, _table(settings))))
     else:
@@ -70,10 +71,6 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 def _name(setting: ShownSettings) -> str:
     return ".".join(map(str, setting.loc))
-
-
-def _with_origin(setting: ShownSettings) -> dict[str, Any]:
-    return {"setting": _name(setting), "value": setting.value, "origin": setting.origin}
 
 
 def _table(settings: Sequence[ShownSettings]) -> list[str]:

@@ -37,8 +37,7 @@ def connect(
 ) -> None:
     """Forward MCP between standard input and output and the server at URL (Streamable HTTP).
 
-    For clients that only start programs, such as Claude Desktop: `sidecar connect http://127.0.0.1:8070/mcp/github`.
-    """
+    For clients that only start programs, such as Claude Desktop: `sidecar connect http://127.0.0.1:8070/mcp/github`."""
     try:
         origin = parse_origin(url)
     except ValueError as error:

@@ -128,8 +128,8 @@ async def _run(folder: Path) -> bool:
     logging.getLogger("sidecar.http.server.load_shedding").setLevel(logging.ERROR)
     data, admin, local, upstream, agent = free_ports(5)
     settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent)
-    _say("A server on the official MCP SDK and an agent on A2A's start, and the sidecar before them.", dim=True)
-    _say("Who calls is the agent nhi:planner.\n", dim=True)
+    click.secho("A server on the official MCP SDK and an agent on A2A's start, and the sidecar before them.", dim=True)
+    click.secho("Who calls is the agent nhi:planner.\n", dim=True)
     async with _process("demo_server", upstream), _process("demo_agent", agent):
         app = await Application.start(settings, UNHURRIED)
         try:
@@ -145,7 +145,7 @@ async def _play(app: Application, url: str) -> bool:
 
     async with asyncio.timeout(len(SCENES) * CALL_WITHIN_S), Client(url) as client:
         listed = [tool.name for tool in (await client.list_tools()).tools]
-        _say(f"The agent sees: {', '.join(listed)}   (the server also has delete_note)\n", dim=True)
+        click.secho(f"The agent sees: {', '.join(listed)}   (the server also has delete_note)\n", dim=True)
         return await _shown(app, 1, SCENES, partial(_call, client))
 
 
@@ -157,7 +157,7 @@ async def _converse(app: Application, url: str) -> bool:
     async with asyncio.timeout(len(AGENT_SCENES) * CALL_WITHIN_S), httpx.AsyncClient(trust_env=False) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
         skills = ", ".join(skill.id for skill in card.skills)
-        _say(f"The researcher's card, for the planner: {skills}   (it can publish, too)\n", dim=True)
+        click.secho(f"The researcher's card, for the planner: {skills}   (it can publish, too)\n", dim=True)
         async with ClientFactory(ClientConfig(httpx_client=http, streaming=False)).create(card) as client:
             return await _shown(app, len(SCENES) + 1, AGENT_SCENES, partial(_send, client))
 
@@ -171,7 +171,13 @@ async def _shown(
         heard = await call(scene)
         record = orjson.loads(app.settings.audit_path.read_bytes().splitlines()[-1])
         good &= (record["reason"] or "") == scene.reason
-        _show(number, scene, heard, record)
+        click.secho(f"{number}. {scene.title}", fg="red" if scene.reason else "green", bold=True)
+        arguments = ", ".join(f"{key}={value!r}" for key, value in scene.arguments.items())
+        click.echo(f"   calls   {scene.tool}({arguments})\n   hears   {heard}")
+        click.secho(f"   why     {scene.why}", dim=True)
+        for line in render_record(record).splitlines():
+            click.echo(f"   audit   {line}")
+        click.echo("")
     return good
 
 
@@ -200,35 +206,23 @@ async def _call(client: Any, scene: DemoScene) -> str:
     return f"tool error: {text}" if result.is_error else text
 
 
-def _show(number: int, scene: DemoScene, heard: str, record: dict[str, Any]) -> None:
-    colour = "green" if not scene.reason else "red"
-    click.secho(f"{number}. {scene.title}", fg=colour, bold=True)
-    arguments = ", ".join(f"{key}={value!r}" for key, value in scene.arguments.items())
-    _say(f"   calls   {scene.tool}({arguments})")
-    _say(f"   hears   {heard}")
-    _say(f"   why     {scene.why}", dim=True)
-    for line in render_record(record).splitlines():
-        _say(f"   audit   {line}")
-    _say("")
-
-
 def _verify(folder: Path) -> bool:
     path = folder / "data" / "audit" / "audit.jsonl"
     report = verify([path], key=load_key(folder / "data" / "keys" / "audit.key"))
-    _say("The evidence, checked from its first byte to its last:")
+    click.secho("The evidence, checked from its first byte to its last:")
     for problem in report.problems:
-        _say(f"   {problem}", bold=True)
+        click.secho(f"   {problem}", bold=True)
     for line in report.proved:
-        _say(f"   {line}")
+        click.secho(f"   {line}")
     return report.ok
 
 
 def _leave(folder: Path) -> None:
     write_folder(folder, data=8080, admin=9090, local=8090, upstream=9100, agent=9200)
-    _say(f"\nThe folder stays: {folder}. To go on:", bold=True)
-    _say("   python -m sidecar.cli.demo_server 9100 &\n   python -m sidecar.cli.demo_agent 9200 &")
-    _say(f"   sidecar serve -c {folder}/sidecar.yaml")
-    _say("   and point an MCP client at http://127.0.0.1:8090/mcp/notes, an A2A client at .../agents/researcher")
+    click.secho(f"\nThe folder stays: {folder}. To go on:", bold=True)
+    click.secho("   python -m sidecar.cli.demo_server 9100 &\n   python -m sidecar.cli.demo_agent 9200 &")
+    click.secho(f"   sidecar serve -c {folder}/sidecar.yaml")
+    click.secho("   and point an MCP client at http://127.0.0.1:8090/mcp/notes, an A2A client at .../agents/researcher")
 
 
 @asynccontextmanager
@@ -258,7 +252,3 @@ async def _until_listening(port: int, process: asyncio.subprocess.Process) -> No
         await writer.wait_closed()
         return
     raise click.ClickException("the demo's server or agent did not start")
-
-
-def _say(text: str, *, dim: bool = False, bold: bool = False) -> None:
-    click.secho(text, dim=dim, bold=bold)

@@ -91,13 +91,14 @@ _IGNORED = """\
 def init(folder: Path, source: Path | None, as_json: bool) -> None:
     """Write a working folder: sidecar.yaml, models, policies. Overwrites nothing.
 
-    --from reads .mcp.json, claude_desktop_config.json, .vscode/mcp.json, .cursor/mcp.json and their like.
-    """
+    --from reads .mcp.json, claude_desktop_config.json, .vscode/mcp.json, .cursor/mcp.json and their like."""
     files = starting_files()
     secrets: Mapping[str, str] = {}
     notes: list[str] = []
     if source is not None:
-        files, secrets, notes = _files_from(source, folder)
+        file, _ = open_client_file(source)
+        found = imported(file, folder, os.environ, names_of(file, "http://127.0.0.1:8070"), home=Path.home())
+        files, secrets, notes = _starting_with(found), found.secrets, [*found.notes, *_needs(found, folder)]
     if taken := [name for name in [*files, *secrets] if (folder / name).exists()]:
         raise CommandFailed(f"nothing was written: {folder} already has {', '.join(taken)}")
     write_files(folder, files)
@@ -108,12 +109,6 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)
     click.echo(f"wrote {len(files) + len(secrets)} files to {folder}\nnext: sidecar check -c {folder / 'sidecar.yaml'}")
-
-
-def _files_from(source: Path, folder: Path) -> tuple[Mapping[str, str], dict[str, str], list[str]]:
-    file, _ = open_client_file(source)
-    found = imported(file, folder, os.environ, names_of(file, "http://127.0.0.1:8070"), home=Path.home())
-    return _starting_with(found), found.secrets, [*found.notes, *_needs(found, folder)]
 
 
 def _starting_with(found: Import) -> dict[str, str]:

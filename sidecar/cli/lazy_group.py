@@ -22,8 +22,7 @@ class Group(click.Group):
 
     `commands_in` maps a name to its module (there it is `list_` for `list`, `a_b` for `a-b`) and its one-line help, or
     to a group's help and commands.
-    A command ends with a message if an operator's file is invalid or unreadable.
-    """
+    A command ends with a message if an operator's file is invalid or unreadable."""
 
     def __init__(self, *args: Any, commands_in: Mapping[str, Command] = {}, **more: Any) -> None:
         super().__init__(*args, **more)

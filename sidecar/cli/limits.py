@@ -34,8 +34,7 @@ def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> 
     """How much of each limit is used, the fullest first. This charges nothing.
 
     Without --principal: limits that several callers share, and of all others those of principals that this sidecar has
-    charged since it started.
-    """
+    charged since it started."""
     named = tool if not tool or tool.startswith(_KINDS) else f"tool:{tool}"
     asked = {"principal": principal, "object": named, "limit": limit}
     query = urlencode({word: value for word, value in asked.items() if value})
@@ -43,7 +42,9 @@ def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> 
     if as_json:
         return
     if not answer["limits"]:
-        click.echo(_nothing(principal, limit))
+        of_that_name = f" of the name {limit}" if limit else ""
+        unlisted = "is used: only principals are known that this sidecar charged since it started"
+        click.echo(f"no limit{of_that_name} {f'counts {principal}' if principal else unlisted}")
         return
     print_table(("limit", "for", "used", "left", "begins anew"), [*map(_row, answer["limits"])])
     if answer["more"]:
@@ -58,19 +59,11 @@ def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> 
 def reset(principal: str, limit: str, force: bool, config: Path, as_json: bool) -> None:
     """Reset what counts --principal alone, at every replica that shares the store. The audit log records it.
 
-    Counters that it shares with others stay, and so do slots of calls in progress.
-    """
+    Counters that it shares with others stay, and so do slots of calls in progress."""
     order = {"principal": principal, "if_known": not force} | ({"limit": limit} if limit else {})
     answer = ask(config, "/api/limits/reset", as_json, order, hints=HINTS)
     if not as_json:
         click.echo("\n".join(f"{name} is unused" for name in answer["reset"]) or f"no limit counts {principal} alone")
-
-
-def _nothing(principal: str, limit: str) -> str:
-    of_that_name = f" of the name {limit}" if limit else ""
-    if principal:  # listed even if unused
-        return f"no limit{of_that_name} counts {principal}"
-    return f"no limit{of_that_name} is used: only principals are known that this sidecar charged since it started"
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import orjson
@@ -97,35 +97,20 @@ def reaching(hint: str = NOT_RUNNING) -> Iterator[None]:
         raise CommandFailed(f"no sidecar answers here: {error.strerror or error}", hint=hint)
 
 
-class SocketEvent(NamedTuple):
-    name: str
-    data: Mapping[str, Any]
-
-
-class SidecarUnreachable(Exception):
-    """The sidecar does not respond, or the connection broke."""
-
-
-def events(control: Path, target: str) -> Iterator[SocketEvent]:
-    """Yield a stream's events as they arrive. Raises SidecarUnreachable; ends the command if the sidecar refuses."""
-    try:
-        with _asked(control, target, "GET", None, SILENT_S) as response:
-            if response.status != 200:
-                refused(response.status, answer_in(response.status, response.read(MAX_ANSWER_BYTES)))
-            yield from _read(response)
-    except OSError as error:
-        raise SidecarUnreachable(error.strerror or str(error)) from None
-
-
-def _read(response: http.client.HTTPResponse) -> Iterator[SocketEvent]:
-    parser = SseParser()
-    try:
-        while chunk := response.read1(64 * 1024):
-            for event in parser.feed(chunk):
-                if event.data is not None:
-                    yield SocketEvent(event.event, orjson.loads(event.data))
-    except (OSError, ValueError, http.client.HTTPException, Refusal):
-        raise SidecarUnreachable("the stream broke off") from None
+def events(control: Path, target: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield a stream's events, with their names, as they arrive. Raises OSError if the sidecar does not respond, or the
+    connection breaks; ends the command if the sidecar refuses."""
+    with _asked(control, target, "GET", None, SILENT_S) as response:
+        if response.status != 200:
+            refused(response.status, answer_in(response.status, response.read(MAX_ANSWER_BYTES)))
+        parser = SseParser()
+        try:
+            while chunk := response.read1(64 * 1024):
+                for event in parser.feed(chunk):
+                    if event.data is not None:
+                        yield event.event, orjson.loads(event.data)
+        except (OSError, ValueError, http.client.HTTPException, Refusal):
+            raise OSError("the stream broke off") from None
 
 
 @contextmanager

@@ -38,7 +38,9 @@ def serve(config: Path) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log output is caller-controlled and not JSON
     gc.disable()  # until `settle_interpreter`: looking for garbage, of which there is little, is a fifth of a start
     hold_standard()
-    _log_to_stderr()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     before, now = take_all()
     if now != before:
         log.info("raised the limit of open files", extra={"before": before, "now": now})
@@ -102,8 +104,7 @@ async def _started(path: Path, environ: Mapping[str, str], stop: asyncio.Event) 
 def _no_certificates() -> Iterator[None]:
     """Let OpenSSL find no certificates of authorities.
 
-    aiohttp loads all of them when it is imported, for its client, which the sidecar does not use: 35 ms and 2.6 MB.
-    """
+    aiohttp loads all of them when it is imported, for its client, which the sidecar does not use: 35 ms and 2.6 MB."""
     names = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
@@ -121,8 +122,7 @@ def settle_interpreter() -> None:
     """Tune the garbage collector and thread switching for serving.
 
     Objects made at start need not be visited again, and calls leave little garbage. Threads that hash large data
-    hand the GIL to the event loop on request; by default only after 5 ms, each time it runs.
-    """
+    hand the GIL to the event loop on request; by default only after 5 ms, each time it runs."""
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
@@ -208,9 +208,3 @@ class _JsonLines(logging.Formatter):
             return orjson.dumps(line, default=str).decode()
         except TypeError:  # a name that is not UTF-8
             return json.dumps(line, default=str)
-
-
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

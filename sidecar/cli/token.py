@@ -108,7 +108,8 @@ def api_key(
     as_json: bool,
 ) -> None:
     """Make an API key. It is printed once; keys.yaml keeps an HMAC of it."""
-    keys_path, pepper = _key_files(keys_path, pepper, config)
+    keys_path = keys_path or _configured_keys(config)
+    pepper = pepper or settings_in(config).api_keys_pepper_path
     now = time.time()
     try:
         text, entry = make_key(
@@ -172,13 +173,6 @@ def _claim(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-def _key_files(keys: Path | None, pepper: Path | None, config: Path) -> tuple[Path, Path]:
-    if keys is not None and pepper is not None:
-        return keys, pepper
-    settings = settings_in(config)
-    return keys or _configured_keys(config), pepper or settings.api_keys_pepper_path
 
 
 def _configured_keys(config: Path) -> Path:

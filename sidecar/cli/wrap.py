@@ -1,4 +1,4 @@
-"""`sidecar wrap` and `unwrap`: leads an MCP client's configuration through a sidecar, and restores it."""
+"""`sidecar wrap`, `unwrap` and `client-config`: leads an MCP client's configuration through a sidecar."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import click
 
 from sidecar.cli.client_files.configuration import ClientFile, open_client_file
 from sidecar.cli.client_files.formats import (
+    CLIENTS,
     KEY_FILE,
     KEY_VARIABLE,
     NO_ADDRESS,
     ClientAddress,
     entrance_of,
     headers_for,
+    snippet,
+    written,
 )
 from sidecar.cli.client_files.jsonc import read_jsonc
 from sidecar.cli.client_files.wrap import (
@@ -26,7 +29,7 @@ from sidecar.cli.client_files.wrap import (
     wrap_at,
 )
 from sidecar.cli.client_files.wrap import unwrap as unwrapped
-from sidecar.cli.command import CommandFailed, json_option, print_json, settings_in
+from sidecar.cli.command import CommandFailed, config_and_json, json_option, print_json, settings_in
 from sidecar.errors import visible
 from sidecar.settings import Settings
 from sidecar.settings.writing import write_whole
@@ -47,8 +50,7 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
     """Lead an MCP client's configuration through a sidecar. `unwrap` undoes it.
 
     Each server in FILE gets the address that the sidecar has for it. The original stays beside it as
-    FILE.before-sidecar.
-    """
+    FILE.before-sidecar."""
     file, raw = open_client_file(path)
     settings = settings_in(config) if config and config.exists() else None
     if config and settings is None:
@@ -68,7 +70,8 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
         raise CommandFailed(f"{path} was wrapped before: run `sidecar unwrap {path}` first")
     client = file.client
     headers = headers_for(entrance, client)
-    wrapped = wrap_at(file, entrance.base, wanted, headers)
+    addresses = {loc: f"{entrance.base}/mcp/{name}" for loc, name in wanted.items()}
+    wrapped = wrap_at(file, addresses, headers)
     backup = _written(path, raw, wrapped.text) if wrapped.changed else None
     if as_json:
         told = {
@@ -88,8 +91,8 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
         notes.append(f"callers there need an API key: {where}")
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)
-    written = f"wrote {path}; as it was: {backup}"
-    click.echo(written if backup else f"{path} leads here already: nothing was changed")
+    done = f"wrote {path}; as it was: {backup}"
+    click.echo(done if backup else f"{path} leads here already: nothing was changed")
 
 
 @click.command()
@@ -98,8 +101,7 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
 def unwrap(path: Path, as_json: bool) -> None:
     """Undo `wrap` in an MCP client's configuration.
 
-    A file that was not edited since is restored byte for byte; otherwise only the sidecar's entries are reverted.
-    """
+    A file that was not edited since is restored byte for byte; otherwise only the sidecar's entries are reverted."""
     _, raw = read_jsonc(path)
     backup = backup_of(path)
     if not backup.exists():
@@ -119,6 +121,30 @@ def unwrap(path: Path, as_json: bool) -> None:
         click.echo(f"{path} was edited since: restored {restored}, all else stays{kept}")
     for name in map(visible, done.left):
         click.echo(f"note: {name} leads to a sidecar, and no backup has its old address: left as it is", err=True)
+
+
+@click.command("client-config")
+@click.option("--for", "client", type=click.Choice(sorted(CLIENTS)), required=True, help="The client.")
+@click.option("--server", metavar="NAME", help="Only this upstream.")
+@config_and_json
+def client_config(client: str, server: str | None, config: Path, as_json: bool) -> None:
+    """Print what an MCP client writes in its configuration to reach the upstreams of a sidecar."""
+    settings, kind = settings_in(config), CLIENTS[client]
+    if server is not None and server not in settings.upstreams:
+        there = ", ".join(settings.upstreams) or "none"
+        raise CommandFailed(f"{config} has no upstream {server}: it has {there}")
+    entrance = entrance_of(settings)
+    if entrance is None:
+        raise CommandFailed(f"{config} {NO_ADDRESS}")
+    said = snippet(kind, entrance, [server] if server else settings.upstreams)
+    if as_json:
+        print_json(said)
+        return
+    click.echo(f"# {kind.file}", err=True)
+    if entrance.needs_key:
+        where = f"in {KEY_FILE}" if kind.programs_only else f"as {KEY_VARIABLE} in its environment"
+        click.echo(f"# with an API key (sidecar token api-key) {where}", err=True)
+    click.echo(written(kind, said))
 
 
 def _entrance(url: str | None, settings: Settings | None) -> ClientAddress:

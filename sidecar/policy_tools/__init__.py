@@ -16,6 +16,5 @@ recorded_conditions  outcomes of conditions of whose arguments only the audit re
 suggest/             the fewest rules that allow what was recorded, and nothing else that is known
 convert/             CSV as YAML, and YAML as CSV
 export/              the policy for plain pycasbin
-atomic_files         writes several files, all or none, for convert, export and suggest
 bench                the time of a decision, for this policy and for generated ones of other sizes
 """

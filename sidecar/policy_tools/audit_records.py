@@ -57,8 +57,7 @@ class RecordedQuestion:
     """One recorded question that policy answered. `at_s` is its time in seconds since the epoch; `rules` are the ids of
     the rules that its links rested on; `ended` is why the call was refused, by policy or later; `enforced` is false in
     shadow mode, where a denial refuses nothing; `without_arguments` is true if the call is known to have had none.
-    `clear` are the arguments recorded in clear, by path: what `audit.clear` records of each.
-    """
+    `clear` are the arguments recorded in clear, by path: what `audit.clear` records of each."""
 
     seq: int
     decision_id: str
@@ -177,8 +176,7 @@ def lines_of(paths: Sequence[Path], torn: Callable[[int], object]) -> Iterator[t
     """Yield every record of a log, in constant memory, and the number of bytes read until then. The last of several
     files may have no record yet. Calls `torn` with the length in bytes of an incomplete last line.
 
-    Raises UnreadableAuditLine at the first line that is not a record, or whose seal does not match its bytes.
-    """
+    Raises UnreadableAuditLine at the first line that is not a record, or whose seal does not match its bytes."""
     read_bytes = 0
     for path in [each for each in paths if len(paths) == 1 or each.stat().st_size]:
         number = 0

@@ -26,8 +26,7 @@ MAX_LINES = 1_000_000  # of one file of rows
 
 class Ground(NamedTuple):
     """A rule that the answer rests on. `text` is its row. `roles` are those on the path from the subject to the rule's
-    role, the first one from the token if `from_token`; `sets` those on the path from the object to the rule's set.
-    """
+    role, the first one from the token if `from_token`; `sets` those on the path from the object to the rule's set."""
 
     rule: RuleRef
     text: str

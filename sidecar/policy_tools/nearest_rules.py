@@ -51,8 +51,7 @@ _NONE: Mapping[str, str] = {}
 
 class Sought(NamedTuple):
     """One denied question. `roles` are the subject's, `sets` those that hold the object; `outcomes` are the conditions'
-    outcomes by text; `server` is set for a session call, which any grant on that server opens.
-    """
+    outcomes by text; `server` is set for a session call, which any grant on that server opens."""
 
     kind: PermissionKind
     subject: str

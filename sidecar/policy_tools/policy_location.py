@@ -24,8 +24,7 @@ BUDGETS_FILE: Final = "budgets.yaml"
 @dataclass(frozen=True, slots=True)
 class PolicyLocation:
     """One policy on disk. `names` are the existing upstreams; None if they are unknown. `programs` are further agents,
-    `offers` the limits that agents have in sidecar.yaml, and `agent_ids` agents' names by UUID.
-    """
+    `offers` the limits that agents have in sidecar.yaml, and `agent_ids` agents' names by UUID."""
 
     models: Path
     policies: Path

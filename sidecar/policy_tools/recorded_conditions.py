@@ -58,8 +58,7 @@ class RecordedCase:
 
     `assumed` are the outcomes tried for unknown conditions, others get `otherwise`; `unknown` collects them, with the
     reason. `by_record` are those that the record itself answered; `paths` are what the conditions of the policy read,
-    by digest.
-    """
+    by digest."""
 
     key: AuditKey | None = None
     asked: RecordedQuestion = field(init=False)
@@ -116,8 +115,7 @@ class RecordedCase:
         """Return a value for an argument that the condition cannot distinguish from the original, or why there is none.
 
         A value that equals none of the constants can be replaced by any other such value if only equality is tested.
-        This does not hold where the recorded run failed: the value may be too large for any test.
-        """
+        This does not hold where the recorded run failed: the value may be too large for any test."""
         entry = self.asked.clear.get(path[1:], {}) if path[0] == "args" and len(path) > 1 else {}
         if VALUE in entry:
             return path[:-1], {path[-1]: entry[VALUE]}

@@ -27,8 +27,7 @@ Change = Literal["wider", "narrower", "undecidable"]
 
 class ReplayAnswer(NamedTuple):
     """The candidate's answer. `allowed` None is undecidable, and `why` says what it depends on. `decision` is one of
-    the possible ones; the only one if nothing was unknown.
-    """
+    the possible ones; the only one if nothing was unknown."""
 
     allowed: bool | None
     decision: Decision
@@ -45,8 +44,7 @@ class Candidate:
         """Return the answer if it is the same for every outcome of the unknown conditions.
 
         An error is no match on a row that allows and a match on one that denies: errors everywhere allow the least. The
-        combination of true and false that allows the most has to be searched for.
-        """
+        combination of true and false that allows the most has to be searched for."""
         self.case.asked = asked
         least = self._ask(asked, {}, "error")
         if asked.gaps:

@@ -47,8 +47,12 @@ def columns(rule: RuleRef) -> dict[str, str]:
     }
 
 
+def csv_quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
+
+
 def csv_field(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text
+    return csv_quoted(text) if _QUOTED_IN_CSV.search(text) else text
 
 
 def csv_row(rule: RuleRef) -> str:

@@ -8,8 +8,9 @@ import os
 import secrets
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,8 +45,7 @@ def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, 
     """Check whether the agent NAME, or each that is enabled, can run, and run it once. Exits with 1 if one fails.
 
     A read-write agent is run only with --prompt, because it may change something. All others do what they do with an
-    empty prompt.
-    """
+    empty prompt."""
     settings = settings_in(config, check_files=True)
     if name:
         check_known(name, settings.agents, "agent", config)
@@ -71,16 +71,13 @@ async def _inspected(
                 untried = UNTRIED
             limit_s = timeout_s or min(definition.timeout, DEADLINE_S)
             tried = None if untried else await _tried(name, definition, processes, prompt or "", limit_s)
-            status = "there" if tried is None else "well" if _is_well(tried) else "not well"
+            failed = tried and (tried["error"] or tried["timed_out"] or tried["task_state"] in UNWELL)
+            status = "there" if tried is None else "not well" if failed else "well"
             known = {"name": name, "status": status, "enabled": definition.enabled}
             found.append({**known, **start, "untried": untried, "tried": tried})
     finally:
         await processes.close()
     return found
-
-
-def _is_well(tried: Mapping[str, Any]) -> bool:
-    return tried["error"] is None and not tried["timed_out"] and tried["task_state"] not in UNWELL
 
 
 async def _tried(name: str, definition: CliAgent, processes: Processes, text: str, limit_s: float) -> dict[str, Any]:
@@ -92,16 +89,20 @@ async def _tried(name: str, definition: CliAgent, processes: Processes, text: st
     prompt = Prompt(text, {}, {}, None, message)
     order = ProgramOrder(run_id, run_id, run_id, caller.binding, prompt, limit_s, caller=caller)
     ended = AttemptEnd(None, Usage())
+    # What agents log has the reasons: events lack them, as callers must not learn where a program is.
+    handler, logger = BufferingHandler(1_000), logging.getLogger("sidecar.tasks.programs")
+    handler.setLevel(logging.WARNING)
+    logger.addHandler(handler)
     try:
-        with _logged() as whys:
-            async with aclosing(runner.run(order)) as events:
-                async for event in events:
-                    said = (said + _text(event))[:HEAD_CHARS]
-                    if isinstance(event, AttemptEnd):
-                        ended = event
+        async with aclosing(runner.run(order)) as events:
+            async for event in events:
+                said = (said + _text(event))[:HEAD_CHARS]
+                if isinstance(event, AttemptEnd):
+                    ended = event
     finally:
+        logger.removeHandler(handler)
         await runner.close()
-    failure = ended.failure
+    failure, whys = ended.failure, (str(getattr(record, "why", record.getMessage())) for record in handler.buffer)
     return {
         "exit_code": ended.exit and ended.exit.code,
         "signal": ended.exit and ended.exit.signal,
@@ -113,26 +114,6 @@ async def _tried(name: str, definition: CliAgent, processes: Processes, text: st
         "usage": ended.usage._asdict(),
         "output": said,
     }
-
-
-class _Whys(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.kept: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.kept.append(str(getattr(record, "why", record.getMessage())))
-
-
-@contextmanager
-def _logged() -> Iterator[Sequence[str]]:
-    """Collect the reasons that agents log: events lack them, as callers must not learn where a program is."""
-    handler, logger = _Whys(), logging.getLogger("sidecar.tasks.programs")
-    logger.addHandler(handler)
-    try:
-        yield handler.kept
-    finally:
-        logger.removeHandler(handler)
 
 
 def _text(event: Event) -> str:

@@ -51,7 +51,9 @@ def runs(config: Path, as_json: bool, **asked: Any) -> None:
     if answer["runs"]:
         print_table(("run", "agent", "state", "began", "took", "for"), [*map(_run, answer["runs"])])
     else:
-        click.echo(_none_of(asked) if answer["next_offset"] is None else "none among the newest runs")
+        narrowed = any(value for word, value in asked.items() if word != "limit")
+        none = "no run matches" if narrowed else "there are no runs yet: `sidecar agent run AGENT` orders one"
+        click.echo(none if answer["next_offset"] is None else "none among the newest runs")
     if answer["next_offset"] is not None:
         click.echo(f"and more: --offset {answer['next_offset']}")
 
@@ -64,11 +66,6 @@ def show(run: str, config: Path, as_json: bool) -> None:
     answer = ask(config, path_of("runs", run), as_json)
     if not as_json:
         click.echo("\n".join(_in_full(answer)))
-
-
-def _none_of(asked: Mapping[str, Any]) -> str:
-    narrowed = any(value for word, value in asked.items() if word != "limit")
-    return "no run matches" if narrowed else "there are no runs yet: `sidecar agent run AGENT` orders one"
 
 
 def _agent(one: Mapping[str, Any]) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from sidecar.cli.agent.formatting import OPERATOR, asks, ending, row_for
 from sidecar.cli.agent.run_output import RunOutput, written
 from sidecar.cli.command import NO, USAGE, CommandFailed, config_and_json, print_json, settings_in
 from sidecar.cli.operator_socket import (
-    SidecarUnreachable,
     answer_in,
     ask,
     ask_control,
@@ -60,8 +59,7 @@ def run(name: str, detach: bool, config: Path, as_json: bool, **order: Any) -> N
     """Run the agent NAME with PROMPT, or with standard input for `-`. ^C cancels the run.
 
     Policy, limits and audit apply as to every caller. The agent's `per_call` says which options, variables and folders
-    a call may choose. Exits with 0 if the run succeeded, with 1 if not.
-    """
+    a call may choose. Exits with 0 if the run succeeded, with 1 if not."""
     hints = row_for(order["principal"], name)
     _order(config, path_of("agents", name, "runs"), order, hints, detach=detach, as_json=as_json)
 
@@ -75,8 +73,7 @@ def answer(run: str, detach: bool, config: Path, as_json: bool, **order: Any) ->
     """Answer the run RUN, which waits for input, with PROMPT, or with standard input for `-`. ^C cancels the run.
 
     Runs that an operator or a schedule ordered are answered here; the callers of all others answer over A2A. Policy,
-    limits and audit apply to the run's caller. Exits with 0 if the run succeeded, or asks again.
-    """
+    limits and audit apply to the run's caller. Exits with 0 if the run succeeded, or asks again."""
     _order(config, path_of("runs", run, "answer"), order, {}, detach=detach, as_json=as_json)
 
 
@@ -148,16 +145,16 @@ def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: 
     """Return the run when it has ended; print its output meanwhile, or with `as_lines` every event as JSON."""
     screen, target = RunOutput(quiet=quiet), f"{path_of('runs', run, 'output')}?follow=true"
     try:
-        for event in events(control, target):
+        for name, data in events(control, target):
             if as_lines:
-                print_json({"event": event.name, "data": event.data}, as_line=True)
-            if event.name == "status":
-                screen.status(event.data)
-            elif event.name == "output":
-                screen.output(event.data)
-            elif event.name == "end":
+                print_json({"event": name, "data": data}, as_line=True)
+            if name == "status":
+                screen.status(data)
+            elif name == "output":
+                screen.output(data)
+            elif name == "end":
                 screen.end()
-                return event.data
+                return data
         why = "the sidecar is stopping"
     except (KeyboardInterrupt, BrokenPipeError) as error:  # interrupted, or standard output closed
         if isinstance(error, KeyboardInterrupt):
@@ -165,8 +162,8 @@ def _watched(control: Path, run: str, *, quiet: bool, gives_up: bool, as_lines: 
         if gives_up:
             _give_up(control, run)
         raise SystemExit(NO) from None
-    except SidecarUnreachable as error:
-        why = str(error)
+    except OSError as error:
+        why = error.strerror or str(error)
     screen.end()
     raise CommandFailed(f"the connection to {run} ended: {why}")
 

@@ -22,8 +22,7 @@ def gather(folder: Path, paths: tuple[Path, ...], from_store: bool, config: Path
     """Write audit records to FOLDER, one file for each chain, for `audit verify` to read.
 
     PATHS are saved standard output or exported logs, with one record in each line; without PATHS (or with -) standard
-    input is read. Other lines are ignored, and repeated records are written once.
-    """
+    input is read. Other lines are ignored, and repeated records are written once."""
     if from_store and paths:
         raise click.UsageError("give either --from-store or files")
     files = _from_store(folder, config) if from_store else gathered(_lines(paths), folder)

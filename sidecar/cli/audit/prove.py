@@ -41,8 +41,7 @@ def prove(
 
     The holder of the key can prove what the arguments of a call were; without the key they cannot be guessed. Exits
     with 0 if the hashes are equal, 1 if not, 5 if the record's own hash does not fit its bytes. Whether the record is
-    unchanged in its log, `audit verify` checks.
-    """
+    unchanged in its log, `audit verify` checks."""
     given = _arguments(arguments)
     record = _record(logs(paths), decision_id)
     ring = {key.id: key for key in map(load_key, key_paths)}

@@ -96,8 +96,7 @@ def show(
     does not check them: `audit verify` does.
 
     With --evidence: the stored results of these requests, each with whether it is the one that the log names
-    (`as_recorded`).
-    """
+    (`as_recorded`)."""
     if kept and (follows or seed):
         raise click.UsageError("--evidence has results, not records: leave --follow and --seed out")
     wanted = Filter(object=object_, since=since or "", until=until or "", **exact)

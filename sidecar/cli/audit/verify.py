@@ -73,8 +73,7 @@ def verify(
     one. With - standard input is read, and each chain in it is verified by itself, as a part. Without PATHS the
     configured log is verified, with its configured keys unless --key names others.
 
-    Exits with 5 if the log does not verify, and says what was proved and what was not.
-    """
+    Exits with 5 if the log does not verify, and says what was proved and what was not."""
     if not paths:
         settings = configured(config)
         paths = (settings.audit_path,)
@@ -111,7 +110,8 @@ def verify(
             if as_json:
                 click.echo(ascii_json(plain_data(report.as_data())))
             else:
-                _print(report, took_s)
+                for line in _lines(report, took_s):
+                    click.echo(plain(line))  # names and words in it may come from a forger
             holds = holds and report.ok
     if not holds:
         sys.exit(UNVERIFIED)
@@ -162,11 +162,6 @@ def _public_keys(paths: tuple[Path, ...]) -> Keys | None:
         except (OSError, ValueError) as error:
             raise CommandFailed(f"{path}: {error}", INVALID)
     return found if paths else None
-
-
-def _print(report: VerificationReport, took_s: float) -> None:
-    for line in _lines(report, took_s):
-        click.echo(plain(line))  # names and words in it may come from a forger
 
 
 def _lines(report: VerificationReport, took_s: float) -> Iterator[str]:

@@ -22,8 +22,7 @@ NO_ADDRESS: Final = "has no address that a client could write: add a local liste
 class ClientFormat:
     """Where a client keeps its servers, and how it writes an address and a variable. `kind` is the `type` of an entry
     with an address; `folder` is a part of the paths of its files. `programs_only` is true if it reads no address from
-    its file, or no header with a variable; `is_read` is false if its file is not read and edited here.
-    """
+    its file, or no header with a variable; `is_read` is false if its file is not read and edited here."""
 
     file: str
     container: str

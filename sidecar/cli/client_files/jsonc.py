@@ -132,7 +132,9 @@ class _JsonReader:
                 hint = f"it was first written on line {line}; keep one"
                 self._refuse("J010", f'the key "{key}" stands twice', hint, start)
             self._skip()
-            self._expect(":")
+            if self.text[self._at : self._at + 1] != ":":
+                self._refuse("J001", "expected :")
+            self._at += 1
             self._skip()
             value = self._at
             found[key] = replace(self._value((*loc, key)), key=span)
@@ -197,11 +199,6 @@ class _JsonReader:
             self._at = blank.end()
         if self.text.startswith("/*", self._at):
             self._refuse("J001", "a comment that does not end", "end it with */")
-
-    def _expect(self, character: str) -> None:
-        if self.text[self._at : self._at + 1] != character:
-            self._refuse("J001", f"expected {character}")
-        self._at += 1
 
     def _span(self, start: int, end: int) -> YamlSpan:
         line = bisect_right(self._starts, start)

@@ -62,11 +62,13 @@ def translated(text: str, places: ReferencePlaces) -> TranslatedText:
         said = found[1]
         if (folder := places.folders().get(said)) is not None:
             return folder
-        if said.startswith("input:"):
-            return _input(said.removeprefix("input:"), places, result)
+        if said.startswith("input:") and (identity := said.removeprefix("input:")) in places.inputs:
+            result.inputs[identity] = variable_name(identity)
+            return f"${{{result.inputs[identity]}}}"
         if variable := _VARIABLE.fullmatch(said):
             return f"${{{variable[1]}{variable[2] or ''}}}"
-        result.problems.append(f"{found[0]} is not understood here")
+        unknown = f"no input of this file has the id {said.removeprefix('input:')}"
+        result.problems.append(unknown if said.startswith("input:") else f"{found[0]} is not understood here")
         return ""
 
     result.text = _REFERENCE.sub(ours, text)
@@ -104,12 +106,3 @@ def variable_name(*words: str) -> str:
     """Return a name for an environment variable: `my-token` → `MY_TOKEN`."""
     name = re.sub(r"[^A-Z0-9]+", "_", "_".join(words).upper()).strip("_")
     return name if name[:1].isalpha() else f"V_{name}"
-
-
-def _input(identity: str, places: ReferencePlaces, result: TranslatedText) -> str:
-    if identity not in places.inputs:
-        result.problems.append(f"no input of this file has the id {identity}")
-        return ""
-    name = variable_name(identity)
-    result.inputs[identity] = name
-    return f"${{{name}}}"

@@ -42,12 +42,7 @@ def leads_here(server: ClientServer, base: str) -> bool:
     return server.address.startswith(f"{base}/mcp/")
 
 
-def wrap_at(file: ClientFile, base: str, names: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
-    addresses = {loc: f"{base}/mcp/{name}" for loc, name in names.items()}
-    return wrapped_at(file, addresses, headers)
-
-
-def wrapped_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
+def wrap_at(file: ClientFile, addresses: Mapping[Loc, str], headers: Mapping[str, str] | None = None) -> Wrapped:
     client = file.client
     changed: dict[Loc, str] = {}
     edits: list[tuple[int, int, str]] = []
@@ -142,7 +137,7 @@ def unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
     ours = [server for server in leading if server.loc in old and server.address != old[server.loc].address]
     addresses = {server.loc: server.address for server in ours}
     names = tuple(server.name for server in ours)
-    if wrapped_at(original, addresses, _headers_of(ours[0]) if ours else {}).text.encode() == now:
+    if wrap_at(original, addresses, _headers_of(ours[0]) if ours else {}).text.encode() == now:
         return Unwrapped(before, names, exactly=True)
     members = current.text.members
     edits = [(members[loc].value, members[loc].end, original.text.piece(loc)) for loc in addresses]

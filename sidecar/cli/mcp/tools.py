@@ -22,11 +22,11 @@ import click
 from sidecar.cli.command import DIFFERENT, USAGE, CommandFailed, check_known, config_and_json, print_json, settings_in
 from sidecar.cli.mcp.test import reached
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
-from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
 from sidecar.protocols.hidden_characters import shown
 from sidecar.protocols.mcp.messages import LeftOut, unnamed_in
 from sidecar.settings import Settings
 from sidecar.settings.timestamps import rfc3339
+from sidecar.settings.writing import UnwrittenError, write_all
 from sidecar.upstreams.mcp.listing import OwnConversation
 from sidecar.upstreams.mcp.pins import MEMBERS, Pin, differing, pin_of, pinned_part
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, file_with, load_pins, readable
@@ -90,8 +90,7 @@ class PinsBook:
 def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, config: Path, as_json: bool) -> None:
     """The tools of SERVER, all or those named, compared with their pins.
 
-    Exits with 6 if something differs from the pins of the server, unless --pin approved it.
-    """
+    Exits with 6 if something differs from the pins of the server, unless --pin approved it."""
     if as_json and pin and not yes:
         raise click.UsageError("--json cannot ask: add --yes")
     if pin and not yes and not sys.stdin.isatty():  # approval requires a person

@@ -10,7 +10,7 @@ import click
 
 def write_files(files: Mapping[Path, bytes], *, force: bool = False) -> None:
     """Write all of the files or none. Raises UsageError, also if one exists and may not be overwritten."""
-    from sidecar.policy_tools.atomic_files import UnwrittenError, write_all
+    from sidecar.settings.writing import UnwrittenError, write_all
 
     try:
         write_all(files, force=force)

@@ -29,8 +29,7 @@ def bench(config: Path, sizes: Sequence[int], wildcards: Sequence[float], questi
     """Measure decisions of this policy, then of generated policies of growing size.
 
     Every decision is uncached, of one link, and measured from question to decision. Each size runs in a process of its
-    own; `rss_mb` is that process with the policy loaded.
-    """
+    own; `rss_mb` is that process with the policy loaded."""
     is_named = click.get_current_context().get_parameter_source("config") is not click.core.ParameterSource.DEFAULT
     steps = climbed(sizes or SIZES, wild=wildcards or (WILD,), questions=questions)
     if not as_json:
@@ -65,9 +64,6 @@ def _line(step: dict[str, Any]) -> str:
     head = f"                 {step['engine']:8} {step['rows']:>9,} {wild:>6}"
     if "error" in step:
         return f"{head}   {step['error']}"
-    p50, p99 = (_duration(step[name]) for name in ("p50_us", "p99_us"))
+    took = (step["p50_us"], step["p99_us"])
+    p50, p99 = (f"{us:.1f} µs" if us < 1000 else f"{us / 1000:.1f} ms" for us in took)
     return f"{head} {p50:>10} {p99:>10} {step['load_s']:6.2f} s {step['rss_mb']:5.0f} MB"
-
-
-def _duration(took_us: float) -> str:
-    return f"{took_us:.1f} µs" if took_us < 1000 else f"{took_us / 1000:.1f} ms"

@@ -18,7 +18,6 @@ from sidecar.policy_tools.check import check as checked
 from sidecar.policy_tools.check.formats import FORMATS
 from sidecar.policy_tools.check.linted_policy import Granting
 from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
-from sidecar.settings import Settings
 
 
 @click.command()
@@ -44,8 +43,7 @@ def check(
     and stores.
 
     PATH is a folder with policies/ and optionally models/, or of rows; by default the policy that sidecar.yaml names.
-    With both, PATH is checked as if it were the policy of that sidecar.yaml. Exits with 3 for errors.
-    """
+    With both, PATH is checked as if it were the policy of that sidecar.yaml. Exits with 3 for errors."""
     try:
         place, granting = surroundings(path, config)
         known = read_catalogue(catalogue) if catalogue is not None else None
@@ -70,9 +68,5 @@ def surroundings(path: Path | None, config: Path | None) -> tuple[PolicyLocation
         place = replace(place, models=folder.models, policies=folder.policies)
     if not file.exists():
         return place, None
-    return place, _granting(settings_in(file))
-
-
-def _granting(settings: Settings) -> list[Granting]:
-    claims = [issuer.roles_from for issuer in settings.identity.issuers if issuer.roles_from is not None]
-    return [Granting(claim.namespace, tuple(claim.only), claim.required) for claim in claims]
+    claims = [claim for issuer in settings_in(file).identity.issuers if (claim := issuer.roles_from) is not None]
+    return place, [Granting(claim.namespace, tuple(claim.only), claim.required) for claim in claims]

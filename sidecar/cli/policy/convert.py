@@ -1,19 +1,21 @@
-"""`sidecar policy convert`: converts rules between CSV and YAML."""
+"""`sidecar policy convert` and `export`: converts rules between CSV and YAML, and writes them for plain pycasbin."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-from sidecar.cli.command import NO, CommandFailed, json_option, print_json
+from sidecar.cli.command import NO, CommandFailed, config_option, json_option, print_json
 from sidecar.cli.policy import write_files
 from sidecar.errors import PolicyError
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import STEMS
 from sidecar.policy_tools import convert as parts
 from sidecar.policy_tools.convert.content import DifferentError, columns_of
-from sidecar.policy_tools.policy_location import in_folder
+from sidecar.policy_tools.export import export as exported
+from sidecar.policy_tools.policy_location import configured, in_folder
 
 
 @click.command()
@@ -30,8 +32,7 @@ def convert(
     """Convert rows between CSV and YAML, without loss. SOURCE is a file, or the folder of a policy.
 
     Without -o, a file is printed. With a folder, everything else in it (budgets, tests) is copied. The result is read
-    again before it is written: it has the same rows, and the same revision if SOURCE loads by itself.
-    """
+    again before it is written: it has the same rows, and the same revision if SOURCE loads by itself."""
     if source.is_dir() and out is None:
         raise click.UsageError("a folder needs -o FOLDER: both forms in one policy would be every rule twice")
     try:
@@ -95,3 +96,24 @@ def _tell(done: parts.Converted, out: Path | None, as_json: bool) -> None:
         click.echo(f"{source} -> {', '.join(targets) or 'nothing: it has no rows'}", err=True)
     proof = f"revision {done.revision[:16]} unchanged" if done.revision else f"rows compared; {done.why_not}"
     click.echo(f"{done.rows} rows, read again and the same: {proof}", err=True)
+
+
+@click.command()
+@click.option("--casbin", "folder", type=click.Path(path_type=Path), required=True, help="Folder to write.")
+@config_option
+@click.option("--force", is_flag=True, help="Overwrite files.")
+@json_option
+def export(folder: Path, config: Path, force: bool, as_json: bool) -> None:
+    """Write the policy for plain pycasbin: models, rows, and an enforce.py with the sidecar's functions."""
+    place = configured(config, os.environ)
+    source = place.load()
+    done = exported(source, place.models)
+    write_files({folder / name: raw for name, raw in done.files.items()}, force=force)
+    if as_json:
+        said = {"files": list(done.files), "rules": done.rules, "shadow_rules_left_out": done.shadows}
+        print_json({**said, "revision": source.revision})
+        return
+    click.echo(f"{done.rules} rules of revision {source.revision[:16]} in {folder}")
+    if done.shadows:
+        click.echo(f"shadow rules change nothing and were left out: {', '.join(done.shadows)}")
+    click.echo(f"try: python {folder / 'enforce.py'} nhi:planner tool:demo/add tools/call")

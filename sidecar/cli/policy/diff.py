@@ -54,8 +54,7 @@ def diff(
     denied, is allowed), narrower, or unknown (it depends on conditions or on the time); where regions overlap, it is
     unknown. Changed rules, limits, budgets, expiries, conditions, shadow flags, roles, sets and models are listed too.
 
-    Exits with 6 if answers differ, or as --fail-on says; with 3 if a policy cannot be read.
-    """
+    Exits with 6 if answers differ, or as --fail-on says; with 3 if a policy cannot be read."""
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
     found = _found(old, new, config, catalogue)

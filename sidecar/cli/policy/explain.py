@@ -72,8 +72,7 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
     """Show each link of a call with its answer and the rules, roles, conditions and limits behind it; on a denial, the
     nearest rules.
 
-    Exits with 0 if the call is allowed, 1 if it is denied or cannot be decided from a record.
-    """
+    Exits with 0 if the call is allowed, 1 if it is denied or cannot be decided from a record."""
     try:
         record = _record(config, given["record"], given["decision_id"])
         asked = None if record is None else asked_in(record)

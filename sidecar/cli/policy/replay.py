@@ -66,8 +66,7 @@ def replay(
 
     Exits with 6 if an answer differs (--fail-on: only if it is wider, or narrower) or cannot be decided (unless
     --allow-undecided). Answers that hashed arguments cannot give are counted as undecidable, with the reason, and never
-    guessed. This does not verify the log: `sidecar audit verify` does.
-    """
+    guessed. This does not verify the log: `sidecar audit verify` does."""
     try:
         candidate = Candidate(in_folder(folder).load(), load_key(key_path) if key_path else None)
         with progress("bytes read", sum(path.stat().st_size for path in given(audit))) as tell:

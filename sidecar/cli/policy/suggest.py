@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 import click
 
@@ -59,8 +59,7 @@ def suggest(
     and in --catalogue. Only allowed calls count. Conditions, limits and expiries of the rows that allowed a call are
     kept, and denying rows are copied: no rule allows more than the present policy.
 
-    Exits with 1 if nothing was recorded, or something recorded cannot be written as a rule.
-    """
+    Exits with 1 if nothing was recorded, or something recorded cannot be written as a rule."""
     if output is not None and output.exists() and any(output.iterdir()):
         raise click.UsageError(f"{output} is not empty; rules are written to an empty or new folder")
     place, source = _present(config)
@@ -68,8 +67,10 @@ def suggest(
     known = _known(evidence, source, read_catalogue(catalogue) if catalogue else KnownCatalogue())
     present = Present.of(source) if source else Present()
     suggestion = find(evidence, known, present, widen=widen) if evidence.traces else None
-    if suggestion is None or not evidence.traces:  # finding may discard all of them
-        _end_empty(evidence, present)
+    if suggestion is None or not evidence.traces:  # finding may discard all of them; an empty policy is refused (P004)
+        for note in notes(Suggestion((), {}, {}, frozenset()), evidence, present):
+            click.echo(f"note: {note}", err=True)
+        raise CommandFailed("nothing was recorded that a rule could allow")
     bare = suggestion.bare()
     cells = prove(csv_files(bare, present), place.models, bare, evidence, known)
     files = csv_files(suggestion, present)
@@ -117,13 +118,6 @@ def _known(evidence: UsageEvidence, source: PolicySource | None, catalogue: Know
     subjects, objects = exact_names((source.rules,), (source,)) if source else ([], [])
     everything = {*evidence.objects, *objects, *catalogue.objects}
     return Known.of({*evidence.subjects, *subjects}, everything, catalogue.servers)
-
-
-def _end_empty(evidence: UsageEvidence, present: Present) -> NoReturn:
-    """Report that nothing was recorded: an empty policy is refused (P004)."""
-    for note in notes(Suggestion((), {}, {}, frozenset()), evidence, present):
-        click.echo(f"note: {note}", err=True)
-    raise CommandFailed("nothing was recorded that a rule could allow")
 
 
 def _tell(suggestion: Suggestion, evidence: UsageEvidence, present: Present, cells: int, output: Path | None) -> None:

@@ -58,8 +58,7 @@ def test(
 
     PATHS are files of tests, or folders of them; by default `tests` of the policy folder. A test exercises a rule if
     its answer rests on that rule: it allowed, it denied, or its condition or expiry was the reason. Exits with 4 if a
-    test fails. With --json, each run prints one line.
-    """
+    test fails. With --json, each run prints one line."""
     wanted = wanted_by(pattern)
 
     def place() -> PolicyLocation:

@@ -17,8 +17,6 @@ from sidecar.vocabulary import DELEGATE, Principal, Question, RuleRef
 
 T = TypeVar("T")
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
-_HAS = re.compile(r"\bhas\(\s*([\w.\s]+?)\s*\)")
-_KEY_IN = re.compile(r"['\"]([^'\"]+)['\"]\s+in\s+([\w.]+)")
 _EQUALS = re.compile(r"\s*([a-z]\w*(?:\.\w+)*)\s*==\s*('[^'\\]*'|\"[^\"\\]*\"|-?\d+|true|false)\s*\Z")
 _ORDERED = re.compile(r"(?<![<>=!])[<>]=?\s*(['\"]-?\d+(?:\.\d+)?['\"])|(['\"]-?\d+(?:\.\d+)?['\"])\s*[<>]=?(?!=)")
 _ROLE_ASKED = re.compile(r"(!\s*)?has_role\(\s*[\w.\[\]]+\s*,\s*['\"](role:[^'\"]+)['\"]\s*\)")
@@ -28,8 +26,7 @@ _MEND = "mend the condition, or take the row away"
 
 class _Never(NamedTuple):
     """Why a condition always has the same outcome, and the part responsible. `unless_absent`: a value that the caller
-    leaves out causes an error instead, which is a match on a deny row.
-    """
+    leaves out causes an error instead, which is a match on a deny row."""
 
     outcome: str
     why: str
@@ -92,10 +89,6 @@ def _never_asked(rule: RuleRef) -> _Never | None:
     return None
 
 
-def _without_texts(text: str) -> str:
-    return _TEXT.sub(lambda found: found[0][0] + " " * (len(found[0]) - 2) + found[0][0], text)
-
-
 def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P606: the rule is evaluated only where calls have no arguments."""
     for rule, condition in _conditioned(policy):
@@ -131,12 +124,11 @@ def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 def _unasked(condition: Condition) -> str:
     """Return the first path into the caller's input that is read without a presence test, or ""."""
-    asked = {"".join(found.split()) for found in _HAS.findall(_without_texts(condition.text))}
-    asked |= {f"{below}.{key}" for key, below in _KEY_IN.findall(condition.text)}
+    asked = {read.path for read in condition.syntax.reads if read.test == "has"} | set(condition.syntax.sought)
     for path in condition.paths:
         own = 1 if path[0] == "args" else 2 if path[:2] == ("call", "meta") else len(path)
         for size in range(own + 1, len(path) + 1):
-            if ".".join(path[:size]) not in asked:
+            if path[:size] not in asked:
                 return ".".join(path[:size])
     return ""
 

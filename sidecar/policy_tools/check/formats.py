@@ -1,12 +1,17 @@
-"""Formats findings as text, JSON, SARIF 2.1.0 (OASIS) for code scanning, and GitHub's workflow commands."""
+"""Formats findings as text, JSON, SARIF 2.1.0 (OASIS) for code scanning, and GitHub's workflow commands.
+
+`codes.txt` is the catalogue of codes: `code level: about` (`error` is left out), and the remedy below it.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import quote
 
 import orjson
@@ -14,7 +19,23 @@ import orjson
 from sidecar import __version__
 from sidecar.errors import Fault, visible
 from sidecar.policy_tools.check import CheckReport
-from sidecar.policy_tools.check.codes import CODES, CodeMeaning
+
+Level = Literal["error", "warning", "note"]
+
+
+class CodeMeaning(NamedTuple):
+    """`about` in one line, `mend` in one or two sentences. A note is a warning of less weight, without effect yet."""
+
+    about: str
+    mend: str
+    level: Level = "error"
+
+
+_ENTRY = re.compile(r"^(P\d{3})(?: (warning|note))?: (.*)\n((?:  .*\n)+)", re.MULTILINE)
+CODES: Mapping[str, CodeMeaning] = {
+    code: CodeMeaning(about, " ".join(mend.split()), cast("Level", level or "error"))
+    for code, level, about, mend in _ENTRY.findall(files(__package__).joinpath("codes.txt").read_text("utf-8"))
+}
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

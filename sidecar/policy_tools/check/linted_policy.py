@@ -44,8 +44,7 @@ class Granting(NamedTuple):
 
 class PolicyFinding(NamedTuple):
     """One finding of a lint. Its place is a rule (a column of it, a part of that), the row that fills a role or set, or
-    a file (and the first occurrence of a part in it).
-    """
+    a file (and the first occurrence of a part in it)."""
 
     code: str
     message: str
@@ -60,8 +59,7 @@ class PolicyFinding(NamedTuple):
 @dataclass(slots=True)
 class LintedPolicy:
     """A policy with its surroundings. `granting` and `names` are None if the issuers and upstreams are unknown;
-    `programs` are further agents; `catalogue` lists the objects on the servers, if an owner provided it.
-    """
+    `programs` are further agents; `catalogue` lists the objects on the servers, if an owner provided it."""
 
     source: PolicySource
     written: RuleSources

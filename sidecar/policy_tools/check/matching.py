@@ -121,8 +121,7 @@ def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 class _Things:
     """The tools and prompts that a catalogue lists, by kind and server. Where it lists none of a kind at a server, that
-    kind is unknown there; so are resources, since templates create more of them.
-    """
+    kind is unknown there; so are resources, since templates create more of them."""
 
     def __init__(self, catalogue: KnownCatalogue, names: Iterable[str]) -> None:
         self._by_place: dict[tuple[str, str], set[str]] = {("tool", server): set() for server in catalogue.servers}

@@ -28,8 +28,7 @@ class PatternCover:
     """Finds, among patterns and exact names, those that cover a text, without trying each.
 
     A pattern that covers a text begins with the text's own beginning, so patterns are indexed by the part before their
-    first wildcard, and below that by the part after their last one. A lookup tries only the few lengths in use.
-    """
+    first wildcard, and below that by the part after their last one. A lookup tries only the few lengths in use."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         self._exact: set[str] = set()

@@ -26,8 +26,7 @@ MAX_FILES = 4096
 
 class Converted(NamedTuple):
     """The new files by path, and how their equality was verified. `revision` is "" if the source does not load by
-    itself, so that only its rows were compared; `why_not` says why.
-    """
+    itself, so that only its rows were compared; `why_not` says why."""
 
     files: Mapping[str, bytes]
     sources: Mapping[str, tuple[str, ...]]
@@ -38,14 +37,15 @@ class Converted(NamedTuple):
 
 def convert(files: Mapping[str, bytes], to: Form, models: Path, columns: Columns, folder: str = "") -> Converted:
     """Convert files of a policy, by path with `/`, to the other form; files already in that form and other files are
-    kept. `folder` is their location. Raises PolicyError with every fault of the source, and DifferentError.
-    """
+    kept. `folder` is their location. Raises PolicyError with every fault of the source, and DifferentError."""
     faults = Faults()
     result: dict[str, bytes] = {}
     sources: dict[str, tuple[str, ...]] = {}
     rows = 0
     for path, raw in files.items():
-        if not _is_rows(path) or PurePosixPath(path).suffix in SUFFIXES[to]:
+        pure = PurePosixPath(path)
+        is_rows = pure.suffix in sum(SUFFIXES.values(), ()) and path not in OTHER_FILES and pure.parts[0] != "tests"
+        if not is_rows or pure.suffix in SUFFIXES[to]:
             _keep(path, {path: raw}, result, faults)
             continue
         content = read(str(PurePosixPath(folder, path)), raw, columns, faults)
@@ -90,11 +90,6 @@ def bounded(path: Path, faults: Faults) -> bytes | None:
         faults.whole("P001", f"larger than {MAX_BYTES // 2**20} MiB", str(path), "split it first")
         return None
     return raw
-
-
-def _is_rows(path: str) -> bool:
-    pure = PurePosixPath(path)
-    return pure.suffix in sum(SUFFIXES.values(), ()) and path not in OTHER_FILES and pure.parts[0] != "tests"
 
 
 def _keep(source: str, written: Mapping[str, bytes], result: dict[str, bytes], faults: Faults) -> None:

@@ -12,7 +12,7 @@ from sidecar.policy.model import COLUMNS
 from sidecar.policy.yaml_links import LINK_NOTES, Columns
 from sidecar.policy.yaml_rows import KEY_OF, MAX_ROWS_OF_RULE
 from sidecar.policy_tools.convert.content import Content, ContentEntry
-from sidecar.policy_tools.rule_text import csv_field, scalar
+from sidecar.policy_tools.rule_text import csv_field, csv_quoted, scalar
 from sidecar.vocabulary import PermissionKind
 
 Value = str | list[str]  # a text that is already formatted, or a list that is not
@@ -26,14 +26,11 @@ def csv_of(content: Content) -> str:
     for entry in content.entries:
         lines += entry.above
         if entry.row.notes:
-            pairs = (f"{key}={_csv_note(field.text)}" for key, field in entry.row.notes.items())
+            texts = ((key, field.text) for key, field in entry.row.notes.items())
+            pairs = (f"{key}={text if _NOTE_PLAIN.fullmatch(text) else csv_quoted(text)}" for key, text in texts)
             lines.append("#: " + " ".join(pairs))
         lines.append(", ".join([entry.row.type, *(csv_field(field.text) for field in entry.row.fields)]))
     return _text([*lines, *content.end])
-
-
-def _csv_note(text: str) -> str:
-    return text if _NOTE_PLAIN.fullmatch(text) else '"' + text.replace('"', '""') + '"'
 
 
 def _text(lines: Sequence[str]) -> str:

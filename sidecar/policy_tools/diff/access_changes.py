@@ -30,8 +30,7 @@ MAX_TRIMMED = 2_000_000  # pairs of rows with wildcards outside of changes, each
 class AccessChange:
     """The points in `base`, in one of each group of `within`, and in none of `outside`, when `guard` holds.
 
-    `unless` are the guards of rows that would leave nothing of it if more than `guard` held.
-    """
+    `unless` are the guards of rows that would leave nothing of it if more than `guard` held."""
 
     base: RowMeaning
     guard: RowGuard

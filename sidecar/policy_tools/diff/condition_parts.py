@@ -30,8 +30,7 @@ _AMONG = re.compile(_PATH + r" +in +\[( *'[^'\\]*' *(?:, *'[^'\\]*' *)*)\]")
 def parts(condition: str) -> tuple[str, ...]:
     """Return the parts, trimmed, in order; the whole condition if it has only one part; none for an empty condition.
 
-    The cuts are at every `&&` outside all brackets and strings, unless an operator that binds less is there too.
-    """
+    The cuts are at every `&&` outside all brackets and strings, unless an operator that binds less is there too."""
     found, start, depth, quote = list[str](), 0, 0, ""
     for place, character in enumerate("" if any(mark in condition for mark in _TOO_CLEVER) else condition):
         if quote:

@@ -38,8 +38,7 @@ class Region:
 
     A region that is not `unknown` excludes points that are in one that is. `guard` is what must hold, and `unless` what
     must not, for the change to be visible, and `witness` a point where it is; None if it is `undecided`: given up at a
-    bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`.
-    """
+    bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`."""
 
     kind: PermissionKind
     change: Change

@@ -25,8 +25,7 @@ from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
 class RowTerm:
     """Names that match `pattern`; without one, `names`, and callers that have one of `tokens` (roles) from their token.
 
-    `anonymous`: whether a wildcard matches anonymous callers too, as it does on deny rows. `label` is for display.
-    """
+    `anonymous`: whether a wildcard matches anonymous callers too, as it does on deny rows. `label` is for display."""
 
     label: str
     pattern: str | None = None
@@ -79,8 +78,7 @@ EVERYTHING = RowTerm(WILDCARD, WILDCARD)
 class RowGuard(NamedTuple):
     """What must hold: these parts of conditions, and a time before the expiry (None: no expiry).
 
-    It stands for the minimum: no other condition is true, and the time is as late as possible.
-    """
+    It stands for the minimum: no other condition is true, and the time is as late as possible."""
 
     whens: frozenset[str] = frozenset()
     before: float | None = None
@@ -142,8 +140,7 @@ class Reader:
     """Converts rules to rows for both policies, with one `RowTerm` for equal terms of both.
 
     A condition that tests a role whose members changed is not the same condition any more. Where a role only gained
-    members, its former members still have it, so `then` needs both; and the reverse where it only lost some.
-    """
+    members, its former members still have it, so `then` needs both; and the reverse where it only lost some."""
 
     def __init__(self, old: PolicySource, new: PolicySource) -> None:
         self._others = moved(old, new)

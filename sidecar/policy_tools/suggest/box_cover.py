@@ -172,8 +172,7 @@ def _joined(
     state: _State, kept: list[Box], own: list[Box], reach: list[int], first: int, wide: frozenset[Box]
 ) -> list[Box] | None:
     """Return the boxes with this one merged into a later one; None if it cannot be merged. `reach` are the objects that
-    all of a box's own subjects used in its own ways: a common box holds those of both.
-    """
+    all of a box's own subjects used in its own ways: a common box holds those of both."""
     if kept[first] in wide:
         return None
     mine, far = own[first].objects, reach[first]

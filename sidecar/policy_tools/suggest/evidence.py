@@ -80,8 +80,7 @@ class SuggestQuery(NamedTuple):
 @dataclass(slots=True)
 class UsageEvidence:
     """What was read so far. `sessions` counts (subject, server) pairs that only need a grant; `left_out` counts the
-    reasons why a record could not be used, with the first example; `would_deny` counts shadow rules that matched.
-    """
+    reasons why a record could not be used, with the first example; `would_deny` counts shadow rules that matched."""
 
     traces: dict[Triple, Trace] = field(default_factory=dict)
     subjects: set[str] = field(default_factory=set)

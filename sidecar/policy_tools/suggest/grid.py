@@ -51,8 +51,7 @@ def bits(mask: int) -> Iterator[int]:
 class Grid:
     """The cells of one permission kind. `subjects[i]` are the names of index i; likewise objects and actions.
 
-    `rows[a][s]` is the mask of objects, `columns[a][o]` the mask of subjects that go with the other two.
-    """
+    `rows[a][s]` is the mask of objects, `columns[a][o]` the mask of subjects that go with the other two."""
 
     subjects: list[Group]
     objects: list[Group]
@@ -165,8 +164,7 @@ def components(triples: Iterable[Triple], apart: Callable[[str], bool]) -> list[
 
 class BoxPool(NamedTuple):
     """Boxes that together cover every cell; `complete` if there is no other box that cannot grow. `by_subject` and
-    `by_object` each cover every cell too, with everything that one subject or object has in common in one box.
-    """
+    `by_object` each cover every cell too, with everything that one subject or object has in common in one box."""
 
     boxes: list[Box]
     complete: bool

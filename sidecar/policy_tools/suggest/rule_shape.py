@@ -33,8 +33,7 @@ class RuleDraft:
     """One rule to be written. `object` is an exact name or a pattern, or "" for a set of `objects`; `objects` are the
     known ones that it matches. `widened` are those of them that were not used with all these actions by all these
     subjects. `whole` is the first draft of a rule of which this one is a further part, since a limit counts a whole
-    rule.
-    """
+    rule."""
 
     kind: PermissionKind
     subjects: Names
@@ -49,8 +48,7 @@ class RuleDraft:
 @dataclass(slots=True)
 class RuleShaper:
     """Writes boxes as rules. `roles` and `sets` are the members of those of the present policy; naming one costs
-    nothing. Nor does a group that an earlier rule added (`more_roles`, `more_sets`).
-    """
+    nothing. Nor does a group that an earlier rule added (`more_roles`, `more_sets`)."""
 
     known: Known
     roles: frozenset[Names]
@@ -176,8 +174,7 @@ class _RuleRows:
 
 def pattern_of(names: Collection[str], kind: PermissionKind, listed: Collection[str]) -> str:
     """Return the narrowest pattern with one wildcard, cut between words, that matches all these names; "" if there is
-    no useful one. It stays on one server, and matches all of a server only if a catalogue lists that server.
-    """
+    no useful one. It stays on one server, and matches all of a server only if a catalogue lists that server."""
     head, tail = common_head(names), common_head([name[::-1] for name in names])[::-1]
     head = head[: max(head.rfind(mark) for mark in _BOUNDARIES) + 1]
     cuts = [tail.find(mark) for mark in _BOUNDARIES if mark in tail]

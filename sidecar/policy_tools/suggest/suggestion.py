@@ -31,8 +31,7 @@ _WORD_ENDS = "_-./:"
 class Suggested(NamedTuple):
     """One rule with its evidence: `uses` of `triples` distinct triples, and up to three decisions. `rests_on` are the
     rules that those decisions rested on. `widened` are known objects that it allows beyond what was used. A rule with a
-    limit may have several rows: `part` is true for those after the first, which have its id.
-    """
+    limit may have several rows: `part` is true for those after the first, which have its id."""
 
     id: str
     kind: PermissionKind
@@ -54,8 +53,7 @@ class Suggested(NamedTuple):
 
 class Suggestion(NamedTuple):
     """Rules, and the members of the roles and sets that they name; `reused` are those of the present policy, and
-    `carried` what is carried over from it unchanged. `fewest`: it is proved that fewer rules are not enough.
-    """
+    `carried` what is carried over from it unchanged. `fewest`: it is proved that fewer rules are not enough."""
 
     rules: tuple[Suggested, ...]
     roles: Mapping[str, tuple[str, ...]]

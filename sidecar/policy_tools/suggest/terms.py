@@ -197,8 +197,7 @@ def _links(parents: Mapping[str, tuple[str, ...]], containers: set[str]) -> Iter
 @dataclass(frozen=True, slots=True)
 class Present:
     """`roles` and `sets` by members; `taken` are all names of roles, sets and rules; `asking` are the ids of rules with
-    terms, and `source` is the policy itself, whose terms a suggestion keeps.
-    """
+    terms, and `source` is the policy itself, whose terms a suggestion keeps."""
 
     roles: Mapping[frozenset[str], str] = field(default_factory=dict)
     sets: Mapping[frozenset[str], str] = field(default_factory=dict)

@@ -33,8 +33,7 @@ def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) ->
 
 def prove(files: Mapping[str, str], models: Path, suggestion: Suggestion, evidence: UsageEvidence, known: Known) -> int:
     """Check what `files`, which contain no terms, allow. Returns the number of cells. Raises ProofFailed with the first
-    wrong one, and PolicyError.
-    """
+    wrong one, and PolicyError."""
     widened = {
         Triple(rule.kind, *cell)
         for rule in suggestion.rules

@@ -40,8 +40,7 @@ _ONCE = Repeat(times=1)
 class TestOutcome(NamedTuple):
     """The outcome. `decision` is the policy's answer to the last call; `allowed`, `reason` and `at` (which call of a
     repeat was refused, from 1; 0 if none) include limits. `limits` are those that were charged or that were exhausted.
-    `rests_on` are ids of rules; `shows` is the content of a list.
-    """
+    `rests_on` are ids of rules; `shows` is the content of a list."""
 
     allowed: bool
     decision: Decision
@@ -66,41 +65,6 @@ class CoveredRules(NamedTuple):
         return 100.0 * self.exercised / self.rules if self.rules else 100.0
 
 
-class DecidingRules:
-    def __init__(self, engine: Engine, source: PolicySource) -> None:
-        self._engine, self._source = engine, source
-        self._wavering_by: dict[tuple[PermissionKind, str], list[RuleRef]] | None = None  # few runs need it
-
-    def of(self, decision: Decision, chain: Chain, now_s: float, *, session: bool = False) -> frozenset[str]:
-        if decision.allowed:
-            links = [link for at, link in enumerate(decision.links) if not (session and at == len(chain) - 1)]
-            rules = [rule for link in links for rule in link.rules if rule.effect == "allow"]
-        else:
-            known_as = {principal.name: principal for principal in chain}
-            links = [link for link in decision.links if not link.allowed]
-            rules = [rule for link in links for rule in link.rules]
-            rules += [rule for link in links for rule in self._wavering(link, known_as[link.subject], now_s)]
-        return frozenset((*decision.would_deny, *decision.would_allow, *(rule.id for rule in rules)))
-
-    def _wavering(self, link: Link, principal: Principal, now_s: float) -> Iterator[RuleRef]:
-        """Yield the allow rules that match a denied link in all but condition or expiry, if that is the reason."""
-        if link.reason not in (Reason.CONDITION_FALSE, Reason.EXPIRED):
-            return
-        if self._wavering_by is None:  # the allow rules with a condition or an expiry, by subject; patterns under "*"
-            self._wavering_by = {}
-            for rule in self._source.rules:
-                if rule.effect == "allow" and not rule.shadow and (rule.when or rule.expires_at is not None):
-                    subject = "*" if "*" in rule.subject else rule.subject
-                    self._wavering_by.setdefault((rule.kind, subject), []).append(rule)
-        expired = link.reason is Reason.EXPIRED
-        sought = Sought.of(link, self._engine, self._source, (principal,), now_s)
-        for name in (link.subject, *sorted(sought.roles), "*"):
-            for rule in self._wavering_by.get((link.kind, name), ()):
-                over = rule.expires_at is not None and rule.expires_at <= now_s
-                if over is expired and all(sought.fits(rule)[:3]):
-                    yield rule
-
-
 def covered(rules: Iterable[RuleRef], exercised: frozenset[str]) -> CoveredRules:
     first = {rule.id: rule for rule in reversed(list(rules))}
     missing = [rule for name, rule in first.items() if name not in exercised]
@@ -111,15 +75,15 @@ def covered(rules: Iterable[RuleRef], exercised: frozenset[str]) -> CoveredRules
 @dataclass(slots=True)
 class TestBench:
     """Runs tests. `now_s` is the time of tests without one; `known` has, for lists without a catalogue, the names by
-    prefix (`tool:github/`); `exercised` collects the rules that answers rested on, if coverage is wanted.
-    """
+    prefix (`tool:github/`); `exercised` collects the rules that answers rested on, if coverage is wanted."""
 
     engine: Engine
-    grounds: DecidingRules
+    source: PolicySource
     budgets: Budgets
     now_s: float
     known: Mapping[str, Sequence[str]] = field(default_factory=dict)
     exercised: set[str] | None = None
+    _wavering_by: dict[tuple[PermissionKind, str], list[RuleRef]] | None = None  # few runs need it
 
     def run(self, test: PolicyTest) -> TestOutcome:
         if test.listing is not None:
@@ -134,7 +98,7 @@ class TestBench:
         """Return the rules that the answer rests on. Only computed for coverage: it can take as long as the answer."""
         if self.exercised is None and test.expect.rule is None:
             return frozenset()
-        found = self.grounds.of(decision, test.chain, now_s, session=test.session or test.listing is not None)
+        found = self.rests_on(decision, test.chain, now_s, session=test.session or test.listing is not None)
         if self.exercised is not None:
             self.exercised |= found
         return found
@@ -181,8 +145,37 @@ class TestBench:
             # A list has no deciding rules; those of the call without arguments are used if its answer is the same.
             decision = self.engine.decide(test.chain, question, now_s)
             if decision.allowed is shown:
-                self.exercised |= self.grounds.of(decision, test.chain, now_s)
+                self.exercised |= self.rests_on(decision, test.chain, now_s)
         return shown
+
+    def rests_on(self, decision: Decision, chain: Chain, now_s: float, *, session: bool = False) -> frozenset[str]:
+        if decision.allowed:
+            links = [link for at, link in enumerate(decision.links) if not (session and at == len(chain) - 1)]
+            rules = [rule for link in links for rule in link.rules if rule.effect == "allow"]
+        else:
+            known_as = {principal.name: principal for principal in chain}
+            links = [link for link in decision.links if not link.allowed]
+            rules = [rule for link in links for rule in link.rules]
+            rules += [rule for link in links for rule in self._wavering(link, known_as[link.subject], now_s)]
+        return frozenset((*decision.would_deny, *decision.would_allow, *(rule.id for rule in rules)))
+
+    def _wavering(self, link: Link, principal: Principal, now_s: float) -> Iterator[RuleRef]:
+        """Yield the allow rules that match a denied link in all but condition or expiry, if that is the reason."""
+        if link.reason not in (Reason.CONDITION_FALSE, Reason.EXPIRED):
+            return
+        if self._wavering_by is None:  # the allow rules with a condition or an expiry, by subject; patterns under "*"
+            self._wavering_by = {}
+            for rule in self.source.rules:
+                if rule.effect == "allow" and not rule.shadow and (rule.when or rule.expires_at is not None):
+                    subject = "*" if "*" in rule.subject else rule.subject
+                    self._wavering_by.setdefault((rule.kind, subject), []).append(rule)
+        expired = link.reason is Reason.EXPIRED
+        sought = Sought.of(link, self.engine, self.source, (principal,), now_s)
+        for name in (link.subject, *sorted(sought.roles), "*"):
+            for rule in self._wavering_by.get((link.kind, name), ()):
+                over = rule.expires_at is not None and rule.expires_at <= now_s
+                if over is expired and all(sought.fits(rule)[:3]):
+                    yield rule
 
 
 @dataclass(slots=True)

@@ -77,20 +77,16 @@ def read_suites(paths: Sequence[Path], *, inside: Path | None = None) -> list[Po
     faults = [fault for path in paths if inside is not None and (fault := leading_out(path, inside)) is not None]
     for file in _files([] if faults else paths, faults):
         try:
-            suites.append(read_suite(file))
+            document = read_document(file, error=PolicyError)
+            suite = document.validate(SuiteFile)
+            tests = tuple(_compiled(document, suite, index) for index in range(len(suite.tests)))
+            suites.append(PolicySuite(suite.suite, str(file), tests, frozenset(_named(suite))))
         except PolicyError as error:
             faults += error.faults
     faults += _faults_of_size(suites)
     if faults:
         raise PolicyError(in_file_order(faults))
     return suites
-
-
-def read_suite(path: Path) -> PolicySuite:
-    document = read_document(path, error=PolicyError)
-    file = document.validate(SuiteFile)
-    tests = tuple(_compiled(document, file, index) for index in range(len(file.tests)))
-    return PolicySuite(file.suite, str(path), tests, frozenset(_named(file)))
 
 
 def _files(paths: Sequence[Path], faults: list[Fault]) -> list[Path]:

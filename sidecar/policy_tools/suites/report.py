@@ -23,7 +23,9 @@ def text(report: SuiteReport, took_s: float, *, verbose: bool = False) -> Iterat
     for result in report.results:
         if result.outcome == "passed" and not verbose:
             continue
-        yield _headline(result)
+        span, reason = result.test.place.span, f" ({result.test.skip})" if result.outcome == "skipped" else ""
+        where = f"{span.file}:{span.line}:{span.column}"
+        yield f"{_MARKS[result.outcome]} {where}: {result.test.suite}: {result.test.name}{reason}"
         if result.outcome == "failed":
             told += 1
             yield from _failure(result) if told <= MAX_TOLD else ()
@@ -62,13 +64,6 @@ def link_in_words(link: Link) -> str:
     rules = ", ".join(f"{rule.id} ({place(rule)})" for rule in link.rules)
     by = f" by {rules}" if rules else ""
     return f"{link.kind.value}: {link.subject} → {link.object}, {link.action}: {answer}{by}"
-
-
-def _headline(result: TestResult) -> str:
-    span = result.test.place.span
-    where = f"{span.file}:{span.line}:{span.column}"
-    reason = f" ({result.test.skip})" if result.outcome == "skipped" else ""
-    return f"{_MARKS[result.outcome]} {where}: {result.test.suite}: {result.test.name}{reason}"
 
 
 def _coverage_data(coverage: CoveredRules) -> dict[str, Any]:

@@ -71,8 +71,7 @@ def run_suites(
 ) -> SuiteReport:
     """Run the wanted tests; `now_s` is the time of those without one, `on_each` gets the numbers done and in all."""
     own = replace(budgets)  # a copy: plans cached here are of no use to the server
-    grounds = execution.DecidingRules(engine, source)
-    bench = TestBench(engine, grounds, own, now_s, exercised=set() if coverage else None)
+    bench = TestBench(engine, source, own, now_s, exercised=set() if coverage else None)
     objects: frozenset[str] | None = None
     chosen = [(suite, [test for test in suite.tests if wanted(test)]) for suite in suites]
     total, results = sum(len(tests) for _, tests in chosen), []
@@ -92,8 +91,7 @@ def self_test(
     engine: Engine, source: PolicySource, policies: Path, budgets: Budgets, *, now_s: float | None = None
 ) -> list[Fault]:
     """Return what prevents this policy from being used: faults in its test files, or T201 for each failed test, at its
-    `expect`. [] when all pass, or there are none. Skipped tests prevent nothing.
-    """
+    `expect`. [] when all pass, or there are none. Skipped tests prevent nothing."""
     folder = policies / FOLDER
     if not folder.exists():
         return []

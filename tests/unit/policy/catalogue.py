@@ -28,7 +28,7 @@ import yaml
 
 from sidecar.policy_tools.catalogue import read_catalogue
 from sidecar.policy_tools.check import CheckReport, check
-from sidecar.policy_tools.check.codes import CODES
+from sidecar.policy_tools.check.formats import CODES
 from sidecar.policy_tools.check.linted_policy import Granting
 from sidecar.policy_tools.policy_location import PolicyLocation
 from tests.tables import tables

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.errors import Fault
-from sidecar.policy_tools.check.codes import CODES
+from sidecar.policy_tools.check.formats import CODES
 from tests.unit.policy.catalogue import (
     FOLDER,
     REPOSITORY,

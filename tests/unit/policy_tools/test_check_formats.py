@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 from sidecar.cli import main
 from sidecar.errors import Fault
 from sidecar.policy_tools.check import CheckReport
-from sidecar.policy_tools.check.codes import CODES
-from sidecar.policy_tools.check.formats import FORMATS
+from sidecar.policy_tools.check.formats import CODES, FORMATS
 from tests.tables import tables
 
 TABLES = tables("policy_tools/check_formats")

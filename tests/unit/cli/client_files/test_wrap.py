@@ -48,7 +48,7 @@ def read(text: str) -> ClientFile:
 
 def wrapped(text: str, headers: dict[str, str] | None = None) -> str:
     file = read(text)
-    return wrap_at(file, BASE, names_of(file, BASE), headers).text
+    return wrap_at(file, {loc: f"{BASE}/mcp/{name}" for loc, name in names_of(file, BASE).items()}, headers).text
 
 
 def is_strict(text: str) -> bool:
