@@ -61,7 +61,8 @@ class AdminApp:
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
         from sidecar.admin.routes import answer_operator  # not before the first operator calls
 
-        return await answer_operator(self.app, request, path, role, self._by(request, role), here=self.trusted)
+        by = _user_at(request) if self.trusted else f"admin:{role}"
+        return await answer_operator(self.app, request, path, role, by, here=self.trusted)
 
     async def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
         if path not in (*PROBES, "/metrics"):
@@ -92,18 +93,11 @@ class AdminApp:
                 found = role
         return found
 
-    def _by(self, request: web.BaseRequest, role: Role) -> str:
-        """The operator, as audit records name it: a credential's role, or the user of the process at the socket."""
-        if not self.trusted:
-            return f"admin:{role}"
-        uid = _uid_of(request)
-        return "local" if uid is None else f"local:uid={uid}"
 
-
-def _uid_of(request: web.BaseRequest) -> int | None:
-    """The user id of the peer of a Unix socket, where the system provides it (Linux)."""
+def _user_at(request: web.BaseRequest) -> str:
+    """The peer of the control socket, as audit records name it: with its user id where the system has it (Linux)."""
     sock = request.transport.get_extra_info("socket") if request.transport else None
     if sock is None or sock.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
-        return None
+        return "local"
     _, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(uid)
+    return f"local:uid={uid}"

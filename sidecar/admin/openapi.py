@@ -245,7 +245,6 @@ def _places(path: str) -> list[dict[str, Any]]:
 
 
 def _split(schema: Schema) -> dict[str, Any]:
-    """The description of a parameter, and its schema without it."""
     return {
         "description": schema["description"],
         "schema": {key: value for key, value in schema.items() if key != "description"},

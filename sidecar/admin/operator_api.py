@@ -63,15 +63,6 @@ class RunQuery(NamedTuple):
     offset: int = 0
     active: bool = False
 
-    @property
-    def standing(self) -> str | None:
-        return self.status or self.state or None
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether it has filters that stores do not support."""
-        return bool(self.schedule or self.owner or (self.status and self.state))
-
     def means(self, run: Execution) -> bool:
         """Whether a run passes the filters that stores do not support."""
         return (
@@ -118,9 +109,10 @@ class OperatorApi:
             return await self._active(wanted, targets)
         found: list[Execution] = []
         at, last = wanted.offset, wanted.offset + MAX_LOOKED_AT
+        narrow = wanted.schedule or wanted.owner or (wanted.status and wanted.state)  # stores do not filter by these
         while len(found) < wanted.limit and at < last:
-            size = PAGE if wanted.is_narrow else wanted.limit - len(found)
-            page, total = await self.executions.page(None, targets, wanted.standing, size, at)
+            size = PAGE if narrow else wanted.limit - len(found)
+            page, total = await self.executions.page(None, targets, wanted.status or wanted.state or None, size, at)
             begins, at = at, at + size  # unreadable runs count too
             for after, run in enumerate(page, begins + 1):
                 if wanted.means(run):

@@ -395,7 +395,6 @@ def route_of(path: str) -> tuple[Mapping[str, OperatorRoute], str]:
 async def answer_operator(
     app: OperatorAction, request: web.BaseRequest, path: str, role: Role, by: str, *, here: bool
 ) -> web.StreamResponse:
-    """Route and answer a request that showed a credential of `role`."""
     verbs, name = route_of(path)
     if not verbs:
         return problem("no such address", 404)

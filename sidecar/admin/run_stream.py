@@ -53,7 +53,6 @@ class RunStream:
     _status: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, response: Mapping[str, Any]) -> Iterator[RunNews]:
-        """The news in one event of the run's stream."""
         if (task := response.get("task")) is not None:
             yield from self._whole(task.get("artifacts", ()))
             yield from self._stands(task.get("status", {}))
@@ -106,7 +105,6 @@ def message_of(status: Mapping[str, Any]) -> str:
 
 
 def _read(artifact: Mapping[str, Any]) -> tuple[str, str, list[Mapping[str, Any]]]:
-    """The name, the text and the other parts of an artifact."""
     return str(artifact.get("artifactId", "")), *_parted(artifact.get("parts", ()))
 
 
@@ -124,7 +122,6 @@ class RunVisibility:
     _lines: dict[str, SanitizedLines] = field(default_factory=dict)
 
     async def of(self, heard: RunNews) -> list[RunNews]:
-        """The part of an event that may be sent now."""
         if self.is_theirs:
             return [heard]
         data = heard.data
@@ -140,7 +137,6 @@ class RunVisibility:
         return [heard]
 
     async def rest(self) -> list[RunNews]:
-        """The incomplete last lines."""
         found = [(artifact, await lines.rest()) for artifact, lines in self._lines.items()]
         return [RunNews(OUTPUT, {"artifact": artifact, "text": text}) for artifact, text in found if text]
 

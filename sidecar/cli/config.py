@@ -85,7 +85,6 @@ def _written(value: Any) -> str:
 
 
 def _tree(settings: Sequence[ShownSettings]) -> dict[str, Any]:
-    """Return the settings as nested mappings and lists; unset ones are left out."""
     root: dict[str | int, Any] = {}
     for setting in settings:
         if setting.value is not None:

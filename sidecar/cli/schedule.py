@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -51,7 +51,9 @@ def next_(name: str, count: int, config: Path, as_json: bool) -> None:
     if name:
         check_known(name, schedules, "schedule", config, hint="one that was added is in sidecar schedule list")
     chosen = {name: schedules[name]} if name else schedules
-    due = {each: list(_due(one, count, time.time())) for each, one in chosen.items()}
+    due = {
+        each: [*islice(one.calendar.after(time.time()), count)] if one.enabled else [] for each, one in chosen.items()
+    }
     if as_json:
         print_json({"schedules": {each: [rfc3339(moment) for moment in moments] for each, moments in due.items()}})
         return
@@ -145,10 +147,6 @@ def resume(name: str, config: Path, as_json: bool) -> None:
     answer = ask(config, path_of("schedules", name, "resume"), as_json, {})
     if not as_json:
         click.echo(f"{answer['name']} is due next at {answer['next_due'] or 'no time'}")
-
-
-def _due(schedule: ScheduleSettings, count: int, now_s: float) -> Iterator[float]:
-    return islice(schedule.calendar.after(now_s), count) if schedule.enabled else iter(())
 
 
 def _local(moment_s: float, schedule: ScheduleSettings) -> str:

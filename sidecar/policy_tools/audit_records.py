@@ -82,7 +82,6 @@ class RecordedQuestion:
 def question_of(
     obj: str, action: str, arguments: Mapping[str, Any] | None = None, meta: Mapping[str, Any] | None = None
 ) -> Question:
-    """Return the question about an object and an action, as a call would ask it."""
     word, _, rest = obj.partition(":")
     if word == "nhi":
         return Question(obj, action, rest if action in _ON_SERVERS else "", "", arguments or {}, meta or {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from sidecar.policy.grammar import Wrong
 from sidecar.policy.patterns import WILDCARD, glob
 from sidecar.settings.yaml_document import read_document
 from sidecar.settings.yaml_nodes import Loc
-from sidecar.vocabulary import PermissionKind, RuleRef
+from sidecar.vocabulary import RuleRef
 
 _THINGS = (*grammar.ON_SERVERS, "nhi:")
 ACTION_ON = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
@@ -110,13 +110,3 @@ class Known(NamedTuple):
         head = pattern.partition(WILDCARD)[0]
         start, end = bisect_left(self.objects, head), bisect_left(self.objects, head + _AFTER_EVERYTHING)
         return [name for name in self.objects[start:end] if glob(name, pattern)]
-
-    def subjects_of(self, kind: PermissionKind) -> Sequence[str]:
-        if kind not in (PermissionKind.NHI_TO_NHI, PermissionKind.USER_TO_NHI):
-            return self.subjects
-        return [name for name in self.subjects if name.startswith("nhi:") is (kind is PermissionKind.NHI_TO_NHI)]
-
-    def objects_of(self, kind: PermissionKind) -> Sequence[str]:
-        if kind is PermissionKind.AGENT_TO_TOOL:
-            return self.objects
-        return [name for name in self.objects if name.startswith("nhi:")]

@@ -117,7 +117,6 @@ async def _tried(name: str, definition: CliAgent, processes: Processes, text: st
 
 
 def _text(event: Event) -> str:
-    """The text of an event's answer; parts that are not text as JSON."""
     match event:
         case OutputChunk():
             return event.text

@@ -36,7 +36,6 @@ def figures(usage: Mapping[str, Any]) -> str:
 
 
 def amount(size: int) -> str:
-    """Format a number of bytes with three digits."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1000:

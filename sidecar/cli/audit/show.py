@@ -103,7 +103,9 @@ def show(
     files = logs(paths or (configured(config).audit_path,))
     colour = wants_colour(sys.stdout, os.environ)
     if kept:
-        results = [evidence_file] if evidence_file else _evidence_beside(files[0])
+        beside = files[0].parent.parent / "evidence"
+        results = sorted(beside.glob("evidence*.jsonl")) or [beside / "evidence.jsonl"]
+        results = [evidence_file] if evidence_file else results
         _show_kept(files, wanted, results, as_json, colour)
         return
     records = _records(follow(files, partial(Event().wait, FOLLOW_S)) if follows else lines(files), wanted)
@@ -128,11 +130,6 @@ def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]
             yield record
     if unreadable:
         click.echo(f"{unreadable} lines are no records; run `sidecar audit verify`", err=True)
-
-
-def _evidence_beside(path: Path) -> list[Path]:
-    folder = path.parent.parent / "evidence"
-    return sorted(folder.glob("evidence*.jsonl")) or [folder / "evidence.jsonl"]
 
 
 def _show_kept(paths: tuple[Path, ...], wanted: Filter, files: list[Path], as_json: bool, colour: bool) -> None:

@@ -307,7 +307,6 @@ class _ConfigurationReader:
             )
 
     def read(self, model: type[Model], loc: Loc, node: YamlNode) -> Model | None:
-        """Return the node as a model, or report what is wrong."""
         try:
             return model.model_validate(_without_nulls(node.plain()))
         except ValidationError as error:

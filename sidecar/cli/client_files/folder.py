@@ -319,7 +319,6 @@ def _with_any_values(value: Any) -> Any:
 
 
 def rules_of(name: str, capabilities: tuple[str, ...]) -> str:
-    """Return the first rules for one server as CSV of `agent_to_tool`."""
     lines = [
         f"# The rules of {name}: `sidecar mcp tools {name}` lists its tools.",
         "# subject, object, action, expires_at, max_calls_per_hour, when, effect        (- means none)",
@@ -359,5 +358,4 @@ _Dumper.add_representer(str, _scalar)
 
 
 def upstreams_yaml(upstreams: Mapping[str, Mapping[str, Any]], indent: str = "  ") -> str:
-    """Return the definitions as lines of sidecar.yaml, below `upstreams:`."""
     return textwrap.indent(yaml.dump(upstreams, Dumper=_Dumper, sort_keys=False, width=sys.maxsize), indent)

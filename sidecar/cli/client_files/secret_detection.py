@@ -30,7 +30,6 @@ def names_a_secret(name: str) -> bool:
 
 
 def may_stand_in_clear(name: str, value: str) -> bool:
-    """Whether this value of an environment variable is plainly harmless."""
     if names_a_secret(name) and value not in ("", "true", "false"):
         return False
     return not looks_secret(value) and (_HARMLESS.fullmatch(value) is not None or _is_plain_url(value))

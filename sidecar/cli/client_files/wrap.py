@@ -38,7 +38,6 @@ class Wrapped:
 
 
 def leads_here(server: ClientServer, base: str) -> bool:
-    """Whether an entry has an address of the sidecar at `base`."""
     return server.address.startswith(f"{base}/mcp/")
 
 

@@ -53,7 +53,6 @@ class ToolRow:
         return differing(self.pin.members, self.tool.definition.members)
 
     def plain(self) -> dict[str, Any]:
-        """Return the values for `--json`."""
         tool, pin = self.tool, self.pin
         return {
             "name": self.name,
@@ -99,7 +98,9 @@ def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, config: Pat
         book = _looked_up(config, server, pinning=pin)
     except Refusal as refusal:
         raise CommandFailed(f"{server} cannot be asked: {refusal.reason.value}: {shown(refusal.detail)}")
-    chosen = _chosen(book.rows, names, server)
+    if unknown := sorted(set(names) - {row.name for row in book.rows}):
+        raise CommandFailed(f"{server} has no tool {', '.join(map(repr, unknown))}", USAGE)
+    chosen = [row for row in book.rows if not names or row.name in names]
     if as_json:
         left_out = [one._asdict() for one in book.left_out]
         print_json({"pinned": book.pins is not None, "tools": [row.plain() for row in chosen], "left_out": left_out})
@@ -139,7 +140,6 @@ async def _entries(settings: Settings, server: str) -> list[object]:
 
 
 def _compared(entries: list[object], listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[ToolRow]:
-    """Return a row for every tool that is listed or pinned, ordered by name."""
     by_name = {str(entry["name"]): entry for entry in entries if isinstance(entry, dict) and "name" in entry}
     rows = []
     for name in sorted({*listed, *pinned}):
@@ -155,13 +155,6 @@ def _status(tool: Tool | None, pin: Pin | None) -> str:
     if pin is None:
         return NEW
     return PINNED if pin.digest == tool.definition.digest else CHANGED
-
-
-def _chosen(rows: list[ToolRow], names: Collection[str], server: str) -> list[ToolRow]:
-    unknown = sorted(set(names) - {row.name for row in rows})
-    if unknown:
-        raise CommandFailed(f"{server} has no tool {', '.join(map(repr, unknown))}", USAGE)
-    return [row for row in rows if not names or row.name in names]
 
 
 def _show(rows: list[ToolRow], left_out: Collection[LeftOut], *, in_full: bool) -> None:
@@ -187,7 +180,6 @@ def _remarks(row: ToolRow) -> str:
 
 
 def _difference(row: ToolRow) -> Iterator[str]:
-    """Yield the difference between pin and listing, member by member, as a unified diff."""
     if row.status in (PINNED, GONE) or not row.entry:
         return
     lines = [line for member in MEMBERS for line in _member_lines(row, member)]
@@ -260,7 +252,6 @@ def _approved(pinned: Mapping[str, Pin], chosen: list[ToolRow]) -> dict[str, Pin
 
 
 def _who() -> str:
-    """Return the approving user, as this machine knows them."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):  # a user id without a name

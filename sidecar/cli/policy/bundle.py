@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from sidecar.app.policy_sources.bundle import Bundle, build, opened, read_keys, sign
+from sidecar.app.policy_sources.bundle import build, opened, read_keys, sign
 from sidecar.app.policy_sources.tarball import BadArchive
 from sidecar.cli.command import (
     EXISTING_FILE,
@@ -51,7 +51,7 @@ def build_(
     try:
         in_folder(folder).load()
         raw = build(folder, name=name, version=number, created_at=time.time() if created is None else created)
-        _write(out, raw if key_path is None else _signed(raw, key_path))
+        write_whole(out, raw if key_path is None else sign(raw, signing_key_in(key_path)), mode=0o644)
     except BadArchive as bad:
         raise CommandFailed(str(bad), INVALID)
     said = {"bundle": str(out), "name": name, "version": number, "signed": key_path is not None}
@@ -66,7 +66,7 @@ def build_(
 def sign_(file: Path, key_path: Path, as_json: bool) -> None:
     """Sign FILE. Signatures of other keys stay, so that keys can be changed one after the other."""
     try:
-        _write(file, _signed(file.read_bytes(), key_path))
+        write_whole(file, sign(file.read_bytes(), signing_key_in(key_path)), mode=0o644)
     except BadArchive as bad:
         raise CommandFailed(f"{file}: {bad}", INVALID)
     kid = read_signing_key(key_path).kid
@@ -88,41 +88,8 @@ def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> Non
             raise BadArchive(f"it is the policy of {found.manifest.name}")
     except BadArchive as bad:
         raise CommandFailed(f"{file}: {bad}", UNVERIFIED)
-    print_result(_said(file, found), _told(file, found), as_json)
-
-
-def _said(file: Path, found: Bundle) -> dict[str, object]:
-    said = found.manifest
-    return {
-        "bundle": str(file),
-        "name": said.name,
-        "version": said.version,
-        "created_at": rfc3339(said.created_at),
-        "kid": found.key_id,
-        "sha256": found.digest,
-        "files": {path: entry.size for path, entry in said.files.items()},
-    }
-
-
-def _told(file: Path, found: Bundle) -> str:
-    said = found.manifest
-    return "\n".join(
-        (
-            f"{file}  version {said.version} of {said.name}, {len(said.files)} files, {said.size} bytes",
-            f"made     {rfc3339(said.created_at)}",
-            f"signed   {found.key_id}",
-            f"sha256   {found.digest}",
-        )
-    )
-
-
-def _signed(raw: bytes, key_path: Path) -> bytes:
-    return sign(raw, signing_key_in(key_path))
-
-
-def _write(path: Path, raw: bytes) -> None:
-    """Write the file atomically: a server may serve it from there."""
-    try:
-        write_whole(path, raw, mode=0o644)
-    except OSError as error:
-        raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
+    of, made_at = found.manifest, rfc3339(found.manifest.created_at)
+    said: dict[str, object] = {"bundle": str(file), "name": of.name, "version": of.version, "created_at": made_at}
+    said |= {"kid": found.key_id, "sha256": found.digest, "files": {path: one.size for path, one in of.files.items()}}
+    told = f"{file}  version {of.version} of {of.name}, {len(of.files)} files, {of.size} bytes\nmade     {made_at}"
+    print_result(said, f"{told}\nsigned   {found.key_id}\nsha256   {found.digest}", as_json)

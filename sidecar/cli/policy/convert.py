@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from sidecar.cli.command import NO, CommandFailed, config_option, json_option, print_json
-from sidecar.cli.policy import write_files
 from sidecar.errors import PolicyError
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import STEMS
@@ -16,6 +16,7 @@ from sidecar.policy_tools import convert as parts
 from sidecar.policy_tools.convert.content import DifferentError, columns_of
 from sidecar.policy_tools.export import export as exported
 from sidecar.policy_tools.policy_location import configured, in_folder
+from sidecar.settings.writing import UnwrittenError, write_all
 
 
 @click.command()
@@ -46,8 +47,11 @@ def convert(
         raise CommandFailed(f"{different}\nnothing was written", NO)
     if not done.sources:
         raise click.UsageError(f"{source} holds no rows in {'CSV' if to == 'yaml' else 'YAML'}")
+    if out is None and len(done.files) > 1:
+        raise click.UsageError(f"this becomes several files ({', '.join(done.files)}): say -o FOLDER")
     if out is None:
-        _print(done)
+        for raw in done.files.values():
+            click.echo(raw.decode(), nl=False)
     else:
         write_files(_targets(source, out, done), force=force)
     _tell(done, out, as_json)
@@ -64,11 +68,12 @@ def _files(source: Path, kind: str | None) -> dict[str, bytes]:
     return {source.name if named else f"{kind}.{source.name}": raw}
 
 
-def _print(done: parts.Converted) -> None:
-    if len(done.files) > 1:
-        raise click.UsageError(f"this becomes several files ({', '.join(done.files)}): say -o FOLDER")
-    for raw in done.files.values():
-        click.echo(raw.decode(), nl=False)
+def write_files(files: Mapping[Path, bytes], *, force: bool = False) -> None:
+    """Write all of the files or none. Raises UsageError, also if one exists and may not be overwritten."""
+    try:
+        write_all(files, force=force)
+    except UnwrittenError as unwritten:
+        raise click.UsageError(str(unwritten)) from None
 
 
 def _targets(source: Path, out: Path, done: parts.Converted) -> dict[Path, bytes]:
@@ -82,7 +87,6 @@ def _targets(source: Path, out: Path, done: parts.Converted) -> dict[Path, bytes
 
 
 def _tell(done: parts.Converted, out: Path | None, as_json: bool) -> None:
-    """Print the summary, on standard error if the file itself went to standard output."""
     if as_json:
         said = {
             "files": {source: list(targets) for source, targets in done.sources.items()},

@@ -13,7 +13,7 @@ import click
 from sidecar.cli.command import DIFFERENT, FILE, catalogue_option, json_option, print_json
 from sidecar.errors import visible_lines
 from sidecar.policy_tools.catalogue import read_catalogue
-from sidecar.policy_tools.diff import Difference, difference, load
+from sidecar.policy_tools.diff import difference, load
 from sidecar.policy_tools.diff.formats import as_data, as_markdown, as_text
 from sidecar.policy_tools.git_revisions import Revision, opened
 from sidecar.policy_tools.policy_location import configured
@@ -57,16 +57,6 @@ def diff(
     Exits with 6 if answers differ, or as --fail-on says; with 3 if a policy cannot be read."""
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
-    found = _found(old, new, config, catalogue)
-    if as_json:
-        print_json(as_data(found))
-    else:
-        click.echo(visible_lines(as_markdown(found) if markdown else as_text(found)))
-    if {"wider": found.may_be_wider, "any": found.anything, None: bool(found.regions)}[fail_on]:
-        sys.exit(DIFFERENT)
-
-
-def _found(old: str, new: str | None, config: Path, catalogue: Path | None) -> Difference:
     objects = None if catalogue is None else read_catalogue(catalogue).objects
     with ExitStack() as stack:
         before = stack.enter_context(opened(old, directory=Path()))
@@ -74,4 +64,10 @@ def _found(old: str, new: str | None, config: Path, catalogue: Path | None) -> D
             after = Revision(_WORKING_TREE, configured(config, os.environ))
         else:
             after = stack.enter_context(opened(new, directory=Path()))
-        return difference(load(before), load(after), objects)
+        found = difference(load(before), load(after), objects)
+    if as_json:
+        print_json(as_data(found))
+    else:
+        click.echo(visible_lines(as_markdown(found) if markdown else as_text(found)))
+    if {"wider": found.may_be_wider, "any": found.anything, None: bool(found.regions)}[fail_on]:
+        sys.exit(DIFFERENT)

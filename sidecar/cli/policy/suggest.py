@@ -13,7 +13,7 @@ import click
 from sidecar.audit.chain import MAX_LINE_BYTES
 from sidecar.cli.audit.log_files import logs
 from sidecar.cli.command import FILE, FOLDER, NO, CommandFailed, catalogue_option, json_option, print_json
-from sidecar.cli.policy import write_files
+from sidecar.cli.policy.convert import write_files
 from sidecar.cli.terminal import progress
 from sidecar.cli.timestamps import Moment
 from sidecar.policy import PolicySource

@@ -65,7 +65,6 @@ def test(
         return in_folder(folder) if folder is not None else configured(config, os.environ)
 
     def once() -> int:
-        """Read everything, run the tests and print the result; return the exit code."""
         try:
             here = place()
             source, budgets, own = here.load(), here.budgets(), here.policies / FOLDER
@@ -81,7 +80,7 @@ def test(
             )
         took_s = time.monotonic() - started
         if junit_path is not None:
-            _write_file(junit_path, junit(report, took_s))
+            junit_path.write_bytes(junit(report, took_s))
         if as_json:
             print_json(data(report, engine.revision, took_s), as_line=True)
         else:
@@ -107,13 +106,6 @@ def test(
 
     code = once()
     sys.exit(run_again(once, changes_in(watched()), code) if watch else code)
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise click.UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def wanted_by(pattern: str | None) -> Callable[[PolicyTest], bool]:

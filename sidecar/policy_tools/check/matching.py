@@ -221,6 +221,5 @@ def _created(text: str) -> float | None:
 
 
 def _span(seconds: float) -> str:
-    """Format a duration in days, or in hours below two days."""
     days, hours = int(seconds // DAY_S), int(seconds // 3600)
     return f"{days} days" if days >= 2 else f"{hours} hours" if hours >= 2 else f"{int(seconds // 60)} minutes"

@@ -83,7 +83,6 @@ def _causes(region: Region, found: Difference) -> list[str]:
 
 
 def _once(rules: Iterable[RuleRef]) -> list[RuleRef]:
-    """Return each rule of two policies once, wherever it is or was written."""
     return list({rule.id: rule for rule in reversed([*rules])}.values())[::-1]
 
 
@@ -119,7 +118,6 @@ def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
 
 
 def _rule_text(rule: RuleRef) -> str:
-    """Return a rule in one line, with everything that restricts it."""
     more = [
         f"when {rule.when}" if rule.when else "",
         f"until {moment(rule.expires_at)}" if rule.expires_at is not None else "",

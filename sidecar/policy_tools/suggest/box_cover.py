@@ -131,12 +131,6 @@ def _layers(state: _State, boxes: Iterable[Box]) -> tuple[list[int], list[int]]:
     return once, twice
 
 
-def _needed(state: _State, boxes: Sequence[Box]) -> list[Box]:
-    _, twice = _layers(state, boxes)
-    alone = [mask & ~more for mask, more in zip(state.uncovered(()), twice, strict=True)]
-    return [state.hull(alone, box) for box in boxes]
-
-
 def _improved(state: _State, candidates: Sequence[Box], boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
     """Merge boxes; remove and rebuild some as long as the work bound allows. Never returns more boxes than before."""
     best = _merged(state, boxes, wide)
@@ -161,7 +155,9 @@ def _merged(state: _State, boxes: list[Box], wide: frozenset[Box]) -> list[Box]:
     joint: list[Box] | None = kept
     while first < len(kept):
         if joint is not None:
-            kept, own = joint, _needed(state, joint)
+            kept, (_, twice) = joint, _layers(state, joint)
+            alone = [mask & ~more for mask, more in zip(state.uncovered(()), twice, strict=True)]
+            own = [state.hull(alone, box) for box in kept]
             reach = [state.grid.objects_with(box.subjects, box.actions) for box in own]
         joint = _joined(state, kept, own, reach, first, wide)
         first += joint is None

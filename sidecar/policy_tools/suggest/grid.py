@@ -82,7 +82,6 @@ class Grid:
         return sum(mask.bit_count() for row in self.rows for mask in row)
 
     def cells(self) -> Iterator[tuple[int, int, int]]:
-        """Yield every cell as (subject, object, action), in order."""
         for s in range(len(self.subjects)):
             for a, row in enumerate(self.rows):
                 for o in bits(row[s]):

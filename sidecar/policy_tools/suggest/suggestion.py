@@ -222,7 +222,6 @@ def _in_common(names: Sequence[str]) -> str:
 
 
 def _joined(stem: str, what: str) -> str:
-    """Return `pay-agents` for both pay and pay-agent."""
     singular = f"-{what.removesuffix('s')}"
     return f"{stem.removesuffix(singular)}-{what}" if stem else ""
 

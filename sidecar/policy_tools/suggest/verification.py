@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from sidecar.policy import PolicySource, load_policy
 from sidecar.policy_tools.catalogue import Known
-from sidecar.policy_tools.suggest.evidence import KINDS, Triple, UsageEvidence
+from sidecar.policy_tools.suggest.evidence import Triple, UsageEvidence
 from sidecar.policy_tools.suggest.suggestion import Suggestion
 
 
@@ -44,7 +44,7 @@ def prove(files: Mapping[str, str], models: Path, suggestion: Suggestion, eviden
         if wrong:
             raise ProofFailed(f"the suggestion {word} {min(wrong)}, and {len(wrong) - 1} more")
     actions = {triple.action for triple in evidence.traces}
-    return sum(len(known.subjects_of(kind)) * len(known.objects_of(kind)) for kind in KINDS) * len(actions)
+    return len(known.subjects) * len(known.objects) * len(actions)
 
 
 def _loaded(files: Mapping[str, str], models: Path) -> PolicySource:
