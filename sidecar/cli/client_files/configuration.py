@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
 
-from sidecar.cli.client_files.formats import ClientFormat, client_of, unread_client
+from sidecar.cli.client_files.formats import ClientFormat, client_of
 from sidecar.cli.client_files.jsonc import JsonText, read_jsonc
 from sidecar.errors import Fault, SettingsError, fault_in
 from sidecar.settings.yaml_nodes import Loc, YamlNode
@@ -101,6 +101,7 @@ _SEED_RULES = {
     "capabilities": "write at least one capability, as <tool>.<verb> or <tool>.*",
     "schemaVersion": "write it as 1.0.0",
 }
+_UNREAD = "`sidecar client-config --for codex` (or goose, opencode, zed) prints what to write in a file of theirs"
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -157,19 +158,11 @@ class ClientFile:
 
 def open_client_file(path: Path) -> tuple[ClientFile, bytes]:
     """Return a client's file and its bytes. Raises SettingsError, also for a client whose file is not supported."""
-    _check_client(path, None)
+    if path.suffix in (".toml", ".yaml", ".yml"):
+        message = "this is no JSON: the files of Codex and goose are neither read nor edited here"
+        raise SettingsError([fault_in(path, message, code="C107", hint=_UNREAD)])
     text, raw = read_jsonc(path)
-    _check_client(path, text.document.data)
     return read_client_file(text), raw
-
-
-def _check_client(path: Path, root: object) -> None:
-    client = unread_client(path, root)
-    if client is not None:
-        whose = client or "a client that keeps its servers in TOML or YAML"
-        hint = f"`sidecar client-config --for {client or 'codex, goose, opencode or zed'}` prints what to write there"
-        message = f"this is a file of {whose}: it is neither read nor edited here"
-        raise SettingsError([fault_in(path, message, code="C107", hint=hint)])
 
 
 def read_client_file(text: JsonText) -> ClientFile:
@@ -178,7 +171,7 @@ def read_client_file(text: JsonText) -> ClientFile:
     reader = _ConfigurationReader(text)
     servers = tuple(reader.seed() if _is_seed(root) else reader.servers())
     if not servers and not reader.faults:
-        hint = 'known are {"mcpServers": {...}}, {"servers": {...}} and MCPConfig'
+        hint = f'known are {{"mcpServers": {{...}}}}, {{"servers": {{...}}}} and MCPConfig; {_UNREAD}'
         reader.fault((), "this file names no MCP servers", "C101", hint)
     if reader.faults:
         text.document.refuse(reader.faults)

@@ -21,8 +21,8 @@ NO_ADDRESS: Final = "has no address that a client could write: add a local liste
 @dataclass(frozen=True, slots=True)
 class ClientFormat:
     """Where a client keeps its servers, and how it writes an address and a variable. `kind` is the `type` of an entry
-    with an address; `folder` is a part of the paths of its files. `programs_only` is true if it reads no address from
-    its file, or no header with a variable; `is_read` is false if its file is not read and edited here."""
+    with an address; `folder` is a part of the paths of its files, if they are read and edited here. `programs_only` is
+    true if it reads no address from its file, or no header with a variable."""
 
     file: str
     container: str
@@ -31,7 +31,6 @@ class ClientFormat:
     variable: str = "${%s}"
     folder: str = ""
     programs_only: bool = False
-    is_read: bool = True
     more: Mapping[str, Any] = field(default_factory=dict)
     headers_key: str = "headers"
     form: Literal["json", "toml", "yaml"] = "json"
@@ -53,22 +52,16 @@ CLIENTS: Final[Mapping[str, ClientFormat]] = {
         "~/.codex/config.toml",
         "mcp_servers",
         variable="%s",
-        folder="codex",
-        is_read=False,
         headers_key="env_http_headers",
         form="toml",
     ),
-    "zed": ClientFormat("~/.config/zed/settings.json", "context_servers", programs_only=True, is_read=False),
-    "opencode": ClientFormat(
-        "opencode.json", "mcp", kind="remote", variable="{env:%s}", is_read=False, more={"enabled": True}
-    ),
+    "zed": ClientFormat("~/.config/zed/settings.json", "context_servers", programs_only=True),
+    "opencode": ClientFormat("opencode.json", "mcp", kind="remote", variable="{env:%s}", more={"enabled": True}),
     "goose": ClientFormat(
         "~/.config/goose/config.yaml",
         "extensions",
         "uri",
         "streamable_http",
-        folder="goose",
-        is_read=False,
         more={"enabled": True},
         form="yaml",
     ),
@@ -78,7 +71,6 @@ _NAMES: Final[Mapping[str, str]] = {
     "cline_mcp_settings.json": "cline",
     "mcp_settings.json": "roo",
 }
-_SUFFIXES: Final[Mapping[str, str]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
 def client_of(path: Path, url_keys: Iterable[str], root: object) -> ClientFormat:
@@ -86,23 +78,11 @@ def client_of(path: Path, url_keys: Iterable[str], root: object) -> ClientFormat
     if named := _NAMES.get(path.name):
         return CLIENTS[named]
     own = {one.url_key: one for one in CLIENTS.values() if one.url_key not in ("url", "uri")}
-    folders = {one.folder: one for one in CLIENTS.values() if one.folder and one.is_read}
+    folders = {one.folder: one for one in CLIENTS.values() if one.folder}
     spelt = [own[key] for key in url_keys if key in own]
     placed = [folders[part] for part in path.absolute().parts if part in folders]
     formed = [CLIENTS["vscode"]] if isinstance(root, dict) and "servers" in root else []
     return next(iter([*spelt, *placed, *formed]), CLIENTS["claude"])
-
-
-def unread_client(path: Path, root: object) -> str | None:
-    """The client whose file is not read here: "" for an unknown one that keeps no JSON, None for all others."""
-    form = _SUFFIXES.get(path.suffix, "json")
-    for name, one in CLIENTS.items():
-        if one.is_read or one.form != form:
-            continue
-        found = root.get(one.container) if isinstance(root, dict) else None
-        if (form != "json" and one.folder in str(path)) or (isinstance(found, dict) and "servers" not in found):
-            return name
-    return None if form == "json" else ""
 
 
 @dataclass(frozen=True, slots=True)
