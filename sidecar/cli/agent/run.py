@@ -124,7 +124,13 @@ def _order(
     if status >= 300:
         refused(status, answer, quiet=as_json, hints=hints)
     if detach or answer["run_id"] is None:
-        _print_taken(answer, as_json)
+        if as_json:
+            print_json(answer)
+        elif answer["run_id"]:
+            click.echo(answer["run_id"])
+        else:
+            why = shown(answer["error"] or "its agent has not taken it yet")
+            click.echo(f"task {answer['task_id']} has no run: {why}", err=True)
         raise SystemExit(0 if detach and answer["error"] is None else NO)
     _finish(_watched(control, answer["run_id"], quiet=as_json, gives_up=True), as_json)
 
@@ -178,16 +184,6 @@ def _give_up(control: Path, run: str) -> None:
         click.echo(f"{run} may go on: sidecar agent cancel {run}", err=True)
         return
     click.echo(f"{run}: {ending(answer) if status == 200 else shown(answer['error'])}", err=True)
-
-
-def _print_taken(answer: Mapping[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(answer)
-    elif answer["run_id"]:
-        click.echo(answer["run_id"])
-    else:
-        why = shown(answer["error"] or "its agent has not taken it yet")
-        click.echo(f"task {answer['task_id']} has no run: {why}", err=True)
 
 
 def _finish(run: Mapping[str, Any], as_json: bool) -> None:

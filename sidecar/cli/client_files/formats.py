@@ -49,21 +49,12 @@ CLIENTS: Final[Mapping[str, ClientFormat]] = {
     "cline": ClientFormat("cline_mcp_settings.json", "mcpServers", kind="streamableHttp", variable=_ENV),
     "roo": ClientFormat(".roo/mcp.json", "mcpServers", kind="streamable-http", variable=_ENV, folder=".roo"),
     "codex": ClientFormat(
-        "~/.codex/config.toml",
-        "mcp_servers",
-        variable="%s",
-        headers_key="env_http_headers",
-        form="toml",
+        "~/.codex/config.toml", "mcp_servers", variable="%s", headers_key="env_http_headers", form="toml"
     ),
     "zed": ClientFormat("~/.config/zed/settings.json", "context_servers", programs_only=True),
     "opencode": ClientFormat("opencode.json", "mcp", kind="remote", variable="{env:%s}", more={"enabled": True}),
     "goose": ClientFormat(
-        "~/.config/goose/config.yaml",
-        "extensions",
-        "uri",
-        "streamable_http",
-        more={"enabled": True},
-        form="yaml",
+        "~/.config/goose/config.yaml", "extensions", "uri", "streamable_http", more={"enabled": True}, form="yaml"
     ),
 }
 _NAMES: Final[Mapping[str, str]] = {

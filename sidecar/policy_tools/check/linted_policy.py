@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from sidecar.limits.plan import Budgets
@@ -78,7 +79,6 @@ class LintedPolicy:
     other rows cover cannot be determined."""
     members: Mapping[str, frozenset[str]] = field(init=False)
     elements: Mapping[str, frozenset[str]] = field(init=False)
-    _asked: dict[tuple[PermissionKind, str, tuple[str, ...]], frozenset[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rules = tuple(self.source.rules)
@@ -106,16 +106,7 @@ class LintedPolicy:
         return asked if rule.object == "*" else asked.intersection(thing.partition(":")[0] for thing in things)
 
     def asked(self, rule: RuleRef) -> frozenset[str]:
-        """Return those of a rule's actions that are possible on its object."""
-        kinds = self.object_kinds(rule)
-        key = (rule.kind, "|".join(sorted(kinds)), rule.actions)
-        if key not in self._asked:
-            possible = possible_actions(rule.kind, kinds)
-            if DELEGATE in rule.actions:  # `use` is about agents on an `nhi:` object
-                possible -= MCP_TASK_ACTIONS if rule.kind is PermissionKind.AGENT_TO_TOOL else frozenset()
-            meant = (action for action in possible if any(glob(action, pattern) for pattern in rule.actions))
-            self._asked[key] = frozenset(meant)
-        return self._asked[key]
+        return _asked(rule.kind, self.object_kinds(rule), rule.actions)
 
     def on_known_server(self, obj: str) -> bool:
         """Whether a configured upstream matches this tool, prompt or resource; true if no upstreams are known."""
@@ -132,6 +123,15 @@ class LintedPolicy:
         if self.names is None or not obj.startswith("nhi:"):
             return self.on_known_server(obj)
         return any(glob(f"nhi:{name}", obj) for name in self.names | self.programs)
+
+
+@lru_cache(4096)
+def _asked(kind: PermissionKind, objects: frozenset[str], actions: tuple[str, ...]) -> frozenset[str]:
+    """Return those of a rule's actions that are possible on its objects."""
+    possible = possible_actions(kind, objects)
+    if DELEGATE in actions and kind is PermissionKind.AGENT_TO_TOOL:  # `use` is about agents on an `nhi:` object
+        possible -= MCP_TASK_ACTIONS
+    return frozenset(action for action in possible if any(glob(action, pattern) for pattern in actions))
 
 
 def possible_actions(kind: PermissionKind, objects: Iterable[str]) -> frozenset[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from sidecar.limits.plan import BudgetRule, LimitCap
 from sidecar.policy.patterns import WILDCARD, covers, glob
@@ -75,7 +76,7 @@ class Covering:
         self._policy = policy
         self._by_subject: dict[str, _OnObjects] = {}
         self._subjects = PatternCover()
-        self._wider: dict[tuple[PermissionKind, str], list[str]] = {}
+        self._wider = lru_cache(None)(self._wider_subjects)
 
     def add(self, rule: RuleRef) -> None:
         self._subjects.add(rule.subject)
@@ -87,10 +88,7 @@ class Covering:
 
     def over(self, rule: RuleRef) -> Iterator[RuleRef]:
         asked = self._policy.asked(rule)
-        key = (rule.kind, rule.subject)
-        if key not in self._wider:
-            self._wider[key] = self._wider_subjects(rule)
-        for subject in self._wider[key]:
+        for subject in self._wider(rule.kind, rule.subject):
             on = self._by_subject[subject]
             for obj in self._wider_objects(rule.object, on):
                 for other in on.rules.get(obj, ()):
@@ -102,11 +100,10 @@ class Covering:
                     ):
                         yield other
 
-    def _wider_subjects(self, rule: RuleRef) -> list[str]:
-        name = rule.subject
+    def _wider_subjects(self, kind: PermissionKind, name: str) -> list[str]:
         found = dict.fromkeys(self._subjects.covering(name))
         if name != ANONYMOUS:
-            found.update(dict.fromkeys(("*", _ALL_OF.get(rule.kind, "*"))))
+            found.update(dict.fromkeys(("*", _ALL_OF.get(kind, "*"))))
             found.update(dict.fromkeys(self._policy.source.roles.closure((name,))))
         return [subject for subject in found if subject in self._by_subject]
 

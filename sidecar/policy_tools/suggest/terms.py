@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from sidecar.policy import PolicySource
@@ -66,8 +67,8 @@ class Backing:
     def __init__(self, source: PolicySource) -> None:
         self._source = source
         self._rows: dict[tuple[PermissionKind, str], list[RuleRef]] = {}
-        self._above: dict[str, frozenset[str]] = {}
-        self._found: dict[tuple[PermissionKind, str], tuple[RuleRef, ...]] = {}
+        self._above = lru_cache(None)(lambda name: source.roles.closure((name,)))
+        self._about = lru_cache(None)(self._about_object)
         for rule in source.rules:
             if rule.effect == "allow" and not rule.shadow:
                 key = f"{place_of(rule.object)}{WILDCARD}" if WILDCARD in rule.object else rule.object
@@ -75,7 +76,11 @@ class Backing:
 
     def terms_of(self, triple: Triple, trace: Trace) -> dict[Terms, set[RuleRef]]:
         """Return the terms of a use, each with the rows that have them; nothing if no row allows it today."""
-        held = {rule: terms for rule in self._about(triple) if (terms := self._terms(rule, triple)) is not None}
+        held = {
+            rule: terms
+            for rule in self._about(triple.kind, triple.object)
+            if (terms := self._terms(rule, triple)) is not None
+        }
         rested = [rule for rule in held if rule.id in trace.rules]
         chosen = rested or [rule for rule in held if not self._by_token(rule, triple)]
         chosen += [rule for rule in held if rule.max_calls_per_hour is not None] if chosen else []
@@ -109,18 +114,13 @@ class Backing:
 
     def _means(self, written: str, name: str) -> bool:
         if written.startswith("role:"):
-            if name not in self._above:
-                self._above[name] = self._source.roles.closure((name,))
-            return written in self._above[name]
+            return written in self._above(name)
         return written == name or (name != ANONYMOUS and glob(name, written))
 
-    def _about(self, triple: Triple) -> tuple[RuleRef, ...]:
-        kind, obj = triple.kind, triple.object
-        if (kind, obj) not in self._found:
-            keys = {obj, *self._source.sets.closure((obj,)), f"{place_of(obj)}{WILDCARD}", WILDCARD}
-            rules = [rule for key in sorted(keys) for rule in self._rows.get((kind, key), ())]
-            self._found[kind, obj] = tuple(r for r in rules if WILDCARD not in r.object or glob(obj, r.object))
-        return self._found[kind, obj]
+    def _about_object(self, kind: PermissionKind, obj: str) -> tuple[RuleRef, ...]:
+        keys = {obj, *self._source.sets.closure((obj,)), f"{place_of(obj)}{WILDCARD}", WILDCARD}
+        rules = [rule for key in sorted(keys) for rule in self._rows.get((kind, key), ())]
+        return tuple(rule for rule in rules if WILDCARD not in rule.object or glob(obj, rule.object))
 
 
 def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
