@@ -121,10 +121,13 @@ def test_a_filter_chooses_by_suite_and_name(tmp_path: Path) -> None:
         assert [test["name"] for test in chosen] == names
 
 
-def test_a_filter_that_is_no_expression_or_a_report_that_cannot_be_written_is_wrong_usage(tmp_path: Path) -> None:
-    write(tmp_path, {"tests/s.yaml": GOOD})
-    for words in (("--filter", "/(/"), ("--junit", str(tmp_path / "no" / "report.xml"))):
-        assert invoke(tmp_path, *words).exit_code == 2
+def test_a_filter_that_is_no_expression_is_wrong_usage_and_a_report_that_cannot_be_written_is_told(
+    tmp_path: Path,
+) -> None:
+    assert invoke(write(tmp_path, {"tests/s.yaml": GOOD}), "--filter", "/(/").exit_code == 2
+    report, config = str(tmp_path / "no" / "report.xml"), str(tmp_path / "sidecar.yaml")
+    told = CliRunner().invoke(main, ["policy", "test", "-c", config, "--junit", report])
+    assert (told.exit_code, "report.xml: No such file" in told.stderr) == (1, True)
 
 
 def test_a_path_may_be_a_file_or_a_folder_anywhere(tmp_path: Path) -> None:
