@@ -23,6 +23,7 @@ from sidecar.settings.shipped_files import shipped
 from tests import wire
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.world import PATIENCE_S, listening, started, until
+from tests.tables import tables
 
 IDP = Idp()
 WHO = {name: bearer(IDP.api_key(name)) for name in ("user:alice", "user:bob", "nhi:planner", "nhi:other")}
@@ -247,14 +248,7 @@ async def _ask_grpc(
     return Answered(200, tuple(results), raw=b"".join(raw))
 
 
-GRPC_AS_HTTP = {
-    "PERMISSION_DENIED": 403,
-    "UNAUTHENTICATED": 401,
-    "NOT_FOUND": 404,
-    "RESOURCE_EXHAUSTED": 429,
-    "UNAVAILABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-}
+GRPC_AS_HTTP = tables("a2a/world")["grpc_as_http"]
 
 
 def _read_rpc(operation: Operation, version: Version, status: int, media: str, raw: bytes) -> Answered:

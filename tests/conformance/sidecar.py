@@ -20,21 +20,12 @@ from urllib.request import urlopen
 
 from sidecar.cli.free_ports import free_ports
 from tests.flow.idp import Idp
+from tests.tables import tables
 
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 120.0
 ENDS_WITHIN_S = 10.0
-RULES = {
-    "agent_to_tool": """\
-p, anonymous, tool:*, use, -, -, -, allow
-p, anonymous, prompt:*, use, -, -, -, allow
-p, anonymous, resource:*, use, -, -, -, allow
-p, anonymous, nhi:*, sampling/createMessage|elicitation/create|roots/list, -, -, -, allow
-""",
-    "nhi_to_nhi": """\
-p, nhi:tck, nhi:*, use|push/set|push/get|push/list|push/delete|card/extended, -, -, -, allow
-""",
-}
+RULES = tables("conformance/sidecar")["rules"]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from tests.flow.federated import At, federation
 from tests.flow.scripts import giving
 from tests.flow.talk import ERAS, Era, Talk, reason_of
 from tests.flow.world import Upstream, World, world
+from tests.tables import tables
 
 RULES = """\
 p, nhi:planner, resource:*, use, -, -, -, allow
@@ -118,12 +119,7 @@ p, *, prompt:*, *, -, -, has(args.topic) && args.topic == 'pay', deny
 """
 LOOSE = [{"name": name, "inputSchema": {"type": "object", "properties": {"ref": {}}}} for name in
          ("search_code", "get_file")]  # fmt: skip
-SIMILAR = (
-    ("search_code", {"repo": "acme/x", "Repo": "evil/x"}, "/arguments/Repo"),
-    ("get_file", {"Path": "/etc/passwd"}, "/arguments/Path"),
-    ("get_file", {"Ref": "main"}, "/arguments/Ref"),
-    ("get_file", {"o": {"\u00e9": 1, "e\u0301": 2}}, "/arguments/o/e\u0301"),
-)
+SIMILAR = tables("flow/spellings")["similar"]
 
 
 @pytest.mark.parametrize("era", (*ERAS, "plain"))

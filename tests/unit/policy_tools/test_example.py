@@ -24,18 +24,13 @@ from sidecar.policy_tools.policy_location import configured, in_folder
 from sidecar.settings import Settings, load_settings
 from sidecar.vocabulary import Chain, PermissionKind, Principal, Question, RuleRef
 from tests.flow.acme_traffic import TRAFFIC, write_traffic
+from tests.tables import tables
 
 ROOT = Path(__file__).parents[3]
 ACME = ROOT / "examples" / "acme"
 POLICIES = ACME / "policies"
 DIRECTORY = "directory/roles.csv"
-FOREIGN = {
-    "agent_to_tool": "p, role:stranger, tool:stranger/tool-{}, tools/call, -, -, -, allow",
-    "user_to_nhi": "p, role:stranger, nhi:stranger-{}, delegate, -, -, -, allow",
-    "nhi_to_nhi": "p, nhi:stranger, nhi:stranger-{}, delegate, -, -, -, allow",
-    "roles": "g, user:stranger-{}, role:break-glass",
-    "rules": "  - {{id: foreign-{}, kind: agent_to_tool, subject: role:stranger, object: tool:stranger/tool}}",
-}
+FOREIGN = tables("policy_tools/example")["foreign"]
 """By the stem of a file, a row that no team may write; `{}` makes it another one in each file."""
 
 

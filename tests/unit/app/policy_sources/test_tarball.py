@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sidecar.app.policy_sources import tarball
 from sidecar.app.policy_sources.tarball import BLOCK, BadArchive, archive_of, gunzipped, members, write_member
+from tests.tables import tables
 
 ROW = b"p, nhi:planner, tool:github/x, use, -, -, -, allow\n"
 
@@ -70,15 +71,7 @@ def test_a_name_that_is_not_plain_refuses_the_archive(name: str, tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
 
 
-@pytest.mark.parametrize(
-    ("names", "why"),
-    [
-        (("policies/a.csv", "policies/a.csv"), "twice"),
-        (("policies/a.csv", "policies/A.csv"), "but for its case"),
-        (("policies/a", "policies/a/b.csv"), "twice"),
-        (("policies/A/b.csv", "policies/a"), "twice"),
-    ],
-)
+@pytest.mark.parametrize(("names", "why"), tables("app/policy_sources/tarball")["twice"])
 def test_two_files_in_one_place_refuse_the_archive(names: tuple[str, ...], why: str) -> None:
     with pytest.raises(BadArchive, match=why):
         unpacked(made(*names))

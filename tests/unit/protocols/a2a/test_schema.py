@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.schema import FieldSpec, Schema, UnreadableMessage, camel, schema_from
 from tests import wire
+from tests.tables import tables
 
 # --- the judge: what we read is what protobuf reads ---------------------------------------------------------------
 
@@ -21,12 +22,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
-TIMES = [
-    "2026-01-01T00:00:00Z",
-    "2026-01-01T01:00:00.5+01:00",
-    "2026-12-31T23:59:59.123456789Z",
-    "1969-01-01T00:00:00Z",
-]
+TIMES = tables("protocols/a2a/schema")["times"]
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "string": TEXT,
     "bool": st.booleans(),

@@ -26,6 +26,7 @@ from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.programs.working_folders import PREFIX
 from sidecar.upstreams.processes.launcher import Exit, Processes
+from tests.tables import tables
 from tests.unit.tasks.programs.talkers import end
 from tests.unit.tasks.programs.talkers import order as order_of
 from tests.unit.tasks.programs.talkers import text as text_of
@@ -223,12 +224,7 @@ async def test_its_end_says_who_is_at_fault(processes: Processes, mood: str, cat
     assert (ended.failure, ended.state) == (Failure(category, message), "TASK_STATE_FAILED")
 
 
-NO_ANSWERS = [
-    ("writes_nothing", "it wrote no output file"),
-    ("links", "its output file cannot be read: Too many levels of symbolic links"),
-    ("pipes", "its output file is no plain file"),
-    ("overfills", "its output file holds more than 2048 bytes"),
-]
+NO_ANSWERS = tables("tasks/programs/one_shot")["no_answers"]
 
 
 @linux

@@ -15,6 +15,7 @@ from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.supervised_process import READ_BYTES, SupervisedProcess, to_its_end
 from sidecar.upstreams.processes.launcher import Exit, Processes, Program, StartFailed, WaitLimit
 from tests.flow.world import until
+from tests.tables import tables
 from tests.unit.upstreams.processes.test_launcher import PATH, dies
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts otherwise there")
@@ -159,12 +160,7 @@ async def test_while_it_runs_its_usage_is_looked_at_and_a_turn_has_its_own(proce
     await attended.end()
 
 
-LIMITS = [
-    ("import resource as r; raise SystemExit(str(r.getrlimit(r.RLIMIT_CPU)))", {"CPU": 7}, "exit code 1: (7, 8)"),
-    ("open('x', 'wb').write(b'x' * 9000)", {"FSIZE": 4096}, "exit code 1: OSError: [Errno 27] File too large"),
-    ("b'x' * 500_000_000", {"AS": 300_000_000}, "exit code 1: MemoryError"),
-    ("import os\nwhile True: os.dup(0)", {"NOFILE": 20}, "exit code 1: OSError: [Errno 24] Too many open files"),
-]  # fmt: skip
+LIMITS = tables("tasks/programs/supervised_process")["limits"]
 
 
 @linux
