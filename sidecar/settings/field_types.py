@@ -53,8 +53,6 @@ Many = Annotated[tuple[T, ...], Field(strict=False)]
 """A list in the file, a tuple in code."""
 
 
-# Quantities
-
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"([0-9]+)(KiB|MiB|GiB)")
@@ -98,8 +96,6 @@ Bytes = Annotated[
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-# Rates
-
 MAX_PER_SECOND = 10_000  # above it, rounding to whole microseconds is off by more than 1 %
 MAX_REFILL_S = 86_400  # a burst that takes longer to refill is a quota; also keeps Lua's numbers exact
 
@@ -124,9 +120,6 @@ def rate_faults(per_second: float | None, burst: int | None) -> Iterator[Finding
             yield Finding("a burst needs requests_per_second", "Y102", at=("burst",), on_key=True)
     elif burst_of(per_second, burst) * interval_us(per_second) > MAX_REFILL_S * 1_000_000:
         yield Finding("this burst would take more than a day to come back", hint="use daily_quota")
-
-
-# Paths and addresses
 
 
 def _folder(info: ValidationInfo) -> Path:
@@ -271,9 +264,6 @@ GrpcUrl = Annotated[str, AfterValidator(_grpc_url)]
 """The address of gRPC in agent cards."""
 Origin = Annotated[str, AfterValidator(_origin)]
 Host = Annotated[str, AfterValidator(_host)]
-
-
-# Names
 
 
 def matching(pattern: str, what: str, hint: str) -> Callable[[str], str]:

@@ -23,7 +23,7 @@ class RunSlots:
     """The runs of one agent in this process: at most `places` at work, and at most `most` waiting."""
 
     def __init__(self, places: int, most: int) -> None:
-        self._places, self._most = places, most
+        self.places, self._most = places, most
         self._taken: set[RunSlot] = set()
         self._waiting: dict[str, deque[RunSlot]] = {}  # by owner; the owner whose turn is next comes first
         self._count = 0
@@ -36,14 +36,10 @@ class RunSlots:
     def waiting(self) -> int:
         return len(self._taken) - self.running + self._count
 
-    @property
-    def places(self) -> int:
-        return self._places
-
     def enter(self, owner: str) -> RunSlot:
         """Adds a run at the end of its owner's queue. Leave with `leave`. Raises Refusal(TOO_MANY_CONCURRENT)."""
         place = RunSlot(owner)
-        if len(self._taken) < self._places and not self._count:
+        if len(self._taken) < self.places and not self._count:
             self._take(place)
             return place
         if self._count >= self._most:
@@ -66,11 +62,11 @@ class RunSlots:
         self._go_on()
 
     def resized(self, places: int, most: int) -> None:
-        self._places, self._most = places, most
+        self.places, self._most = places, most
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._waiting and len(self._taken) < self._places:
+        while self._waiting and len(self._taken) < self.places:
             owner, queue = next(iter(self._waiting.items()))
             del self._waiting[owner]
             self._take(queue.popleft())

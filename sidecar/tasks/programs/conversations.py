@@ -150,8 +150,6 @@ class Conversations:
         for conversation in conversations:
             await conversation.settled()
 
-    # --- one turn -----------------------------------------------------------------------------------------------------
-
     async def _turn(self, conversation: _Conversation, order: ProgramOrder, until_s: float) -> AsyncGenerator[Event]:
         if self._closed:
             yield fell(Failure(Category.PERMANENT, self._closed))
@@ -267,8 +265,6 @@ class Conversations:
             return withdrawn(conversation.fall, partner.exit, partner.usage)
         return fell(Failure(Category.PERMANENT, conversation.fall), partner.exit, partner.usage)
 
-    # --- end of a process ---------------------------------------------------------------------------------------------
-
     def _refused(self, caller: Caller | None, skill: str) -> str | None:
         """Returns why an owner may not use it, or None. Without a caller, the use is refused."""
         reason = Reason.UNAUTHENTICATED if caller is None else self._objection(caller, self._name, skill)
@@ -343,8 +339,6 @@ class Conversations:
             conversation.changing = None
             self._forget(conversation)
         log.info("a conversation's process ended", extra={"agent": self._name, "pid": partner.pid})
-
-    # --- number of processes ------------------------------------------------------------------------------------------
 
     async def _take_room(self, until_s: float) -> None:
         self._wanted += 1

@@ -23,12 +23,8 @@ class LineDialogue:
     def __init__(
         self, turn_end: str, newlines: Newlines, *, greets: bool, max_said_bytes: int, says: bool = True
     ) -> None:
-        self._turn_end = turn_end.encode()
-        self._newlines = newlines
-        self._greeting = greets
-        self._says = says
-        self._max_said_bytes = max_said_bytes
-        self._asked = False
+        self._turn_end, self._newlines, self._greeting = turn_end.encode(), newlines, greets
+        self._says, self._max_said_bytes, self._asked = says, max_said_bytes, False
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._held = b""
         self._said_bytes = 0

@@ -47,14 +47,14 @@ class _CachePlace:
     flight: asyncio.Task[None] | None = None
 
 
+@dataclass(slots=True, eq=False)
 class TokenCache:
     """Tokens by key; the least recently used is evicted first. `clock_mono` gives monotonic seconds."""
 
-    def __init__(self, clock_mono: Callable[[], float], *, max_tokens: int = MAX_TOKENS) -> None:
-        self._clock = clock_mono
-        self._max = max_tokens
-        self._places: OrderedDict[bytes, _CachePlace] = OrderedDict()
-        self._flights: set[asyncio.Task[None]] = set()
+    clock_mono: Callable[[], float]
+    max_tokens: int = MAX_TOKENS
+    _places: OrderedDict[bytes, _CachePlace] = field(default_factory=OrderedDict)
+    _flights: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -62,7 +62,7 @@ class TokenCache:
     async def get(self, key: bytes, fetch: Callable[[], Awaitable[GrantedToken]], deadline_s: float) -> str:
         """A valid token. `fetch` raises Unsent, and so does this."""
         place = self._place(key)
-        now = self._clock()
+        now = self.clock_mono()
         if now < place.renew_at:
             return place.value
         if place.flight is None and now - place.failed_at >= PAUSE_S:
@@ -78,14 +78,14 @@ class TokenCache:
             if not done or flight.cancelled():
                 raise Unsent(*LATE)
             flight.result()
-        if self._clock() < place.ends_at:
+        if self.clock_mono() < place.ends_at:
             return place.value
         reason, detail, challenge = place.failure
         raise Unsent(reason, detail, challenge=challenge)
 
     def drop(self, key: bytes, value: str) -> None:
         """The upstream rejected this token. Only one in some seconds is dropped, lest each call cause a fetch."""
-        place, now = self._places.get(key), self._clock()
+        place, now = self._places.get(key), self.clock_mono()
         if place is not None and place.value == value and now - place.dropped_at >= PAUSE_S:
             place.value, place.renew_at, place.ends_at = "", -inf, -inf
             place.dropped_at, place.failed_at = now, -inf
@@ -101,21 +101,21 @@ class TokenCache:
         place = self._places.get(key)
         if place is None:
             place = self._places[key] = _CachePlace()
-            if len(self._places) > self._max:
+            if len(self._places) > self.max_tokens:
                 self._places.popitem(last=False)
         else:
             self._places.move_to_end(key)
         return place
 
     async def _fetch(self, place: _CachePlace, fetch: Callable[[], Awaitable[GrantedToken]]) -> None:
-        began = self._clock()
+        began = self.clock_mono()
         try:
             async with asyncio.timeout(FETCH_S):
                 granted = await fetch()
         except (Unsent, TimeoutError) as error:
             late = (*LATE, "")
             place.failure = (error.reason, error.detail, error.challenge) if isinstance(error, Unsent) else late
-            place.failed_at = self._clock()
+            place.failed_at = self.clock_mono()
             return
         finally:
             place.flight = None

@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from typing import Any, Final
@@ -272,14 +273,12 @@ def _once_more(failure: Refusal, reason: Reason | None = None) -> Refusal:
     return Refusal(reason or failure.reason, failure.detail, http=failure.http, retry_after_s=failure.retry_after_s)
 
 
+@dataclass(slots=True)
 class Spellings:
     """The latest spellings of resource URIs in the upstream's own lists. Calls are sent in normal form, but a server
     that lists `docs://README` and compares texts would not find `docs://readme`."""
 
-    __slots__ = ("_by_form",)
-
-    def __init__(self) -> None:
-        self._by_form: OrderedDict[str, str] = OrderedDict()
+    _by_form: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def learn(self, form: str, written: str) -> None:
         """Record the upstream's spelling of a normal form. If it lists the normal form too, that one is used."""
