@@ -1,7 +1,5 @@
 """The command line: a table of all commands, each imported only when it is used."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import click

@@ -1,7 +1,5 @@
 """`sidecar check`: checks everything that a start would check, and reports what is suspicious in the policy."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`sidecar config` and `sidecar schema`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`sidecar connect`: a stdio MCP server that forwards to a sidecar, for clients that only start programs."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

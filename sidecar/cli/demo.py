@@ -1,7 +1,5 @@
 """`sidecar demo`: official SDKs' server, agent and clients, a sidecar between them, and the audit log of it all."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

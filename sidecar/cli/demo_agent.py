@@ -1,7 +1,5 @@
 """The demo's agent, on the official A2A SDK: `python -m sidecar.cli.demo_agent PORT`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

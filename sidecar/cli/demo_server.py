@@ -1,7 +1,5 @@
 """The demo's server, on the official MCP SDK: `python -m sidecar.cli.demo_server PORT`."""
 
-from __future__ import annotations
-
 import sys
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Finds free ports below the ephemeral range, from which outgoing connections take theirs at any moment."""
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import Final

@@ -1,7 +1,5 @@
 """`sidecar healthcheck`: asks a running sidecar whether it is ready."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`sidecar init`: writes a working folder. Nothing in it allows everything, and its files hold no secret in clear."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A command group that imports each command only when it is used, and ends commands on errors."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import io

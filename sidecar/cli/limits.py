@@ -1,7 +1,5 @@
 """`sidecar limits`: shows used and remaining limits, and resets them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

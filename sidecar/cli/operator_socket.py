@@ -1,7 +1,5 @@
 """Connects commands to the running sidecar, through the Unix socket in its data folder that only its owner can open."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 from collections.abc import Iterator, Mapping

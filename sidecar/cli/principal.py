@@ -1,7 +1,5 @@
 """`sidecar principal`: disables, enables and lists principals."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`sidecar schedule`: lists, adds, removes, runs, pauses and resumes schedules."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Tables and progress: drawn on a terminal, plain or silent elsewhere. NO_COLOR is honoured."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence

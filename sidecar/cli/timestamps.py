@@ -1,7 +1,5 @@
 """Reads times and durations from the command line."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import click

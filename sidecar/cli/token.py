@@ -3,8 +3,6 @@
 Signing keys and tokens made here are for development: the holder of the private key can act as any user.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

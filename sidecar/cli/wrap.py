@@ -1,7 +1,5 @@
 """`sidecar wrap`, `unwrap` and `client-config`: leads an MCP client's configuration through a sidecar."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit

@@ -4,8 +4,6 @@ A line of the audit log (CONTRACT 7) becomes a `RecordedQuestion`: the chain, th
 recorded outcomes of its conditions. Missing information is named in `gaps`, so that a replay never guesses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

@@ -10,8 +10,6 @@ is asked once, and the engine's caches are cleared before each. The times are th
 calls it, from question to decision, with links and rules.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import random

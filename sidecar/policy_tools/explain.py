@@ -1,7 +1,5 @@
 """Explains decisions link by link: the serving engine answers, and its answer is traced back to rows and limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path

@@ -5,8 +5,6 @@ Git runs without a shell, with a deadline and a bound on its output; names that 
 lead out are refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ characters that they name, and one that stands for all others, within a `GlobSha
 (CONTRACT 1.1, 1.2). The search is breadth first and exact: no result means that no such name exists.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Finds the models and rows that a command works on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -12,8 +12,6 @@ policy's conditions are replaced by `StandIn`s, which answer, in this order, by
     nothing             the outcome is unknown, with the reason, and takes the value that the replay tries
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce

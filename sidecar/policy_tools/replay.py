@@ -3,8 +3,6 @@
 What a record cannot answer is tried both ways: only if the answer depends on it, the record is undecidable.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field

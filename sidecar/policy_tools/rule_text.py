@@ -1,7 +1,5 @@
 """Formats rules, names, and times, in the same way for every tool."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """`sidecar agent check`: starts a program as a run would start it, without a running sidecar."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

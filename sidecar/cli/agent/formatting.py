@@ -1,7 +1,5 @@
 """Formats durations, sizes and usage of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 

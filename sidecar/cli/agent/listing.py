@@ -1,7 +1,5 @@
 """`sidecar agent list`, `runs` and `show`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`sidecar agent run`, `answer`, `logs` and `cancel`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`sidecar audit gather`: turns evidence collected elsewhere into log files."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

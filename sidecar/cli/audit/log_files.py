@@ -1,7 +1,5 @@
 """Finds the log or folder that a command line names, or the configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`sidecar audit prove`: checks arguments against the hash in a record."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

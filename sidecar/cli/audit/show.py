@@ -1,7 +1,5 @@
 """`sidecar audit show`: filters and prints audit records."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Iterator

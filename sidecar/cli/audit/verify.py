@@ -1,7 +1,5 @@
 """`sidecar audit verify`: verifies the audit log."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ A session that the server no longer knows is reopened with the client's own `ini
 is repeated once: a 404 means that it was not executed. Nothing else is repeated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

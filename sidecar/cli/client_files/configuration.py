@@ -10,8 +10,6 @@ The formats differ in the spelling of few keys. All are read into one form; what
     C106  MCPConfig: a key is missing    C107  a client whose file is not read
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A rule never allows everything: if the client's file does not name tools, the ru
 that the server can be listed but not used until an operator has reviewed its tools.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """The formats of MCP clients' configurations: one table, and what each client writes to reach the sidecar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ J001  not valid JSON     J002  a number beyond what others can read     J003  a 
 J007  nested too deep    J010  a key that stands twice
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

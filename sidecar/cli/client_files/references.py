@@ -10,8 +10,6 @@
 A bare `$VAR` is literal text in every other client, and therefore here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Guesses which values are secrets. What is not plainly harmless counts as one: hiding a harmless value is cheap."""
 
-from __future__ import annotations
-
 import re
 from math import log2
 from urllib.parse import urlsplit

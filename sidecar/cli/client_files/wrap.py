@@ -4,8 +4,6 @@ The text is edited in place. If wrapping the backup again, with the addresses th
 file, unwrapping restores the backup byte for byte; otherwise only the sidecar's entries are reverted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`sidecar mcp list`, `disable` and `enable`: takes a server or tool out of service."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`sidecar mcp test`: checks that a server responds and lists its tools, without a running sidecar."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

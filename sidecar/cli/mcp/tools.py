@@ -3,8 +3,6 @@
 Hidden characters and escape sequences are made visible: the operator who approves sees what a model would read.
 """
 
-from __future__ import annotations
-
 import asyncio
 import getpass
 import os

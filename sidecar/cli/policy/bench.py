@@ -1,7 +1,5 @@
 """`sidecar policy bench`: measures decisions of this policy and of generated ones."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

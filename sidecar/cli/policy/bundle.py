@@ -1,7 +1,5 @@
 """`sidecar policy bundle build | sign | verify`: signed bundles, reproducible byte for byte."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

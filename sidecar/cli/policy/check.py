@@ -1,7 +1,5 @@
 """`sidecar policy check`: reports errors and warnings in a policy."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`sidecar policy convert` and `export`: converts rules between CSV and YAML, and writes them for plain pycasbin."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

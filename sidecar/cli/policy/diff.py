@@ -1,7 +1,5 @@
 """`sidecar policy diff`: shows whose access changes between two policies."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import ExitStack

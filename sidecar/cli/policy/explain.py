@@ -1,7 +1,5 @@
 """`sidecar policy explain`: shows why a call is allowed or denied."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Formats explanations for people and programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`sidecar policy replay`: runs recorded decisions through another policy."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

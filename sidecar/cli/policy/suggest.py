@@ -1,7 +1,5 @@
 """`sidecar policy suggest`: writes the fewest rules that allow what was recorded, and nothing else that is known."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

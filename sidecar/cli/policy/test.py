@@ -1,7 +1,5 @@
 """`sidecar policy test`: runs the policy's own tests."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

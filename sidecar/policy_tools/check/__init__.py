@@ -4,8 +4,6 @@ Errors of the loader are reported alone, because lints need a whole policy. With
 each takes time about linear in the number of rules.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

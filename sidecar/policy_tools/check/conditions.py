@@ -1,7 +1,5 @@
 """Lints for conditions that do not test what they seem to, by their syntax tree (`Condition.paths`) and their text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial

@@ -3,8 +3,6 @@
 `codes.txt` is the catalogue of codes: `code level: about` (`error` is left out), and the remedy below it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 Everything is looked up by name; no lint compares all pairs of rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

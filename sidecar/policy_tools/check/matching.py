@@ -1,7 +1,5 @@
 """Lints for rules that can never match, that match too much, and that end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import islice

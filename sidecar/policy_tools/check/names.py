@@ -1,7 +1,5 @@
 """Lints for unused and confusable names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ applies. A rule covers another when it matches every subject, object and action 
 rule is looked up: by the subjects that cover this rule's subject, then by their objects that cover its object.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache

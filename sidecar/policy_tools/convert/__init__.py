@@ -3,8 +3,6 @@
 The result is read again and must contain the same rows and, if the policy loads at all, have the same revision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple

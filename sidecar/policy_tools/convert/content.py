@@ -1,7 +1,5 @@
 """Reads a file of rows together with its comments, and verifies that two forms of a policy are equivalent."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath

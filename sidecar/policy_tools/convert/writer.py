@@ -1,7 +1,5 @@
 """Writes rows in readable CSV and YAML."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile, groupby

@@ -4,8 +4,6 @@ The comparison covers the single questions that a policy answers: (subject, obje
 a fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -10,8 +10,6 @@ question need (see terms.RowGuard): further conditions could only take away. Onl
 share can begin a change, so equal rows cost one comparison.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

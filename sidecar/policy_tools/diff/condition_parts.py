@@ -12,8 +12,6 @@ is also an error of the other, so that the implication holds for deny rows too.
 way, such as a computed role or a comparison of a whole principal, counts as testing every role.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

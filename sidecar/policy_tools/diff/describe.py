@@ -1,7 +1,5 @@
 """Describes changed access in few words. Regions that agree in all but one dimension are merged."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any

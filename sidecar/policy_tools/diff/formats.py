@@ -1,7 +1,5 @@
 """Formats differences for terminals, pull requests, and programs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any

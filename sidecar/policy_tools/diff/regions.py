@@ -3,8 +3,6 @@
 A change is unknown where conditions or the time determine whether access is gained or lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Compares rules, limits, budgets, roles, sets and models as written. Rules are matched by id."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple

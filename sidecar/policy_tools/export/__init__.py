@@ -8,8 +8,6 @@ conditions, only `when:<digest>`, with the texts in conditions.json; the charact
 percent-encoded (`%2C`). `enforce.py` reverses both. Shadow rules change nothing, and are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path

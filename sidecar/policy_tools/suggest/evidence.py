@@ -4,8 +4,6 @@ A call counts as it passed: each principal of its chain lent the next one its au
 the action. Calls that a deny rule would have stopped never count, not even if shadow mode let them pass.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

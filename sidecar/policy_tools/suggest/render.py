@@ -3,8 +3,6 @@
 Text from a record was checked by the grammar of names, or is escaped here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

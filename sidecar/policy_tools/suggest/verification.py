@@ -3,8 +3,6 @@
 The rules, roles and sets that `load_policy` reads are expanded over all known names, and compared with the evidence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path

@@ -15,8 +15,6 @@ engine. A test exercises a rule if it is among the grounds of one of the test's 
 exercises no rule.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

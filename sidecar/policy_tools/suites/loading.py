@@ -6,8 +6,6 @@ Names that begin with `.` are skipped (Kubernetes' `..data`), links are followed
     T001   cannot be read, or is not there     T002   no test file has this name     T003   too much
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Formats the results of policy tests: as text, as plain values, and as JUnit XML for CI systems."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs policy test suites: `run_suites` for the command, `self_test` for a reload."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -10,8 +10,6 @@ Names are read by the grammar of rows, so that a test can ask about everything t
     T104   an object or a name in a list
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
