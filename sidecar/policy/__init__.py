@@ -8,7 +8,7 @@ model (expression), conditions (syntax), roles          parse and check the part
 plain_parser, plain_conditions                          parse and evaluate most conditions, without CEL
 table, pattern_index, compiler → matching               find matching rows by index, independent of the row count
 casbin_matcher                                          evaluates the rest; the only module that runs Casbin
-link_decision → engine                                  decide one link, then the whole chain
+link_decision → engine                                  decide one link, then the whole chain; keep its cases
 """
 
 from sidecar.policy.engine import Engine
