@@ -371,14 +371,7 @@ async def counted(world: AgentWorld, who: Mapping[str, str] = ALICE) -> int:
     return 20
 
 
-@pytest.mark.parametrize(
-    ("budgets", "first", "name"),
-    [
-        ("", 3, "agents:nhi:researcher:rate"),
-        ('tools: {"nhi:researcher": {requests_per_second: 100, burst: 50}}', 3, "agents:nhi:researcher:rate"),
-        ('tools: {"nhi:researcher": {requests_per_second: 0.01, burst: 2}}', 2, "tools:nhi:researcher:rate"),
-    ],
-)
+@pytest.mark.parametrize(("budgets", "first", "name"), tables("a2a/own_door")["budgets"])
 async def test_budgets_can_only_narrow_what_an_agent_bears(budgets: str, first: int, name: str, tmp_path: Path) -> None:
     limits = {"policies/budgets.yaml": f"version: 1\n{budgets}\n"} if budgets else {}
     async with agent_world(tmp_path, a2a=LIMITED, files=limits) as world:

@@ -178,13 +178,7 @@ async def test_a_program_that_fails_says_so_and_its_output_stands(running: World
 async def test_a_call_chooses_what_its_definition_lets_it(running: World) -> None:
     chosen = ("agent", "run", "choosy", "--param", "language=de", "--env", "COLOUR=red")
     assert (await did(running, *chosen)).stdout == "--language de red\n"
-    for wrong in (
-        ("--param", "language=fr"),
-        ("--param", "-c=x"),
-        ("--env", "COLOUR=RED"),
-        ("--env", "PATH=/tmp"),
-        ("--folder", "/tmp"),
-    ):
+    for wrong in TABLES["wrong"]:
         no = await did(running, "agent", "run", "choosy", *wrong, code=1)
         assert no.stdout == "" and not set(wrong[1].split("=")[1:]) & set(no.stderr.split()), no.stderr
 

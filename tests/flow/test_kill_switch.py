@@ -157,13 +157,7 @@ def disabling(*entries: str) -> str:
 async def test_a_file_disables_by_name_and_by_pattern_is_watched_and_outranks_a_hand(tmp_path: Path) -> None:
     path = tmp_path / "policies" / "disabled.yaml"
     async with world(tmp_path, settings=SETTINGS, files=files()) as running:
-        for entry, status in [
-            ("nhi:planner", 403),
-            ('{principal: "nhi:pla*", reason: Incident 12}', 403),
-            ('"user:*"', 200),
-            ("{principal: nhi:github, until: 2999-01-01T00:00:00Z}", 403),
-            ("{principal: nhi:github, until: 2001-01-01T00:00:00Z}", 200),
-        ]:
+        for entry, status in TABLES["entries"]:
             path.write_text(disabling(entry))
             await running.app.reload("test")
             assert (await reads(running))[0] == status, entry

@@ -200,14 +200,7 @@ async def test_a_limit_is_one_for_all_ways_to_call(tmp_path: Path) -> None:
             assert (await way("get_file", {"path": "a"}))[0] == 429
 
 
-@pytest.mark.parametrize(
-    ("said", "status", "kind"),
-    [
-        ({"result": {"content": [{"type": "text", "text": "no"}], "isError": True}}, 200, "tool-error"),
-        ({"error": {"code": -32602, "message": "no", "data": {"a": 1}}}, 200, "server-error"),
-        ({"error": {"code": -32602, "message": "no", "data": {"a": 1}}}, 400, "server-error"),
-    ],
-)
+@pytest.mark.parametrize(("said", "status", "kind"), tables("flow/plain")["failures"])
 async def test_what_fails_at_the_other_side_is_an_error_that_was_delivered(
     said: dict[str, Any], status: int, kind: str, tmp_path: Path
 ) -> None:

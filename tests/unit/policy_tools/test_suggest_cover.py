@@ -25,6 +25,7 @@ from sidecar.policy_tools.suggest.suggestion import Suggestion, suggest
 from sidecar.policy_tools.suggest.terms import Present
 from sidecar.policy_tools.suggest.verification import ProofFailed, prove
 from sidecar.vocabulary import PermissionKind, Principal, Question
+from tests.tables import tables
 from tests.unit.policy.world import MODELS
 
 TOOL = PermissionKind.AGENT_TO_TOOL
@@ -140,14 +141,7 @@ def test_the_order_of_records_changes_nothing() -> None:
     assert len(told) == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "wrong"),
-    [
-        ("nhi:plan,", "nhi:other,", "does not allow"),
-        ("p, nhi:plan", "p, *, tool:git/put, tools/call, -, -, -, allow\np, nhi:plan", "allows"),
-        ("-, allow", "args.x == 1, allow", "more than an allow row"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "wrong"), tables("policy_tools/suggest_cover")["faults"])
 def test_a_suggestion_that_says_something_else_is_never_printed(old: str, new: str, wrong: str) -> None:
     used = [("nhi:plan", "tool:git/get_a", "tools/call")]
     known = Known.of(SUBJECTS, OBJECTS)

@@ -14,7 +14,7 @@ from sidecar.upstreams.credentials.source import NO_CREDENTIAL, CredentialSource
 from sidecar.upstreams.http_address import HttpAddress, refusal_from
 from sidecar.upstreams.mcp.streamable_http import HttpUpstream
 from sidecar.upstreams.mcp.transport import AnswerPipe, BuiltUpstream, Outbound
-from tests.unit.http.client.hostile import OK, Conversation, Hostile, Script, response, say, serving
+from tests.unit.http.client.hostile import OK, Conversation, Hostile, Script, response, say, serving, silent
 
 PING = Request(1, "ping", {})
 BODY = b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}'
@@ -87,11 +87,6 @@ async def test_a_header_that_is_not_on_the_list_is_a_bug() -> None:
 async def broken(conversation: Conversation) -> None:
     await conversation.request()
     await conversation.send(b"HTTP/1.1 200 OK\r\nContent-Le")
-
-
-async def silent(conversation: Conversation) -> None:
-    await conversation.request()
-    await conversation.hung_up()
 
 
 @pytest.mark.parametrize(

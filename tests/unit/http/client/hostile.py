@@ -88,6 +88,11 @@ class Hostile:
                 await asyncio.sleep(0.002)
 
 
+async def silent(conversation: Conversation) -> None:
+    await conversation.request()
+    await conversation.hung_up()
+
+
 @asynccontextmanager
 async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[Hostile]:
     """Run `script` for each connection until the block ends."""

@@ -26,7 +26,7 @@ from sidecar.http.client import (
 from sidecar.http.client.http1 import ResponseReader
 from tests.tables import tables
 from tests.unit.http.client.certificate import self_signed
-from tests.unit.http.client.hostile import OK, Conversation, Script, chunked, meeting, response, say, serving
+from tests.unit.http.client.hostile import OK, Conversation, Script, chunked, meeting, response, say, serving, silent
 
 BODY = b'{"jsonrpc":"2.0"}'
 
@@ -145,11 +145,6 @@ async def test_tasks_that_share_connections_each_get_their_own_answer_also_when_
         assert right > 400
 
 
-async def hang(conversation: Conversation) -> None:
-    await conversation.request()
-    await conversation.hung_up()
-
-
 async def before_the_request(conversation: Conversation) -> None:
     await conversation.send(b"HTTP/1.1 200 OK\nbroken")
     await conversation.hung_up()
@@ -246,7 +241,7 @@ async def test_a_stream_arrives_as_it_is_sent_and_ends_by_its_own_bounds(
         await server.all_gone()
 
 
-@pytest.mark.parametrize("script", [hang, stream])
+@pytest.mark.parametrize("script", [silent, stream])
 async def test_giving_up_closes_the_socket_at_once(script: Script) -> None:
     async def consume(client: HttpClient) -> None:
         async for _ in (await post(client)).chunks(idle_s=None):
@@ -400,7 +395,7 @@ async def test_fetch_ends_at_its_deadline_and_refuses_other_places_by_their_text
     for url in urls.split(" "):
         with pytest.raises(EgressError):
             await fetch(url)
-    async with serving(hang) as server:
+    async with serving(silent) as server:
         with pytest.raises(ClientTimeout):
             await fetch(server.url, deadline_s=0.1)
         await server.all_gone()

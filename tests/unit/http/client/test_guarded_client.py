@@ -31,7 +31,7 @@ from sidecar.http.client.origin import parse_strictly
 from sidecar.settings.callbacks import CallbackSettings
 from tests import wire
 from tests.unit.http.client.certificate import self_signed
-from tests.unit.http.client.hostile import Conversation, Script, response, say, serving
+from tests.unit.http.client.hostile import Conversation, Script, response, say, serving, silent
 
 CORPUS = wire.HERE / "egress" / "no_callbacks.txt"
 EVERYWHERE: dict[str, Any] = {"allow": ["*:*"], "schemes": ["https", "http"], "timeout_s": 2.0}
@@ -181,11 +181,6 @@ async def endless(conversation: Conversation) -> None:
     await conversation.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     while True:
         await conversation.send(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
-
-
-async def silent(conversation: Conversation) -> None:
-    await conversation.request()
-    await conversation.hung_up()
 
 
 async def dripping(conversation: Conversation) -> None:

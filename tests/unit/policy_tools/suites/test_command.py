@@ -106,12 +106,7 @@ def test_a_long_list_of_rules_is_cut_for_people_and_not_for_programs(tmp_path: P
     assert len(json.loads(invoke(tmp_path, "--coverage", "--json").stdout)["coverage"]["missing"]) == 256
 
 
-FILTERS = {
-    "good": ["good"],
-    "S: G*": ["good"],
-    "/^s: (good|worse)$/": ["good", "worse"],
-    "*": ["good", "bad <&> one", "later", "worse"],
-}
+FILTERS = tables("policy_tools/suites/command")["filters"]
 
 
 def test_a_filter_chooses_by_suite_and_name(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ from sidecar.tasks.programs.attempt import ProgramRunner
 from sidecar.tasks.programs.one_shot import OneShot
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.tasks.programs.runners import runner_from
-from sidecar.tasks.programs.working_folders import PREFIX
 from sidecar.upstreams.processes.launcher import Processes
 from tests.unit.tasks.programs.talkers import end, order, text, tried
 
@@ -52,31 +50,6 @@ async def running(processes: Processes, section: CliAgent) -> AsyncGenerator[Pro
         yield runner
     finally:
         await runner.close()
-
-
-def folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
-
-
-KINDS = [
-    ({}, LINES, ("1 one", "2 two")),
-    ({"agent_type": "stdin-file"}, FILE, ("1 one", "2 two")),
-    ({"agent_type": "json-rpc"}, RPC, ("1 one", "2 two")),
-    ({"input_pattern": "json-rpc", "output_pattern": "file"}, RPC, ("1 one", "2 two")),
-    ({"agent_type": "json-rpc", "mode": "task"}, RPC, ("1 one", "1 two")),
-    ({"agent_type": "json-rpc", "keep_alive": False}, RPC, ("1 one", "1 two")),
-    ({"input_pattern": "json-rpc", "output_pattern": "file", "mode": "task"}, RPC, ("1 one", "1 two")),
-]
-
-
-@pytest.mark.parametrize(("more", "source", "answers"), KINDS)
-async def test_each_kind_answers_and_leaves_nothing(
-    processes: Processes, more: dict[str, Any], source: str, answers: tuple[str, str]
-) -> None:
-    before = folders()
-    async with running(processes, definition(source, **more)) as runner:
-        assert tuple([text(await tried(runner, order(said))) for said in ("one", "two")]) == answers
-    assert folders() <= before
 
 
 async def test_whose_input_is_closed_behind_the_prompt_is_not_talked_with(processes: Processes) -> None:
