@@ -290,11 +290,11 @@ class Application:
 
     async def switch_off(self, server: str, tool: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
         """Switch off one tool of a server, or with "" the whole server, on all replicas. Raises SwitchError."""
-        return await self.switch.switch_off(object_of(server, tool), reason=reason, until=until, by=by)
+        return await self.switch.disable(object_of(server, tool), reason=reason, until=until, by=by, is_object=True)
 
     async def switch_on(self, server: str, tool: str, *, by: str) -> bool:
         """Undo `switch_off`. Returns False if nothing was switched off. Raises SwitchError."""
-        return await self.switch.switch_on(object_of(server, tool), by=by)
+        return await self.switch.enable(object_of(server, tool), by=by, is_object=True)
 
     async def reload(self, by: str) -> str:
         """Reload all files, and the policy from its source. Raises ConfigError and changes nothing."""

@@ -72,8 +72,7 @@ class McpError:
     reset_at: Annotated[str | None, "when it begins anew (RFC 3339)"] = None
 
     def encoded(self) -> bytes:
-        members = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return orjson.dumps({name: value for name, value in members if value is not None})
+        return orjson.dumps(members_of(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +199,12 @@ def _tool_result(refusal: Refusal, shape: AnswerShape, request_id: Id | None, fa
     if shape is AnswerShape.STATELESS:
         result["resultType"] = "complete"
     return orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": result})
+
+
+def members_of(model: Any, *always: str) -> dict[str, Any]:
+    """Returns the members of a data class without those that are None, but with `always`."""
+    members = ((each.name, getattr(model, each.name)) for each in fields(model))
+    return {name: value for name, value in members if value is not None or name in always}
 
 
 def plain_status(answer: Answer) -> int:

@@ -139,9 +139,8 @@ class Forwarder:
                 return await self.relay(exchange, (message.id,), creators).answer(answer)
 
     async def _begin(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> web.StreamResponse:
-        """Begins a session once the upstream accepts it, and returns it with the upstream's answer. If anything fails
-        in between, no session remains here or at the upstream, and no other session of the caller is dropped for it
-        (threats S9)."""
+        """Begins a session once the upstream accepts it. If anything fails in between, none remains here or there, and
+        no other session of the caller is dropped for it (threats S9)."""
         relay, server = self.relay(exchange, (message.id,)), exchange.request.server
         if answer.status != 200:
             return await relay.answer(answer)
@@ -314,8 +313,7 @@ class Forwarder:
     def relay(
         self, exchange: UpstreamExchange, expected: Container[Id], creators: Mapping[Id, Question] = NOTHING
     ) -> ResponseStream:
-        """Returns the stream that passes this exchange's answer to its caller. Requests in `creators` may be answered
-        with a task."""
+        """Returns the stream of this exchange's answer. Requests in `creators` may be answered with a task."""
         return ResponseStream(
             exchange,
             ResponseFilter(exchange, expected, creators, self.live.clock, self.switch, self.tasks, self.states),

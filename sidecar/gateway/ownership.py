@@ -31,9 +31,8 @@ class CreatedTasks(NamedTuple):
 
 
 async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Question, ...]:
-    """Returns the questions that created the tasks that the call names, each once; they are decided again. Raises
-    Refusal: TASK_UNKNOWN for a task that is not the caller's, UNAUTHENTICATED if the call would create a task without
-    an owner, STORE_UNAVAILABLE."""
+    """Returns the questions that created the tasks that the call names, each once. Raises Refusal: TASK_UNKNOWN,
+    UNAUTHENTICATED for a call that would create a task without an owner, STORE_UNAVAILABLE."""
     if call.wants_task:
         await tasks.may_create(caller)
     if not call.tasks:

@@ -98,8 +98,7 @@ class Reauthorization:
         return decision.reason or Reason.NO_MATCHING_RULE
 
     def _cut(self, exchange: WatchedExchange, mono_s: float) -> None:
-        """Cuts off a stream at once, and so a call of a disabled principal or tool. With `streams.revoked_calls:
-        finish` any other call has REVOKED_GRACE_S to finish."""
+        """Cuts off a stream or a disabled call at once; with `revoked_calls: finish`, others after REVOKED_GRACE_S."""
         reason = exchange.revoked
         if reason is None:
             exchange.revoked_s = None
@@ -113,8 +112,7 @@ class Reauthorization:
         exchange.cut_off(reason)
 
     async def _keep_alive(self, exchange: WatchedExchange, mono_s: float) -> None:
-        """Sends a comment on a stream that was silent for long. It detects readers that are gone, and keeps proxies
-        from closing the connection."""
+        """Sends a comment on a silent stream: it detects readers that are gone, and keeps proxies from closing it."""
         outlet = exchange.outlet
         if outlet is None or (outlet.shared and not exchange.endless):  # a shared stream sends its own comments
             return
@@ -134,8 +132,7 @@ class ContinuedPermission:
     switch: KillSwitch
 
     def objection(self, kind: Kind, behalf: OnBehalfOf) -> Reason | None:
-        """Returns why nothing may be sent on this behalf; None if it may. An end of a task caused by a lost permission
-        may still be reported, but not to a disabled principal."""
+        """Returns why nothing may be sent on this behalf, or None. A lost permission may still be reported."""
         caller, server, skill = behalf
         if self._disabled(caller, server):
             return Reason.PRINCIPAL_DISABLED
@@ -146,8 +143,7 @@ class ContinuedPermission:
         return self._no_more(caller, server, skill, (PUSH_SET,))
 
     def ends(self, caller: Caller, agent: str, skill: str) -> Reason | None:
-        """Returns why a program must not run for this caller any more; None if the caller may still call it. A program
-        that is not offered any more ends."""
+        """Returns why a program must not run for this caller any more, or None. One not offered any more ends."""
         if self._disabled(caller, agent):
             return Reason.PRINCIPAL_DISABLED
         return self._no_more(caller, agent, skill, (SEND, STREAM))
@@ -181,8 +177,7 @@ def _doubt(exchange: WatchedExchange, now: Snapshot) -> Reason | None:
 
 
 def end_of(caller: Caller, decision: Decision, rules: Snapshot) -> float | None:
-    """Returns when the permission ends, in seconds since the epoch: with the credential, the grant, or the shadow mode
-    that let the call pass. None means never."""
+    """Returns when credential, grant or shadow mode end, in seconds since the epoch. None means never."""
     passes_until, expires_at = decision.until if decision.allowed else rules.shadow_until, caller.expires_at
     if passes_until is None or expires_at is None:
         return expires_at if passes_until is None else passes_until

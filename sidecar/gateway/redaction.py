@@ -3,17 +3,13 @@
     screen.reading(method, tool)      the rules for the answers to one call
     reading.message(message)          redacts a message in place: a generator, which must be run to its end
 
-All texts of a message are searched: of a result, of an error, and of a server's messages during a call, including the
-names of members, and whole numbers for card numbers. Not searched are base64 where MCP defines it (`blob`, and `data`
-of images and audio), protocol members (ids, cursors, state), and results that describe the server (lists,
-`initialize`).
+All texts of a message are searched, also those of errors and of a server's messages during a call, names of members,
+and whole numbers for cards. Not searched are base64 where MCP defines it (`blob`, `data` of images and audio), protocol
+members (ids, cursors, state), and results that describe the server (lists, `initialize`).
 
-A text is read in slices, and every finder keeps its own position, because a match may end beyond a slice. The
-replacement is in brackets, so that it is part of no token. Removing a match can still create a new one beside it, so a
-changed text is searched again until there is no match. Redacting twice therefore equals redacting once.
-
-There is no I/O: a message is modified or refused. Work is done in slices, as generators that yield where other work may
-run (threats I11); the code that drives them decides what runs in between.
+Every finder keeps its own position in a text, because a match may end beyond a slice. The replacement is in brackets,
+so that it is part of no token. A changed text is searched again until there is no match, because removing one can
+create another: redacting twice equals redacting once. Generators yield where other work may run (threats I11).
 """
 
 from __future__ import annotations
@@ -90,8 +86,7 @@ def wiped(text: str, wipings: Sequence[Wiping]) -> TextSteps:
 
 
 def _once(text: str, wiping: Wiping) -> TextSteps:
-    """Replaces the matches slice by slice: a million matches at once would be a million objects, and sorting or
-    collecting them would block the loop."""
+    """Replaces the matches slice by slice: a million matches at once would block the loop."""
     cut, spans = TextCut(text, wiping.replacement), list[Span]()
     places = [0] * len(wiping.finders)
     for start in range(0, len(text), SLICE_CHARS):
@@ -117,8 +112,7 @@ class TextCut:
     _done: int = 0
 
     def without(self, spans: Sequence[Span], *, before: int) -> list[Span]:
-        """Removes these spans, which are in order; overlapping ones as one. Returns the spans that end at or after
-        `before`, because later matches may overlap them."""
+        """Removes spans, which are in order, overlapping ones as one. Returns those that end at or after `before`."""
         apart: list[Span] = []
         for start, end in spans:
             if apart and start < apart[-1][1]:
@@ -336,8 +330,7 @@ def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -
 
 
 def _searched_inside(text: str, wipings: Sequence[Wiping], card: str | None) -> TextSteps:
-    """Redacts a text that is JSON, including escaped characters, and keeps it JSON. Nested levels of JSON in JSON are
-    few, because each needs more escapes than the last."""
+    """Redacts a text that is JSON, escapes included, and keeps it JSON. Levels of JSON in JSON are few."""
     if not _JSON.match(text) or text.count(",") > jsonrpc.MAX_ANSWER_VALUES:
         return text, 0
     value = _parsed(text)

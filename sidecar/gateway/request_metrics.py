@@ -12,21 +12,17 @@ from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.request import RequestContext
 from sidecar.limits import LimitPlan
-from sidecar.observability.metrics import TOOL_ERROR, Metrics
+from sidecar.observability.metrics import AUTH_REASONS, TOOL_ERROR, Metrics
 from sidecar.observability.registry import Row
 from sidecar.vocabulary import PermissionKind
 
-AUTHENTICATION = frozenset(
-    {Reason.UNAUTHENTICATED, Reason.BAD_CREDENTIAL, Reason.CREDENTIAL_CONFLICT, Reason.CLIENT_UNKNOWN}
-    | {Reason.INSUFFICIENT_SCOPE}
-)
 BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  # denied before policy was evaluated
 
 
 def measure(metrics: Metrics, request: RequestContext) -> None:
     """Counts a finished request."""
     record, refusal, server, plan = request.record, request.refusal, request.server, request.plan
-    if refusal is not None and refusal.reason in AUTHENTICATION:
+    if refusal is not None and refusal.reason in AUTH_REASONS:
         metrics.auth_failed(request.presented_kind, refusal.reason)
     if request.unanswered:
         metrics.request_unanswered(request.protocol)
@@ -60,8 +56,7 @@ def judged(
     *,
     shadow: bool,
 ) -> None:
-    """Counts the decisions of policy and limits on a call. `excused` are the refusals by limits that shadow mode let
-    pass."""
+    """Counts the decisions of policy and limits on a call; `excused` are refusals that shadow mode let pass."""
     for row in _judgement(metrics, record, plan, refusal, excused, shadow=shadow):
         row[0] += 1
     if plan is not None and plan.paid:

@@ -1,11 +1,9 @@
 """Seals values that a caller keeps and gives back: `requestState`, and the cursors of merged lists.
 
-A stateless server returns its state to one caller and takes it back from any later one (MCP 2026-07-28, multi
-round-trip requests). The server should bind the state to a user, but sees only sidecar. So the state is bound here: it
-is sealed to the chain, the server, the method and the name called, and opened again before a call is forwarded.
-
-The cursor of a merged list holds the cursors of all servers that have more entries, and no state is stored here. It is
-sealed to the chain and the list, because a server's cursor is returned to it unread.
+A stateless server should bind its state to a user, but sees only sidecar (MCP 2026-07-28). So the state is sealed here
+to the chain, the server, the method and the name called, and opened before a call is forwarded. The cursor of a merged
+list holds the cursors of all servers with more entries; it is sealed to the chain and the list, because a server's
+cursor is returned to it unread.
 """
 
 from __future__ import annotations
@@ -63,8 +61,7 @@ class RequestStates:
         return self.sealed.seal(ends + state.encode(), *_about(caller, call))
 
     def open(self, caller: Caller, call: Call, sealed: object) -> str:
-        """Returns the server's state. Raises Refusal(MALFORMED_CALL), the same for states that are forged, altered,
-        expired, or sealed for another caller or call."""
+        """Returns the server's state. Raises Refusal(MALFORMED_CALL), the same for all that was not sealed for this."""
         said = self.sealed.open(sealed, *_about(caller, call))
         if said is None or int.from_bytes(said[:_TIME_BYTES], "big") < self.now_s():
             raise malformed("params.requestState is not one that this call was given", INVALID_PARAMS)

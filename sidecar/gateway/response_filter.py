@@ -51,9 +51,8 @@ class FilteredMessage(NamedTuple):
 
 @dataclass(slots=True)
 class ResponseFilter:
-    """Filters one answer. `expected` are the ids that may be answered here, `creators` the questions of those that may
-    be answered with a task. Rules are those of the exchange's own revision (`judged_by`), which for an endless stream
-    is the newest."""
+    """Filters one answer, by the rules of the exchange's own revision (`judged_by`). `expected` are the ids that may be
+    answered here, `creators` the questions of those that may be answered with a task."""
 
     exchange: UpstreamExchange
     expected: Container[Id]
@@ -124,8 +123,7 @@ class ResponseFilter:
             self.exchange.request.answered(result)
 
     def _earlier(self, request_id: Id) -> PendingRequest | None:
-        """Returns the earlier call that is answered, None if it is this exchange's call. Raises Refusal for an id that
-        names two calls, because their rules may differ."""
+        """Returns the earlier call that is answered, None for this one. Raises Refusal for an id of two calls."""
         session = self.exchange.session
         if session is None or request_id == self.exchange.call.request_id:
             return None

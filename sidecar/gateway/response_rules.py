@@ -36,6 +36,7 @@ class ResponseRules:
         record = self.exchange.request.record
         record.replaced(self.replaced)
         if self.result is not None and passed.out is not None:
+            meta = self.result.get("_meta")
             await record.keep(
                 server=self.exchange.service.name,
                 tool=self.asked.tool,
@@ -43,11 +44,11 @@ class ResponseRules:
                 args_hash=self.asked.args_hash,
                 redacted=self.replaced > 0,
                 data=_normal(self.result),
-                said=_of_evidence(self.result.get("_meta")),
+                said=meta.get("evidence") if isinstance(meta, dict) else None,
             )
 
 
-async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes | str, owned: Owned) -> ResponseRules | None:
+async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes, owned: Owned) -> ResponseRules | None:
     """Redacts a message in place; returns None if there are no rules. `raw` is the message as received, `owned` are
     those of its tasks that are the caller's. Raises Refusal(RESPONSE_REFUSED)."""
     screen = screen_of(exchange)
@@ -58,7 +59,7 @@ async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes | str
     # Pending requests are kept for a limited time; the rules of a forgotten call must apply after it too.
     strictly = first != exchange.asked
     reading = screen.reading(asked.method, asked.tool, strictly=strictly)
-    if reading.max_bytes is not None and _size(raw) > reading.max_bytes:
+    if reading.max_bytes is not None and len(raw) > reading.max_bytes:
         raise refused(f"it is larger than {reading.max_bytes} bytes")
     if reading.checks_output and result is not None:
         await _check_output(exchange, asked.tool, result, reading)
@@ -143,11 +144,3 @@ _OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
 def _normal(result: dict[str, Any]) -> dict[str, Any]:
     """Returns a result in the form common to all eras: the tool's content without protocol members."""
     return {name: value for name, value in result.items() if name not in _OF_THE_ERA}
-
-
-def _of_evidence(meta: object) -> object:
-    return meta.get("evidence") if isinstance(meta, dict) else None
-
-
-def _size(raw: bytes | str) -> int:
-    return len(raw) if isinstance(raw, bytes) else len(raw.encode("utf-8", "replace"))

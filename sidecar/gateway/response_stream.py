@@ -48,9 +48,8 @@ Passing = Callable[[EventStream], Awaitable[bool]]
 
 @dataclass(slots=True)
 class ResponseStream:
-    """Moves one upstream's answer to one caller and records its outcome. `passage` None is for an answer whose messages
-    were filtered before. `last_event_id` is the last event passed on, `retry_s` the upstream's delay before a stream is
-    resumed, in seconds."""
+    """Moves one upstream's answer to one caller and records its outcome. `passage` None: the messages were filtered
+    before. `last_event_id` is the last event passed on, `retry_s` the upstream's delay before resuming."""
 
     exchange: UpstreamExchange
     passage: ResponseFilter | None
@@ -153,8 +152,7 @@ class ResponseStream:
         return await self._stream(paired, partial(paired.hold, endpoint), until_answer=False)
 
     async def _refusal(self, answer: UpstreamAnswer) -> Refusal:
-        """Returns the refusal for a status that is not an answer, with the error in the body if it is passed on. Raises
-        Refusal if the error must not pass."""
+        """Returns the refusal for a status, with the error in the body if that may pass, or raises Refusal."""
         refusal = refusal_of(answer)
         if not passes_on(refusal) or answer.media_type != JSON:
             return refusal
@@ -268,8 +266,7 @@ class ResponseStream:
         return False
 
     async def read(self, answer: UpstreamAnswer) -> AsyncGenerator[sse.SseEvent, None]:
-        """Yields the events of a stream. Consecutive comments are reduced to one, and other work runs between many
-        events that arrive at once."""
+        """Yields the events of a stream, consecutive comments as one. Other work runs between many events."""
         parser, deadline, loop = sse.SseParser(self._max_bytes), self.exchange.clock(), asyncio.get_running_loop()
         slices, share = _slices(answer.chunks(deadline=deadline)), Share()
         async with aclosing(slices):

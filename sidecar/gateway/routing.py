@@ -101,10 +101,9 @@ _ACCEPTED_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """One listener. `principal` is the caller of a local listener; `hosts` are the names that it answers to, lower
-    case, with and without port (None: any); `origins` are the web origins that may call it, `shared` those whose pages
-    may read its answers; `prefix` is the path under which its callers see it; `unix`: it is a Unix socket; `grpc`:
-    its requests are calls of gRPC."""
+    """One listener: the caller of a local one (`principal`), the lower-case names that it answers to, with and without
+    port (None: any), the web origins that may call it and those that may read its answers (`shared`), and the path
+    under which callers see it (`prefix`)."""
 
     hosts: frozenset[str] | None
     origins: frozenset[str] = frozenset()
@@ -116,9 +115,8 @@ class Entrance:
 
 
 class Route(NamedTuple):
-    """A parsed address. `server` is the upstream's name in it, EVERY for the aggregate address; `rest` is a tool's
-    name, or what follows an agent's. `alias` is the agent's own path, if that was called in place of
-    `/agents/<name>`."""
+    """A parsed address. `server` is the upstream in it (EVERY: all), `rest` a tool's name or what follows an agent's,
+    `alias` the agent's own path if that was called."""
 
     kind: str
     server: str
@@ -196,9 +194,8 @@ def check_entrance(headers: Headers, entrance: Entrance) -> None:
 
 
 def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: str = "") -> Route:
-    """Returns the route of a request target. `prefix` is the path under which callers see sidecar: RFC 9728 (3.1) puts
-    it behind the well-known part of a metadata address. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or
-    VERB_NOT_ALLOWED."""
+    """Returns the route of a request target. `prefix` is the path under which callers see sidecar; RFC 9728 (3.1) puts
+    it behind the well-known part. Raises Refusal: MALFORMED_CALL, ROUTE_UNKNOWN or VERB_NOT_ALLOWED."""
     path = raw_path.partition("?")[0]
     if not (prefix or aliases):
         return _route_of(path, verb)
@@ -354,8 +351,7 @@ class BodyBounds:
 
 
 def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds, *, a2a: bool = False) -> bytes | None:
-    """Returns a body that arrived with its head, as most do; None if there is more to wait for. Raises Refusal as
-    `read_body` does."""
+    """Returns a body that arrived with its head; None if there is more. Raises Refusal as `read_body` does."""
     types = headers.get("content-type", ())
     if types != _ONLY_JSON and (len(types) != 1 or not (_A2A_JSON if a2a else _JSON).match(types[0])):
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
@@ -380,10 +376,9 @@ async def read_body(
     who: str = "",
     a2a: bool = False,
 ) -> bytes:
-    """Returns the whole body, which is JSON by its media type, or by A2A's, and comes from `who`. `grow` is called with
-    the size so far, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL for a body
-    that never ends or is badly framed, CALLER_GONE if its sender left, OVERLOADED if its connection is needed for
-    others."""
+    """Returns the whole body, which is JSON by its media type, or A2A's, and comes from `who`. `grow` gets the size so
+    far, and may refuse it. Raises Refusal: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, MALFORMED_CALL, CALLER_GONE, OVERLOADED
+    if its connection is needed for others."""
     if (whole := arrived_body(request, headers, bounds, a2a=a2a)) is not None:
         grow(len(whole))
         return whole

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -61,14 +62,16 @@ T = TypeVar("T")
 OIDC_PRESETS = ("keycloak", "entra", "okta")  # their metadata is OpenID Connect's
 # Method names of audit records that no protocol defines.
 OWN_METHODS = frozenset({"card", "push", "metadata", "preflight", "jwks", "session/stream", "session/end"})
+_noticed = attrgetter(
+    "engine.revision", "engine.warnings", "settings", "budgets", "disabled", "keys_digest", "pins", "waiting"
+)
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One MCP server. A call may take `timeout_s`, and with progress `longest_s`. `account` is its health, `sightings`
-    the suspicious definitions that it showed to callers."""
+    """One MCP server. A call may take `timeout_s`, with progress `longest_s`. `sightings`: suspicious definitions."""
 
     name: str
     definition: Definition
@@ -142,20 +145,10 @@ class Snapshot:
 
     def says_the_same_as(self, other: Snapshot) -> bool:
         """Reports whether an operator can notice no difference."""
-        return (
-            self.engine.revision == other.engine.revision
-            and self.engine.warnings == other.engine.warnings
-            and self.settings == other.settings
-            and self.budgets == other.budgets
-            and self.disabled == other.disabled
-            and self.keys_digest == other.keys_digest
-            and self.pins == other.pins
-            and self.waiting == other.waiting
-        )
+        return _noticed(self) == _noticed(other)
 
     def approves(self, server: str, tool: str, digest: str) -> bool:
-        """Reports whether pins allow a tool with this definition: the server requires no pins, or the digest is the
-        pinned one. An empty digest matches no pin."""
+        """Reports whether pins allow a tool with this definition. An empty digest matches no pin."""
         required = self.required.get(server)
         return required is None or (digest != "" and required.get(tool) == digest)
 
@@ -280,8 +273,7 @@ class Snapshot:
 
 
 def any_of(answers: Mapping[str, Decision]) -> Decision | None:
-    """Combines the decisions on a call to many servers, which goes to those that allow it: allowed if any is, until the
-    latest end. None without servers."""
+    """Combines decisions of many servers: allowed if any is, until the latest end. None without servers."""
     allowed = [answer for answer in answers.values() if answer.allowed]
     told = allowed or list(answers.values())
     if not told:

@@ -54,8 +54,7 @@ class SseSession:
         return SharedEventStream(self._stream.response, self._stream, shared=True)
 
     async def hold(self, endpoint: str, stream: EventStream) -> bool:
-        """Keeps the stream open until it is closed; its caller POSTs to `endpoint`. Raises Refusal: the reason of the
-        close if there is one, or CALLER_GONE."""
+        """Keeps the stream open until closed; its caller POSTs to `endpoint`. Raises Refusal: why it closed."""
         self._stream = stream
         await stream.write(sse.encode_endpoint(endpoint))
         async with asyncio.TaskGroup() as self._group:
@@ -83,8 +82,7 @@ class SseSession:
         return task
 
     async def _in_order(self, told: asyncio.Task[None] | None, answer: Work) -> None:
-        """Waits for the previous notification before the next message: the caller was answered 202 at once, and a
-        server that has not received `initialized` refuses calls."""
+        """Waits for the previous notification: a server that has not received `initialized` refuses calls."""
         if told is not None and not told.done():
             await asyncio.wait({told})
         await answer()

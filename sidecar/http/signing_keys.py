@@ -1,8 +1,7 @@
 """Makes and reads signing keys, and signs tokens.
 
-Used for sidecar's own tokens, and for development; production issuers keep their own keys. The private key is one PEM
-file, the public one a JWKS as `jwks_path` reads it. The key id is the RFC 7638 thumbprint, so that it can be computed
-from either file.
+Used for sidecar's own tokens, and for development. The private key is one PEM file, the public one a JWKS as
+`jwks_path` reads it. The key id is the RFC 7638 thumbprint, which can be computed from either file.
 """
 
 from __future__ import annotations

@@ -27,24 +27,8 @@ NONE = "none"  # the reason label of an allowed call
 
 # OpenTelemetry's buckets for MCP operations, with smaller ones for calls to a local server.
 REQUEST_BUCKETS_S = (
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-)
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
+)  # fmt: skip
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that are not a request
@@ -162,9 +146,8 @@ class RequestSeries(NamedTuple):
 
 
 class Metrics:
-    """Every series, and what updates them. Times are in seconds. The attributes that are declared with `.count`,
-    `.put…`, `.time…` and `.only` are called with the series' labels and its value. `budgets` are limits that count
-    costs."""
+    """Every series, and what updates them. Times are in seconds. Attributes declared with `.count`, `.put…`, `.time…`
+    and `.only` are called with the labels and the value. `budgets` are limits that count costs."""
 
     def __init__(
         self,
@@ -282,8 +265,7 @@ class Metrics:
         budgets: Iterable[str] = (),
         schedules: Iterable[str] = (),
     ) -> None:
-        """Sets the configured names; upstreams that are `agents` speak A2A, all others MCP. Counters of removed names
-        stay, because counters must not go back."""
+        """Sets the configured names; `agents` speak A2A. Counters of removed names stay: they must not go back."""
         for choices, names in ((self._upstreams, upstreams), (self._limits, limits), (self._budgets, budgets)):
             choices.clear()
             choices.update(names)
@@ -317,8 +299,6 @@ class Metrics:
         self._schedule_success.keep(self._schedules)
         self._schedule_runs.chosen_anew()
         self._schedule_success.chosen_anew()
-
-    # --- requests ---------------------------------------------------------------------------------------------------
 
     def request_started(self, protocol: str) -> None:
         """Counts a request in progress. Paired with `request_finished` or `request_ended`."""
@@ -386,8 +366,7 @@ class Metrics:
         self._inflight_row(protocol)[0] -= 1
 
     def decision_row(self, kind: str, decision: str, reason: str | None) -> Row:
-        """Finds the row of a policy decision: allow, deny, in shadow mode would_deny. `kind` is that of the deciding
-        link."""
+        """Finds the row of a policy decision (allow, deny, would_deny), by the kind of the deciding link."""
         return self._decisions.row(kind, decision, NONE if reason is None else reason)
 
     def budget_used(self, budget: str, ratio: float, until_s: float) -> None:
@@ -401,8 +380,6 @@ class Metrics:
         for budget in [budget for budget, (_, until_s) in self._fullest.items() if until_s <= now_s]:
             del self._fullest[budget]
             self._budget_used.set((budget,), 0.0)
-
-    # --- gauges and histograms with labels --------------------------------------------------------------------------
 
     def upstream_stands(self, upstream: str, status: str) -> None:
         """Sets an upstream's status: `ready`, `degraded` or `offline`."""
@@ -429,10 +406,10 @@ class Metrics:
         self._agent_executions.each(AGENT_STATES, states, agent)
 
     def schedule_ran(self, schedule: str, result: str, count: int = 1) -> None:
-        self._schedule_runs.add((schedule, result), count)
+        self._schedule_runs.count(schedule, result, amount=count)
 
     def callback_attempted(self, kind: str, result: str, duration_s: float) -> None:
-        self._callbacks.add((kind, result))
+        self._callbacks.count(kind, result)
         self._callback_s.time(max(0.0, duration_s))
 
     def policy_loaded(self, revision: str, rules: Mapping[str, int], at: float) -> None:
@@ -457,8 +434,6 @@ class Metrics:
         self._mode.each(MODES, {mode: 1})
         if mode == "shadow":
             self._decisions.declare(KINDS, ("would_deny",), DENIALS)
-
-    # --- what a scrape sees -----------------------------------------------------------------------------------------
 
     @cached_property
     def exposition(self) -> Exposition:

@@ -60,10 +60,6 @@ class SeriesTable:
         """Whether further sets of labels are folded into one row, which `folded` counts for each event."""
         return len(self.rows) >= MAX_SERIES
 
-    def add(self, labels: Labels, amount: float = 1) -> None:
-        row = self._found.get(labels) or self._find(labels)
-        row[0] += amount
-
     def set(self, labels: Labels, value: float) -> None:
         row = self._found.get(labels) or self._find(labels)
         row[0] = value

@@ -1,12 +1,9 @@
-"""Finds characters in a text that models read and people do not see.
+"""Finds, removes and escapes characters that models read and people do not see (threats L7).
 
-A server's texts about its tools go into a model's context unchanged. Tag characters spell whole sentences that no
-screen shows, bidirectional controls and zero-width characters make one text look like another, escape sequences rewrite
-a terminal (threats L7). This module finds, removes and escapes them.
-
-Hidden are the code points that Unicode calls default-ignorable, control characters except tab and line ends, line and
-paragraph separators, and characters that only look blank. A joiner or a variation selector that has an effect between
-visible characters (an emoji, a Persian or Indic word) is not hidden.
+Tag characters spell whole sentences that no screen shows, bidirectional controls and zero-width characters make one
+text look like another, escape sequences rewrite a terminal. Hidden are the code points that Unicode calls
+default-ignorable, control characters except tab and line ends, line and paragraph separators, and characters that only
+look blank; but no joiner or variation selector that has an effect between visible characters (an emoji, Persian).
 """
 
 from __future__ import annotations

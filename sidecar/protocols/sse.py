@@ -1,9 +1,8 @@
 """Parses and writes server-sent events.
 
-It has an incremental parser of `text/event-stream` (WHATWG HTML, 9.2.6) that returns whole events, and a writer. Every
-event is delivered, those without data too: MCP 2025-11-25 primes streams with an id and empty data, and announces
-polling by `retry` alone. Lines and events are bounded, because the input is the upstream's; and bytes are kept, not
-lines, so that many small ones take no more memory than few large ones.
+The incremental parser of `text/event-stream` (WHATWG HTML, 9.2.6) returns whole events, those without data too: MCP
+2025-11-25 primes streams with an id and empty data, and announces polling by `retry` alone. Lines and events are
+bounded, because the input is the upstream's.
 """
 
 from __future__ import annotations
@@ -149,14 +148,8 @@ def encode_endpoint(address: str) -> bytes:
 
 def encode_hint(*, id: str | None, retry_ms: int | None, data: bool) -> bytes:
     """An event that carries no message: a resumption point, a polling interval, or both."""
-    lines = []
-    if id is not None:
-        lines.append(f"id: {id}")
-    if retry_ms is not None:
-        lines.append(f"retry: {retry_ms}")
-    if data:
-        lines.append("data: ")
-    return ("\n".join(lines) + "\n\n").encode()
+    lines = ("" if id is None else f"id: {id}\n", "" if retry_ms is None else f"retry: {retry_ms}\n")
+    return ("".join(lines) + ("data: \n\n" if data else "\n")).encode()
 
 
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -14,6 +14,8 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import orjson
+
 from sidecar.errors import Refusal
 from sidecar.http.client import ClientResponse, EgressError, HttpClient, TargetOrigin
 from sidecar.protocols.jsonrpc import (
@@ -21,7 +23,6 @@ from sidecar.protocols.jsonrpc import (
     Message,
     Notification,
     Request,
-    encode,
     encode_message,
     id_in,
     message_from,
@@ -277,7 +278,8 @@ class StdioBridge:
         return given + ([("Mcp-Session-Id", self.session_id)] if self.session_id else [])
 
     def _fail(self, request_id: Id | None, code: int, message: str) -> None:
-        self.write(encode({"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}) + b"\n")
+        error = {"code": code, "message": message}
+        self.write(orjson.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}) + b"\n")
 
     async def _close(self) -> None:
         tasks = [*self._under_way.values(), *([self._listener] if self._listener else [])]

@@ -44,8 +44,7 @@ class McpFrontend:
         """Nothing to prepare: refusals have MCP's form already."""
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
-        """Reads era, session, method and parameters. Raises Refusal for a request that is malformed or unknown, or
-        names no session of the caller."""
+        """Reads era, session, method and parameters. Raises Refusal: malformed, unknown, no such session."""
         reader = self.reader(self.forwarder.sessions, request, caller, routing.head_of(request.headers))
         if request.verb == "POST":
             return operation_of(request, reader.of_message(await self._read_in_session(request, caller, reader)))

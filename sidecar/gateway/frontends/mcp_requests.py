@@ -70,9 +70,8 @@ class LeaveIntent(NamedTuple):
 
 
 class SpreadIntent(NamedTuple):
-    """A request at the aggregate address that names no server. `call` has a question about all servers; `also` are
-    questions about single objects that must all be allowed. `resumed` is where a stream resumes: the server, and its
-    own event id."""
+    """A request at the aggregate address that names no server. `call` asks about all servers; `also` must all be
+    allowed. `resumed` is the server and its own event id where a stream resumes."""
 
     call: Call
     era: Era

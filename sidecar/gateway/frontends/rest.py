@@ -3,24 +3,23 @@
     GET  /mcp/{server}/tools            → {"tools": [McpTool]}
     POST /mcp/{server}/tools/{tool}     {"arguments": {…}} → McpCallResult, or McpError
 
-Each request becomes a stateless `tools/list` or `tools/call`, with the policy, limits, argument checks, audit and
-response filtering of the pipeline. The caller cannot answer requests of a server, so the message declares no
-capabilities, and only the complete answer is sent. The models' names are the seed's, and the text beside their fields
-appears in the OpenAPI document; every refusal outside of a protocol is an `error_responses.McpError`.
+Each request becomes a stateless `tools/list` or `tools/call` with the pipeline's checks. The caller cannot answer a
+server, so the message declares no capabilities, and only the complete answer is sent. The models' names are the seed's;
+the text beside their fields appears in the OpenAPI document.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import orjson
 from aiohttp import web
 
 from sidecar.errors import Refusal
-from sidecar.gateway.error_responses import PROBLEM_JSON, McpError
+from sidecar.gateway.error_responses import PROBLEM_JSON, McpError, members_of
 from sidecar.gateway.frontends.mcp import McpFrontend, operation_of
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON, AskIntent
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext, UpstreamExchange
@@ -223,12 +222,6 @@ def _error(kind: str, title: str, call_id: str, details: Mapping[str, Any]) -> M
     return McpError(kind, title, ERROR_STATUS, title, call_id, error_code="ExecutionFailed", details=details)
 
 
-def _without_none(tool: McpTool) -> dict[str, Any]:
-    """Returns a tool without None values, except `description`, which is null in the seed's model if missing."""
-    members = ((each.name, getattr(tool, each.name)) for each in fields(tool))
-    return {name: value for name, value in members if value is not None or name == "description"}
-
-
 async def _respond(
     exchange: UpstreamExchange, said: McpTools | McpCallResult | McpError, headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
@@ -236,7 +229,8 @@ async def _respond(
     if isinstance(said, McpError):
         status, media, body = said.status, PROBLEM_JSON, said.encoded()
     elif isinstance(said, McpTools):
-        body = orjson.dumps({"tools": [_without_none(tool) for tool in said.tools]})
+        # In the seed's model, a missing description is null.
+        body = orjson.dumps({"tools": [members_of(tool, "description") for tool in said.tools]})
     else:
         body = orjson.dumps(said)
     await exchange.request.ended(status, len(body))

@@ -7,10 +7,8 @@
     ledger.py           all changes that this replica knows, on disk
     switch.py           disables and enables: on disk, in audit records, and at every replica
 
-`storage/scripts/kill_switch.lua` merges the replicas' changes in the store.
-
-Principals are checked after authentication and before policy, tools after policy, so that only callers with permission
-learn that a tool is off. Shadow mode does not change the answer. With a store, a change reaches every replica; without
+Principals are checked after authentication, tools after policy, so that only callers with permission learn that a tool
+is off; also in shadow mode. With a store, a change reaches every replica (`storage/scripts/kill_switch.lua`); without
 one, or during an outage, the changes that this replica knows stay in force.
 """
 

@@ -7,7 +7,7 @@ Tools are named `tool:<server>/<tool>`; `mcp:<server>` names all that a server o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sidecar.errors import Reason, Refusal
@@ -23,9 +23,8 @@ _OBJECT = re.compile(r"mcp:[a-z0-9-]{1,64}|tool:[a-z0-9-]{1,64}/[A-Za-z0-9_.\-/]
 
 @dataclass(frozen=True, slots=True)
 class SwitchEntry:
-    """One disabled principal or pattern of principals, or one tool or server. `source` says what disabled it: `switch`,
-    or a file and its line. `until` and `since` are in seconds since the epoch; with `until` None the entry lasts until
-    an operator enables it."""
+    """One disabled principal, pattern of principals, tool or server. `source` is `switch`, or a file and line. Times
+    are in seconds since the epoch; with `until` None the entry lasts until an operator enables it."""
 
     principal: str
     source: str
@@ -117,8 +116,4 @@ def _names(chain: Chain, call: Call) -> Iterator[str]:
     for principal in chain:
         yield principal.name
     yield f"nhi:{call.upstream}"
-    yield from _agents(question.object for question in call.questions)
-
-
-def _agents(objects: Iterable[str]) -> Iterator[str]:
-    return (name for name in objects if name.startswith("nhi:"))
+    yield from (question.object for question in call.questions if question.object.startswith("nhi:"))

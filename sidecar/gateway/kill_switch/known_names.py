@@ -1,9 +1,8 @@
 """Finds names that no rule, role, key or upstream knows, to catch misspellings.
 
-An issuer may name any principal, so there is no complete list. A name is known if a rule, role, budget, key, the
-settings or `disabled.yaml` mentions it, if this process has charged it, or if it is an upstream or agent. Any other
-name may still match a pattern of a rule, such as `user:*`; it then counts as known unless it is similar to a known
-name.
+An issuer may name any principal. A name is known if a rule, role, budget, key, the settings or `disabled.yaml` mentions
+it, if this process has charged it, or if it is an upstream. Any other may still match a pattern of a rule, such as
+`user:*`; it counts as known unless it is similar to a known name.
 """
 
 from __future__ import annotations

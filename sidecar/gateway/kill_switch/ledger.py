@@ -27,8 +27,7 @@ _HINT = "restore it from a backup; without the file, only the store and policies
 
 @dataclass(slots=True)
 class SwitchLedger:
-    """The newest change of each principal. `disabled` and, for tools and servers, `switched_off` are the resulting
-    entries."""
+    """The newest change of each principal, and the resulting entries; `switched_off` are tools and servers."""
 
     path: Path
     flips: dict[str, SwitchVersion] = field(default_factory=dict)

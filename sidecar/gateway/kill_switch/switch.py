@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from sidecar.errors import Refusal
 from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, Disabled, SwitchEntry, is_name, is_object, is_reason
@@ -37,18 +37,6 @@ class SwitchError(Exception):
         super().__init__(message)
         self.status = status
 
-
-class SwitchWords(NamedTuple):
-    """The names of audit events for changes, and of the member that holds the changed object."""
-
-    target: str
-    off: str
-    on: str
-    failed: str
-
-
-WORDS = SwitchWords("principal", "principal-disabled", "principal-enabled", "principal-enable-failed")
-TOOL_WORDS = SwitchWords("object", "tool-disabled", "tool-enabled", "tool-enable-failed")
 
 NO_PRINCIPAL = "names no principal: write user:<id> or nhi:<id>"
 NO_OBJECT = "names no server, or no tool of one"
@@ -89,17 +77,14 @@ class KillSwitch:
         """The tools and servers switched off by hand."""
         return self._ledger.switched_off
 
-    async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Disables a principal: every call that touches it is refused. Raises SwitchError."""
-        _check(is_name(principal), principal, NO_PRINCIPAL, reason)
-        return await self._disable(principal, reason, until, by)
-
-    async def switch_off(self, name: str, *, reason: str, until: float | None, by: str) -> SwitchEntry:
-        """Switches off a tool, or a whole server: it is neither listed nor called. Raises SwitchError."""
-        _check(is_object(name), name, NO_OBJECT, reason)
-        return await self._disable(name, reason, until, by)
-
-    async def _disable(self, principal: str, reason: str, until: float | None, by: str) -> SwitchEntry:
+    async def disable(
+        self, principal: str, *, reason: str, until: float | None, by: str, is_object: bool = False
+    ) -> SwitchEntry:
+        """Disables a principal, so that every call that touches it is refused; or a tool or a whole server, so that it
+        is neither listed nor called (`is_object`). Raises SwitchError."""
+        _check_name(principal, is_object)
+        if not is_reason(reason):
+            raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", 400)
         now_s = self._clock()
         if until is not None and until <= now_s:
             raise SwitchError("this time is over already", 400)
@@ -115,18 +100,9 @@ class KillSwitch:
         self._check_told(flip, f"{principal} is disabled here")
         return flip.entry
 
-    async def enable(self, principal: str, *, by: str) -> bool:
-        """Enables a principal that was disabled by hand; False if it was not. Raises SwitchError, in which case nothing
-        changed."""
-        _check(is_name(principal), principal, NO_PRINCIPAL)
-        return await self._enable(principal, by)
-
-    async def switch_on(self, name: str, *, by: str) -> bool:
-        """Switches on a tool or server that was switched off by hand; False if it was not. Raises SwitchError."""
-        _check(is_object(name), name, NO_OBJECT)
-        return await self._enable(name, by)
-
-    async def _enable(self, principal: str, by: str) -> bool:
+    async def enable(self, principal: str, *, by: str, is_object: bool = False) -> bool:
+        """Undoes `disable`; returns False if it was not disabled by hand. Raises SwitchError."""
+        _check_name(principal, is_object)
         async with self._turning:
             known = self._ledger.flips.get(principal)
             if known is None or not known.disabled:
@@ -218,9 +194,9 @@ class KillSwitch:
         return []
 
     async def _recorded(self, flip: SwitchVersion, *, failed: bool = False, **facts: object) -> list[str]:
-        words = TOOL_WORDS if is_object(flip.principal) else WORDS
-        what = words.failed if failed else words.off if flip.disabled else words.on
-        facts = {words.target: flip.principal, "reason": flip.reason or None, "until": flip.until, **facts}
+        kind, member = ("tool", "object") if is_object(flip.principal) else ("principal", "principal")
+        what = f"{kind}-enable-failed" if failed else f"{kind}-disabled" if flip.disabled else f"{kind}-enabled"
+        facts = {member: flip.principal, "reason": flip.reason or None, "until": flip.until, **facts}
         log.warning(what, extra={"by": flip.by, **facts})
         try:
             await self._witness(what, flip.by, **facts)
@@ -230,11 +206,9 @@ class KillSwitch:
         return []
 
 
-def _check(is_valid: bool, name: str, otherwise: str, reason: str = "") -> None:
-    if not is_valid:
-        raise SwitchError(f"{name[:300]!r} {otherwise}", 400)
-    if not is_reason(reason):
-        raise SwitchError(f"a reason is one line of {MAX_REASON_CHARS} characters at most", 400)
+def _check_name(name: str, names_object: bool) -> None:
+    if not (is_object if names_object else is_name)(name):
+        raise SwitchError(f"{name[:300]!r} {NO_OBJECT if names_object else NO_PRINCIPAL}", 400)
 
 
 def _is_told(told: Any) -> bool:
@@ -243,8 +217,7 @@ def _is_told(told: Any) -> bool:
 
 
 def _listed(told: list[bytes], before: Mapping[str, tuple[SwitchVersion, str]]) -> dict[str, tuple[SwitchVersion, str]]:
-    """Returns the entries of the hash, given as alternating fields and values. Malformed entries are ignored; entries
-    in `before` are not parsed again."""
+    """Returns the hash's entries that can be read, from fields and values; those in `before` are not parsed again."""
     found = {}
     words = [word.decode("utf-8", "replace") for word in told]
     for name, raw in zip(words[::2], words[1::2], strict=False):

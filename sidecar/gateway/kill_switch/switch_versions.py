@@ -22,8 +22,7 @@ _FOREVER = 99_999_999_999_999
 
 
 class SwitchVersion(NamedTuple):
-    """A change of a principal, tool or server at `at` (seconds since the epoch) by an operator, who is named as in
-    audit records."""
+    """A change of a principal, tool or server at `at` (seconds since the epoch), by an operator."""
 
     principal: str
     disabled: bool
@@ -66,8 +65,7 @@ def decode(raw: str) -> SwitchVersion:
 
 
 def flip_from(plain: object) -> SwitchVersion:
-    """Reads a change's members, also with members that a newer version adds. Raises ValueError: an unreadable change
-    must not count as "enabled"."""
+    """Reads a change, also with a newer version's members. Raises ValueError: unreadable must not mean "enabled"."""
     if not isinstance(plain, dict) or not plain.keys() >= {*SwitchVersion._fields}:
         raise ValueError("an entry with other fields")
     flip = SwitchVersion(**{name: plain[name] for name in SwitchVersion._fields})

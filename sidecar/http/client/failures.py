@@ -15,8 +15,7 @@ class InvalidRequest(EgressError):
 
 
 class NotAllowed(EgressError):
-    """A URL in content points to an address that is not allowed. Nothing was sent or looked up at the target. The text
-    is for the author of the URL, `why` for the operator."""
+    """A URL in content is not allowed; nothing was sent. The text is for its author, `why` for the operator."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)

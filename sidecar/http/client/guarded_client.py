@@ -1,14 +1,12 @@
-"""Sends requests to addresses that callers chose, after checking them.
+"""Sends requests to addresses that callers chose, after checking them (threats N1).
 
-For callbacks and push notifications a caller chooses the URL, which may point to internal services (threats N1). It is
-checked when it is named, and again before each request:
+The URL of a callback is checked when it is named, and again before each request:
 
     the URL     strictly parsed (`origin.py`), with a scheme and a host that the operator allows
     the name    resolved once; every address of it must be allowed (`address_rules.py`)
     then        the connection is made to such an address, with the name in TLS and in `Host`
 
-A name that changes between check and connection has no effect, because it is not resolved again. Redirects are not
-followed, proxies of the environment are not used, and only the head of the response is read.
+Redirects are not followed, proxies of the environment are not used, and only the head of the response is read.
 """
 
 from __future__ import annotations
@@ -63,9 +61,8 @@ class GuardedClient:
     _asked_for: Counter[str] = field(default_factory=Counter)
 
     async def check(self, url: str, owner: str) -> None:
-        """Checks whether a request could be sent there now, for this chain. Raises Refusal, which discloses nothing
-        about the name's addresses: MALFORMED_CALL, or TOO_MANY_CONCURRENT for a chain with too many lookups in
-        progress."""
+        """Checks whether a request could be sent there now, for this chain. Raises Refusal, which tells nothing of the
+        name's addresses: MALFORMED_CALL, or TOO_MANY_CONCURRENT for a chain with too many lookups."""
         rules = self.rules()
         try:
             origin = _allowed(url, rules)
@@ -194,13 +191,9 @@ async def _post(
 async def _trust(ca_path: Path | None) -> ssl.SSLContext:
     """Loads the authorities outside the loop, again only after a change. Raises ConnectFailed."""
     try:
-        return await asyncio.get_running_loop().run_in_executor(None, _context_now, ca_path)
+        return await asyncio.to_thread(lambda: _context(ca_path, 0 if ca_path is None else ca_path.stat().st_mtime_ns))
     except (OSError, ssl.SSLError) as error:
         raise ConnectFailed("callbacks.ca_path cannot be used") from error
-
-
-def _context_now(ca_path: Path | None) -> ssl.SSLContext:
-    return _context(ca_path, 0 if ca_path is None else ca_path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=4)

@@ -67,11 +67,10 @@ class HttpClient:
     async def request(
         self, verb: str, path: str, headers: Sequence[tuple[str, str]], body: bytes | None, *, deadline_s: float
     ) -> ClientResponse:
-        """Sends one request and returns its response as soon as the head has arrived.
+        """Sends one request, and returns its response when the head has arrived.
 
-        `deadline_s` from now bounds waiting, connecting, the head, and `ClientResponse.read()`;
-        `ClientResponse.chunks()` has its own. Raises EgressError; InvalidRequest, QueueFull and ConnectFailed mean that
-        nothing was sent."""
+        `deadline_s` from now bounds waiting, connecting, the head, and `read()`; `chunks()` has its own. Raises
+        EgressError; InvalidRequest, QueueFull and ConnectFailed mean that nothing was sent."""
         form = RequestForm(verb, path, self.origin.host_header, headers)
         return await self.send(form.message((), body), deadline_s=deadline_s)
 
@@ -82,8 +81,7 @@ class HttpClient:
         return await connection.exchange(message, until)
 
     def until(self, deadline_s: float) -> float:
-        """Returns the end of a deadline in loop time. Raises ClientTimeout if there is none left: the answer could not
-        be used, so the request is not sent."""
+        """Returns a deadline in loop time. Raises ClientTimeout if no time is left; the request is not sent then."""
         if deadline_s <= 0:
             raise ClientTimeout("no time is left")
         return asyncio.get_running_loop().time() + deadline_s

@@ -1,13 +1,9 @@
 """Admits request bodies by size, so that large ones do not starve small ones.
 
-The cost of a body is estimated from its bytes before it is parsed: a part for each byte, and a part for each value that
-it may hold. Small bodies, which are nearly all, proceed at once. Large ones are spaced in proportion to their cost: the
-bodies of one principal, and then all bodies together, have a share of the loop, and wait in a queue when it is used up.
-Small bodies never wait for large ones, and each principal has its own queue, so that large bodies do not wait for all
-of another principal's. A body that leaves its queue is not charged.
-
-Waiting bodies and slowly arriving ones use memory; both together have a bound (threats D5), and one principal a part of
-it. A body for which there is no memory is refused like one that would wait too long.
+The cost of a body is estimated before it is parsed, from its bytes and the values that it may hold. Nearly all are
+small and proceed at once. Large ones wait in a queue of their principal, then in one for all; each has a share of it.
+A body that leaves its queue is not charged. Waiting and slowly arriving bodies use memory, which is bounded in all and
+for one principal (threats D5); a body without memory is refused like one that would wait too long.
 """
 
 from __future__ import annotations

@@ -27,9 +27,8 @@ STREAM_HEADERS = {
 
 @dataclass(slots=True, kw_only=True)
 class EventSink(ABC):
-    """Takes the events of one answer. `bytes_out` counts this answer only. `shared` says that other answers use the
-    same stream: its reader cannot resume it, so its events carry no id. `resumable` is set once an event carried an id,
-    so that its reader may resume."""
+    """Takes the events of one answer, counted by `bytes_out`. A `shared` stream has other answers too: its reader
+    cannot resume it, so its events carry no id. `resumable` is set once an event carried an id."""
 
     bytes_out: int = 0
     resumable: bool = False
@@ -37,8 +36,7 @@ class EventSink(ABC):
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Sends whole events. Waits while the caller does not read; `listeners.py` closes connections that do not read
-        for too long. Raises Refusal(CALLER_GONE)."""
+        """Sends whole events, waiting while the caller does not read (`listeners.py` bounds it). Raises CALLER_GONE."""
 
 
 @dataclass(slots=True)

@@ -14,8 +14,7 @@ PER_CALL: Final = 2  # the caller's connection, and one to the upstream
 
 
 def hold_standard() -> None:
-    """Opens standard input, output and error on the null device if they are closed. Otherwise the next files or sockets
-    would get their numbers, and receive printed text."""
+    """Opens closed standard streams on the null device: the next files or sockets would otherwise get their numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

@@ -30,8 +30,7 @@ class TooManyChunks(web.RequestPayloadError):
 
 @dataclass(slots=True)
 class ChunkedBody:
-    """One body in chunked coding. `received` counts the connection's bytes since its head, `counted` the framing that
-    was counted for its peer."""
+    """One chunked body: the connection's bytes since its head, and the framing that was counted for its peer."""
 
     payload: StreamReader
     received: int = 0

@@ -61,14 +61,9 @@ class GaveWay(Exception):
     """A body is no longer waited for, because its connection's place is needed or its caller waits for too many."""
 
 
-def never(_: asyncio.BaseTransport) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class ListenerDeadlines:
-    """The deadlines of a connection in seconds, the number of connections in all and of one peer (0: no bound), and the
-    amount of unread data for all slow readers."""
+    """The deadlines of a connection, its bounds in all and for one peer (0: none), and for all unread data."""
 
     header_timeout_s: float = 10.0
     keepalive_timeout_s: float = 75.0
@@ -220,13 +215,11 @@ class ServerConnection(web.RequestHandler):
         # The parser would report the last trailer field as the first header of the next request. If another request has
         # begun, or may be in the parser, the absence of a trailer cannot be proven.
         is_plain = self._tail == PLAIN_END and not self._buffer_paused
-        if body.is_whole and (self._has_request(position + 1) if follows else not is_plain):
+        is_next = follows and not isinstance(self._messages[position + 1][0], _ErrInfo)
+        if body.is_whole and (is_next if follows else not is_plain):
             self._hear_no_more(position)
             return False
         return True
-
-    def _has_request(self, position: int) -> bool:
-        return not isinstance(self._messages[position][0], _ErrInfo)
 
     def _hear_no_more(self, position: int) -> None:
         """Makes the request at this position of the queue (-1: the one taken out last) the last of its connection:
@@ -277,8 +270,7 @@ class ServerConnection(web.RequestHandler):
 
     @contextmanager
     def waiting_for_body(self, who: str) -> Iterator[None]:
-        """Marks the request as waiting for its body, for the principal `who`. Beyond the bound, the longest wait
-        is refused."""
+        """Marks the request of `who` as waiting for its body. Beyond the bound, the longest wait is refused."""
         self._waits_since_s = self._loop.time()
         bodies, most = self._server.bodies, max(1, min(MAX_BODIES_PER_CALLER, self._patience.max_connections // 4))
         waiting = bodies.setdefault(who, {})
@@ -294,8 +286,7 @@ class ServerConnection(web.RequestHandler):
                 bodies.pop(who, None)
 
     def _break_body(self) -> None:
-        """Handles invalid HTTP that arrives while a request waits for its body as a fault of that body. aiohttp would
-        keep the request waiting, and answer twice."""
+        """Makes invalid HTTP a fault of the body that is waited for. aiohttp would keep waiting, and answer twice."""
         body = self._body
         if body is None or body.is_eof() or body is self._lingering or not isinstance(self._messages[-1][0], _ErrInfo):
             return
@@ -361,8 +352,7 @@ class ServerConnection(web.RequestHandler):
             self.close()
 
     async def start(self) -> None:
-        """Answers the requests of the connection in turn, in the connection's own task. aiohttp's loop does the same
-        with a task and five coroutines for each request."""
+        """Answers requests in turn, in one task. aiohttp's loop uses a task and five coroutines for each request."""
         loop = self._loop
         while not self._force_close:
             if not self._messages:
@@ -393,8 +383,7 @@ class ServerConnection(web.RequestHandler):
                 self.transport.close()
 
     async def _answer(self, message: Any, body: StreamReader) -> bool:
-        """Answers one request. Returns whether the connection may go on. Raises ConnectionError if its caller is
-        gone."""
+        """Answers one request; returns whether the connection may go on. Raises ConnectionError: the caller is gone."""
         is_late = not body.is_eof()
         if self._parser is not None and not is_late:
             self._parser.message_consumed()
@@ -458,8 +447,7 @@ class ServerConnection(web.RequestHandler):
         return response
 
     async def _discard(self, body: StreamReader) -> None:
-        """Reads and drops the rest of an answered request's body for LINGER_S; what is not here then closes the
-        connection."""
+        """Drops the rest of an answered request's body for LINGER_S; a body that is longer closes the connection."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 while not (body.is_eof() or self._force_close):
@@ -479,7 +467,7 @@ class Server(web.Server):
         handle: Handle,
         handle_broken: HandleBroken,
         patience: ListenerDeadlines,
-        is_stale: IsStale = never,
+        is_stale: IsStale = lambda _: False,
         probes: Collection[str] = (),
     ) -> None:
         super().__init__(self._handle_at if probes else handle, handler_cancellation=True)

@@ -1,9 +1,8 @@
 """Sheds load when the event loop lags, and detects clock jumps.
 
-The delay of a timer is measured periodically. A single delay is a stall: a thread beside the loop samples what the loop
-is doing, and one line is logged. Delays at every measurement for a while are overload: more work arrives than can be
-done, and queues grow. Then a share of new calls is refused at once, which grows while the overload lasts and shrinks
-afterwards; calls in progress and health checks continue.
+The delay of a timer is measured periodically. A single delay is a stall: a thread samples what the loop is doing, and
+one line is logged. Delays at every measurement for a while are overload: a share of new calls is refused at once, which
+grows while the overload lasts and shrinks afterwards; calls in progress and health checks continue.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ _HERE = Path(__file__).parents[3]
 
 @dataclass(slots=True)
 class LoadShedding:
-    """`lagged` receives each measurement, in seconds; `jumped` the seconds by which the wall clock was changed.
-    `max_lag_s` is the lag that may last."""
+    """`lagged` receives each lag, `jumped` the change of the wall clock, in seconds. `max_lag_s` may last."""
 
     max_lag_s: float
     lagged: Callable[[float], None]

@@ -27,8 +27,7 @@ class MemoryTrim:
     last: int = 0
 
     def look(self, present: int) -> None:
-        """Takes the current number of streams, periodically. Returns memory if less than a quarter of the peak remains
-        and the number has not changed since the last call."""
+        """Takes the number of streams periodically; trims when it is stable and less than a quarter of the peak."""
         quiet = present == self.last
         self.last = present
         if present >= self.most // 4:

@@ -1,21 +1,16 @@
 """Slows down callers who are refused too often.
 
     a stranger     an unauthenticated caller, counted by address. Beyond the limit in a minute, requests are closed
-                   unanswered and without their own record, so that strangers do not determine the size of the audit
-                   log. Their number is in the metrics and, once a minute for each address, in a control record
-    a principal    counted by chain. Beyond the limit, each call of the chain is `too-many-refusals` until the minute
-                   ends
-    a record       a refusal of a known caller by a limit or an outage has its own record until its chain has had
-                   `recorded_per_principal_per_minute` of them. Further ones are answered, and counted once a minute in
-                   a control record, by chain and reason, so that a caller that ignores `Retry-After` does not
-                   determine the size of the audit log either
+                   unanswered, without their own record: their number is in the metrics and, once a minute for each
+                   address, in a control record
+    a principal    counted by chain. Beyond the limit, each call is `too-many-refusals` until the minute ends
+    a record       a refusal of a known caller by a limit or an outage has its own record up to
+                   `recorded_per_principal_per_minute`; further ones are counted once a minute in a control record, by
+                   chain and reason. So no caller determines the size of the audit log
 
-Counted are refusals that the caller caused: not those by limits, which have their own `Retry-After`, and not outages or
-errors of sidecar or its upstreams. Admitted calls are not counted, so callers at the same address as a stranger are not
-affected.
-
-A minute begins with its first refusal. The tables are bounded: strangers from addresses that do not fit are counted
-together, principals that do not fit are not counted.
+Counted are refusals that the caller caused: not limits, which have their own `Retry-After`, and no outages or errors of
+sidecar or its upstreams. A minute begins with its first refusal. The tables are bounded: strangers that do not fit are
+counted together, principals that do not fit are not counted.
 """
 
 from __future__ import annotations
@@ -81,8 +76,7 @@ Name = tuple[tuple[str, object], ...]
 
 @dataclass(slots=True)
 class Tally:
-    """Events without their own record, until they are recorded together. `what` names the control record, `many` its
-    member for the number of events."""
+    """Events that are recorded together, in a control record named `what`; `many` is its member for their number."""
 
     what: str
     many: str
@@ -107,8 +101,7 @@ class Tally:
 
 
 class RefusalThrottle:
-    """Counts refusals, and decides which are answered and recorded. `settings` returns those in force; `unanswered` is
-    called for each closed request of a stranger."""
+    """Counts refusals, and decides which are answered and recorded. `unanswered` is called for each closed request."""
 
     def __init__(
         self,

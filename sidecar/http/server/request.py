@@ -23,8 +23,7 @@ def whole_body(content: StreamReader) -> bytes | None:
 
 
 class HttpRequest(web.BaseRequest):
-    """One request. What nearly all handlers read is set here; the rest of aiohttp's request, with the writer of event
-    streams, is made when it is first used."""
+    """One request. The rest of aiohttp's request, with the writer of event streams, is made when first used."""
 
     __slots__ = ("content", "keep_alive", "method", "raw_headers", "raw_path", "remote", "version")
     content: StreamReader

@@ -122,10 +122,8 @@ def routing_headers(message: Request) -> list[tuple[str, str]]:
 def check_parameter_headers(
     headers: Mapping[str, Sequence[str]], declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
 ) -> None:
-    """Check `Mcp-Param-*` against the arguments that they mirror.
-
-    `headers` are all header lines by lower-case name. `declared` maps the header's rest, as the tool's schema writes
-    it, to the property path of the argument."""
+    """Check `Mcp-Param-*` against the arguments that they mirror. `headers` are by lower-case name; `declared` maps the
+    header's rest, as the schema writes it, to the path of the argument."""
     for name, path in declared.items():
         lines = headers.get(f"mcp-param-{name.lower()}", ())
         if len(lines) > 1:

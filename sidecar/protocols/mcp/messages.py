@@ -70,9 +70,8 @@ def server_question(server: str, action: str) -> Question:
 
 
 def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:
-    """The forwarded parameters. Without `tasks` for this caller, the upstream gets no mention of tasks and must answer
-    as if there were none. It is not told that its client could keep tasks either: a caller here cannot be sent requests
-    later."""
+    """The forwarded parameters. Without `tasks` for this caller, the upstream gets no mention of tasks, not even that
+    its client could keep them, and must answer as if there were none."""
     params = message.params
     if "task" in params and not (tasks and _wants_task(message, version)):
         params = {key: value for key, value in params.items() if key != "task"}
@@ -237,8 +236,7 @@ def asked_of_client(result: Mapping[str, Any]) -> list[str]:
 
 
 def narrow_to_sessions(result: dict[str, Any]) -> None:
-    """Remove what no revision with sessions has: structured content that is no object (the text has the same content),
-    and the output schema of a tool that returns such."""
+    """Remove what no revision with sessions has: structured content, and output schemas, that are no object."""
     if not isinstance(result.get("structuredContent", {}), dict):
         del result["structuredContent"]
     for tool in result.get("tools", ()):

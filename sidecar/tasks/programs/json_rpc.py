@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+import orjson
+
 from sidecar.errors import Refusal
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.schema import UnreadableMessage
@@ -24,7 +26,6 @@ from sidecar.protocols.jsonrpc import (
     Notification,
     Request,
     Response,
-    encode,
     encode_notification,
     encode_request,
     encode_response,
@@ -199,7 +200,7 @@ def _params(order: ProgramOrder) -> dict[str, Any]:
 
 
 def _size(value: object) -> int:
-    return 0 if value is None else len(encode({"": value})) - len('{"":}')
+    return 0 if value is None else len(orjson.dumps({"": value})) - len('{"":}')
 
 
 def _progress(params: Mapping[str, Any], at: str) -> ProgressNote:

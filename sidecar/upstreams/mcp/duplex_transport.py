@@ -148,13 +148,13 @@ class _Call:
             self.head.set_result(
                 BuiltUpstream(200, media_type=EVENT_STREAM, pipe=self.pipe, deadline_s=left_s, given_up=self.give_up)
             )
-        self.pipe.write(sse.encode_event(jsonrpc.encode(message)))
+        self.pipe.write(sse.encode_event(orjson.dumps(message)))
         if self.pipe.closed:  # its reader did not read
             self.give_up()
 
     def answer(self, message: dict[str, Any], headers: Mapping[str, str]) -> None:
         """Deliver the response and end the request."""
-        body = jsonrpc.encode({**message, "id": self.request.id})
+        body = orjson.dumps({**message, "id": self.request.id})
         if self.head.done():
             self.pipe.write(sse.encode_event(body))
             self.pipe.end()
@@ -435,7 +435,7 @@ class DuplexTransport:
                 _restore_subscription(params, meta[META_SUBSCRIPTION], call.request.id)
                 call.pass_on(message)
         elif method in LIST_FLAGS or method == UPDATED:
-            event, uri = sse.encode_event(jsonrpc.encode(message)), params.get("uri")
+            event, uri = sse.encode_event(orjson.dumps(message)), params.get("uri")
             for session in self.sessions.values():
                 if not self._shared or not isinstance(uri, str) or uri in session.subscribed:
                     session.tell(event)
@@ -465,7 +465,7 @@ class DuplexTransport:
                     call.pass_on(message)
                 return
         for session in self.sessions.values():
-            session.tell(sse.encode_event(jsonrpc.encode(message)))
+            session.tell(sse.encode_event(orjson.dumps(message)))
 
     def _lose(self, failure: Refusal) -> None:
         """Nothing more goes over this line."""

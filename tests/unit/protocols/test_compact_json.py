@@ -4,7 +4,7 @@ import tracemalloc
 
 import orjson
 
-from sidecar.protocols.compact_json import compact_json
+from sidecar.protocols.jsonrpc import compact_json
 
 COUNT = 1_000
 

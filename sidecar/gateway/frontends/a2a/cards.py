@@ -22,7 +22,7 @@ from sidecar.gateway.routing import AGENTS
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.protocols.a2a import cards
 from sidecar.protocols.a2a.operations import CARD, SEND, STREAM, Binding, Operation
-from sidecar.protocols.compact_json import compact_json
+from sidecar.protocols.jsonrpc import compact_json
 from sidecar.settings.addresses import ListenAddress
 from sidecar.settings.agent_endpoints import Transport
 from sidecar.settings.field_types import AGENT_PLACE

@@ -1,13 +1,11 @@
 """Finds the servers behind the aggregate address that a caller sees, keeps its sessions there, and calls them together.
 
 A server is visible if the caller holds a live grant on it, no deny row closes it, it is not disabled, and the
-credential meets the server's own requirements (`anonymous`, `scopes`). Any other server looks as if it did not exist.
+credential meets its own requirements (`anonymous`, `scopes`). Any other looks as if it did not exist. A session at a
+server is opened on first use; the client knows only the aggregate session, with which all member sessions end.
 
-A session at a server is opened on first use, with the client's declared capabilities. The client knows only the
-aggregate session, and all member sessions end with it.
-
-All servers of a request are called concurrently. Each has its own deadline, and one that fails is named in the result
-without delaying the others. The request fails only if no server answered.
+All servers of a request are called concurrently, each with its own deadline; one that fails is named in the result. The
+request fails only if no server answered.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from sidecar.gateway.frontends.mcp_requests import SpreadIntent
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import RequestContext, UpstreamExchange
 from sidecar.gateway.response_filter import LEFT_OUT, FilteredMessage
-from sidecar.gateway.routing import EVERY
 from sidecar.gateway.snapshot import Service, Snapshot, all_of, any_of
 from sidecar.identity import check_caller
 from sidecar.observability.metrics import Metrics
@@ -177,11 +174,6 @@ def opened_exchange(
 ) -> UpstreamExchange:
     limit_s = asyncio.get_running_loop().time() - request.started_s + timeout_s
     return UpstreamExchange(request, caller, call, limit_s, forwarder.oversight.open, caller.expires_at, service, part)
-
-
-def is_whole(session: Session | None) -> bool:
-    """Reports whether a session is an aggregate session rather than a member."""
-    return session is not None and session.server == EVERY
 
 
 class UnavailableServer(NamedTuple):

@@ -29,7 +29,7 @@ from sidecar.gateway.frontends.aggregate.fan_out import (
     note,
 )
 from sidecar.gateway.frontends.aggregate.names import AggregateNames, joined
-from sidecar.gateway.frontends.aggregate.request_reader import EACH, AggregateReader, params_without
+from sidecar.gateway.frontends.aggregate.request_reader import EACH, AggregateReader, params_without_cursor
 from sidecar.gateway.frontends.aggregate.stream_merge import StreamMerge
 from sidecar.gateway.frontends.mcp import McpFrontend
 from sidecar.gateway.frontends.mcp_requests import (
@@ -82,8 +82,7 @@ _ALL: Final[Mapping[str, Mapping[str, bool]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class AggregateFrontend(McpFrontend):
-    """Serves the aggregate address. The key of `seal`, for cursors, belongs to the process: after a restart, and at
-    another replica, a client begins a list again."""
+    """Serves the aggregate address. Cursors' `seal` is this process's: elsewhere, a client begins its list again."""
 
     metrics: Metrics
     seal: Seal
@@ -112,8 +111,7 @@ class AggregateFrontend(McpFrontend):
         }
 
     async def check(self, request: RequestContext, caller: Caller, intent: Intent, decision: Decision) -> Any:
-        """Finds the servers of a request that names none; checks the credential for one that names a server as at its
-        own address."""
+        """Finds the servers of a request that names none; for one server, checks the credential as at its address."""
         if isinstance(intent, SpreadIntent):
             return self._reach(request, caller, intent)
         service = request.now.service(request.server)
@@ -144,14 +142,12 @@ class AggregateFrontend(McpFrontend):
         service = request.now.services[request.server]
         request.outward = AggregateNames(service.name)
         session = intent.session
-        if not isinstance(intent, AskIntent) or session is None or not fan_out.is_whole(session):
+        if not isinstance(intent, AskIntent) or session is None or session.server != EVERY:
             return intent
         part = await self.parts.at(service, request, caller, session, service.timeout_s)
         # registered before it is sent, so that its cancellation finds it
         part.remember(intent.message.id, asked_of(intent.call, request.record))
         return intent._replace(session=part, call=intent.call._replace(protocol_version=part.version))
-
-    # --- requests that name none --------------------------------------------------------------------------------------
 
     def _reach(self, request: RequestContext, caller: Caller, spread: SpreadIntent) -> AggregateCall:
         """Returns the request with the servers that it may reach. Raises Refusal if policy denies it or leaves none."""
@@ -174,7 +170,7 @@ class AggregateFrontend(McpFrontend):
 
     async def _begin(self, call: AggregateCall) -> web.StreamResponse:
         declared = messages.forwarded_params(call.message, "", tasks=False)
-        if len(jsonrpc.encode(declared)) > MAX_DECLARED_BYTES:  # it is stored as long as the session
+        if len(orjson.dumps(declared)) > MAX_DECLARED_BYTES:  # it is stored as long as the session
             raise Refusal(Reason.TOO_LARGE, f"initialize may declare {MAX_DECLARED_BYTES} bytes here")
         asked = declared["protocolVersion"]
         version = asked if asked in SESSION_VERSIONS else SESSION_VERSIONS[-1]
@@ -225,7 +221,7 @@ class AggregateFrontend(McpFrontend):
 
     async def _list(self, call: AggregateCall) -> web.StreamResponse:
         message, about = call.message, (call.caller.binding, call.message.method)
-        params, cursors, asked = params_without(message, "cursor"), dict[str, str](), call.servers
+        params, cursors, asked = params_without_cursor(message), dict[str, str](), call.servers
         if "cursor" in message.params:
             if (opened := self.seal.open(message.params["cursor"], *about)) is None:
                 raise malformed("params.cursor is not one of this list", INVALID_PARAMS)

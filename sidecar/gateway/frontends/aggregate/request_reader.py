@@ -149,11 +149,10 @@ def _resumption(session: Session, event_id: str) -> tuple[Session, str] | None:
     return None if part is None or own is None else (part, own)
 
 
-def params_without(message: Request, *keys: str) -> dict[str, Any]:
-    """Returns the parameters for each server without some; a caller's token would otherwise be used at many servers."""
-    params = {
-        key: value for key, value in messages.forwarded_params(message, "", tasks=False).items() if key not in keys
-    }
+def params_without_cursor(message: Request) -> dict[str, Any]:
+    """Returns a list's parameters for each server; a caller's token would otherwise be used at many servers."""
+    forwarded = messages.forwarded_params(message, "", tasks=False)
+    params = {key: value for key, value in forwarded.items() if key != "cursor"}
     if "progressToken" in params.get("_meta", {}):
         params["_meta"] = {key: value for key, value in params["_meta"].items() if key != "progressToken"}
     return params

@@ -102,8 +102,6 @@ class StreamMerge:
         if not task.cancelled() and task.exception() is not None:
             self.pipe.end(Refusal(Reason.INTERNAL))
 
-    # --- which servers ------------------------------------------------------------------------------------------------
-
     async def _keep(self, servers: Sequence[Service]) -> None:
         """Opens the streams of these servers, then of servers that are added. Runs as long as the merged stream."""
         seen, names = self._rules(), [service.name for service in servers]
@@ -154,8 +152,6 @@ class StreamMerge:
             params = {**params, "_meta": meta}
         self.pipe.write(sse.encode_event(jsonrpc.encode_notification(Notification(method, params))))
 
-    # --- one acknowledgement for all ----------------------------------------------------------------------------------
-
     @property
     def _wanted(self) -> dict[str, Any]:
         message = self.call.intent.message
@@ -204,8 +200,6 @@ class StreamMerge:
             elif failure is not None and name not in self._accepted and not self._acknowledged.is_set():
                 self._failed[name] = UnavailableServer(name, failure)
             self._settled.notify_all()
-
-    # --- one server's stream ------------------------------------------------------------------------------------------
 
     async def _hear(self, name: str, last_event_id: str | None) -> None:
         loop, pause_s = asyncio.get_running_loop(), 1.0

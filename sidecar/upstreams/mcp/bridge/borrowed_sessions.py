@@ -13,8 +13,7 @@ from typing import Any, Final
 import orjson
 
 from sidecar.errors import Reason, Refusal
-from sidecar.protocols.compact_json import compact_json
-from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
+from sidecar.protocols.jsonrpc import Message, Notification, Request, Response, compact_json
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, SESSION_VERSIONS, SESSION_VERSIONS_SET
 from sidecar.upstreams.mcp.background import BackgroundTasks, landed
 from sidecar.upstreams.mcp.bridge import translation
