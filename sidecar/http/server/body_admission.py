@@ -1,7 +1,7 @@
 """Admits request bodies by size, so that large ones do not starve small ones.
 
 The cost of a body is estimated before it is parsed, from its bytes and the values that it may hold. Nearly all are
-small and proceed at once. Large ones wait in a queue of their principal, then in one for all; each has a share of it.
+small and go on at once. Large ones wait in their principal's queue, then in one of all; each has a share of the loop.
 A body that leaves its queue is not charged. Waiting and slowly arriving bodies use memory, which is bounded in all and
 for one principal (threats D5); a body without memory is refused like one that would wait too long.
 """
