@@ -52,6 +52,12 @@ async def running(processes: Processes, section: CliAgent) -> AsyncGenerator[Pro
         await runner.close()
 
 
+@pytest.mark.parametrize("more", [{"mode": "task"}, {"keep_alive": False}])
+async def test_a_json_rpc_program_that_is_not_kept_is_started_anew(processes: Processes, more: dict[str, Any]) -> None:
+    async with running(processes, definition(RPC, agent_type="json-rpc", **more)) as runner:
+        assert [text(await tried(runner, order(said))) for said in ("one", "two")] == ["1 one", "1 two"]
+
+
 async def test_whose_input_is_closed_behind_the_prompt_is_not_talked_with(processes: Processes) -> None:
     for more in ({"mode": "task"}, {"keep_alive": False}):
         assert isinstance(runner_from("chat", definition(LINES, **more), processes, {}), OneShot)
