@@ -1,9 +1,7 @@
 """Checks and records the ownership of tasks in MCP messages, in both directions.
 
-Every use of the task owners' store for MCP is here, the same for all methods and eras. Before a call goes out: each
-task that it names must be its caller's, and the question that created it must still be allowed. Before an upstream's
-message is filtered: which of its tasks are the reader's (`response_filter.py` runs without I/O). Before an answer that
-creates a task is complete: its owner must be recorded.
+Before a call goes out, each task that it names must be its caller's, and the question that created it still allowed.
+Before an upstream's message is filtered: which of its tasks are the reader's (`response_filter.py` runs without I/O).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Re-evaluates open streams and running calls when rules, credentials or time change.
 
-An open stream or running call is decided again at once when rules, the kill switch or a tool's switch change and when a
-credential or a grant ends, and periodically because conditions read the time (threats S7, S8). Checking an exchange
-for which nothing changed takes a few comparisons. The work is done in slices, so that thousands of streams do not delay
-calls.
+They are decided again at once when rules or the kill switch change and when a credential or a grant ends, and
+periodically because conditions read the time (threats S7, S8). Unchanged ones take a few comparisons. The work is done
+in slices, so that thousands of streams do not delay calls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Applies an upstream's response rules to each message.
 
-Applies size limit, `outputSchema`, redaction and audit in that order, because a schema describes the server's message
-and the audit record shows the message sent to the caller. Finds the call that a message belongs to, and yields to other
-work; `redaction.py` finds what to remove.
+The order is size limit, `outputSchema`, redaction, audit: a schema describes the server's message, and the record shows
+the message sent to the caller. Finds the call of a message; `redaction.py` finds what to remove.
 """
 
 from __future__ import annotations

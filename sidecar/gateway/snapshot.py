@@ -107,12 +107,11 @@ class Service:
 class Snapshot:
     """Everything that a request reads. `base_url` is sidecar's URL for callers, without a trailing slash.
 
-    `shadow_until` (seconds since the epoch) is when enforcement of policy and limits begins; None is from the start.
-    `keys_digest` changes with the content of every file of keys and credentials that settings name. `required` holds,
-    for each server whose tools must match their pins, the digest of each tool. `signer` signs sidecar's tokens. `tls`
-    applies to the data listener's next handshake, None without TLS. `offers` describe how each agent is offered,
-    `aliases` map agents' own paths to names. `waiting` are the changed sections of settings that need a restart;
-    `settings` has them as they run.
+    `shadow_until` (seconds since the epoch) is when enforcement begins; None is from the start. `keys_digest` changes
+    with every file of keys and credentials that settings name. `required` holds the digest of each tool of a server
+    that requires pins. `signer` signs sidecar's tokens, `tls` applies to the data listener's next handshake. `offers`
+    describe how agents are offered, `aliases` map agents' own paths to names. `waiting` are the changed sections of
+    settings that need a restart; `settings` has them as they run.
     """
 
     settings: Settings

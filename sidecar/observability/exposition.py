@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -37,7 +37,7 @@ class Exposition:
     def render(self, accept: str) -> tuple[str, bytes]:
         """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4."""
         if "application/openmetrics-text" in accept:
-            return OPENMETRICS, _as_openmetrics(self._registry)
+            return OPENMETRICS, generate_openmetrics(self._registry)  # type: ignore[no-untyped-call]
         return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
 
 
@@ -55,6 +55,3 @@ def _family(table: SeriesTable) -> Metric:
     for labels, row in rows:
         family.add_metric(labels, row[0])
     return family
-
-
-_as_openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # the library's function is untyped

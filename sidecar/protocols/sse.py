@@ -39,10 +39,8 @@ _NOTHING = SseEvent()
 
 @dataclass(slots=True)
 class SseParser:
-    """Feed it chunks as they come; it returns the events that each chunk completed, wherever the bytes were split.
-
-    `max_event_bytes` bounds each line, and the lines of one event together; comments and unknown fields are not kept.
-    """
+    """Feed it chunks; it returns the events that each chunk completed, wherever the bytes were split. `max_event_bytes`
+    bounds each line, and the lines of one event together; comments and unknown fields are not kept."""
 
     max_event_bytes: int = MAX_LINE_BYTES
     _rest: bytearray = field(default_factory=bytearray)  # of an incomplete line

@@ -1,8 +1,7 @@
 """Reads the messages of an upstream's event stream.
 
-A stream bears the awaited answer, and other messages beside it. The answer is parsed strictly. Any other message that
-is not valid JSON-RPC is dropped, and so is an answer that no request awaits, so that the answer after it reaches its
-caller. Data that is not JSON is refused, because it may have been the answer.
+The awaited answer is parsed strictly. Another message that is not valid JSON-RPC is dropped, and so is an answer that
+no request awaits. Data that is not JSON is refused, because it may have been the answer.
 """
 
 from __future__ import annotations

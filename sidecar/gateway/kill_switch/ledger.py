@@ -40,15 +40,12 @@ class SwitchLedger:
         ledger = cls(path)
         try:
             with path.open("rb") as file:
-                raw = file.read(MAX_BYTES + 1)
+                ledger.take(_parsed(file.read(MAX_BYTES + 1)))
         except FileNotFoundError:
-            return ledger
-        except OSError as error:
-            raise _unreadable(path, f"cannot be read: {error.strerror}") from None
-        try:
-            ledger.take(_parsed(raw))
-        except ValueError as error:
-            raise _unreadable(path, f"is damaged: {error}") from None
+            pass
+        except (OSError, ValueError) as error:
+            why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"is damaged: {error}"
+            raise SettingsError([fault_in(path, why, code="D101", hint=_HINT)]) from None
         return ledger
 
     def next_number(self) -> int:
@@ -102,7 +99,3 @@ def _parsed(raw: bytes) -> list[SwitchVersion]:
     if not isinstance(document["flips"], list):
         raise ValueError("its flips are no list")
     return [flip_from(plain) for plain in document["flips"]]
-
-
-def _unreadable(path: Path, message: str) -> SettingsError:
-    return SettingsError([fault_in(path, message, code="D101", hint=_HINT)])

@@ -21,10 +21,8 @@ class FetchedDocument(NamedTuple):
 
 
 async def fetch(url: str, *, max_bytes: int = 262_144, deadline_s: float = 5.0, operators: bool = False) -> bytes:
-    """Returns the body of a 200 answer to one GET. Raises EgressError.
-
-    Requires https, except on this machine, and where `operators` says that the operator configured plain http for an
-    upstream. Redirects are not followed, because the response would choose the next address."""
+    """Returns the body of a 200 answer to one GET. Raises EgressError. Requires https, except on this machine, and
+    if the operator configured plain http (`operators`). Redirects are not followed: they would choose an address."""
     accept = [("Accept", "application/json")]
     fetched = await fetch_newer(url, "", accept, max_bytes=max_bytes, deadline_s=deadline_s, operators=operators)
     assert fetched is not None, "without an ETag there is a document"

@@ -57,10 +57,8 @@ _ONCE = frozenset(
 
 
 class RequestForm:
-    """The common parts of similar requests, checked and encoded once: verb, target, and the headers `first` and `last`;
-    the varying headers come between them.
-
-    Framing, `Host` and `Accept-Encoding` are set here; a caller that names them has a bug, and is refused."""
+    """The common parts of similar requests, checked and encoded once: verb, target, and the headers `first` and `last`
+    around the varying ones. Framing, `Host` and `Accept-Encoding` are set here; who names them is refused."""
 
     __slots__ = ("_first", "_last")
 

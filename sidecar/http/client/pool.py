@@ -32,9 +32,8 @@ _HINT = re.compile(r"(?:^|[,\s;])timeout\s*=\s*([0-9]{1,6})")
 class HttpClient:
     """A small HTTP/1.1 client of one origin: no cookies, redirects, inflating, retries, or proxies of the environment.
 
-    At `max_connections`, streams included, up to `max_waiting` further requests wait for a connection, each within its
-    own deadline. `tls` replaces the system's trust (tests, own CA). With `address`, connections are made there and no
-    name is resolved; TLS and `Host` still name the origin."""
+    At `max_connections`, streams included, up to `max_waiting` requests wait, each within its deadline. `tls` replaces
+    the system's trust. With `address`, connections are made there; TLS and `Host` still name the origin."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Queues senders fairly where connections are limited.
 
-There is a fixed number of places, given in order of arrival. A place that becomes free passes to the first waiting
-request at once, so that a later request cannot take it; if that request has just been cancelled, to the next.
+A place that becomes free passes to the first waiting request at once, so that a later one cannot take it.
 """
 
 from __future__ import annotations

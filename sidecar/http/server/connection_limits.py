@@ -1,10 +1,9 @@
 """Limits connections, and chooses which ones give way.
 
-A seat is taken when a connection is accepted, before any byte is read, so that unfinished handshakes count too. At a
-bound, a new connection takes the seat of a connection of the peer with most seats: of one that lingers, because it was
-answered and the rest of its request is being discarded, or else in the order of `Activity`; among several, the oldest.
-A peer never loses a seat to a peer that has more seats, and a connection that is being answered never loses its seat.
-Lingering connections have a bound of their own.
+A seat is taken when a connection is accepted, so that unfinished handshakes count too. At a bound, a new connection
+takes a seat of the peer with most seats: of a connection that lingers (answered, while the rest of its request is
+discarded), or else in the order of `Activity`, the oldest first. A peer never loses a seat to a peer that has more, and
+a connection that is being answered never does. Lingering connections have a bound of their own.
 """
 
 from __future__ import annotations

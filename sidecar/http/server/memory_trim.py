@@ -1,8 +1,7 @@
 """Returns memory to the operating system after a peak.
 
-The memory of thousands of streams, or of large bodies and answers, is free after they end, but the allocators keep it
-for reuse, and the process stays as large as at its peak. So free memory is returned once, when nearly all of them have
-ended.
+What thousands of streams or large bodies used is free after they end, but the allocators keep it. So free memory is
+returned once, when nearly all of them have ended.
 """
 
 from __future__ import annotations

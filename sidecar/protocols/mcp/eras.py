@@ -1,9 +1,8 @@
 """Determines the MCP revision of a message, and checks its headers against its body.
 
-MCP has two eras on one address. The *session* era (2024-11-05 to 2025-11-25) opens with `initialize` and lives in an
-`Mcp-Session-Id`; the *stateless* era (2026-07-28) names its revision in every body and mirrors method, name and some
-arguments in headers. The era is chosen once, from header and body together; decisions always use the body, and the
-forwarded headers are made anew from it (threats P13, P14).
+The *session* era (2024-11-05 to 2025-11-25) opens with `initialize` and lives in an `Mcp-Session-Id`; the *stateless*
+era (2026-07-28) names its revision in every body and mirrors method, name and some arguments in headers. Decisions use
+the body, and the forwarded headers are made anew from it (threats P13, P14).
 """
 
 from __future__ import annotations

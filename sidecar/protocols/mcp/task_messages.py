@@ -1,9 +1,8 @@
 """Reads task ids and states in MCP messages.
 
-MCP has had tasks twice: in the core of 2025-11-25, where the caller requests one (`params.task`) and gets `{"task":
-{"taskId": …}}`, and in the extension of 2026-07-28, where the server decides and answers `{"resultType": "task",
-"taskId": …}` to a caller that declared the extension. This module reads both forms in every message, because a result
-is checked by its content, not by the request.
+Tasks exist twice: in 2025-11-25 the caller requests one (`params.task`) and gets `{"task": {"taskId": …}}`; in the
+extension of 2026-07-28 the server decides and answers `{"resultType": "task", "taskId": …}`. Both forms are read in
+every message, because a result is checked by its content, not by the request.
 """
 
 from __future__ import annotations

@@ -310,14 +310,15 @@ class AggregateFrontend(McpFrontend):
         return exchange
 
     def _merging(self, call: AggregateCall) -> StreamMerge:
-        return StreamMerge(call, self.gathering, partial(self._seen, call.caller, call.intent))
+        def seen(now: Snapshot) -> Sequence[Service]:
+            now_s = self.clock()
+            shadow = now.shadows(now_s)
+            try:
+                return fan_out.view_of(now, call.caller, call.intent, now_s, self.switch, shadow=shadow).servers
+            except Refusal:
+                return ()
 
-    def _seen(self, caller: Caller, spread: SpreadIntent, now: Snapshot) -> Sequence[Service]:
-        now_s = self.clock()
-        try:
-            return fan_out.view_of(now, caller, spread, now_s, self.switch, shadow=now.shadows(now_s)).servers
-        except Refusal:
-            return ()
+        return StreamMerge(call, self.gathering, seen)
 
     def _opened(self, part: Session) -> None:
         """Adds a server that the session has reached to the session's streams."""

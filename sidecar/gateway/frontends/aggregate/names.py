@@ -90,11 +90,8 @@ def untagged(tag: object) -> tuple[str, Id] | None:
 
 
 class AggregateNames:
-    """Rewrites the names in one server's messages for the aggregate address.
-
-    Arguments are not modified, because audit records show what the server sent. `left_out` holds the tools and prompts
-    whose names would be too long.
-    """
+    """Rewrites the names in one server's messages for the aggregate address, but no arguments: audit records show them.
+    `left_out` holds the tools and prompts whose names would be too long."""
 
     __slots__ = ("left_out", "server")
 

@@ -11,7 +11,7 @@ server, and one acknowledgement for all of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -115,25 +115,18 @@ class StreamMerge:
                 continue
             seen, found = now, [service.name for service in self.see(self._live.current)]
             if found != names:
-                self._stop(set(names).difference(found))
+                for gone in set(names).difference(found) & self._tasks.keys():
+                    self._tasks.pop(gone).cancel()
                 names = found
                 self._start(names)
                 for wanted, what in _CHANGES.items():
                     if not self._subscribes or self._wanted.get(wanted) is True:
                         self._say(f"notifications/{what}/list_changed", {})
 
-    def _stop(self, names: Iterable[str]) -> None:
-        for name in names:
-            if (task := self._tasks.pop(name, None)) is not None:
-                task.cancel()
-
     def _rules(self) -> tuple[object, ...]:
         """Returns the objects that determine which servers the caller sees; a changed rule is a different object."""
-        return (
-            self._live.current,
-            self.gathering.forwarder.switch.disabled,
-            self.gathering.forwarder.switch.switched_off,
-        )
+        switch = self.gathering.forwarder.switch
+        return self._live.current, switch.disabled, switch.switched_off
 
     def _start(self, names: Sequence[str], resumed: tuple[str, str] | None = None) -> None:
         session = self.call.intent.session
