@@ -190,9 +190,6 @@ def _whole_bytes(descriptor: int, size: int) -> int:
     return size - len(tail) + newline + 1
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
-
-
 class StoredResult(NamedTuple):
     line: int
     id: str

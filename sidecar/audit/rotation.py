@@ -125,8 +125,6 @@ class RotatingSink:
         self._say(shape.CHECKPOINT, checkpoint._asdict())
         self._attested, self._attested_mono_s, self.newest = self.end, self._clock.monotonic(), checkpoint
 
-    # --- what is due ------------------------------------------------------------------------------------------------
-
     def _is_unattested(self) -> bool:
         attester = self._attester
         if attester is None or self.end.seq == 0 or self.end == self._attested:
@@ -155,8 +153,6 @@ class RotatingSink:
                 self._begun_at_s = datetime.fromisoformat(first.fields["timestamp"]).timestamp() if first else now_s
         self._begun_at_s = min(self._begun_at_s, now_s)  # not in the future: the clock may have gone back
         return self._begun_at_s
-
-    # --- rotation ---------------------------------------------------------------------------------------------------
 
     def _turn_over(self) -> None:
         """Rotate the file, ended by a checkpoint; then delete parts beyond the number to keep."""

@@ -92,9 +92,6 @@ def lies_beside(key_path: Path, path: Path) -> bool:
     return key_path.resolve().parent == path.resolve().parent
 
 
-# --- stored results ---------------------------------------------------------------------------------------------------
-
-
 def _check_evidence(report: VerificationReport, paths: Sequence[Path], named: Mapping[str, NamedResult]) -> None:
     seen: set[str] = set()
     unnamed = changed = 0
@@ -115,9 +112,6 @@ def _check_evidence(report: VerificationReport, paths: Sequence[Path], named: Ma
         report.notes.append(f"{unnamed} lines of evidence are named by no outcome: cut off by a crash, or under way")
     if len(seen) > changed:
         report.proved.append(f"{len(seen) - changed} kept results are those that the log names")
-
-
-# --- the anchor -------------------------------------------------------------------------------------------------------
 
 
 def _read_anchor(path: Path) -> ChainHead | None:
@@ -158,8 +152,6 @@ def _check_end(
             "acknowledged, and a cut in it does not show"
         )
 
-
-# --- checkpoints ------------------------------------------------------------------------------------------------------
 
 Published = tuple[Path, Checkpoint]
 
@@ -230,9 +222,6 @@ def _sum_up_end(walk: LineWalk, keys: Keys | None) -> None:
     if report.end == "open" and attested_seq:
         behind = last_seq - attested_seq
         report.notes.append(f"the end is open: {behind} records after the last checkpoint; a kill, or under way")
-
-
-# --- summary ----------------------------------------------------------------------------------------------------------
 
 
 def _sum_up(walk: LineWalk, head: ChainHead | None, keys: Sequence[AuditKey]) -> None:

@@ -106,9 +106,6 @@ def _atom(atom: Node) -> tuple[str, str] | None:
     return None
 
 
-# --- closures -------------------------------------------------------------------------------------------------------
-
-
 def compiled(node: Node, table: RowTable, ways: Mapping[str, RolePaths]) -> Check:
     match node:
         case Equality(left, right):

@@ -172,9 +172,6 @@ def _names(entries: Mapping[str, _ModelEntry], key: str, needed: tuple[str, ...]
     return needed
 
 
-# --- the matcher ----------------------------------------------------------------------------------------------------
-
-
 def _checked_matcher(entry: _ModelEntry, model: Model) -> tuple[Node, ...]:
     tree, bad_parts = expression.read_matcher(entry.value)
     for bad in bad_parts:

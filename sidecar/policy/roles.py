@@ -152,9 +152,6 @@ def _is_container(name: str) -> bool:
 _NO_LINKS = RoleLinks()
 
 
-# --- principals -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(eq=False, slots=True)
 class PolicySubject:
     """A principal as rows see it. `granted` are the roles of its token, `roles` all its roles; `domain` is its

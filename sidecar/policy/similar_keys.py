@@ -191,9 +191,6 @@ def _holds_more(value: Any) -> bool:
     return not _CONTAINERS.isdisjoint(map(type, value))
 
 
-# --- schemas --------------------------------------------------------------------------------------------------------
-
-
 def _holding(schemas: Iterable[object], led: Led) -> Iterator[Schema]:
     """Yield these schemas and all that apply to the same value."""
     waiting, seen = list(schemas), set[int]()

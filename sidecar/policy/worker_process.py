@@ -112,9 +112,6 @@ def _size(policies: Path) -> int:
     return total
 
 
-# --- in the process -------------------------------------------------------------------------------------------------
-
-
 def _serve(orders: IO[bytes], out: IO[bytes]) -> None:
     folders, options = pickle.load(orders)
     threading.Thread(target=_end_with, args=(orders,), daemon=True).start()

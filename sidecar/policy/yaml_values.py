@@ -180,9 +180,6 @@ def _hint_for(key: str, known: Sequence[str]) -> str:
     return elsewhere or meant(key, known) or "known are " + ", ".join(known)
 
 
-# --- offsets in scalars -----------------------------------------------------------------------------------------------
-
-
 def places_of(text: str, line: SourceLine, column: int, following: Iterable[SourceLine]) -> tuple[ScalarOffsets, ...]:
     """Return the places of a scalar that begins (with its quote or `|`) at `column` of `line`."""
     written = line.text[column - 1 :]

@@ -36,8 +36,6 @@ class PushRecord(NamedTuple):
     def __repr__(self) -> str:
         return f"PushRecord({self.server!r})"
 
-    # --- StoredRecord -------------------------------------------------------------------------------------------------
-
     @property
     def id(self) -> str:
         return self.handle

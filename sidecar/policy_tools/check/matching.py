@@ -163,9 +163,6 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(cut(sorted(names), 5)) or "no upstreams"
 
 
-# --- breadth ----------------------------------------------------------------------------------------------------------
-
-
 def wide(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P651: for all callers. P652: on all objects. P653: for callers without a credential."""
     for rule in policy.rules:
@@ -183,9 +180,6 @@ def wide(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             what = "everything" if rule.object == "*" else f"every {_THINGS[word]}"
             message = f"{shown(rule.object)} is {what}, and there is no condition"
             yield PolicyFinding("P652", message, "name the servers or a set, or add a condition", rule, "obj")
-
-
-# --- time -------------------------------------------------------------------------------------------------------------
 
 
 def ended(policy: LintedPolicy) -> Iterator[PolicyFinding]:

@@ -106,9 +106,6 @@ def _got_data(got: TestOutcome) -> dict[str, Any]:
     }
 
 
-# --- JUnit ------------------------------------------------------------------------------------------------------------
-
-
 def junit(report: SuiteReport, took_s: float) -> bytes:
     """Return the document. It has one test suite for each file with a test to run."""
     root = ElementTree.Element("testsuites", {"name": "sidecar policy test", **_counts(report.results, took_s)})

@@ -122,9 +122,6 @@ def to_proto(card: Read) -> Json:
     return said
 
 
-# --- 0.3 to 1.0: what is None or empty is left out by the reader of 1.0 -----------------------------------------------
-
-
 def _card_10(card: Read, requirements: Callable[[list[Json], str], list[Json]]) -> Json:
     main = {
         "url": card.get("url"),
@@ -187,9 +184,6 @@ def _flow_10(flows: Read, at: str) -> Json:
         if name in flows:
             found = {name: flows[name]}
     return found
-
-
-# --- 1.0 to 0.3 -------------------------------------------------------------------------------------------------------
 
 
 def _card_03(card: Read, requirements: Callable[[list[Json]], list[Any]]) -> Json:

@@ -153,9 +153,6 @@ def _is_deeper(message: dict[str, Any], depth: int) -> bool:
     return True
 
 
-# --- descriptors ------------------------------------------------------------------------------------------------------
-
-
 def message_classes(schema: Schema) -> Mapping[str, Any]:
     """A class of Protocol Buffers for each message, in a pool of their own."""
     pool = DescriptorPool()

@@ -36,9 +36,6 @@ class SeenTasks(NamedTuple):
     ttl_s: float | None
 
 
-# --- messages of callers ----------------------------------------------------------------------------------------------
-
-
 def named_by_caller(method: str, params: Mapping[str, Any]) -> tuple[str, ...]:
     """The tasks that a caller's message names. Raises Refusal(MALFORMED_CALL)."""
     if method != "subscriptions/listen" and not method.startswith(_METHODS_PREFIX):
@@ -103,9 +100,6 @@ def _id_in(holder: Mapping[str, Any], where: str) -> str:
     if not isinstance(task_id, str):
         raise malformed(f"{where}.taskId must be a string", INVALID_PARAMS)
     return task_id
-
-
-# --- messages of upstreams --------------------------------------------------------------------------------------------
 
 
 def created_in(result: Mapping[str, Any]) -> SeenTasks | None:
