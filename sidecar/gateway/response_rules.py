@@ -19,6 +19,8 @@ from sidecar.protocols.jsonrpc import Message, Response
 from sidecar.protocols.mcp import task_messages
 from sidecar.upstreams.mcp.sessions import PendingRequest
 
+_OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})  # not stored: the rest is common to all eras
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseRules:
@@ -42,7 +44,7 @@ class ResponseRules:
                 invocation=self.asked.decision_id,
                 args_hash=self.asked.args_hash,
                 redacted=self.replaced > 0,
-                data=_normal(self.result),
+                data={name: value for name, value in self.result.items() if name not in _OF_THE_ERA},
                 said=meta.get("evidence") if isinstance(meta, dict) else None,
             )
 
@@ -135,11 +137,3 @@ async def _check_output(
         pointer, keyword = reading.text(f"/structuredContent{violation.pointer}"), violation.keyword
     data = {"pointer": pointer, "keyword": keyword}
     raise Refusal(Reason.RESPONSE_REFUSED, f"its {pointer} does not satisfy {keyword}", data=data)
-
-
-_OF_THE_ERA = frozenset({"_meta", "resultType", "ttlMs", "cacheScope"})
-
-
-def _normal(result: dict[str, Any]) -> dict[str, Any]:
-    """Returns a result in the form common to all eras: the tool's content without protocol members."""
-    return {name: value for name, value in result.items() if name not in _OF_THE_ERA}

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from sidecar.errors import Refusal
 from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, Disabled, SwitchEntry, is_name, is_object, is_reason
@@ -145,7 +145,8 @@ class KillSwitch:
                     self._unheard = True
                     return
                 self._unheard = False
-                if not _is_told(told) or not await self._heard(told, sent):
+                is_told = isinstance(told, list) and told and all(isinstance(word, bytes) for word in told)
+                if not is_told or not await self._heard(told, sent):  # another form must not stop the exchange
                     return
 
     def _arguments(self) -> list[str]:
@@ -209,11 +210,6 @@ class KillSwitch:
 def _check_name(name: str, names_object: bool) -> None:
     if not (is_object if names_object else is_name)(name):
         raise SwitchError(f"{name[:300]!r} {NO_OBJECT if names_object else NO_PRINCIPAL}", 400)
-
-
-def _is_told(told: Any) -> bool:
-    """Reports whether the store's answer has the expected form; any other must not stop the exchange."""
-    return isinstance(told, list) and bool(told) and all(isinstance(word, bytes) for word in told)
 
 
 def _listed(told: list[bytes], before: Mapping[str, tuple[SwitchVersion, str]]) -> dict[str, tuple[SwitchVersion, str]]:

@@ -76,11 +76,7 @@ def flip_from(plain: object) -> SwitchVersion:
 
 
 def _typed(flip: SwitchVersion) -> bool:
-    number = isinstance(flip.number, int) and not isinstance(flip.number, bool) and 0 < flip.number <= MAX_NUMBER
-    words = isinstance(flip.principal, str) and isinstance(flip.reason, str) and isinstance(flip.by, str)
-    times = _is_time(flip.at) and (flip.until is None or _is_time(flip.until))
-    return number and words and times and isinstance(flip.disabled, bool)
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _FOREVER
+    numbered = type(flip.number) is int and 0 < flip.number <= MAX_NUMBER and type(flip.disabled) is bool
+    times = (flip.at,) if flip.until is None else (flip.at, flip.until)
+    timed = all(type(time) in (int, float) and 0 <= time < _FOREVER for time in times)
+    return numbered and timed and all(type(text) is str for text in (flip.principal, flip.reason, flip.by))

@@ -67,7 +67,7 @@ class FramingBudget:
         body.counted += size
         now_s = self.clock_mono()
         if peer not in self._buckets and len(self._buckets) >= MAX_PEERS:
-            self._forget(now_s)
+            self._buckets = {peer: bucket for peer, bucket in self._buckets.items() if self._fill(peer, now_s)}
             peer = peer if len(self._buckets) < MAX_PEERS else OTHERS
         fill = self._fill(peer, now_s) + size
         self._buckets[peer] = min(fill, 2.0 * BURST_BYTES), now_s
@@ -76,6 +76,3 @@ class FramingBudget:
     def _fill(self, peer: str, now_s: float) -> float:
         fill, then_s = self._buckets.get(peer, (0.0, now_s))
         return max(0.0, fill - (now_s - then_s) * BYTES_S)
-
-    def _forget(self, now_s: float) -> None:
-        self._buckets = {peer: bucket for peer, bucket in self._buckets.items() if self._fill(peer, now_s)}

@@ -284,8 +284,8 @@ def _ask_list(server: str, method: str, params: Mapping[str, Any]) -> tuple[Ques
 
 
 def _ask_tool(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
-    name = _name(params)
-    return (Question(f"tool:{server}/{name}", method, server, name, _arguments(params), _meta(params)),)
+    name, arguments = _name(params), _object(params, "arguments") if "arguments" in params else {}
+    return (Question(f"tool:{server}/{name}", method, server, name, arguments, _meta(params)),)
 
 
 def _ask_prompt(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
@@ -402,10 +402,6 @@ def resource_question(server: str, uri: object, where: str, meta: Mapping[str, A
 
 def _resource(server: str, uri: str, meta: Mapping[str, Any] | None = None) -> Question:
     return Question(f"resource:{server}/{uri}", "resources/read", server, uri, {}, meta or {})
-
-
-def _arguments(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _object(params, "arguments") if "arguments" in params else {}
 
 
 def _meta(params: Mapping[str, Any]) -> Mapping[str, Any]:

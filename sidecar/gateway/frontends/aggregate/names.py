@@ -144,7 +144,7 @@ class AggregateNames:
     def _entry_of(self, member: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
         if member in ("tools", "prompts"):
             return partial(self._named, messages.KINDS[member])
-        return self._template if member == "resourceTemplates" else self._located
+        return partial(self._located, key="uriTemplate") if member == "resourceTemplates" else self._located
 
     def _named(self, kind: str, entry: dict[str, Any]) -> dict[str, Any] | None:
         name = joined(self.server, entry["name"])
@@ -154,12 +154,9 @@ class AggregateNames:
             return None
         return self._described({**entry, "name": name})
 
-    def _template(self, entry: dict[str, Any]) -> dict[str, Any]:
-        return self._described({**entry, "uriTemplate": wrapped(self.server, entry["uriTemplate"])})
-
-    def _located(self, holder: dict[str, Any]) -> dict[str, Any]:
-        uri = holder.get("uri")
-        named = {**holder, "uri": wrapped(self.server, uri)} if isinstance(uri, str) else holder
+    def _located(self, holder: dict[str, Any], key: str = "uri") -> dict[str, Any]:
+        uri = holder.get(key)
+        named = {**holder, key: wrapped(self.server, uri)} if isinstance(uri, str) else holder
         return self._described(named)
 
     def _described(self, holder: dict[str, Any]) -> dict[str, Any]:
@@ -176,6 +173,7 @@ class AggregateNames:
 
     def _held(self, holder: Mapping[str, Any]) -> dict[str, Any]:
         """Rewrites resource contents, content blocks, and messages with content blocks."""
+        readers: dict[str, Callable[[dict[str, Any]], Any]]
         readers = {"contents": self._located, "content": self._block, "messages": self._message}
         return {member: _each(holder[member], read) for member, read in readers.items() if member in holder}
 
