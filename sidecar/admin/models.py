@@ -1,7 +1,5 @@
 """Request and response models of the admin API, as the OpenAPI document shows them. Times are RFC 3339, in UTC."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 

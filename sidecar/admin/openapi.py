@@ -3,8 +3,6 @@
 It is made from the table of routes, the models and the table of refusals, and so cannot differ from the code.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping

@@ -4,8 +4,6 @@ An operator acts as `nhi:operator`, or over the control socket as any principal,
 callers cannot reach what an operator owns. Texts of runs that others ordered are shown without secrets.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress

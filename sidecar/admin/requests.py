@@ -1,7 +1,5 @@
 """Reads bodies of requests to the admin listener, and writes its responses. Errors are problem documents (RFC 9457)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from http import HTTPStatus

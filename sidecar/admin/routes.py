@@ -3,8 +3,6 @@
 A handler's docstring is its summary; it returns the body or a whole response.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing

@@ -4,8 +4,6 @@ Of a whole task only the new part is sent. Texts of runs that others ordered are
 those of runs that operators ordered are unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256

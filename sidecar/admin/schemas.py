@@ -4,8 +4,6 @@ A model is a TypedDict or a dataclass whose members are `Annotated[<type>, <desc
 queries and bodies are refused, so that no program, argument or variable is set by an unexpected name (BL-029).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass

@@ -1,7 +1,5 @@
 """Converts runs and agents to response models."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from sidecar.admin.models import Agent, AgentInFull, Run, RunError, RunInFull, RunTry, RunUsage, Schedule

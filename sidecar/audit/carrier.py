@@ -10,8 +10,6 @@
 A carrier retries until it is told to give up; the writer refuses waiting callers at its deadline (`writer.py`).
 """
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat

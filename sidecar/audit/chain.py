@@ -14,8 +14,6 @@ append: before it with the current and the intended end, after it with the reach
 added unnoticed, and the remains of a killed append differ from tampering.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from collections.abc import Iterable, Mapping

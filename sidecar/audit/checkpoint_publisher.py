@@ -3,8 +3,6 @@
 It covers all earlier ones, so a place that was down gets a newer one later: nothing is queued, and no record waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

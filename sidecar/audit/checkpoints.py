@@ -9,8 +9,6 @@ control: a log that was truncated or rewritten contradicts it. The key signs not
 `"use":"audit-checkpoint"` (RFC 7517 4.2).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Only arguments that `audit.clear_arguments` names are recorded, and only plain, 
 a credential; otherwise the record says why a value is missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any

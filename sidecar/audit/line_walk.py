@@ -3,8 +3,6 @@
 It takes the files of one log, oldest first. After a contradiction the walk continues from the line's own values.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -115,8 +113,6 @@ class LineWalk:
         self.report.unproved.append(f"what records 1 to {gap.last} were: they are deleted")
         return True
 
-    # --- lines ------------------------------------------------------------------------------------------------------
-
     def _take_raw(self, raw: bytes) -> bool:
         """Returns False at an unterminated line, after which nothing can be read."""
         self._line += 1
@@ -179,8 +175,6 @@ class LineWalk:
         elif event == "outcome":
             report.unfinished.discard(decision_id)
         self._hear(sealed)
-
-    # --- record contents --------------------------------------------------------------------------------------------
 
     def _hear(self, sealed: SealedRecord) -> None:
         fields = sealed.fields

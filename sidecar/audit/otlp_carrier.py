@@ -10,8 +10,6 @@ Each append is one POST (OTLP/HTTP, Protocol Buffers):
     any other status         not delivered
 """
 
-from __future__ import annotations
-
 import email.utils
 import errno
 import gzip

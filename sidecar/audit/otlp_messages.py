@@ -4,8 +4,6 @@ A log's body is the unchanged line, so its seal can be checked anywhere; searcha
 Imported only where an OTLP sink is configured: OTLP's messages take 30 ms to import.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta

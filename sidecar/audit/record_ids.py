@@ -1,7 +1,5 @@
 """Makes record ids, which sort by time and cannot be guessed, and timestamps. Parts that stay the same are cached."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime

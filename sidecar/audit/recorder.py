@@ -13,8 +13,6 @@ Cancelling a waiting caller does not undo a started write. With `best_effort` ca
 counted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 from collections.abc import Callable, Coroutine, Mapping, Sequence

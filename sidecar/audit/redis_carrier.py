@@ -12,8 +12,6 @@ emptied, or rolled back behind what it had confirmed, has lost lines; the chain 
 reports which lines, and the log when.
 """
 
-from __future__ import annotations
-
 import logging
 import secrets
 import threading

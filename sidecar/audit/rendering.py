@@ -8,8 +8,6 @@ Two lines: what happened, and what it rested on.
 A record in a file may have been written by an attacker: only printable characters of it reach the terminal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TextIO
 

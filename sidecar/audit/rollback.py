@@ -9,8 +9,6 @@ the log with the newest checkpoint under its own key:
 The newest is the one with the latest signed time, so replaying an old one has no effect.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ It runs in the writing thread between two appends. A checkpoint covers the recor
 with one. Failures here are logged and retried; records continue to go to the current file.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

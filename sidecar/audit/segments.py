@@ -6,8 +6,6 @@ rotated with the log, under the same names:
     audit.jsonl    audit.jsonl.head    audit-20261128T141503Z-000000120000.jsonl    evidence-20261128T141503Z-….jsonl
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime

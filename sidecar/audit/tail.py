@@ -1,7 +1,5 @@
 """Reads the whole lines of a log from its first file on, and follows what is appended, also after rotation."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Holds the result of a verification: extent, contradictions, what is proven and what is open."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path

@@ -26,8 +26,6 @@ both ends may be elsewhere. A file that is being written can be verified: the an
 after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path

@@ -21,8 +21,6 @@ A record is not dropped while a caller waits for it. With `best_effort` callers 
 `MAX_WAITING` records queued is dropped and counted. Before `start`, records are written synchronously.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging
@@ -186,8 +184,6 @@ class RecordWriter:
         else:  # the daemon thread hangs in a write; unwritten records were refused
             self.sink.abandon()
 
-    # --- in the loop --------------------------------------------------------------------------------------------------
-
     def _put(self, job: WriteJob) -> None:
         is_late = self.stalled and job.waits
         if self._closed or is_late or len(self._waiting) >= self._max_waiting:
@@ -277,8 +273,6 @@ class RecordWriter:
         self._waiting = deque(job for job in self._waiting if not job.waits)
         for job in awaited:
             job.close(_cannot())
-
-    # --- in the thread ------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         loop = self._loop

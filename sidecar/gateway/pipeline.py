@@ -183,8 +183,6 @@ class Pipeline:
         measure(self.metrics, request)
         request.let_go()
 
-    # --- reading ------------------------------------------------------------------------------------------------------
-
     async def _read(self, request: RequestContext, entrance: Entrance) -> Asked | web.StreamResponse:
         """Routes and reads a request. Returns the response to what needs no decision."""
         headers = request.headers
@@ -272,8 +270,6 @@ class Pipeline:
         request.presented_kind = kind if kind != ANONYMOUS else "none"
         return admitted
 
-    # --- messages of HTTP+SSE -----------------------------------------------------------------------------------------
-
     async def _take(self, request: RequestContext, caller: Caller) -> web.StreamResponse:
         """Accepts a message that is answered on its session's stream (MCP 2024-11-05): 202 here, at once."""
         session, paired = self.forwarder.paired(routing.session_in(request.path), caller, request.server)
@@ -309,8 +305,6 @@ class Pipeline:
             told.add_done_callback(self._telling.discard)
             told.add_done_callback(lambda _: self._finish(request))
 
-    # --- draining -----------------------------------------------------------------------------------------------------
-
     async def drain(self, grace_s: float) -> None:
         """Stops admitting requests, ends endless streams, and waits for the remaining answers, at most `grace_s`
         seconds. Requests still open then end with 503, or with the last event of a stream."""
@@ -334,8 +328,6 @@ class Pipeline:
                 ):  # a request that arrives now is refused at once
                     again()
                     await asyncio.sleep(DRAIN_LOOK_S)
-
-    # --- refusals -----------------------------------------------------------------------------------------------------
 
     def _closes(self, request: RequestContext, refusal: Refusal) -> bool:
         """Counts a refusal. Returns whether the connection is closed without answer or record."""

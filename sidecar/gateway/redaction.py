@@ -252,9 +252,6 @@ def _fits(tool: str, patterns: Sequence[str]) -> bool:
     return any(glob(tool, pattern) for pattern in patterns)
 
 
-# --- by place ---------------------------------------------------------------------------------------------------------
-
-
 def _replace(value: object, pointer: Pointer, replacement: str) -> Steps:
     replaced = work = 0
     for place in places(value, pointer):
@@ -292,9 +289,6 @@ def _parsed(text: str) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return None  # prose, which is searched by pattern
-
-
-# --- by looks ---------------------------------------------------------------------------------------------------------
 
 
 def _search(root: dict[str, Any], wipings: Sequence[Wiping], card: str | None) -> Steps:

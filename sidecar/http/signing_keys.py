@@ -106,9 +106,6 @@ def thumbprint(public: PublicKey) -> str:
     return str(_jwk(public)["kid"])
 
 
-# --- kept in files, for operators -------------------------------------------------------------------------------------
-
-
 def public_jwk_from(path: Path) -> Mapping[str, Any]:
     """Reads a public key like `read_public_jwk`. Raises SettingsError."""
     with _told(path):
@@ -132,9 +129,6 @@ def keep_private_key(path: Path, key: SigningKey) -> None:
         keep_once(path, key.pem().encode())
     except OSError as error:
         raise _unusable(path, f"cannot be made: {(error.strerror or 'unwritable').lower()}") from None
-
-
-# --- tokens -----------------------------------------------------------------------------------------------------------
 
 
 def claims_for(

@@ -1,7 +1,5 @@
 """Writes what the tables hold in the formats that Prometheus scrapes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 

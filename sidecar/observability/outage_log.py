@@ -1,7 +1,5 @@
 """Logs the begin and end of an outage once each, and a flapping outage at a limited rate."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

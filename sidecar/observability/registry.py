@@ -5,8 +5,6 @@ costs a tenth of the library's own. One event loop writes, any thread may render
 is replaced in one step.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Collection, Container, Iterable, Mapping
 from itertools import product

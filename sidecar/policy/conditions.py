@@ -297,9 +297,6 @@ def _outermost(paths: set[Path]) -> tuple[Path, ...]:
     return tuple(sorted(path for path in paths if not any(path[:size] in paths for size in range(1, len(path)))))
 
 
-# --- values ---------------------------------------------------------------------------------------------------------
-
-
 def _cut(value: Any, tree: _Tree, read: dict[str, Any]) -> Any:
     """Return the part of the value that the tree reads; add the values at the tree's leaves to `read`, by path."""
     if not isinstance(value, dict):

@@ -185,8 +185,6 @@ class Engine:
         self._chains.clear()
         self._cases.forget()
 
-    # --- deciding -----------------------------------------------------------------------------------------------------
-
     def _decide(self, mode: Mode, chain: Chain, question: Question, now_s: float) -> Decision:
         known = self._chains.get(id(chain))  # callers keep their chain from call to call
         subjects = known[1] if known is not None and known[0] is chain else self._subjects_of(chain)

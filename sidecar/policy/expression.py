@@ -169,8 +169,6 @@ def _term(term: Name | Literal) -> str:
     return f"{term.side}_{term.field}" if isinstance(term, Name) else f"'{term.text}'"
 
 
-# --- from Python's tree to ours -------------------------------------------------------------------------------------
-
 _QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
 
 

@@ -136,9 +136,6 @@ def _units_of_list(values: list[Any]) -> float:
     return len(values) * UNITS_PER_NODE + chars * UNITS_PER_CHAR
 
 
-# --- compiling ------------------------------------------------------------------------------------------------------
-
-
 class _NotPlainError(Exception):
     """The condition has a part that only CEL evaluates."""
 
@@ -270,9 +267,6 @@ def _seconds(expr: WireMessage) -> float:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         raise _NotPlainError from None
-
-
-# --- nodes ----------------------------------------------------------------------------------------------------------
 
 
 def _value(name: str) -> Node:

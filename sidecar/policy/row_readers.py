@@ -91,8 +91,6 @@ class RuleReader(_Reader):
         self._objects = _KnownValues(self._object_number)
         self._shapes = _KnownValues(self._shape_number)
 
-    # --- any row ------------------------------------------------------------------------------------------------------
-
     def read(self, row: CsvRow) -> None:
         columns, errors = self._model.columns, self._faults.errors
         if len(row.fields) != len(columns):
@@ -203,8 +201,6 @@ class RuleReader(_Reader):
         if other is not place:
             message = f"id {shown(name)} stands at {other[0]}:{other[1]} already"
             self._tell(row, row.notes["id"], Wrong("P108", message, "take one away, or rename one"))
-
-    # --- plain lines --------------------------------------------------------------------------------------------------
 
     def take(self, raw: str, number: int) -> bool:
         """Add the line if it is a plain row; return whether it was added. `number` counts from 1."""

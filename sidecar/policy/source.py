@@ -146,9 +146,6 @@ def _noted(table: RowTable, row: int) -> str:
     return "" if notes is None else repr(notes[:5])
 
 
-# --- models ---------------------------------------------------------------------------------------------------------
-
-
 def _read_models(folder: Path, draft: PolicyBuilder) -> None:
     draft.add_model(guardrail_model())
     known = {f"{kind.value}.conf": kind for kind in KINDS}
@@ -185,9 +182,6 @@ def _warn_slow_parts(draft: PolicyBuilder, folder: Path) -> None:
             message = f"no part can be looked up: each question walks {rows} rows, some {spent_us / 1000:.1f} ms"
             hint = "compare one field of the request with one column, as in the shipped models"
             draft.faults.warn("P206", message, SourceLine(file, 0, ""), hint=hint)
-
-
-# --- rows -----------------------------------------------------------------------------------------------------------
 
 
 def _read_file(file: PolicyFile, draft: PolicyBuilder) -> None:
@@ -241,9 +235,6 @@ def _named(table: RowTable, row: int) -> bool:
 
 def _place_of(table: RowTable, row: int) -> Place:
     return table.files[table.file[row]], table.line[row]
-
-
-# --- roles and sets -------------------------------------------------------------------------------------------------
 
 
 def _links(group: str, draft: PolicyBuilder) -> Mapping[str, RoleLinks]:

@@ -102,8 +102,6 @@ class _YamlReader:
     columns: Columns
     last: _Rule | None = None
 
-    # --- the file -----------------------------------------------------------------------------------------------------
-
     def sections(self, root: YamlNode) -> Iterator[Found]:
         if root.value is None:
             hint = "write version: 1 and what it says: rules, roles or sets"
@@ -123,8 +121,6 @@ class _YamlReader:
                 yield from self.rules(node)
             elif name in ("roles", "sets"):
                 yield from links.read(name, node)
-
-    # --- rules --------------------------------------------------------------------------------------------------------
 
     def rules(self, node: YamlNode) -> Iterator[Found]:
         self.last = None

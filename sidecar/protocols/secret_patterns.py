@@ -36,8 +36,6 @@ _DIGITS: Final = frozenset(string.digits)
 _ALNUM: Final = frozenset(string.ascii_letters + string.digits)
 
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
-
 # Characters that end a local part to the left. RFC 5321 allows more, which texts without quotes do not contain.
 _BEFORE_LOCAL = re.compile(r".*[\s<>()\[\]{}\"',;:=|\\/@\x00-\x1f]", re.DOTALL)
 _DOMAIN = re.compile(r"(?:[\w-]+\.)+(?:xn--[A-Za-z0-9-]+|[^\W\d_]{2,})")
@@ -167,9 +165,6 @@ def find_private_keys(text: str, start: int, stop: int, spans: list[Span]) -> in
             return end
         at = text.find(_KEY_BEGIN, end, stop + len(_KEY_BEGIN))
     return stop
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def _numbers(pattern: re.Pattern[str], true_end: Callable[[str], int]) -> Finder:

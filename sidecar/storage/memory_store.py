@@ -1,7 +1,5 @@
 """Stores records in this process's memory. A restart loses them, and the unfinished work among them."""
 
-from __future__ import annotations
-
 import asyncio
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict

@@ -4,8 +4,6 @@ A replica that sees another revision checks its own policy source at once: revis
 Nothing depends on it; while the store is out, each replica checks its source at its usual interval.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The record of one push configuration: the receiver that a caller named, and what is needed to reach it."""
 
-from __future__ import annotations
-
 from typing import Any, Final, NamedTuple
 
 from sidecar.protocols.a2a.operations import Version

@@ -5,8 +5,6 @@ works on a record holds it (`holder`) until a time that it keeps extending; anot
 hold has lapsed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum

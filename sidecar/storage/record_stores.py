@@ -1,7 +1,5 @@
 """Opens the store of each kind of record where the settings say."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from contextlib import suppress

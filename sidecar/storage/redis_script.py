@@ -1,7 +1,5 @@
 """Loads the Lua scripts, which work on keys that replicas share."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from pathlib import Path

@@ -5,8 +5,6 @@ Each kind has one key, in the server that limits use (`limits/redis_store.py`), 
 been done, so the caller reads the record again.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import chain

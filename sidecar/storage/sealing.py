@@ -1,7 +1,5 @@
 """Seals what leaves this process, so that only holders of a key can read or change it (AES-256-GCM)."""
 
-from __future__ import annotations
-
 import secrets
 from base64 import b64decode, b64encode
 from hashlib import sha256

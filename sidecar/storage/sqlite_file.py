@@ -196,8 +196,6 @@ class SqliteFile:
         self.up = False
         self._outage.fell(why)
 
-    # --- batches ------------------------------------------------------------------------------------------------------
-
     def _wait(self, job: _SqliteJob, loop: asyncio.AbstractEventLoop) -> None:
         self._waiting.append(job)
         if not self._is_busy:  # what else comes in this iteration of the loop is in the same batch
@@ -243,8 +241,6 @@ class SqliteFile:
                 next_s = min(next_s, job.ends_mono_s)
         rest_s = next_s - now_s
         self._timer = loop.call_later(rest_s, self._look_at_clock, loop) if rest_s < math.inf else None
-
-    # --- in the thread ------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while (batch := self._batches.get()) is not None:

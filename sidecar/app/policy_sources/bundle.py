@@ -5,8 +5,6 @@ file. The second, `signatures.json`, holds Ed25519 signatures over the first's e
 one is verified. The others are the files: `policies/` and optionally `models/`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections import deque

@@ -1,7 +1,5 @@
 """Fetches a policy bundle over HTTPS."""
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The source is polled before anything serves, at an interval, and when another re
 it is out or sends bad policies, the last good one serves, operators see that, and polling backs off with jitter.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import Counter

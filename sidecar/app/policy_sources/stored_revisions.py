@@ -1,7 +1,5 @@
 """Stores fetched policies whole or not at all: the one in force, recorded last and atomically, and the one before."""
 
-from __future__ import annotations
-
 import secrets
 import shutil
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ sparse files, extended headers that rename members, names that leave the folder,
 differently is refused as a whole; nothing is skipped or repaired. All reads are bounded.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -35,9 +35,6 @@ _LIFTED = "limits lifted, where another rule allows the call"
 _SHORT = {_LIFTED: "limits lifted", "roles": "rows of roles", "sets": "rows of sets"}
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
 def as_text(found: Difference) -> str:
     lines = [f"{found.old} → {found.new}: {summary_line(found)}", *_also(found)]
     lines += [f"NOT WORKED OUT: {note}" for note in found.notes]
@@ -151,9 +148,6 @@ def _link_text(link: LinkChange) -> str:
     return f"{sign} {link.member} in {link.container}"
 
 
-# --- Markdown ---------------------------------------------------------------------------------------------------------
-
-
 def as_markdown(found: Difference) -> str:
     """Return the comment for a pull request: the summary, one row per region, and the rest folded."""
     lines = [f"**Policy:** {summary_line(found)}"]
@@ -199,9 +193,6 @@ def _code(text: str) -> str:
 def _cell(text: str) -> str:
     r"""Format text inside a table: GitHub takes `\\|` for a bar even in code."""
     return text.replace("|", "\\|")
-
-
-# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def as_data(found: Difference) -> dict[str, Any]:

@@ -59,9 +59,6 @@ class ModelChange(NamedTuple):
     new: str
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
-
-
 def rule_changes(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> RuleChanges:
     before, after = _by_id(old), _by_id(new)
     order = attrgetter("file", "line", "id")
@@ -148,9 +145,6 @@ def _more(old: float | None, new: float | None) -> Change:
 
 def _turned(change: Change, turn: bool) -> Change:
     return ("narrower" if change == "wider" else "wider") if turn else change
-
-
-# --- budgets ----------------------------------------------------------------------------------------------------------
 
 
 def budget_changes(old: Budgets, new: Budgets) -> tuple[Edit, ...]:
@@ -242,9 +236,6 @@ def _cap_direction(field: str, was: Cap | None, now: Cap | None) -> Change:
     if more and faster:
         return "wider"
     return "narrower" if now[0] <= was[0] and now[1] >= was[1] else "unknown"
-
-
-# --- roles, sets, models ----------------------------------------------------------------------------------------------
 
 
 def link_changes(old: RoleLinks, new: RoleLinks) -> tuple[LinkChange, ...]:

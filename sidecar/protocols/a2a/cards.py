@@ -92,9 +92,6 @@ class CardSigner(NamedTuple):
     sign: Callable[[bytes], bytes]
 
 
-# --- reading an agent's card ------------------------------------------------------------------------------------------
-
-
 def read(given: object) -> Json:
     """The canonical card of a card in either format; one that carries both is read as 1.0. Raises UnreadableMessage."""
     if not isinstance(given, dict):
@@ -124,9 +121,6 @@ def check(card: Read) -> None:
         if skill["id"] in ids:  # policy decides by the id
             raise UnreadableMessage(f"/skills/{index}/id", "is that of another skill")
         ids.add(skill["id"])
-
-
-# --- rewriting a card -------------------------------------------------------------------------------------------------
 
 
 def ours(
@@ -267,9 +261,6 @@ def _place(url: str) -> _CardPlace:
     return _CardPlace((split.hostname or "").rstrip("."), port)
 
 
-# --- writing a card as JSON -------------------------------------------------------------------------------------------
-
-
 def document(card: Read, signer: CardSigner | None = None) -> Json:
     """The JSON of a rewritten card: that of 1.0, and in the same document that of 0.3 if the sidecar speaks it. Clients
     of each version verify its own members, so there is a signature for each."""
@@ -328,9 +319,6 @@ def _merged(one: Any, other: Any) -> Any:
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
         return [_merged(here, there) for here, there in zip(one, other, strict=True)]
     return one
-
-
-# --- signatures -------------------------------------------------------------------------------------------------------
 
 
 def _signature(card: Read, signer: CardSigner) -> Json:

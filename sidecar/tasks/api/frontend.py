@@ -1,7 +1,5 @@
 """The frontend of the task API: a new task is stored before its caller gets an answer, and cancelled at its agent."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

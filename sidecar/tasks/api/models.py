@@ -1,7 +1,5 @@
 """Request and response models of the task API, with the seed's names, texts and bounds of its OpenAPI document."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 

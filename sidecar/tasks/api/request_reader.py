@@ -6,8 +6,6 @@ GET  /a2a/tasks/{id}          show        tasks/get on the task's target
 POST /a2a/tasks/{id}/cancel   cancel      tasks/cancel on it
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID

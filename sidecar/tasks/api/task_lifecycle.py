@@ -9,8 +9,6 @@ switch decide again for the whole chain: one that loses the permission loses the
     telling    the completion callback is queued
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping

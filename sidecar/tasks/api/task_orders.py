@@ -1,7 +1,5 @@
 """Creates tasks, also for schedules and terminals, which have no request but pass all stages; the audit comes first."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress

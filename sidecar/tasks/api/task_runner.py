@@ -1,7 +1,5 @@
 """Runs the tasks that this sidecar holds: a kind of job (`tasks/worker.py`) that another process may continue."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 

@@ -1,7 +1,5 @@
 """One attempt: its order, its events, of which the last is its end, and whether another follows."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

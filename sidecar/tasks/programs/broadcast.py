@@ -1,7 +1,5 @@
 """Broadcasts the events of a run to its subscribers. A slow one misses events and then gets the whole Task."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable

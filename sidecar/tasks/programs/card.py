@@ -1,7 +1,5 @@
 """Builds the card of a CLI-program agent, which shows no path, argument or variable."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from sidecar.protocols.a2a.messages import V10

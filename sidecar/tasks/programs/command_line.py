@@ -4,8 +4,6 @@ A caller's choices have been checked (`prompts.py`) and go only where the operat
 prompt is an argument only if the agent is configured so, and then behind `--` or in place of `{prompt}`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Queues runs of an agent in this process: owners take turns, and none has more than half of the queue."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field

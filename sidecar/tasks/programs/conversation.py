@@ -4,8 +4,6 @@ Output is read at all times, so that the program never blocks. Output between tu
 is still on its way is awaited, because otherwise every later caller would get the answer to another prompt.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator

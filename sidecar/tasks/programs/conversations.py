@@ -4,8 +4,6 @@ A process belongs to one owner and one context and serves no other (threats X6);
 after its end starts a new process and begins with the reason. Where none is kept, each order has a process of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """Accepts, resumes and limits the runs of all programs: a kind of job of the worker (`tasks/worker.py`)."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -9,8 +9,6 @@ An invalid or ambiguous message breaks the conversation: an author notices that 
 timeout. A line that does not begin with `{` is noise, skipped within bounds, as are messages out of their turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 

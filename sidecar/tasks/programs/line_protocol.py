@@ -4,8 +4,6 @@ A program would answer each further line as a prompt of its own, and every later
 Other output is discarded: before the first turn (`greets`), after the answer, and between turns.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 from collections.abc import Iterator

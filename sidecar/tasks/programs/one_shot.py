@@ -1,7 +1,5 @@
 """Runs a program once for one prompt, answered by its standard output or a file, and leaves nothing of it behind."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncGenerator

@@ -4,8 +4,6 @@ Takes bytes in chunks and returns text without terminal control sequences (threa
 result does not depend on where chunks begin: at most the beginning of a character, a secret or a sequence is held back.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

@@ -4,8 +4,6 @@ A task is a run, and has its id. A caller that waits for the answer gets the run
 and the run continues. The owner of a run was checked before (`task_ownership.py`), and is checked here again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress

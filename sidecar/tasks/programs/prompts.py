@@ -11,8 +11,6 @@ options of the call instead; only what `per_call` allows is accepted (threats X1
 All other data becomes JSON text in the prompt; a JSON-RPC program also gets the message. URLs are never fetched.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Turns a run's progress into A2A tasks and events; its output is one artifact per turn: `output`, `output-2` …"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final

@@ -5,8 +5,6 @@ Another process may set `cancel_requested`, or end a run that it took for orphan
 its data gets the run again, unless another process may have ended it before.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

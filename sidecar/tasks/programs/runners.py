@@ -1,7 +1,5 @@
 """Chooses the runner of an agent, and starts the processes that it speaks with over pipes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Bounds prompts and answers, and removes secrets, before they are stored with a run for operators."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Final

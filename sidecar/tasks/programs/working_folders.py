@@ -4,8 +4,6 @@ Each is 0700, its files 0600, and locked while in use: an unlocked one was left 
 next start removes it. A folder that was just made and is not locked yet may go too; its maker then makes another.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

@@ -1,7 +1,5 @@
 """Checks schedules, of sidecar.yaml or an operator's, against the agents and rules that they need."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from sidecar.errors import Reason, Refusal

@@ -1,7 +1,5 @@
 """Orders runs when they are due, under an id that only that time has, and records it then: a crash loses none."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ outbox.py           sends each delivery at least once
 signature.py        signs deliveries
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Chains take turns, each with a share of the concurrent deliveries and one delive
 and port) gets a few at a time and a bounded number per minute over all chains: it may not have asked for any.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Sends webhooks at least once, stored before and deleted at their end: a kind of job of the worker."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

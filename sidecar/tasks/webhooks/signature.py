@@ -6,8 +6,6 @@ Each receiver (scheme, host, port) has its own secret, derived from the sidecar'
 deliveries to another. It is shown as `whsec_` and base64.
 """
 
-from __future__ import annotations
-
 import hmac
 import os
 from base64 import b64encode

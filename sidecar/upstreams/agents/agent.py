@@ -1,7 +1,5 @@
 """One agent behind the sidecar, and its state."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The card is fetched from the configured address, parsed strictly and cached for 
 the agent speaks if the settings leave that open. Addresses in a card are never dialled.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress

@@ -4,8 +4,6 @@ The messages are encoded here and sent over a grpc channel. The gRPC status tell
 connection; `google.rpc.ErrorInfo`, if the agent sends it, says which error it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence

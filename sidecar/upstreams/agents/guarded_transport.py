@@ -4,8 +4,6 @@ An agent's own error counts as an answer. The agent's address, which agent libra
 hidden from callers.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final

@@ -4,8 +4,6 @@ The request is built from what was decided: the sidecar's headers and credential
 form that the agent speaks. Responses are parsed as strictly as requests.
 """
 
-from __future__ import annotations
-
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
@@ -242,8 +240,6 @@ class HttpStream:
     def close(self) -> None:
         self._sent.response.close()
 
-
-# --- responses --------------------------------------------------------------------------------------------------------
 
 _CODE_OF_STATUS: Final = {404: -32001, 400: -32602, 405: -32601, 409: -32002, 415: -32005, 501: -32004}
 
