@@ -223,10 +223,13 @@ class RecordWriter:
     def _append_one(self, record: Unsealed, told: Told) -> None:
         began = monotonic()
         _, error = _first_of((record,), self.sink)
-        self._look_at_time(began)
-        self._judge(error)
-        told(error)
-        _value(error)
+        try:
+            self._look_at_time(began)
+            self._judge(error)
+            told(error)
+            _value(error)
+        finally:
+            del error  # what is raised keeps this frame, and reference cycles are freed late
 
     def _look_at_time(self, began_mono_s: float) -> None:
         """Leave appends to the thread for a while if this one was slow."""

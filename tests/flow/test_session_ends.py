@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
+from sidecar.audit.chain import Unsealed
 from tests.flow.guests import (
     ALICE,
     BOB,
@@ -104,10 +105,13 @@ class FullDisk:
     def __init__(self, file: Any) -> None:
         self.file = file
 
-    def append(self, records: Sequence[dict[str, Any]]) -> int:
-        if any(record["event"] == "outcome" for record in records):
+    def append(self, records: Sequence[Unsealed]) -> int:
+        if any('"event":"outcome"' in record.start for record in records):
             raise OSError
         return int(self.file.append(records))
+
+    def is_quick(self, count: int) -> bool:
+        return bool(self.file.is_quick(count))
 
     def close(self) -> None:
         self.file.close()
