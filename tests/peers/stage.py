@@ -147,17 +147,19 @@ class Wire:
             writer.transport.abort()
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, both ways."""
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self._writers |= {writer, far_writer}
+        """One connection, both ways; closed at once if the port refuses it."""
+        ends = {writer}
         try:
-            with suppress(ExceptionGroup):
+            with suppress(OSError, ExceptionGroup):
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.port)
+                ends.add(far_writer)
+                self._writers |= ends
                 async with asyncio.TaskGroup() as both:
                     both.create_task(_pump(reader, far_writer))
                     both.create_task(_pump(far_reader, writer))
         finally:
-            for end in (writer, far_writer):
-                self._writers.discard(end)
+            self._writers -= ends
+            for end in ends:
                 end.transport.abort()
 
 
