@@ -150,13 +150,11 @@ class Wire:
         """One connection, both ways; closed at once if the port refuses it."""
         ends = {writer}
         try:
-            with suppress(OSError, ExceptionGroup):
+            with suppress(OSError):
                 far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.port)
                 ends.add(far_writer)
                 self._writers |= ends
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(_pump(reader, far_writer))
-                    both.create_task(_pump(far_reader, writer))
+                await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
         finally:
             self._writers -= ends
             for end in ends:
