@@ -24,11 +24,7 @@ TABLES = tables("peers/sdk1")
 
 CLIENT, SERVER = Path(__file__).with_name("sdk1_client.py"), Path(__file__).with_name("sdk1_server.py")
 PYTHON = Path(os.environ.get("SIDECAR_MCP1_PYTHON") or ROOT / ".venv-mcp1" / "bin" / "python")
-pytestmark = [
-    pytest.mark.skipif(
-        not PYTHON.exists(), reason="no interpreter with mcp 1.x: make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON"
-    )
-]
+pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make builds .venv-mcp1, or set SIDECAR_MCP1_PYTHON")
 
 ALLOWED = TABLES["allowed"]
 DENIED = TABLES["denied"]
@@ -44,6 +40,10 @@ class Played:
 
     def arrived(self, method: str) -> list[dict[str, Any]]:
         return [entry["message"] for entry in self.upstream if entry.get("message", {}).get("method") == method]
+
+    @property
+    def refused(self) -> list[dict[str, Any]]:
+        return [record for record in self.records if (record["http_status"] or 0) >= 400]
 
 
 async def _play(folder: Path, upstream: str, rules: str, part: str, path: str = "/mcp") -> Played:
@@ -70,7 +70,7 @@ def denied(everything: str, tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 @pytest.mark.parametrize("step", ALLOWED)
 def test_what_is_allowed_works(allowed: Played, step: str) -> None:
-    assert allowed.seen.get(step, allowed.seen.get("broken")) == ALLOWED[step]
+    assert allowed.seen.get(step, allowed.seen.get("broken")) == ALLOWED[step], allowed.refused
 
 
 def test_one_session_carried_it_all_and_ended_upstream(allowed: Played) -> None:
