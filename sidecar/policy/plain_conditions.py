@@ -5,15 +5,15 @@ comparison does. A condition is plain if it consists of
 
     reads           args.a.b, args['a'], principal.id, origin.roles, has(args.a), now
     constants       null, booleans, texts, doubles, integers of at most 53 bits, lists of them, timestamp('…Z')
-    comparisons     == != < <= > >= in, startsWith, endsWith, contains
+    comparisons     == != < <= > >= in, startsWith, endsWith, contains, size of an input with an integer
     && || !
 
 A plain condition handles plain inputs: null, booleans, doubles, integers of at most 53 bits, ASCII texts without NUL,
-and short lists of them. It returns None for everything else, and CEL evaluates the condition then. So only semantics
-without subtleties are written twice; `tests/unit/policy/test_plain_conditions.py` compares the two.
+and small lists and maps of them. It returns None for everything else, and CEL evaluates the condition then. So only
+semantics without subtleties are written twice; `tests/unit/policy/test_plain_conditions.py` compares the two.
 
-The cost of one run is linear in the size of its inputs, at most `MAX_LIST` items each, and is charged to the decision's
-budget in the same units as CEL's.
+The cost of one run is linear in the size of its inputs, at most `MAX_INSIDE` values each, and is charged to the
+decision's budget in the same units as CEL's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from sidecar.policy.syntax import (
 
 UNITS_PER_NODE: Final = 20  # to measure and convert one value
 UNITS_PER_CHAR: Final = 0.25
-MAX_LIST: Final = 64
+MAX_INSIDE: Final = 256  # values and keys in one list or map
+MAX_LEVELS: Final = 16
 MAX_INTEGER: Final = 2**53  # doubles are exact up to here
 VARIABLES: Final = ("args", "principal", "origin", "now")
 
@@ -54,25 +55,28 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _ORDERINGS: Mapping[str, Callable[[Any, Any], bool]] = {
     "_<_": operator.lt, "_<=_": operator.le, "_>_": operator.gt, "_>=_": operator.ge
 }  # fmt: skip
+_COMPARISONS = {**_ORDERINGS, "_==_": operator.eq, "_!=_": operator.ne}
 _MIRRORED = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
 _EQUALITIES = {"_==_": True, "_!=_": False}
 _TEXT_TESTS: Mapping[str, Callable[[str, str], bool]] = {
     "startsWith": str.startswith, "endsWith": str.endswith, "contains": operator.contains
 }  # fmt: skip
 _NUMBERS = frozenset({int, float})
+_SIZED = frozenset({str, list, dict})
 _RANKS: Mapping[type, int] = {type(None): 0, bool: 1, int: 2, float: 2, str: 3}  # types that can be equal
 _ABSENT: Final = object()
 _NOW: Final = ("now",)
+_SCALAR, _LIST, _ANY = "scalar", "list", "any"  # the form that an input must have; any for `has` and `size`
 
 
 class Leaf(NamedTuple):
-    """One input of one variable: its dotted name, the keys above the last one, the last key, whether it must be a list,
+    """One input of one variable: its dotted name, the keys above the last one, the last key, the form that it must have,
     and the units that its key and value cost at least."""
 
     name: str
     above: tuple[str, ...]
     key: str
-    is_list: bool
+    form: str
     units: float
 
 
@@ -93,7 +97,7 @@ class PlainCondition(NamedTuple):
             if name == "now":
                 inputs["now"] = whole.timestamp()
                 continue
-            for leaf, above, key, is_list, leaf_units in leaves:
+            for leaf, above, key, form, leaf_units in leaves:
                 value = whole
                 for step in above:
                     if type(value) is not dict:
@@ -107,33 +111,45 @@ class PlainCondition(NamedTuple):
                 inputs[leaf] = value
                 units += leaf_units
                 kind = type(value)
-                if kind is str and not is_list:
+                if kind is str and form is not _LIST:
                     if not value.isascii() or "\0" in value:
                         return None
                     units += len(value) * UNITS_PER_CHAR
-                elif is_list:
-                    if kind is not list or len(value) > MAX_LIST or not _all_plain(value):
+                elif (kind is list and form is not _SCALAR) or (kind is dict and form is _ANY):
+                    if (inside := _units_inside(value)) is None:
                         return None
-                    units += _units_of_list(value)
-                elif kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
+                    units += inside
+                elif form is _LIST or kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
                     return None
         return self.test(inputs), inputs, units
 
 
-def _all_plain(values: list[Any]) -> bool:
-    for value in values:
-        kind = type(value)
-        if kind is str:
-            if not value.isascii() or "\0" in value:
-                return False
-        elif kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
-            return False
-    return True
-
-
-def _units_of_list(values: list[Any]) -> float:
-    chars = sum(len(value) for value in values if type(value) is str)
-    return len(values) * UNITS_PER_NODE + chars * UNITS_PER_CHAR
+def _units_inside(whole: list[Any] | dict[str, Any]) -> float | None:
+    """Return the units of what a list or map holds; None if that is not plain, or too much."""
+    units, count = 0.0, 0
+    level: list[Any] = [whole]
+    for _ in range(MAX_LEVELS):
+        below: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is str:
+                if not value.isascii() or "\0" in value:
+                    return None
+                units += len(value) * UNITS_PER_CHAR
+            elif kind is list or kind is dict:
+                count += len(value)
+                if count > MAX_INSIDE:
+                    return None
+                below += value
+                if kind is dict:
+                    below += value.values()
+            elif kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
+                return None
+        if not below:
+            return units
+        units += len(below) * UNITS_PER_NODE
+        level = below
+    return None
 
 
 class _NotPlainError(Exception):
@@ -150,7 +166,7 @@ def plain_condition(serialized: bytes) -> PlainCondition | None:
         return None
 
 
-def _grouped(reads: Mapping[Path, bool]) -> tuple[tuple[tuple[str, tuple[Leaf, ...]], ...], float]:
+def _grouped(reads: Mapping[Path, str]) -> tuple[tuple[tuple[str, tuple[Leaf, ...]], ...], float]:
     """Return the inputs by variable, and the units of everything but the inputs: each key and each value above them is
     a node. Raises _NotPlainError for an input inside another one."""
     between = {path[:size] for path in reads for size in range(1, len(path))}
@@ -170,15 +186,15 @@ def _grouped(reads: Mapping[Path, bool]) -> tuple[tuple[tuple[str, tuple[Leaf, .
 
 
 class _Compiler:
-    """Compiles one tree. `reads` are the inputs found, each with whether it must be a list."""
+    """Compiles one tree. `reads` are the inputs found, each with the form that it must have."""
 
     def __init__(self) -> None:
-        self.reads: dict[Path, bool] = {}
+        self.reads: dict[Path, str] = {}
 
     def node(self, expr: WireMessage) -> Node:
         """Compile an expression whose value is used as a boolean."""
         if expr.one(SELECT).number(TEST_ONLY):
-            return _present(self._input(expr, is_test=True))
+            return _present(self._input(expr, _ANY, is_test=True))
         if path_of(expr) is not None:
             return _value(self._input(expr))
         call = expr.one(CALL)
@@ -200,17 +216,22 @@ class _Compiler:
         return self._comparison(function, left, right)
 
     def _comparison(self, function: str, left: WireMessage, right: WireMessage) -> Node:
-        if path_of(left) is None:
+        if CONST in left or (path_of(left) is None and CONST not in right):
             left, right, function = right, left, _MIRRORED.get(function, function)
-        if function not in _EQUALITIES and function not in _ORDERINGS:
+        if function not in _COMPARISONS:
             raise _NotPlainError
+        if (call := left.one(CALL)).text(2) == "size":
+            measured, size = (call.all(1) + call.all(3))[0], _constant(right)
+            if type(size) is not int:
+                raise _NotPlainError
+            return _sized(_COMPARISONS[function], self._input(measured, _ANY), size)
         if path_of(right) is not None:
             name, other = self._input(left), self._input(right)
             if function in _EQUALITIES:
                 return _same(name, other, _EQUALITIES[function])
             return _in_order(_ORDERINGS[function], name, other)
         if path_of(left) == _NOW:
-            self.reads[_NOW] = False
+            self.reads[_NOW] = _SCALAR
             name, constant = "now", _seconds(right)
         else:
             name, constant = self._input(left), _constant(right)
@@ -223,18 +244,21 @@ class _Compiler:
     def _membership(self, sought: WireMessage, container: WireMessage) -> Node:
         if path_of(container) is None:
             return _among(self._input(sought), [_constant(element) for element in _elements(container)])
-        name = self._input(container, is_list=True)
+        name = self._input(container, _LIST)
         return _holds(name, _constant(sought)) if path_of(sought) is None else _holds_input(name, self._input(sought))
 
-    def _input(self, expr: WireMessage, *, is_list: bool = False, is_test: bool = False) -> str:
+    def _input(self, expr: WireMessage, form: str = _SCALAR, *, is_test: bool = False) -> str:
         """Note that the condition reads an input; return its dotted name. A test such as `has(args.a)` has the path of
         `args.a`, and another value."""
         path = path_of(expr)
         if bool(expr.one(SELECT).number(TEST_ONLY)) is not is_test:
             raise _NotPlainError
-        if path is None or len(path) == 1 or path[0] not in VARIABLES or self.reads.get(path, is_list) is not is_list:
+        if path is None or len(path) == 1 or path[0] not in VARIABLES:
             raise _NotPlainError
-        self.reads[path] = is_list
+        noted = self.reads.get(path, _ANY)
+        if len({noted, form, _ANY}) > 2:
+            raise _NotPlainError
+        self.reads[path] = form if noted is _ANY else noted
         return name_of(path)
 
 
@@ -275,6 +299,14 @@ def _value(name: str) -> Node:
 
 def _present(name: str) -> Node:
     return lambda inputs: name in inputs
+
+
+def _sized(comparison: Callable[[Any, Any], bool], name: str, size: int) -> Node:
+    def node(inputs: Inputs) -> Any:
+        value = inputs.get(name)
+        return comparison(len(value), size) if type(value) in _SIZED else ERROR
+
+    return node
 
 
 def _not(operand: Node) -> Node:

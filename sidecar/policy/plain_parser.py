@@ -8,7 +8,8 @@ that all that follows is the same for both. What is not surely plain, and valid 
     relation    = unary [("==" | "!=" | "<" | "<=" | ">" | ">=" | "in") unary]
     unary       = ["!"] member
     member      = "(" condition ")" | constant | "[" [constant ("," constant)*] "]" | "has(" path ")"
-                | "timestamp(" text ")" | path ["." ("startsWith" | "endsWith" | "contains") "(" text ")"]
+                | "timestamp(" text ")" | "size(" path ")" | path ".size()"
+                | path ["." ("startsWith" | "endsWith" | "contains") "(" text ")"]
     path        = ("args" | "principal" | "origin" | "now") ("." name | "[" text "]")*
 
 in printable ASCII, without escapes, exponents and numbers of more than 15 digits.
@@ -36,7 +37,7 @@ _RESERVED: Final = frozenset((
     *("namespace", "null", "package", "return", "true", "var", "void", "while"),
 ))  # fmt: skip
 _RELATIONS: Final = {mark: f"_{mark}_" for mark in ("==", "!=", "<", "<=", ">", ">=")} | {"in": "@in"}
-_TEXT_TESTS: Final = frozenset({"startsWith", "endsWith", "contains"})
+_METHODS: Final = frozenset({"startsWith", "endsWith", "contains", "size"})
 # cel.expr.Expr, Expr.Select, Expr.Call, Constant; CheckedExpr, SourceInfo
 _ID, _CONST, _IDENT, _SELECT, _CALL, _LIST = 2, 3, 4, 5, 6, 7
 _OPERAND, _FIELD, _TEST_ONLY = 1, 2, 3
@@ -158,12 +159,12 @@ class _Parser:
             case "name", "has":
                 self._next += 1
                 return self._has()
-            case "name", "timestamp":
+            case "name", "timestamp" | "size" as function:
                 self._next += 1
                 at = self.take("mark", "(").at
-                argument = self._text()
+                argument = self._text() if function == "timestamp" else self._read()
                 self.take("mark", ")")
-                return self._call(at, "timestamp", argument)
+                return self._call(at, function, argument)
             case "name", name if name in VARIABLES:
                 return self._read()
         return self._constant()
@@ -189,14 +190,13 @@ class _Parser:
     def _read(self) -> bytes:
         variable = self.take("name")
         steps = self._steps(variable)
-        if not (steps and steps[-1].name in _TEXT_TESTS and self._is("(")):
+        if not (steps and steps[-1].name in _METHODS and self._is("(")):
             return self._path(variable, steps)
         target, function = self._path(variable, steps[:-1]), steps[-1].name.encode()
         at = self.take("mark", "(").at
-        argument = self._text()
+        argument = b"" if function == b"size" else _inner(_ARGUMENT, self._text())
         self.take("mark", ")")
-        parts = _inner(_TARGET, target) + _inner(_FUNCTION, function) + _inner(_ARGUMENT, argument)
-        return self._expression(at, _CALL, parts)
+        return self._expression(at, _CALL, _inner(_TARGET, target) + _inner(_FUNCTION, function) + argument)
 
     def _steps(self, variable: _Token) -> list[_Step]:
         if variable.text not in VARIABLES:

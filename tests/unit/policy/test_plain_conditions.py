@@ -9,6 +9,7 @@ import math
 import os
 from collections import Counter
 from dataclasses import replace
+from itertools import accumulate
 from random import Random
 from typing import Any
 
@@ -46,17 +47,19 @@ _INPUTS = (
     *("args.a", "args.b", "args.c", "args['d-e']", "args.o.x", "args.o.y", "args.o.p.q"),
     *("principal.name", "principal.id", "principal.kind", "origin.id"),
 )
-_FIELDS = tuple(name for name in _INPUTS if "'" not in name)
+_FIELDS = (*(name for name in _INPUTS if "'" not in name), "args.l", "args.o", "args.o.l")
 _TESTS = tuple(f"has({name})" for name in _FIELDS)
 _LISTS = ("args.l", "args.o.l", "principal.scopes", "principal.roles", "origin.scopes", "origin.roles", "args.a")
 _TIMES = TABLES["times"]
+_KEYS = ("a", "x", "text", "é", "", "q" * 300)
+_NESTED = list(accumulate(range(70), lambda inner, _: [inner], initial=1))
 
 
 def written(random: Random, depth: int = 0) -> str:
     """A random condition, most often a plain one."""
     one, two = (random.choice(_INPUTS if random.random() < 0.9 else _TESTS) for _ in range(2))
     constant = random.choice(_CONSTANTS)
-    kind = random.randrange(14) if depth < 3 else random.randrange(4, 14)
+    kind = random.randrange(16) if depth < 3 else random.randrange(4, 16)
     match kind:
         case 0 | 1:
             return f"({written(random, depth + 1)} && {written(random, depth + 1)})"
@@ -81,6 +84,10 @@ def written(random: Random, depth: int = 0) -> str:
             return f"{one} {_operator(random)} {two}"
         case 11:
             return f"{constant} {_operator(random)} {one}"
+        case 12 | 13:
+            sized = random.choice((*_INPUTS, *_LISTS, *_FIELDS[-3:]))
+            sides = [random.choice((f"size({sized})", f"{sized}.size()")), random.choice((*"01234", constant))]
+            return f" {_operator(random)} ".join(random.sample(sides, 2))
     return f"{one} {_operator(random)} {constant}"
 
 
@@ -97,7 +104,9 @@ def _arguments(random: Random) -> dict[str, Any]:
 def _argument(random: Random, key: str) -> Any:
     strange = random.random()
     if strange < 0.02:
-        return random.choice(({}, [], {"x": 1}, [1], [[]], object(), b"a", "x" * 70_000, [1] * 70))
+        return random.choice(({}, [], {"x": 1}, [1], [[]], object(), b"a", "x" * 70_000, [1] * 257, {"a\0": 1}))
+    if strange < 0.06:
+        return random.choice((_nested(random), _NESTED[random.randrange(70)]))
     if key in ("l", "o") and strange > 0.1:
         if key == "l":
             return random.choices(
@@ -106,6 +115,11 @@ def _argument(random: Random, key: str) -> Any:
         inner = [key for key in ("x", "y", "l", "p") if random.random() < 0.8]
         return {key: {"q": random.choice(_SCALARS)} if key == "p" else _argument(random, key) for key in inner}
     return random.choice(_SCALARS)
+
+
+def _nested(random: Random) -> Any:
+    values = [random.choice(_SCALARS) if random.random() < 0.7 else _nested(random) for _ in range(random.randrange(4))]
+    return values if random.random() < 0.5 else dict(zip(random.sample(_KEYS, len(values)), values, strict=True))
 
 
 def _compiled(text: str) -> Condition | None:
