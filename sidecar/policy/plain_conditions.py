@@ -70,8 +70,8 @@ _SCALAR, _LIST, _ANY = "scalar", "list", "any"  # the form that an input must ha
 
 
 class Leaf(NamedTuple):
-    """One input of one variable: its dotted name, the keys above the last one, the last key, the form that it must have,
-    and the units that its key and value cost at least."""
+    """One input of one variable: its dotted name, the keys above the last one, the last key, the form that it must
+    have, and the units that its key and value cost at least."""
 
     name: str
     above: tuple[str, ...]
@@ -303,7 +303,7 @@ def _present(name: str) -> Node:
 
 def _sized(comparison: Callable[[Any, Any], bool], name: str, size: int) -> Node:
     def node(inputs: Inputs) -> Any:
-        value = inputs.get(name)
+        value: Any = inputs.get(name)
         return comparison(len(value), size) if type(value) in _SIZED else ERROR
 
     return node
