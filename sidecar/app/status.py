@@ -216,12 +216,12 @@ class StatusReport:
     def disabled_principals(self) -> Sequence[SwitchEntry]:
         """All disabled principals, both by order and by policies/disabled.yaml."""
         now_s = self.pipeline.live.clock()
-        by_hand, by_file = self.pipeline.stages.switch.disabled, self.pipeline.live.current.disabled
+        by_hand, by_file = self.pipeline.stages.switch.ledger.disabled, self.pipeline.live.current.disabled
         return (*by_hand.in_force(now_s), *by_file.in_force(now_s))
 
     def switched_off(self) -> Sequence[SwitchEntry]:
         """All tools and servers that are switched off."""
-        return self.pipeline.stages.switch.switched_off.in_force(self.pipeline.live.clock())
+        return self.pipeline.stages.switch.ledger.switched_off.in_force(self.pipeline.live.clock())
 
 
 def _transport_of(service: Service) -> str:

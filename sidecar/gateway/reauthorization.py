@@ -70,7 +70,7 @@ class Reauthorization:
     def _current(self) -> RulesInForce:
         """Returns the same object as long as nothing changed."""
         now = self.live.current
-        rules = RulesInForce(now, self.switch.disabled, self.switch.switched_off, now.identity.generation)
+        rules = RulesInForce(now, self.switch.ledger.disabled, self.switch.ledger.switched_off, now.identity.generation)
         if self._rules is None or not all(map(is_, rules[:3], self._rules)) or rules.keys != self._rules.keys:
             self._rules = rules
         return self._rules
@@ -150,7 +150,7 @@ class ContinuedPermission:
     def _disabled(self, caller: Caller, agent: str) -> bool:
         now, now_s = self.live.current, self.live.clock()
         call = Call("a2a", "1.0", agent, SEND.action, (Question(f"nhi:{agent}", SEND.action, ""),))
-        return any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.disabled, now.disabled))
+        return any(each.touched_by(caller.chain, call, now_s) for each in (self.switch.ledger.disabled, now.disabled))
 
     def _no_more(self, caller: Caller, agent: str, skill: str, operations: tuple[Operation, ...]) -> Reason | None:
         """Returns why none of these operations is allowed any more."""

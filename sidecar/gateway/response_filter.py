@@ -150,7 +150,7 @@ class ResponseFilter:
         exchange, now_s = self.exchange, self.now_s()
         decision = exchange.judged_by.engine.reconsider(exchange.caller.chain, question, now_s)
         if decision.allowed or exchange.judged_by.shadows(now_s):
-            if self.switch.switched_off.find(question.object, now_s) is None:
+            if self.switch.ledger.switched_off.find(question.object, now_s) is None:
                 return None
             decision = decision._replace(allowed=False, reason=Reason.TOOL_DISABLED)
         await exchange.request.record.judged(question, decision)
@@ -170,7 +170,7 @@ class ResponseFilter:
             raise refused("its tasks are not a list")
         if len(entries) > task_messages.MAX_NAMED:
             raise refused("its tasks are too many")
-        now_s, is_off = self.now_s(), self.switch.switched_off.find
+        now_s, is_off = self.now_s(), self.switch.ledger.switched_off.find
         mine = ((entry, owned.get(task_messages.listed_id(entry))) for entry in entries)
         asked = ((entry, task.question) for entry, task in mine if task is not None)
         return [entry for entry, by in asked if is_off(by.object, now_s) is None and self._may_list(by, now_s)]
@@ -254,7 +254,7 @@ class ResponseFilter:
     def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
         """Reports whether the tool is on and callable and, if tools are pinned, whether this entry equals the pin: the
         server might answer sidecar's own list differently (threats L6)."""
-        if self.switch.switched_off.find(question.object, now_s) is not None:
+        if self.switch.ledger.switched_off.find(question.object, now_s) is not None:
             return False
         catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
         if question.server not in rules.required:

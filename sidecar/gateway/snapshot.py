@@ -38,7 +38,7 @@ from sidecar.limits.budgets import entries_of
 from sidecar.limits.session_calls import LABEL as SESSION_CALLS
 from sidecar.observability.metrics import WIRE_METHODS
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy.similar_keys import Keys, similar_key
+from sidecar.policy.similar_keys import Keys, Read, similar_key
 from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
@@ -164,8 +164,11 @@ class Snapshot:
         upstream = self.settings.upstreams.get(call.upstream)
         if upstream is not None and upstream.similar_keys == "allow":
             return None
-        reads = self.engine.names_read(decision)
-        return similar_key(call.question.arguments, keys, reads, siblings=call.protocol == "mcp")
+        names, reads = self.engine.names_read, list[Read]()
+        for fact in decision.facts:
+            if fact.condition in names:
+                reads.append(names[fact.condition])
+        return similar_key(call.questions[0].arguments, keys, reads, siblings=call.protocol == "mcp")
 
     def has_upstream(self, name: str) -> bool:
         return name in self.services or name in self.agents

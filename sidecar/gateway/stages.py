@@ -59,15 +59,17 @@ class Stages:
     ) -> Answer:
         """Takes one operation from the decision to the answer, which `drain` waits for."""
         call, record, now = operation.call, request.record, request.now
-        if operation.begins:  # otherwise a call that waits for its caller's answer would never end
+        # A call that waits for its caller's answer would otherwise never end.
+        if operation.begins and (self.draining or self.load_shedding.refused_share or self.refusals.refused):
             self.admit(request)
         self.inside += 1
         try:
             now_s = self.clock()
-            self.refuse_disabled(request.now, caller, call, now_s)
+            if self.switch.ledger.flips or now.disabled.entries:
+                self.refuse_disabled(now, caller, call, now_s)
             decision = record.decision = now.decide(caller.chain, call, now_s)
             record.mark("policy")
-            if not request.shadow:
+            if not decision.allowed and not request.shadow:
                 decision.or_refuse()
             if call.session:
                 self._charge_session_call(request, caller, call)
@@ -126,7 +128,7 @@ class Stages:
 
     def refuse_disabled(self, now: Snapshot, caller: Caller, call: Call, now_s: float) -> None:
         """Raises Refusal if one of the chain, or the target, is disabled."""
-        for disabled in (self.switch.disabled, now.disabled):
+        for disabled in (self.switch.ledger.disabled, now.disabled):
             if disabled.entries:
                 disabled.refuse(caller.chain, call, now_s)
 
@@ -144,7 +146,7 @@ class Stages:
         if len(call.tasks) == 1:
             request.record.task_id = call.tasks[0]
         if questions and call.method != task_messages.CANCEL:
-            self.switch.switched_off.refuse_use(call._replace(questions=questions), now_s)
+            self.switch.ledger.switched_off.refuse_use(call._replace(questions=questions), now_s)
         return decision
 
     def _charge_session_call(self, request: CallContext, caller: Caller, call: Call) -> None:

@@ -19,7 +19,6 @@ from sidecar.policy.conditions import ConditionContext, CostBudget, Outcome, Ran
 from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
 from sidecar.policy.link_decision import KindPolicy, LinkAnswer, LinkRows
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
-from sidecar.policy.similar_keys import Read
 from sidecar.policy.source import PolicySource
 from sidecar.policy.table import DENY
 from sidecar.vocabulary import (
@@ -134,7 +133,8 @@ class Engine:
         }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
         names = ((condition.digest, condition.names) for condition in source.conditions.values())
-        self._names = {digest: read for digest, read in names if read.tree or read.anywhere}
+        self.names_read = {digest: read for digest, read in names if read.tree or read.anywhere}
+        """What conditions read of the arguments, by their digest."""
         self._guarded = bool(len(self._guardrails.table))
         self._chains: dict[int, tuple[Chain, tuple[PolicySubject, ...]]] = {}  # by identity
         self._cases = _CaseCache()
@@ -159,10 +159,6 @@ class Engine:
         Any live allow row of the last principal on that server opens it, whatever its actions and conditions; a deny
         row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
         return self._decide("session", chain, question, now_s)
-
-    def names_read(self, decision: Decision) -> Sequence[Read]:
-        """Return what the conditions evaluated for a decision read of the arguments."""
-        return [self._names[fact.condition] for fact in decision.facts if fact.condition in self._names]
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         return self._askers.roles_of(principal)

@@ -59,17 +59,14 @@ def read_of(paths: Iterable[Path], anywhere: Iterable[str]) -> Read:
 
 @dataclass(slots=True, eq=False)
 class Keys:
-    """The properties of one place in a schema, and the places below it."""
+    """The properties of one place in a schema, and the places below it. `distinct`: no two properties are similar."""
 
     names: frozenset[str] = frozenset()
     similar: frozenset[str] = frozenset()
     below: dict[str, Keys | None] = field(default_factory=dict)
     others: Keys | None = None
     items: Keys | None = None
-
-    @property
-    def distinct(self) -> bool:
-        return len(self.similar) == len(self.names)
+    distinct: bool = True
 
     def at(self, key: str) -> Keys | None:
         return self.below.get(key, self.others)
@@ -108,6 +105,7 @@ class _KeyPlaces:
                 properties.setdefault(name, []).append(below)
         keys.names = frozenset(properties)
         keys.similar = frozenset(map(folded, properties))
+        keys.distinct = len(keys.similar) == len(keys.names)
         keys.below = {name: self._place(below) for name, below in properties.items()}
         keys.others = self._place(below for schema in schemas for below in _below_others(schema))
         keys.items = self._place(below for schema in schemas for below in _below_items(schema))
@@ -126,12 +124,13 @@ def similar_key(
     `siblings`, the keys of one object are not compared with each other."""
     if not siblings and not reads:
         return None
-    anywhere = _NO_NAMES
-    for each in reads:
-        anywhere |= each.anywhere
+    anywhere, trees = _NO_NAMES, list[Mapping[str, Any]]()
+    for tree, names in reads:
+        anywhere |= names
+        if tree:
+            trees.append(tree)
     everywhere = siblings or bool(anywhere)  # otherwise only places that a schema or a condition names matter
-    waiting: list[tuple[Path, Any, Keys | None, list[Mapping[str, Any]]]] = []
-    waiting.append(((), arguments, keys, [read.tree for read in reads if read.tree]))
+    waiting: list[tuple[Path, Any, Keys | None, list[Mapping[str, Any]]]] = [((), arguments, keys, trees)]
     while waiting:
         at, value, keys, trees = waiting.pop()
         if isinstance(value, list):
@@ -141,11 +140,17 @@ def similar_key(
                     ((*at, str(i)), item, items, []) for i, item in enumerate(value) if type(item) in _CONTAINERS
                 ]
         elif isinstance(value, dict):
-            found = _similar_in(value, keys, trees, anywhere, siblings)
-            if found is not None:
+            # The common case: all keys are names of the schema, which differ, and nothing else is read.
+            clear = False
+            if keys is not None and keys.distinct and value.keys() <= keys.names and anywhere <= keys.names:
+                clear = True
+                for tree in trees:
+                    clear = clear and tree.keys() <= keys.names
+            if not clear and (found := _similar_in(value, keys, trees, anywhere, siblings)) is not None:
                 return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in (*at, found))
             for key, below in value.items():
-                if type(below) in _CONTAINERS and _holds_more(below):
+                kind = type(below)  # of interest is a container with keys in it or below it
+                if below if kind is dict else kind is list and not _CONTAINERS.isdisjoint(map(type, below)):
                     place = keys.at(key) if keys is not None else None
                     read = [tree[key] for tree in trees if tree.get(key)]
                     if everywhere or read or place is not None:
@@ -160,13 +165,6 @@ def _similar_in(
     anywhere: frozenset[str],
     siblings: bool,
 ) -> str | None:
-    # The common case: all keys are names of the schema, which differ, and nothing else is read.
-    if keys is not None and keys.distinct and value.keys() <= keys.names and anywhere <= keys.names:
-        for tree in trees:
-            if not tree.keys() <= keys.names:
-                break
-        else:
-            return None
     known: list[tuple[Container[str], frozenset[str]]] = [(keys.names, keys.similar)] if keys is not None else []
     known += [(tree.keys(), frozenset(map(folded, tree))) for tree in trees]
     if anywhere:
@@ -182,13 +180,6 @@ def _similar_in(
             if fold in similar and key not in names:
                 return key
     return None
-
-
-def _holds_more(value: Any) -> bool:
-    """Whether there are keys in a container or below it."""
-    if type(value) is dict:
-        return bool(value)
-    return not _CONTAINERS.isdisjoint(map(type, value))
 
 
 def _holding(schemas: Iterable[object], led: Led) -> Iterator[Schema]:
@@ -236,5 +227,5 @@ def _everywhere(led: Led, root: Schema) -> Keys:
             below = [*_mapping(schema, "properties").values(), *_below_others(schema), *_below_items(schema)]
             waiting += [each for each in below if isinstance(each, dict) and id(each) not in seen]
     keys = Keys(frozenset(names), frozenset(map(folded, names)))
-    keys.others = keys.items = keys
+    keys.distinct, keys.others, keys.items = len(keys.similar) == len(names), keys, keys
     return keys

@@ -228,7 +228,7 @@ async def test_an_order_that_says_nothing_valid_does_nothing(tmp_path: Path) -> 
 
 async def test_the_command_lists_as_many_as_there_can_be(planner: World) -> None:
     flips = [SwitchVersion(f"nhi:{number}", True, 1, "x" * 500, None, "test", 1.0) for number in range(MAX_FLIPS)]
-    planner.app.switch._ledger.take(flips)
+    planner.app.switch.ledger.take(flips)
     status, body = await asyncio.to_thread(ask_control, planner.app.settings.control_path, "/api/principals")
     assert status == 200 and len(json.loads(body)["disabled"]) == MAX_FLIPS
 

@@ -21,7 +21,6 @@ from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveInten
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import Route
-from sidecar.gateway.snapshot import Service
 from sidecar.policy.similar_keys import SIMILAR_KEY
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Message
@@ -91,20 +90,40 @@ class McpFrontend:
     async def check(
         self, request: RequestContext, caller: Caller, intent: ServerIntent, decision: Decision
     ) -> ServerIntent:
-        service = request.now.service(request.server)
+        """Checks also the arguments of a tool call, against the tool's pinned definition and its schema."""
+        now, call = request.now, intent.call
+        service = now.service(request.server)
         if not isinstance(intent, LeaveIntent):  # a session can be ended also while its upstream is off or unavailable
-            self.switch.switched_off.refuse_use(intent.call, self.clock())
+            if self.switch.ledger.flips:
+                self.switch.ledger.switched_off.refuse_use(call, self.clock())
             service.account.breaker.check()  # before waiting for the server's tools, and before charging
         if not isinstance(intent, AskIntent):
             return intent
         if "requestState" in intent.message.params:  # of a call that continues; a state of another call is refused
-            state = self.forwarder.states.open(caller, intent.call, intent.message.params["requestState"])
+            state = self.forwarder.states.open(caller, call, intent.message.params["requestState"])
             params = {**intent.message.params, "requestState": state}
             intent = intent._replace(message=intent.message._replace(params=params))
-        if intent.call.method == "tools/call":
-            await _check_arguments(request, service, intent, decision)
-        elif intent.call.method == "tools/list":
+        if call.method == "tools/list":
             await service.catalogue.learn(service.timeout_s)  # a listed tool must be callable
+        if call.method != "tools/call":
+            return intent
+        question = call.questions[0]
+        tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
+        if tool.schema is None:
+            raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
+        if now.required and not now.approves(question.server, tool.name, tool.definition.digest):
+            raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
+        key = now.similar_key(call, decision, tool.schema.keys)
+        violation = tool.schema.violation(question.arguments) if key is None else Violation(key, SIMILAR_KEY)
+        if violation is not None:
+            pointer = f"/arguments{violation.pointer}"
+            data = {"pointer": pointer, "keyword": violation.keyword}
+            raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
+        if tool.param_headers:
+            if intent.era is Era.STATELESS and not request.plain:
+                eras.check_parameter_headers(request.headers, tool.param_headers, question.arguments)
+            request.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
+        request.record.mark("arguments")
         return intent
 
     def carry_out(self, charged: Charged) -> Coroutine[Any, Any, web.StreamResponse]:
@@ -115,24 +134,3 @@ class McpFrontend:
 def operation_of(request: RequestContext, intent: Intent) -> ParsedOperation:
     request.goes_to(intent.call.upstream)
     return ParsedOperation(intent.call, intent, begins(intent))
-
-
-async def _check_arguments(request: RequestContext, service: Service, intent: AskIntent, decision: Decision) -> None:
-    """Checks a tool call against its pinned definition and its schema. Raises Refusal."""
-    question, now = intent.call.question, request.now
-    tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
-    if tool.schema is None:
-        raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
-    if not now.approves(question.server, tool.name, tool.definition.digest):
-        raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
-    similar = now.similar_key(intent.call, decision, tool.schema.keys)
-    violation = Violation(similar, SIMILAR_KEY) if similar is not None else tool.schema.violation(question.arguments)
-    if violation is not None:
-        pointer = f"/arguments{violation.pointer}"
-        data = {"pointer": pointer, "keyword": violation.keyword}
-        raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
-    if tool.param_headers:
-        if intent.era is Era.STATELESS and not request.plain:
-            eras.check_parameter_headers(request.headers, tool.param_headers, question.arguments)
-        request.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
-    request.record.mark("arguments")

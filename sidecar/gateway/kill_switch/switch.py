@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from sidecar.errors import Refusal
-from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, Disabled, SwitchEntry, is_name, is_object, is_reason
+from sidecar.gateway.kill_switch.entries import MAX_REASON_CHARS, SwitchEntry, is_name, is_object, is_reason
 from sidecar.gateway.kill_switch.ledger import MAX_FLIPS, SwitchLedger
 from sidecar.gateway.kill_switch.switch_versions import SwitchVersion, decode, encode
 from sidecar.storage.redis_script import Run, script_text
@@ -47,10 +47,10 @@ _FORGED = (
 
 
 class KillSwitch:
-    """The kill switch of one replica. `clock` returns seconds since the epoch."""
+    """The kill switch of one replica. `ledger` has what is disabled. `clock` returns seconds since the epoch."""
 
     def __init__(self, ledger: SwitchLedger, *, share: Run, witness: Witness, clock: Callable[[], float]) -> None:
-        self._ledger = ledger
+        self.ledger = ledger
         self._share = share
         self._witness = witness
         self._clock = clock
@@ -63,19 +63,9 @@ class KillSwitch:
         self._turning = asyncio.Lock()
 
     @property
-    def disabled(self) -> Disabled:
-        """The principals disabled by hand."""
-        return self._ledger.disabled
-
-    @property
     def saved(self) -> bool:
         """Whether the current state is on disk and survives a restart."""
         return not self._unsaved
-
-    @property
-    def switched_off(self) -> Disabled:
-        """The tools and servers switched off by hand."""
-        return self._ledger.switched_off
 
     async def disable(
         self, principal: str, *, reason: str, until: float | None, by: str, is_object: bool = False
@@ -88,9 +78,9 @@ class KillSwitch:
         now_s = self._clock()
         if until is not None and until <= now_s:
             raise SwitchError("this time is over already", 400)
-        if principal not in self._ledger.flips and len(self._ledger.flips) >= MAX_FLIPS:
+        if principal not in self.ledger.flips and len(self.ledger.flips) >= MAX_FLIPS:
             raise SwitchError(f"more than {MAX_FLIPS} principals: use a pattern in policies/disabled.yaml")
-        flip = SwitchVersion(principal, True, self._ledger.next_number(), reason, until, by, now_s)
+        flip = SwitchVersion(principal, True, self.ledger.next_number(), reason, until, by, now_s)
         self._take(flip)  # first, so that a hanging disk or store does not delay it
         async with self._turning:
             failed = [*await self._saved(), *await self._recorded(flip)]
@@ -104,10 +94,10 @@ class KillSwitch:
         """Undoes `disable`; returns False if it was not disabled by hand. Raises SwitchError."""
         _check_name(principal, is_object)
         async with self._turning:
-            known = self._ledger.flips.get(principal)
+            known = self.ledger.flips.get(principal)
             if known is None or not known.disabled:
                 return False
-            flip = SwitchVersion(principal, False, self._ledger.next_number(), "", None, by, self._clock())
+            flip = SwitchVersion(principal, False, self.ledger.next_number(), "", None, by, self._clock())
             if not flip.newer_than(known):
                 raise SwitchError(f"nothing can be newer than the entry that disables {principal}: {_FORGED}")
             failed = await self._recorded(flip)
@@ -164,11 +154,11 @@ class KillSwitch:
         self._listing = listed
         theirs = {name: flip for name, (flip, _) in listed.items() if not flip.forgotten(now_s)}
         self._stale = [word for name, (_, raw) in listed.items() if name not in theirs for word in (name, raw)]
-        newer = self._ledger.take(theirs.values())
+        newer = self.ledger.take(theirs.values())
         self._token = token
         self._untold = {
             name: flip
-            for name, flip in self._ledger.flips.items()
+            for name, flip in self.ledger.flips.items()
             if name not in theirs or flip.newer_than(theirs[name])
         }
         for flip in newer:
@@ -178,19 +168,19 @@ class KillSwitch:
         return bool(self._untold or self._stale)
 
     def _take(self, flip: SwitchVersion) -> None:
-        self._ledger.take([flip])
+        self.ledger.take([flip])
         self._untold[flip.principal] = flip
 
     async def _saved(self, *more: SwitchVersion) -> list[str]:
         """Saves the changes. Returns the errors, if any."""
-        self._ledger.forget(self._clock())
+        self.ledger.forget(self._clock())
         try:
-            await asyncio.to_thread(self._ledger.save, *more)
+            await asyncio.to_thread(self.ledger.save, *more)
         except OSError as error:
             if not self._unsaved:
-                log.error("disabled principals cannot be saved", extra={"path": self._ledger.path, "error": str(error)})
+                log.error("disabled principals cannot be saved", extra={"path": self.ledger.path, "error": str(error)})
             self._unsaved = True
-            return [f"{self._ledger.path} cannot be written ({error.strerror})"]
+            return [f"{self.ledger.path} cannot be written ({error.strerror})"]
         self._unsaved = False
         return []
 

@@ -39,35 +39,32 @@ class MinuteCounts:
     def __init__(self, clock_mono: Callable[[], float], max_names: int) -> None:
         self._clock_mono = clock_mono
         self._max_names = max_names
-        self._minutes: dict[str, tuple[float, int]] = {}  # begin and count; the oldest first
-
-    def __len__(self) -> int:
-        return len(self._minutes)
+        self.minutes: dict[str, tuple[float, int]] = {}  # begin and count; the oldest first
 
     def count(self, name: str) -> int | None:
         """Counts one occurrence; returns the new count. Returns None if there is no room for another name."""
         now_s = self._clock_mono()
         self._forget(now_s)
-        known = self._minutes.get(name)
-        if known is None and len(self._minutes) >= self._max_names:
+        known = self.minutes.get(name)
+        if known is None and len(self.minutes) >= self._max_names:
             return None
         began_s, count = known or (now_s, 0)
-        self._minutes[name] = began_s, count + 1
+        self.minutes[name] = began_s, count + 1
         return count + 1
 
     def standing(self, name: str) -> tuple[int, float]:
         """Returns the count, and the rest of the minute in seconds."""
-        began_s, count = self._minutes.get(name, (0.0, 0))
+        began_s, count = self.minutes.get(name, (0.0, 0))
         left_s = began_s + MINUTE_S - self._clock_mono()
         return (count, left_s) if count and left_s > 0 else (0, 0.0)
 
     def _forget(self, now_s: float) -> None:
         """Drops ended minutes. All are equally long, so the first to begin is the first to end."""
-        while self._minutes:
-            name, (began_s, _) = next(iter(self._minutes.items()))
+        while self.minutes:
+            name, (began_s, _) = next(iter(self.minutes.items()))
             if now_s - began_s < MINUTE_S:
                 return
-            del self._minutes[name]
+            del self.minutes[name]
 
 
 Name = tuple[tuple[str, object], ...]
@@ -101,7 +98,8 @@ class Tally:
 
 
 class RefusalThrottle:
-    """Counts refusals, and decides which are answered and recorded. `unanswered` is called for each closed request."""
+    """Counts refusals, and decides which are answered and recorded. `unanswered` is called for each closed request.
+    `refused` is empty unless a principal was refused of late."""
 
     def __init__(
         self,
@@ -113,6 +111,7 @@ class RefusalThrottle:
         self.settings, self.unanswered = settings, unanswered
         self._strangers, self._others = MinuteCounts(clock_mono, max_names), MinuteCounts(clock_mono, 1)
         self._principals, self._recorded = MinuteCounts(clock_mono, max_names), MinuteCounts(clock_mono, max_names)
+        self.refused = self._principals.minutes
         self._closed, self._counted = Tally(CLOSED, "peers", max_names), Tally(COUNTED, "chains", max_names)
 
     def closes(self, caller: Caller | None, peer: str, refusal: Refusal) -> bool:
@@ -154,7 +153,7 @@ class RefusalThrottle:
 
     def check(self, caller: Caller | None) -> None:
         """Raises Refusal(TOO_MANY_REFUSALS) for a chain that was refused too often in its minute."""
-        if not len(self._principals) or caller is None or caller.is_anonymous:
+        if not self.refused or caller is None or caller.is_anonymous:
             return
         most = self.settings().per_principal_per_minute
         count, left_s = self._principals.standing(caller.binding)

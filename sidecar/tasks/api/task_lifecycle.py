@@ -483,7 +483,7 @@ class TaskLifecycle:
 
 def check_standing(switch: KillSwitch, now: Snapshot, caller: Caller, call: Call, now_s: float) -> None:
     """Raises Refusal if one of the chain is disabled, no longer trusted, or lacks what the agent's address requires."""
-    for disabled in (switch.disabled, now.disabled):
+    for disabled in (switch.ledger.disabled, now.disabled):
         disabled.refuse(caller.chain, call, now_s)
     if not now.identity.vouches_for(caller):
         raise Refusal(Reason.BAD_CREDENTIAL)

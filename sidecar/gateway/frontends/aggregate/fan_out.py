@@ -59,9 +59,9 @@ def view_of(
         if answer.allowed or shadow:
             try:
                 there = spread.call._replace(upstream=name)
-                for disabled in (switch.disabled, now.disabled):
+                for disabled in (switch.ledger.disabled, now.disabled):
                     disabled.refuse((), there, now_s)
-                switch.switched_off.refuse_use(there, now_s)
+                switch.ledger.switched_off.refuse_use(there, now_s)
                 check_caller(caller, now.audience(name))
                 seen[name] = answer
             except Refusal as refusal:

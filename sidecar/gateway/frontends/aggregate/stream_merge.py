@@ -126,7 +126,7 @@ class StreamMerge:
     def _rules(self) -> tuple[object, ...]:
         """Returns the objects that determine which servers the caller sees; a changed rule is a different object."""
         switch = self.gathering.forwarder.switch
-        return self._live.current, switch.disabled, switch.switched_off
+        return self._live.current, switch.ledger.disabled, switch.ledger.switched_off
 
     def _start(self, names: Sequence[str], resumed: tuple[str, str] | None = None) -> None:
         session = self.call.intent.session

@@ -273,7 +273,7 @@ async def test_an_answer_that_is_none_ends_no_hearing(told: Any, tmp_path: Path)
     known = SwitchLedger(tmp_path / LEDGER_FILE)
     switch = alone(known, told)
     await switch.disable("nhi:a", reason="", until=None, by="operator")
-    assert [*known.flips] == ["nhi:a"] and switch.disabled.find("nhi:a", 2.0)
+    assert [*known.flips] == ["nhi:a"] and switch.ledger.disabled.find("nhi:a", 2.0)
 
 
 async def test_no_number_that_a_store_brings_is_too_high_to_disable_after_or_to_start_with(tmp_path: Path) -> None:

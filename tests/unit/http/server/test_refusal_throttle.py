@@ -176,4 +176,4 @@ def test_a_table_is_as_large_as_it_may_be_and_forgets_what_is_over() -> None:
     minutes = MinuteCounts(lambda: now[0], 3)
     assert [minutes.count(name) for name in "abcda"] == [1, 1, 1, None, 2]
     now[0] = 60
-    assert minutes.count("d") == 1 and len(minutes) == 1 and minutes.standing("a") == (0, 0.0)
+    assert minutes.count("d") == 1 and len(minutes.minutes) == 1 and minutes.standing("a") == (0, 0.0)
