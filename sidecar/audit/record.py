@@ -4,19 +4,22 @@ A record (CONTRACT 7) has every field by name, in one order, in every event; unk
 are bounded here, field by field. Arguments are recorded as a keyed digest (except those that `clear` selects),
 credentials as kind, issuer and key id, and results not at all.
 
-A record is a list of segments: JSON members as text, in the order of `LAYOUT`. A segment that stays the same from call
-to call is serialized once and kept; the outcome of a call is a copy of its decision in which few segments are new.
+A record is a list of segments: JSON members as text, in the order of `LAYOUT`. What stays the same from call to call is
+one list, which is serialized once and kept; a decision is a copy of it, and an outcome a copy of its decision, in which
+few segments are new.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+
+import orjson
 
 from sidecar.audit.chain import Unsealed, ascii_json
 from sidecar.audit.clear import Clear
@@ -90,23 +93,25 @@ RULE_CHARS = 128
 ENTRIES = 32  # of any list without a bound of its own
 PRINCIPALS, CREDENTIALS, RULES, INPUTS, PARTICULARS = 16, 4, 16, 8, 16
 GRANTED_CHARS = 16_384  # roles and scopes of a whole chain; a token with more does not fit into a request's headers
-REMEMBERED = 1024  # of callers, rules, roles and calls each, about 1 KB
-REMEMBERED_CHARS = 512  # of an object; a longer one is serialized each time
+REMEMBERED = 1024  # of callers, calls and plans each, about 1 KB
+REMEMBERED_CHARS = 768  # of the words of a call; a longer one is serialized each time
 _CUT = "..."
 _QUERY = re.compile(r"[?#]")
 
 
-_Thing = TypeVar("_Thing")
 _Made = TypeVar("_Made")
 Record = list[str]
 """The segments of one record."""
 
 
-class CallSegments(NamedTuple):
-    protocol: str
-    call: str
+class KnownCall(NamedTuple):
+    """What is the same in the records of all such calls."""
+
+    record: Record
     shows_all: bool
     """Whether the object is recorded whole."""
+    held: tuple[object, ...]
+    """The objects whose ids are in the key, so that no others get these ids."""
 
 
 class KnownCaller(NamedTuple):
@@ -115,6 +120,8 @@ class KnownCaller(NamedTuple):
     credential: str
     chain: str
     digests: Digests
+    caller: Caller | None
+    """Held, so that no other object gets its id."""
 
 
 class Names(Protocol):
@@ -149,31 +156,29 @@ def request_id(value: str | int | None) -> str | int | None:
 
 class Describer:
     """Describes callers, calls and decisions as segments of records. What is the same from call to call is kept as
-    text: callers, rules and roles by the object, calls and limits by their values."""
+    text: by the objects that policy shares among equal answers, by the caller's object, and by the words of the call.
+    """
 
-    __slots__ = ("_limits", "_links", "_no_caller", "_roles", "_who", "blank", "clear")
+    __slots__ = ("_calls", "_key", "_limits", "_no_caller", "_who", "blank", "clear")
 
     def __init__(self, key: AuditKey, clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         self.clear = Clear(clear_arguments) if clear_arguments else None
         """Selects the arguments that are recorded in clear."""
         self.blank: Record = [segment(place, {"key_id": key.id}) for place in range(len(LAYOUT))]
-        self._no_caller = KnownCaller(self.blank[CREDENTIAL], self.blank[CHAIN], Digests(key, ""))
-        self._who = _once(partial(_who, key))
-        self._links = _once(_link_names)
-        self._roles = _once(_role_names)
+        self._key, self._no_caller = key, KnownCaller(self.blank[CREDENTIAL], self.blank[CHAIN], Digests(key, ""), None)
+        self._who: dict[int, KnownCaller] = {}
+        self._calls: dict[object, KnownCall] = {}
         self._limits: dict[int, tuple[object, str]] = {}
 
     def limits(self, states: tuple[LimitState, ...] | ChargedLimits, charged: int) -> str:
         """As `limits`; the text of a plan is kept, and what remains is put into it."""
-        counted = None if isinstance(states, tuple) or not charged else states.counted
+        counted = None if not charged or isinstance(states, tuple) else states.counted
         if counted is None:
             return limits(states, charged)
         plan, remaining = counted
         known = self._limits.get(id(plan))
         if known is None:
-            if len(self._limits) >= REMEMBERED:
-                self._limits.clear()
-            known = self._limits[id(plan)] = (plan, limits_template(states))
+            known = _keep(self._limits, id(plan), (plan, limits_template(states)))
         return known[1] % remaining[:ENTRIES]
 
     def args_hash(self, caller: Caller | None, question: Question) -> str:
@@ -207,52 +212,84 @@ class Describer:
         return {**hashed, "object": f"{word}:{place}{digest(name)}", "tool": tool, "redaction_applied": True}
 
     def caller(self, caller: Caller | None) -> KnownCaller:
-        return self._no_caller if caller is None else self._who(caller)
+        if caller is None:
+            return self._no_caller
+        return self._who.get(id(caller)) or _keep(self._who, id(caller), _who(self._key, caller))
 
-    def call(self, protocol: str, call: Call) -> CallSegments:
-        question = call.question
-        chars = len(question.object) + len(question.action) + len(call.method) + len(call.protocol_version)
-        describe = _call_segments if chars <= REMEMBERED_CHARS else _call_segments.__wrapped__
-        words = (protocol, call.protocol_version, call.upstream, call.method)
-        return describe(*words, question.server, question.name, question.action, question.object)
+    def call(self, words: tuple[str, ...], decision: Decision | None, enforcement: str) -> KnownCall:
+        """What is the same for all calls of these `words`, the parameters of `about`, under decisions that differ in
+        `facts` only."""
+        held: tuple[object, ...] = ()
+        key: tuple[object, ...] = (words, enforcement)
+        if decision is not None:
+            allowed, revision, links, _, _, _, roles, would_deny, would_allow, _ = decision
+            held = links, roles, would_deny, would_allow
+            key = (words, enforcement, allowed, revision, id(links), id(roles), id(would_deny), id(would_allow))
+        if (known := self._calls.get(key)) is not None:
+            return known
+        fields, record, object_ = about(*words), self.blank.copy(), "".join(words[4:5])
+        record[PROTOCOL], record[CALL] = segment(PROTOCOL, fields), segment(CALL, fields)
+        describe(record, decision, enforcement)
+        known = KnownCall(record, _without_query(object_, object_) == object_, held)
+        return known if sum(map(len, words)) > REMEMBERED_CHARS else _keep(self._calls, key, known)
 
-    def role(self, decision: Decision) -> str:
-        return self._roles(decision.roles)
 
-    def ground(self, digests: Digests, decision: Decision) -> str:
-        """The rules that a decision rests on, and what their conditions read."""
-        links = self._links(decision.links)
-        if not decision.facts:
-            return f'{links},"facts":[]'
-        facts = [_fact(fact, digests.fact_hash) for fact in decision.facts[:ENTRIES]]
-        return f'{links},"facts":[{",".join(facts)}]'
+def describe(record: Record, decision: Decision | None, enforcement: str, excused: tuple[str, ...] = ()) -> None:
+    """What policy says, but for the facts, and what shadow mode let pass."""
+    fields: dict[str, Any] = {"would_deny": excused, "enforcement": enforcement}
+    if decision is not None:
+        would_deny = decision.would_deny
+        if enforcement == "shadow" and not decision.allowed:
+            would_deny = (*would_deny, *decision.denied_by)
+        fields |= {
+            "agent_role": optional_text(",".join(decision.roles[:ENTRIES]), NAME_CHARS),
+            "links": _told(decision.links),
+            "would_deny": (*rule_names(would_deny), *excused),
+            "would_allow": rule_names(decision.would_allow),
+            "policy_revision": optional_text(decision.revision),
+        }
+    for place in (ROLE, GROUND, POLICY):
+        record[place] = segment(place, fields)
 
 
-def about_call(call: Call) -> dict[str, Any]:
-    question = call.question
-    return {
-        "protocol_version": optional_text(call.protocol_version),
-        "upstream": optional_text(call.upstream),
-        "server": optional_text(question.server or call.upstream),
-        "tool": optional_text(_without_query(question.object, question.name), OBJECT_CHARS),
-        "method": optional_text(call.method),
-        "action": text(question.action, ID_CHARS),
-        "object": text(_without_query(question.object, question.object), OBJECT_CHARS),
+def ground(links: str, facts: tuple[Fact, ...], digests: Digests) -> str:
+    """The segment of `links` with facts, which were none. Their inputs are keyed digests: comparable, not readable."""
+    told = []
+    for fact in facts[:ENTRIES]:
+        link, inputs = fact.link, {}
+        for path, value in islice(fact.inputs.items(), INPUTS):
+            name, digest = _path(path), digests.fact_hash(value)
+            inputs[name] = f'{name}:"{digest}"' if digest else f"{name}:null"
+        form = _fact_form(link.subject, link.action[: ID_CHARS + 1], fact.condition, fact.outcome)
+        told.append(form % ",".join(inputs.values()))
+    return f"{links[:-1]}{','.join(told)}]"
+
+
+def about(
+    protocol: str,
+    version: str,
+    upstream: str,
+    method: str,
+    object_: str | None = None,
+    action: str = "",
+    server: str = "",
+    name: str = "",
+) -> dict[str, Any]:
+    """The plain fields of `PROTOCOL` and `CALL`; without an object, those of a request that ended before its call."""
+    fields: dict[str, Any] = {
+        "protocol": optional_text(protocol),
+        "protocol_version": optional_text(version),
+        "upstream": optional_text(upstream),
+        "method": optional_text(method),
     }
-
-
-def shows_all(question: Question) -> bool:
-    """Whether the object is recorded whole."""
-    return _without_query(question.object, question.object) == question.object
-
-
-@lru_cache(REMEMBERED)
-def _call_segments(
-    protocol: str, version: str, upstream: str, method: str, server: str, name: str, action: str, object_: str
-) -> CallSegments:
-    call = Call(protocol, version, upstream, method, (Question(object_, action, server, name),))
-    fields = {"protocol": optional_text(protocol), **about_call(call)}
-    return CallSegments(segment(PROTOCOL, fields), segment(CALL, fields), shows_all(call.question))
+    if object_ is None:
+        return fields | dict.fromkeys(("server", "tool", "action", "object"))
+    return fields | {
+        "server": optional_text(server or upstream),
+        "tool": optional_text(_without_query(object_, name), OBJECT_CHARS),
+        "action": text(action, ID_CHARS),
+        "object": text(_without_query(object_, object_), OBJECT_CHARS),
+    }
 
 
 def as_seed(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,13 +336,6 @@ def limits(states: Iterable[LimitState], charged: int) -> str:
     return f'"limits":{json_text(told)}'
 
 
-@lru_cache(REMEMBERED)
-def policy(would_deny: tuple[str, ...], would_allow: tuple[str, ...], revision: str, enforcement: str) -> str:
-    """What shadow rules would have decided; `would_deny` is bounded by the caller."""
-    fields = {"would_deny": would_deny, "would_allow": rule_names(would_allow)}
-    return segment(POLICY, {**fields, "policy_revision": optional_text(revision), "enforcement": enforcement})
-
-
 @lru_cache(None)  # of our own words only
 def end(reason: Reason | None, tool_error: bool | None) -> str:
     answer = ANSWERS[reason] if reason is not None else None
@@ -344,14 +374,17 @@ def answer(
     stages_s: Mapping[str, float],
 ) -> str:
     """What was answered, and how long it took. All but `bytes_in` is None before the answer."""
+    latency = {}
+    for stage, spent_s in stages_s.items():
+        latency[stage] = int(spent_s * 1e6 + 0.5) / 1000  # `_ms`, inlined
     told = {
         "http_status": http_status,
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
         "duration_ms": None if duration_s is None else _ms(duration_s),
-        "latency": {stage: int(spent_s * 1e6 + 0.5) / 1000 for stage, spent_s in stages_s.items()},  # `_ms`, inlined
+        "latency": latency,
     }
-    return json_text(told)[1:-1]
+    return orjson.dumps(told).decode("ascii")[1:-1]
 
 
 def _ms(spent_s: float) -> float:
@@ -405,7 +438,8 @@ def _who(key: AuditKey, caller: Caller) -> KnownCaller:
         "granted": _granted(caller.chain),
         "agent_id": text(caller.last.name, NAME_CHARS),
     }
-    return KnownCaller(segment(CREDENTIAL, fields), segment(CHAIN, fields), Digests(key, namespace_of(caller.last.id)))
+    digests = Digests(key, namespace_of(caller.last.id))
+    return KnownCaller(segment(CREDENTIAL, fields), segment(CHAIN, fields), digests, caller)
 
 
 def _granted(chain: Chain) -> list[dict[str, list[str]]] | None:
@@ -418,8 +452,8 @@ def _granted(chain: Chain) -> list[dict[str, list[str]]] | None:
     return granted if words else []
 
 
-def _link_names(links: tuple[Link, ...]) -> str:
-    told = [
+def _told(links: tuple[Link, ...]) -> list[dict[str, Any]]:
+    return [
         {
             "kind": link.kind,
             "action": text(link.action, ID_CHARS),
@@ -428,25 +462,13 @@ def _link_names(links: tuple[Link, ...]) -> str:
         }
         for link in links[:ENTRIES]
     ]
-    return f'"links":{json_text(told)}'
 
 
-def _role_names(roles: tuple[str, ...]) -> str:
-    return segment(ROLE, {"agent_role": optional_text(",".join(roles[:ENTRIES]), NAME_CHARS)})
-
-
-def _once(make: Callable[[_Thing], _Made]) -> Callable[[_Thing], _Made]:
-    """Cache `make` by object identity: hashing by value would cost more than making it again."""
-    known: dict[int, tuple[_Thing, _Made]] = {}
-
-    def made(thing: _Thing) -> _Made:
-        found = known.get(id(thing))
-        if found is None:
-            if len(known) >= REMEMBERED:
-                known.clear()
-            found = known[id(thing)] = (thing, make(thing))  # the reference keeps the object's id from being reused
-        return found[1]
-
+def _keep(known: dict[Any, _Made], key: object, made: _Made) -> _Made:
+    """Keep what was made. If the key is an object's id, what was made holds the object, so the id is not used again."""
+    if len(known) >= REMEMBERED:
+        known.clear()
+    known[key] = made
     return made
 
 
@@ -469,14 +491,6 @@ def _plain(value: object) -> object:
             return rule_names([str(item) for item in value[:ENTRIES]])
         case _:
             return text(str(value), NAME_CHARS)
-
-
-def _fact(fact: Fact, fact_hash: Callable[[object], str | None]) -> str:
-    """A condition's result, and the link that it concerns. Inputs are keyed digests: comparable, not readable."""
-    link = fact.link
-    digests = {_path(path): fact_hash(value) for path, value in islice(fact.inputs.items(), INPUTS)}
-    inputs = ",".join([f'{path}:"{digest}"' if digest else f"{path}:null" for path, digest in digests.items()])
-    return _fact_form(link.subject, link.action[: ID_CHARS + 1], fact.condition, fact.outcome) % inputs
 
 
 @lru_cache(REMEMBERED)

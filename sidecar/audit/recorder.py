@@ -231,12 +231,14 @@ class Recording:
         """Write the policy decision on something inside this request: a request from the server to its client, or the
         response to an earlier call. Raises Refusal(AUDIT_UNAVAILABLE)."""
         record = self._gather(0, self.audit.new_id())
-        about = {**self._about(), "tool": None, "method": question.action}
+        about = {**shape.about(*self._words()), "tool": None, "method": question.action}
         about |= {"action": question.action, "object": question.object}
         record[shape.CALL] = shape.segment(shape.CALL, about)
         record[shape.ARGUMENTS] = self._arguments(None)
         record[shape.END] = shape.segment(shape.END, {"reason": None if enforcement == "shadow" else decision.reason})
-        self._describe(record, decision, enforcement)
+        shape.describe(record, decision, enforcement)
+        digests = self.audit.describer.caller(self.caller).digests
+        record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, digests)
         if (job := self.audit.write("decision", record)) is not None:
             or_refuse(await job)
 
@@ -299,7 +301,7 @@ class Recording:
         record = self._gather(0)
         if self.names is not None:
             allowed = self.decision is not None and self.decision.allowed
-            about = self._about()
+            about = shape.about(*self._words())
             hashed = self.audit.describer.foreign(self.caller, about, self.names, self.call, allowed=allowed)
             if hashed:
                 about |= hashed
@@ -311,43 +313,40 @@ class Recording:
     def _hash(self) -> str | None:
         return None if self.call is None else self.audit.describer.args_hash(self.caller, self.call.question)
 
-    def _about(self) -> dict[str, Any]:
-        """The plain fields of `PROTOCOL` and `CALL`."""
-        fields: dict[str, Any] = {"protocol": shape.optional_text(self.protocol)}
-        if self.call is not None:
-            return fields | shape.about_call(self.call)
-        nothing = dict.fromkeys(("protocol_version", "server", "tool", "action", "object"))
-        upstream, method = shape.optional_text(self.upstream), shape.optional_text(self.method)
-        return {**nothing, **fields, "upstream": upstream, "method": method}
+    def _words(self) -> tuple[str, ...]:
+        """The parameters of `record.about`."""
+        call = self.call
+        if call is None:
+            return self.protocol, "", self.upstream, self.method
+        asked = call.questions[0]
+        words = self.protocol, call.protocol_version, call.upstream, call.method
+        return *words, asked.object, asked.action, asked.server, asked.name
 
     def _gather(self, charged: int, decision_id: str = "") -> Record:
         """What is known before the answer, in the order of `LAYOUT`."""
-        call, describer = self.call, self.audit.describer
+        call, describer, decision, caller = self.call, self.audit.describer, self.decision, self.caller
         asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
-        record = describer.blank.copy()
+        same, shows_all, _ = describer.call(self._words(), decision, self.enforcement)
+        known = describer.caller(caller)
+        record = same.copy()
         record[shape.IDS] = shape.ids(
             decision_id or self.decision_id, asked_as, self.trace_id, self.run_id, self.thread_id
         )
         record[shape.PEER] = shape.peer(self.peer)
+        record[shape.CREDENTIAL], record[shape.CHAIN] = known.credential, known.chain
         if self.task_id:
             record[shape.TASK] = shape.task(self.task_id)
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
-        if self.caller is not None:
-            record[shape.CREDENTIAL], record[shape.CHAIN], _ = describer.caller(self.caller)
-        if call is None:
-            about = self._about()
-            record[shape.PROTOCOL], record[shape.CALL] = (
-                shape.segment(place, about) for place in (shape.PROTOCOL, shape.CALL)
-            )
-        else:
-            record[shape.PROTOCOL], record[shape.CALL], whole = describer.call(self.protocol, call)
-            self._redacts = bool(call.question.arguments) or not whole
-            if self._redacts:
-                record[shape.CONTENT] = shape.REDACTED
+        self._redacts = call is not None and (bool(call.questions[0].arguments) or not shows_all)
+        if self._redacts:
+            record[shape.CONTENT] = shape.REDACTED
         record[shape.ARGUMENTS] = self._arguments(self.args_hash)
+        if self.excused:
+            shape.describe(record, decision, self.enforcement, self.excused)
+        if decision is not None and decision.facts:
+            record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
         record[shape.LIMITS] = self._limits(charged)
-        self._describe(record, self.decision, self.enforcement, self.excused)
         record[shape.ANSWER] = shape.answer(None, self.bytes_in, None, None, self.stages_s)
         return record
 
@@ -364,22 +363,6 @@ class Recording:
             told = self.audit.describer.limits(self.limits, charged)
             self._told_limits = (self.limits, charged, told)
         return told
-
-    def _describe(
-        self, record: Record, decision: Decision | None, enforcement: Enforcement, excused: tuple[str, ...] = ()
-    ) -> None:
-        """What policy says, and what shadow mode let pass."""
-        if decision is None:
-            record[shape.POLICY] = shape.policy(excused, (), "", enforcement)
-            return
-        describer, would_deny = self.audit.describer, decision.would_deny
-        record[shape.ROLE] = describer.role(decision)
-        record[shape.GROUND] = describer.ground(describer.caller(self.caller).digests, decision)
-        if enforcement == "shadow" and not decision.allowed:
-            would_deny = (*would_deny, *decision.denied_by)
-        if would_deny or excused:
-            would_deny = (*shape.rule_names(would_deny), *excused)
-        record[shape.POLICY] = shape.policy(would_deny, decision.would_allow, decision.revision, enforcement)
 
 
 class RecordStamp:

@@ -18,7 +18,7 @@ from sidecar.audit import Recording, time_ordered_ids
 from sidecar.audit.chain import BEGINNING, MAX_LINE_BYTES, unseal
 from sidecar.audit.clear import Clear
 from sidecar.audit.digest import Digests
-from sidecar.audit.record import FIELDS, REMEMBERED, SEED_FIELDS, Describer, as_seed, limits
+from sidecar.audit.record import FIELDS, GROUND, REMEMBERED, ROLE, SEED_FIELDS, Describer, as_seed, limits
 from sidecar.audit.record_ids import ENTROPY_BYTES
 from sidecar.audit.recorder import Audit
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
@@ -357,8 +357,8 @@ def test_each_caller_is_described_as_itself_whatever_came_before() -> None:
         link = Link(PermissionKind.AGENT_TO_TOOL, name, "tool:x", "tools/call", True, rules=(rule,))
         for _ in range(2):
             decision = Decision(True, "r", (link,), roles=(name,))
-            known, ground = describer.caller(caller), describer.ground(describer.caller(caller).digests, decision)
-            line = orjson.loads("{" + ",".join([known.chain, describer.role(decision), ground]) + "}")
+            same = describer.call(("mcp", "", "", "tools/call", "tool:x"), decision, "enforce").record
+            line = orjson.loads("{" + ",".join([describer.caller(caller).chain, same[ROLE], same[GROUND]]) + "}")
             assert (line["agent_id"], line["chain"], line["agent_role"]) == (name, [name], name)
             assert line["links"][0]["rules"] == [name]
             seen.add(describer.args_hash(caller, Question("tool:x", "tools/call", "x")))
