@@ -117,10 +117,14 @@ LINGERER = b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nx"
 
 async def test_who_was_answered_and_lingers_gives_its_place_to_the_next() -> None:
     async with listening(here, max_connections=20) as listener, AsyncExitStack() as open_ones:
+        back = await open_ones.enter_async_context(asking(listener, LINGERER, "127.0.0.3"))
+        assert (await back.response())[0] == 200
+        await back.send(b"x" * 999 + b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await back.response())[0] == 200 and not listener.seats.lingering, "its body came with the next head"
         lingering = []
         for number in range(60):
-            source = f"127.0.0.{66 + number % 2}"
-            lingering.append(await open_ones.enter_async_context(asking(listener, LINGERER, source)))
+            on = asking(listener, LINGERER, f"127.0.0.{66 + number % 2}")
+            lingering.append(await open_ones.enter_async_context(on))
             assert (await lingering[-1].response())[0] == 200
             if not number % 10:
                 assert await answered(listener, "127.0.0.2")

@@ -136,14 +136,11 @@ class ServerConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if len(data) <= SLICE_BYTES:
-            self._parse(data)
-        else:
+        """Parses what arrived, at most SLICE_BYTES at once, and wakes `start` for the requests that begin in it."""
+        if len(data) > SLICE_BYTES:
             for start in range(0, len(data), SLICE_BYTES):
-                self._parse(data[start : start + SLICE_BYTES])
-
-    def _parse(self, data: bytes) -> None:
-        """Parses at most SLICE_BYTES, and wakes `start` for the requests that begin in them."""
+                self.data_received(data[start : start + SLICE_BYTES])
+            return
         if self._is_deaf:
             return
         messages, is_chunked, is_broken = self._messages, self._chunked is not None, False
@@ -177,11 +174,7 @@ class ServerConnection(web.RequestHandler):
                 self._head_timer.cancel()
                 self._head_timer = None
             return
-        if self._lingering is not None:
-            if self._lingering.is_eof():
-                self._lingering = None
-                self.seat.limits.stay(self.seat)
-        elif data and self._head_timer is None and not self.is_busy:
+        if data and self._head_timer is None and self._lingering is None and not self.is_busy:
             self._wait_for_head()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
@@ -352,84 +345,81 @@ class ServerConnection(web.RequestHandler):
             self.close()
 
     async def start(self) -> None:
-        """Answers requests in turn, in one task. aiohttp's loop uses a task and five coroutines for each request."""
-        loop = self._loop
-        while not self._force_close:
-            if not self._messages:
-                self._waiter = loop.create_future()
-                try:
+        """Answers requests in turn, in one task. aiohttp uses a task and five coroutines for each request."""
+        loop, messages, handle = self._loop, self._messages, self._request_handler
+        assert handle is not None
+        try:
+            while not (self._close or self._force_close):
+                if not messages:
+                    self._waiter = loop.create_future()
                     await self._waiter
+                message, body = messages.popleft()
+                is_late = not body.is_eof()
+                if self._parser is not None and not is_late:
+                    self._parser.message_consumed()
+                if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
+                    self._resume_reading_if_drained()
+                self._request_in_progress = True
+                if isinstance(message, _ErrInfo):
+                    request = HttpRequest(ERROR, body, self)
+                    response = await self._refuse(message.status)
+                else:
+                    self._current_request = request = HttpRequest(message, body, self)
+                    try:
+                        response = await handle(request)
+                    except Exception as fault:
+                        response = await self._failed(fault)
+                try:
+                    if isinstance(response, WholeResponse):
+                        response.send(request, self.transport)
+                        if self._paused:
+                            await self._drain_helper()
+                    else:
+                        await response.prepare(request)
+                        await response.write_eof()
                 finally:
-                    self._waiter = None
-            try:
-                may_go_on = await self._answer(*self._messages.popleft())
-            except asyncio.CancelledError:
-                self.force_close()
-                raise
-            except ConnectionError:  # the caller is gone
-                break
-            except Exception:
-                log.exception("a connection failed")
-                self.force_close()
-                break
-            if not may_go_on or self._close or self._force_close:
-                break
-            self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
-            if self._keepalive_handle is None:
-                self._keepalive_handle = loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+                    if is_late and not body.is_eof():
+                        self._lingering = body
+                        self.seat.limits.linger(self.seat)
+                # Not before the answer is sent: the end of a late body is no begin of a head.
+                self._request_in_progress, self._current_request = False, None
+                self._keepalive = bool(response._keep_alive)
+                if is_late:
+                    await self._end_late(body)
+                if not self._keepalive:
+                    break
+                del message, body, request, response  # the next request may be long in coming
+                self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
+                if self._keepalive_handle is None:
+                    self._keepalive_handle = loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+        except asyncio.CancelledError:
+            self.force_close()
+            raise
+        except ConnectionError:
+            pass  # the caller is gone
+        except Exception:
+            log.exception("a connection failed")
+            self.force_close()
+        finally:
+            self._request_in_progress, self._current_request = False, None
+            if self._handler_waiter is not None and not self._handler_waiter.done():
+                self._handler_waiter.set_result(None)  # shutdown waits for it
         if not self._force_close:
             self._task_handler = None
             if self.transport is not None:
                 self.transport.close()
 
-    async def _answer(self, message: Any, body: StreamReader) -> bool:
-        """Answers one request; returns whether the connection may go on. Raises ConnectionError: the caller is gone."""
-        is_late = not body.is_eof()
-        if self._parser is not None and not is_late:
+    async def _end_late(self, body: StreamReader) -> None:
+        """Drops what is left of a body that arrived after its head, and goes on to the requests behind it."""
+        if not body.is_eof():
+            await self._discard(body)
+        if self._lingering is body and body.is_eof():
+            self._lingering = None
+            self.seat.limits.stay(self.seat)
+        body.set_exception(_PAYLOAD_ACCESS_ERROR)
+        if self._parser is not None:  # which counts a message when it is complete, and pauses at a number of them
             self._parser.message_consumed()
-        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
-            self._resume_reading_if_drained()
-        handle = self._request_handler
-        assert handle is not None
-        self._request_in_progress = True
-        try:
-            if isinstance(message, _ErrInfo):
-                request = HttpRequest(ERROR, body, self)
-                response = await self._refuse(message.status)
-            else:
-                self._current_request = request = HttpRequest(message, body, self)
-                try:
-                    response = await handle(request)
-                except Exception as fault:
-                    self._current_request = None
-                    response = await self._failed(fault)
-                finally:
-                    self._current_request = None
-            try:
-                if isinstance(response, WholeResponse):
-                    response.send(request, self.transport)
-                    if self._paused:
-                        await self._drain_helper()
-                else:
-                    await response.prepare(request)
-                    await response.write_eof()
-            finally:
-                if is_late and not body.is_eof():
-                    self._lingering = body
-                    self.seat.limits.linger(self.seat)
-        finally:
-            self._request_in_progress = False
-            if self._handler_waiter is not None:
-                self._handler_waiter.set_result(None)
-        self._keepalive = may_go_on = bool(response._keep_alive)
-        if is_late:
-            if not body.is_eof():
-                await self._discard(body)
-            body.set_exception(_PAYLOAD_ACCESS_ERROR)
-            if self._parser is not None:  # which counts a message when it is complete, and pauses at a number of them
-                self._parser.message_consumed()
-                self.data_received(b"")
-        return may_go_on
+            self.data_received(b"")
 
     async def _failed(self, fault: Exception) -> web.StreamResponse:
         """Returns the response to an exception that a handler let through."""
