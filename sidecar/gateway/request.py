@@ -31,7 +31,6 @@ from sidecar.limits import Lease, LimitPlan
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Id, Message, Request
 from sidecar.protocols.mcp import eras
-from sidecar.protocols.mcp.eras import EraHeaders
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
 from sidecar.upstreams.mcp.transport import Outbound, UpstreamAnswer
 from sidecar.vocabulary import Call, Caller, Decision
@@ -165,7 +164,7 @@ class RequestContext(CallContext):
     def asks(self, method: str) -> None:
         self.method = self.record.method = method
 
-    def address(self, message: jsonrpc.Message, head: EraHeaders) -> None:
+    def address(self, message: jsonrpc.Message) -> None:
         """Sets the message, so that refusals carry its id and have the form of its era."""
         record = self.record
         if isinstance(message, Request):
@@ -179,13 +178,13 @@ class RequestContext(CallContext):
             record.run_id = routing.correlation_in(meta.get("run_id")) or record.run_id
             record.thread_id = routing.correlation_in(meta.get("thread_id")) or record.thread_id
             record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
-        if eras.META_VERSION not in meta and not eras.names_stateless(head, message):
+        if eras.META_VERSION not in meta and not eras.names_stateless(self.headers, message):
             self.shape = AnswerShape.SESSION
 
-    def address_faulty(self, envelope: object, head: EraHeaders) -> None:
+    def address_faulty(self, envelope: object) -> None:
         """Handles a JSON value that is not a message: its refusal carries its id if it looks like a request."""
         self.request_id = self.record.request_id = jsonrpc.request_id_in(envelope)
-        if self.request_id is not None and not eras.speaks_stateless(head, envelope):
+        if self.request_id is not None and not eras.speaks_stateless(self.headers, envelope):
             self.shape = AnswerShape.SESSION
 
     def in_session(self) -> None:

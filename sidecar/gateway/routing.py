@@ -26,12 +26,10 @@ from sidecar.http.server.request import whole_body
 from sidecar.http.tls import NOTHING, shown_on
 from sidecar.identity import UNIX, Presented
 from sidecar.protocols.jsonrpc import malformed
-from sidecar.protocols.mcp.eras import EraHeaders
+from sidecar.protocols.mcp.eras import Headers as Headers
 from sidecar.settings.agent_endpoints import BEARER_HEADER, KEY_HEADER, MAX_BASE_PATH
 
 Body = TypeVar("Body", bytes, bytearray)
-Headers = Mapping[str, Sequence[str]]
-"""Every header line, by lower-case name, in the order received."""
 Aliases = Mapping[str, str]
 """The agent names of agents' own paths."""
 NO_ALIASES: Aliases = MappingProxyType({})
@@ -312,17 +310,6 @@ def _urls(raw_path: str, headers: Headers, entrance: Entrance, base_url: str) ->
     # With a prefix, the same host without it may belong to another service.
     known = entrance.hosts is not None and len(hosts) == 1 and not entrance.prefix
     return (*public, f"{scheme}://{hosts[0]}{path}") if known else public
-
-
-def head_of(headers: Headers) -> EraHeaders:
-    lines_of = headers.get
-    return EraHeaders(
-        tuple(lines_of("mcp-protocol-version", ())),
-        tuple(lines_of("mcp-method", ())),
-        tuple(lines_of("mcp-name", ())),
-        tuple(lines_of("mcp-session-id", ())),
-        tuple(lines_of("last-event-id", ())),
-    )
 
 
 def check_accept(headers: Headers, *needed: str) -> None:

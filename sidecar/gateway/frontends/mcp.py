@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
@@ -25,10 +25,12 @@ from sidecar.policy.similar_keys import SIMILAR_KEY
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Message
 from sidecar.protocols.mcp import eras
-from sidecar.protocols.mcp.eras import Era, EraHeaders
+from sidecar.protocols.mcp.eras import Era
 from sidecar.upstreams.mcp.arguments import Violation
 from sidecar.upstreams.mcp.sessions import Session
 from sidecar.vocabulary import Caller, Decision
+
+_new = tuple.__new__
 
 
 @dataclass(slots=True)
@@ -37,54 +39,52 @@ class McpFrontend:
     switch: KillSwitch
     clock: Callable[[], float]
     folder: str = routing.MCP
-    reader: type[RequestReader] = RequestReader
+    reader: RequestReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = RequestReader(self.forwarder.sessions)
 
     def enter(self, request: RequestContext, route: Route) -> None:
         """Nothing to prepare: refusals have MCP's form already."""
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads era, session, method and parameters. Raises Refusal: malformed, unknown, no such session."""
-        reader = self.reader(self.forwarder.sessions, request, caller, routing.head_of(request.headers))
-        if request.verb == "POST":
-            return operation_of(request, reader.of_message(await self._read_in_session(request, caller, reader)))
-        request.shape = AnswerShape.PLAIN  # opening a stream or ending a session has no JSON-RPC id to answer
-        await self.forwarder.recall(request, caller)
-        is_paired = route.kind == routing.SSE
-        return operation_of(request, reader.of_stream() if is_paired else reader.of_verb(request.verb))
+        if request.verb != "POST":
+            request.shape = AnswerShape.PLAIN  # opening a stream or ending a session has no JSON-RPC id to answer
+            await self.forwarder.recall(request, caller)
+            is_paired = route.kind == routing.SSE
+            return operation_of(
+                request, self.reader.of_stream(request) if is_paired else self.reader.of_verb(request, caller)
+            )
+        # The message is read before its session is loaded, so that an error about that carries the message's id; an
+        # invalid request is answered in its session if it exists.
+        try:
+            message = await self.read(request)
+        except Refusal:
+            if request.request_id is not None and request.shape is AnswerShape.SESSION:
+                with suppress(Refusal):
+                    await self.forwarder.recall(request, caller)
+                    self.reader.session(request, caller)
+            raise
+        if "mcp-session-id" in request.headers:
+            await self.forwarder.recall(request, caller)
+        return operation_of(request, self.reader.of_message(request, caller, message))
 
     def parse_paired(
         self, request: RequestContext, caller: Caller, session: Session, message: Message
     ) -> ParsedOperation:
         """Reads a message of HTTP+SSE that belongs to this session."""
-        head = routing.head_of(request.headers)
-        return operation_of(
-            request, RequestReader(self.forwarder.sessions, request, caller, head, session).of_message(message)
-        )
+        return operation_of(request, self.reader.of_message(request, caller, message, session))
 
-    async def _read_in_session(self, request: RequestContext, caller: Caller, reader: RequestReader) -> Message:
-        """Reads the message of a POST and loads its session. The message is read first, so that an error about its
-        session carries the message's id; an invalid request is answered in its session if it exists."""
-        try:
-            message = await self.read(request, reader.head)
-        except Refusal:
-            if request.request_id is not None and request.shape is AnswerShape.SESSION:
-                with suppress(Refusal):
-                    await self.forwarder.recall(request, caller)
-                    reader.session()
-            raise
-        if reader.head.session_id:
-            await self.forwarder.recall(request, caller)
-        return message
-
-    async def read(self, request: RequestContext, head: EraHeaders) -> Message:
+    async def read(self, request: RequestContext) -> Message:
         """Reads the message in the body. Raises Refusal: malformed, too large, or of another media type."""
         envelope = jsonrpc.parse_json(await request.body())
         try:
             message = jsonrpc.message_from(envelope)
         except Refusal:
-            request.address_faulty(envelope, head)
+            request.address_faulty(envelope)
             raise
-        request.address(message, head)
+        request.address(message)
         return message
 
     async def check(
@@ -132,5 +132,6 @@ class McpFrontend:
 
 
 def operation_of(request: RequestContext, intent: Intent) -> ParsedOperation:
-    request.goes_to(intent.call.upstream)
-    return ParsedOperation(intent.call, intent, begins(intent))
+    call = intent.call
+    request.server = request.record.upstream = call.upstream
+    return _new(ParsedOperation, (call, intent, type(intent) is AskIntent or begins(intent), "all"))

@@ -16,10 +16,11 @@ from sidecar.gateway.routing import check_accept
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Id, Notification, Request, Response, malformed
 from sidecar.protocols.mcp import eras, messages, task_messages
-from sidecar.protocols.mcp.eras import SESSION_VERSIONS, Era, EraHeaders
+from sidecar.protocols.mcp.eras import SESSION_VERSIONS, VERSION_HEADER, Era
 from sidecar.upstreams.mcp.sessions import Session, Sessions
 from sidecar.vocabulary import Call, Caller, Question
 
+_new = tuple.__new__
 JSON, EVENT_STREAM = "application/json", "text/event-stream"
 STREAM, END = "session/stream", "session/end"  # the methods of a GET and a DELETE, for which MCP defines no name
 
@@ -86,62 +87,66 @@ ServerIntent = AskIntent | OtherIntent
 Intent = ServerIntent | SpreadIntent
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RequestReader:
-    """Turns the messages of one caller at one server into intents. `paired` is the session of HTTP+SSE, if any."""
+    """Turns messages at one server's address into intents. `paired` is the session of HTTP+SSE, if any."""
 
     sessions: Sessions
-    request: RequestContext
-    caller: Caller
-    head: EraHeaders
-    paired: Session | None = None
 
-    def of_message(self, message: jsonrpc.Message) -> Intent:
+    def of_message(
+        self, request: RequestContext, caller: Caller, message: jsonrpc.Message, paired: Session | None = None
+    ) -> Intent:
         """Returns the intent of a POST. Raises Refusal: malformed, unsupported, mismatched, or no such session."""
         if isinstance(message, Response):
-            return self._reply(message)
-        if self.paired is not None:
-            return self._of_pair(self.paired, message)
-        era, version = eras.version_of(self.head, message)
-        session = None if era is Era.STATELESS or message.method == "initialize" else self.session()
+            return self._reply(request, caller, message, paired)
+        if paired is not None:
+            return self._of_pair(request, message, paired)
+        era, version = eras.version_of(request.headers, message)
+        session = None
+        if era is Era.SESSION and message.method != "initialize":
+            session = self.session(request, caller)
+            version = session.version
         if isinstance(message, Request):
-            check_accept(self.request.headers, JSON, EVENT_STREAM)
+            check_accept(request.headers, JSON, EVENT_STREAM)
         if era is Era.STATELESS:
-            eras.check_routing(self.head, message)
-        return self._of(message, era, version if session is None else session.version, session)
+            eras.check_routing(request.headers, message)
+        return self._of(request.server, message, era, version, session)
 
-    def _of(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Intent:
-        call = messages.call_from(message, era, version, self.request.server)
+    def _of(
+        self, server: str, message: Request | Notification, era: Era, version: str, session: Session | None
+    ) -> Intent:
+        call = messages.call_from(message, era, version, server)
         if isinstance(message, Request):
-            return AskIntent(call, message, era, session)
+            return _new(AskIntent, (call, message, era, session))
         assert session is not None, "every notification that `call_from` knows belongs to a session"
         return NotifyIntent(call, message, session)
 
-    def _of_pair(self, session: Session, message: Request | Notification) -> Intent:
+    def _of_pair(self, request: RequestContext, message: Request | Notification, session: Session) -> Intent:
         """Reads a message of HTTP+SSE: of the session era, in a session that exists before `initialize`."""
-        self.request.in_session()
-        if eras.names_stateless(self.head, message):
+        request.in_session()
+        if eras.names_stateless(request.headers, message):
             raise malformed("this transport has the session era only")
         if (message.method == "initialize") is bool(session.version):
             raise malformed("initialize comes first, and once")
-        return self._of(message, Era.SESSION, session.version, session)
+        return self._of(request.server, message, Era.SESSION, session.version, session)
 
-    def of_stream(self) -> PairIntent:
+    def of_stream(self, request: RequestContext) -> PairIntent:
         """Returns the intent of a GET at the HTTP+SSE transport's address."""
-        check_accept(self.request.headers, EVENT_STREAM)
-        return PairIntent(stream_call(self.request.server, STREAM, SESSION_VERSIONS[0]))
+        check_accept(request.headers, EVENT_STREAM)
+        return PairIntent(stream_call(request.server, STREAM, SESSION_VERSIONS[0]))
 
-    def of_verb(self, verb: str) -> Intent:
+    def of_verb(self, request: RequestContext, caller: Caller) -> Intent:
         """Returns the intent of a GET or a DELETE, which exist only in the session era."""
-        if any(version in eras.STATELESS_VERSIONS for version in self.head.protocol_version):
+        if not eras.STATELESS_SET.isdisjoint(request.headers.get(VERSION_HEADER, ())):
             raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
-        session = self.session()
-        if verb == "DELETE":
+        session = self.session(request, caller)
+        if request.verb == "DELETE":
             return self._leave(session)
-        check_accept(self.request.headers, EVENT_STREAM)
-        if len(self.head.last_event_id) > 1:
+        check_accept(request.headers, EVENT_STREAM)
+        event_ids = request.headers.get("last-event-id", ())
+        if len(event_ids) > 1:
             raise malformed("Last-Event-ID is there more than once")
-        return self._listen(session, *self.head.last_event_id)
+        return self._listen(session, *event_ids)
 
     def _leave(self, session: Session) -> Intent:
         return LeaveIntent(stream_call(session.server, END, session.version), session)
@@ -151,8 +156,10 @@ class RequestReader:
         call = stream_call(session.server, STREAM, session.version)
         return ListenIntent(call, session, session.opened_event_id(event_id) if event_id else None)
 
-    def _reply(self, message: Response) -> ReplyIntent:
-        found = self._asked(message.id) if message.id is not None else None
+    def _reply(self, request: RequestContext, caller: Caller, message: Response, paired: Session | None) -> ReplyIntent:
+        found = None
+        if message.id is not None:
+            found = self._asked(self.session(request, caller, paired), message.id)
         asked = found[0].awaited.pop(found[1], None) if found is not None else None
         if found is None or asked is None:
             raise malformed("no open request of the server has this id")
@@ -162,22 +169,21 @@ class RequestReader:
         call = Call("mcp", session.version, session.server, asked, (question,), session=asked == "ping", tasks=named)
         return ReplyIntent(call, message._replace(id=own_id), session)
 
-    def _asked(self, request_id: Id) -> tuple[Session, Id] | None:
-        return self.session(), request_id
+    def _asked(self, session: Session, request_id: Id) -> tuple[Session, Id] | None:
+        return session, request_id
 
-    def session(self) -> Session:
+    def session(self, request: RequestContext, caller: Caller, session: Session | None = None) -> Session:
         """Returns the session that the request names. Raises Refusal: MALFORMED_CALL, or SESSION_UNKNOWN."""
-        session = self.paired
         if session is None:
-            lines, versions = self.head.session_id, self.head.protocol_version
+            lines, versions = (request.headers.get(name, ()) for name in ("mcp-session-id", VERSION_HEADER))
             if len(lines) != 1 or not lines[0]:
                 raise malformed("Mcp-Session-Id must be there, once")
-            session = self.sessions.find(lines[0], self.caller, self.request.server)
+            session = self.sessions.find(lines[0], caller, request.server)
             if len(versions) > 1:
                 raise malformed("MCP-Protocol-Version is there more than once")
             if not eras.SESSION_VERSIONS_SET.issuperset(versions):
                 raise eras.unsupported(versions[0])
-        self.request.in_session()
+        request.in_session()
         return session
 
 

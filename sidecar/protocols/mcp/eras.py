@@ -12,7 +12,7 @@ import binascii
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, Notification, Request, malformed
@@ -32,6 +32,7 @@ META_SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
 UNSUPPORTED_VERSION, HEADER_MISMATCH = -32022, -32020
 
+VERSION_HEADER = "mcp-protocol-version"
 _NAMED_BY = {
     "tools/call": "name",
     "prompts/get": "name",
@@ -41,8 +42,14 @@ _NAMED_BY = {
     "tasks/cancel": "taskId",
 }
 _DECIMAL = re.compile(r"(-?[0-9]{1,20})(?:\.0+)?\Z")  # integers compare as numbers: 42 is 42.0
-_SENTINEL_HEAD, _SENTINEL_TAIL = "=?base64?", "?="
+_CODED = re.compile(r"=\?base64\?(.*)\?=\Z", re.DOTALL)
 _MAX_HEADER_CHARS = 8 * 1024
+
+
+_NO_META: Mapping[str, Any] = {}  # read-only by its type
+
+Headers = Mapping[str, Sequence[str]]
+"""Every header line, by lower-case name, in the order received."""
 
 
 class Era(StrEnum):
@@ -50,62 +57,58 @@ class Era(StrEnum):
     STATELESS = "stateless"
 
 
-class EraHeaders(NamedTuple):
-    """The routing headers of a request, each with all its lines."""
-
-    protocol_version: tuple[str, ...] = ()
-    method: tuple[str, ...] = ()
-    name: tuple[str, ...] = ()
-    session_id: tuple[str, ...] = ()
-    last_event_id: tuple[str, ...] = ()
-
-
-def version_of(head: EraHeaders, message: Request | Notification) -> tuple[Era, str]:
+def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, str]:
     """The era and revision of one message. Raises Refusal if header and body disagree, or the revision is unknown.
 
     `("session", "")` means that the session itself must say which revision was agreed on."""
-    header = _only(head.protocol_version, "MCP-Protocol-Version")
-    meta = message.params.get("_meta", {})
-    body = meta.get(META_VERSION)
-    if message.method == "initialize" and META_VERSION not in meta:  # it negotiates in its body
+    lines, meta = headers.get(VERSION_HEADER, ()), message.params.get("_meta", _NO_META)
+    if len(lines) > 1:
+        raise _ambiguous("MCP-Protocol-Version")
+    header = lines[0] if lines else None
+    if META_VERSION in meta:
+        if header is None or meta[META_VERSION] != header:
+            raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
+        if header not in STATELESS_SET:
+            raise unsupported(header, STATELESS_VERSIONS)
+        return Era.STATELESS, header
+    if message.method == "initialize":  # it negotiates in its body
         return Era.SESSION, header if header in SESSION_VERSIONS_SET else ""
-    if META_VERSION not in meta and header not in STATELESS_SET:
-        if header is not None and header not in SESSION_VERSIONS:
-            raise unsupported(header)
-        return Era.SESSION, header or ""
-    if META_VERSION not in meta:  # the header alone: MCP 2026-07-28 requires the metadata too
+    if header in STATELESS_SET:  # the header alone: MCP 2026-07-28 requires the metadata too
         raise malformed(f"params._meta must name {META_VERSION}", INVALID_PARAMS)
-    if header is None or body != header:
-        raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
-    if header not in STATELESS_SET:
-        raise unsupported(header, STATELESS_VERSIONS)
-    return Era.STATELESS, header
+    if header is not None and header not in SESSION_VERSIONS_SET:
+        raise unsupported(header)
+    return Era.SESSION, header or ""
 
 
-def names_stateless(head: EraHeaders, message: Request | Notification) -> bool:
+def names_stateless(headers: Headers, message: Request | Notification) -> bool:
     """Whether header or body name the stateless era, valid or not: a refusal then has its form."""
-    if META_VERSION in message.params.get("_meta", {}):
+    if META_VERSION in message.params.get("_meta", _NO_META):
         return True
-    return message.method != "initialize" and not STATELESS_SET.isdisjoint(head.protocol_version)
+    return message.method != "initialize" and not STATELESS_SET.isdisjoint(headers.get(VERSION_HEADER, ()))
 
 
-def speaks_stateless(head: EraHeaders, envelope: object) -> bool:
+def speaks_stateless(headers: Headers, envelope: object) -> bool:
     """`names_stateless` for a JSON value that is no message."""
     params = envelope.get("params") if isinstance(envelope, dict) else None
     meta = params.get("_meta") if isinstance(params, dict) else None
     named = isinstance(meta, dict) and META_VERSION in meta
-    return named or not STATELESS_SET.isdisjoint(head.protocol_version)
+    return named or not STATELESS_SET.isdisjoint(headers.get(VERSION_HEADER, ()))
 
 
-def check_routing(head: EraHeaders, message: Request | Notification) -> None:
+def check_routing(headers: Headers, message: Request | Notification) -> None:
     """Stateless era: the mirrored headers must be there, once, and equal to the body (MCP 2026-07-28, threats P13)."""
-    if _only(head.method, "Mcp-Method") != message.method:
+    lines = headers.get("mcp-method", ())
+    if len(lines) > 1:
+        raise _ambiguous("Mcp-Method")
+    if not lines or lines[0] != message.method:
         raise _mismatch("Mcp-Method does not match the body's method")
     key = _NAMED_BY.get(message.method)
     if key is None:
         return
-    given = _only(head.name, "Mcp-Name")
-    if given is None or _decoded(given, "Mcp-Name") != message.params.get(key):
+    lines = headers.get("mcp-name", ())
+    if len(lines) > 1:
+        raise _ambiguous("Mcp-Name")
+    if not lines or _decoded(lines[0], "Mcp-Name") != message.params.get(key):
         raise _mismatch(f"Mcp-Name does not match the body's {key}")
 
 
@@ -119,14 +122,14 @@ def routing_headers(message: Request) -> list[tuple[str, str]]:
 
 
 def check_parameter_headers(
-    headers: Mapping[str, Sequence[str]], declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
+    headers: Headers, declared: Mapping[str, Sequence[str]], arguments: Mapping[str, Any]
 ) -> None:
-    """Check `Mcp-Param-*` against the arguments that they mirror. `headers` are by lower-case name; `declared` maps the
-    header's rest, as the schema writes it, to the path of the argument."""
+    """Check `Mcp-Param-*` against the arguments that they mirror. `declared` maps the header's rest, as the schema
+    writes it, to the path of the argument."""
     for name, path in declared.items():
         lines = headers.get(f"mcp-param-{name.lower()}", ())
         if len(lines) > 1:
-            raise _mismatch(f"Mcp-Param-{name} is there more than once")
+            raise _ambiguous(f"Mcp-Param-{name}")
         given = _decoded(lines[0], f"Mcp-Param-{name}") if lines else None
         if not _mirrors(given, _at(arguments, path)):
             raise _mismatch(f"Mcp-Param-{name} does not match the body's argument")
@@ -141,30 +144,17 @@ def parameter_headers(declared: Mapping[str, Sequence[str]], arguments: Mapping[
 def encoded_header(value: str) -> str:
     """A value in the form that a header can carry: plain if that is safe, else the base64 form of MCP 2026-07-28."""
     plain = value.isascii() and value.isprintable() and value == value.strip() and value != ""
-    if plain and not _is_sentinel(value):
+    if plain and not _CODED.match(value):
         return value
-    return _SENTINEL_HEAD + base64.b64encode(value.encode()).decode() + _SENTINEL_TAIL
-
-
-def _only(lines: tuple[str, ...], name: str) -> str | None:
-    # Two copies of a routing header: one reader takes the first, another the last.
-    if len(lines) > 1:
-        raise _mismatch(f"{name} is there more than once")
-    return lines[0] if lines else None
-
-
-def _is_sentinel(value: str) -> bool:
-    # The two marks may not share their question mark.
-    marks = len(_SENTINEL_HEAD) + len(_SENTINEL_TAIL)
-    return len(value) >= marks and value.startswith(_SENTINEL_HEAD) and value.endswith(_SENTINEL_TAIL)
+    return f"=?base64?{base64.b64encode(value.encode()).decode()}?="
 
 
 def _decoded(value: str, name: str) -> str:
     if len(value) > _MAX_HEADER_CHARS:
         raise _mismatch(f"{name} is too long")
-    if not _is_sentinel(value):
+    if (match := _CODED.match(value)) is None:
         return value
-    coded = value[len(_SENTINEL_HEAD) : -len(_SENTINEL_TAIL)]
+    coded = match[1]
     try:
         raw = base64.b64decode(coded, validate=True)
         if base64.b64encode(raw).decode() != coded:
@@ -194,6 +184,11 @@ def _mirrors(given: str | None, value: object) -> bool:
         return given == _text(value)
     match = _DECIMAL.match(given)
     return isinstance(value, int | float) and match is not None and int(match[1]) == value
+
+
+def _ambiguous(name: str) -> Refusal:
+    """The refusal of a header that is there twice: one reader takes the first, another the last."""
+    return _mismatch(f"{name} is there more than once")
 
 
 def _mismatch(detail: str) -> Refusal:

@@ -37,30 +37,33 @@ MAX_SUBSCRIBED_URIS = 100
 LOCATED = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
 NAMING_URIS = LOCATED | {"completion/complete", "subscriptions/listen"}
 MAX_MEMBERS = 1_000  # of a result or an entry of a list: MCP names a dozen, and each is compared in any spelling
+_NO_META: dict[str, Any] = {}  # never written to
+_new = tuple.__new__
 MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session holds unanswered
 
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
     """The call of a message, with its questions (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, METHOD_UNKNOWN."""
+    params, meta = message.params, message.params.get("_meta", _NO_META)
     if era is Era.STATELESS:
-        _check_stateless_meta(message.params)
-    table = METHODS if isinstance(message, Request) else NOTIFICATIONS
-    method = table.get(message.method)
+        capabilities = meta.get(META_CAPABILITIES)
+        if not isinstance(capabilities, dict):
+            raise malformed(f"params._meta must name {META_CAPABILITIES}", INVALID_PARAMS)
+        if capabilities:
+            refuse_variants(capabilities, _MEMBERS["capabilities"], f"params._meta.{META_CAPABILITIES}")
+    request_id = message.id if isinstance(message, Request) else None
+    method = (METHODS if request_id is not None else NOTIFICATIONS).get(message.method)
     if method is None or era not in method.eras:
         raise Refusal(Reason.METHOD_UNKNOWN, code=METHOD_NOT_FOUND if era is Era.STATELESS else None)
-    tasks = task_messages.named_by_caller(message.method, message.params)
-    if tasks and era is Era.STATELESS:
-        task_messages.check_declared(message.params)
-    return Call(
-        protocol="mcp",
-        protocol_version=version,
-        upstream=server,
-        method=message.method,
-        questions=method.questions(server, message.method, message.params),
-        request_id=message.id if isinstance(message, Request) else None,
-        session=method.session,
-        tasks=tasks,
-        wants_task=_wants_task(message, version),
+    tasks: tuple[str, ...] = ()
+    if method.session or task_messages.RELATED_TASK in meta:  # no other method names tasks of its own
+        tasks = task_messages.named_by_caller(message.method, params)
+        if tasks and era is Era.STATELESS:
+            task_messages.check_declared(params)
+    questions = method.questions(server, message.method, params)
+    wants_task = "task" in params and _wants_task(message, version)
+    return _new(
+        Call, ("mcp", version, server, message.method, questions, request_id, method.session, tasks, wants_task)
     )
 
 
@@ -103,7 +106,7 @@ def with_normal_uris(message: Request, spelled: Callable[[str], str]) -> Request
 
 def _wants_task(message: Request | Notification, version: str) -> bool:
     """Whether this is a call of MCP 2025-11-25 that requests a task; with other methods and revisions it is ignored."""
-    if "task" not in message.params or message.method != "tools/call" or version not in task_messages.VERSIONS:
+    if message.method != "tools/call" or version not in task_messages.VERSIONS:
         return False
     task_messages.check_task_wish(message.params)
     return True
@@ -264,7 +267,7 @@ class McpMethod:
 
     questions: Ask
     session: bool = False
-    eras: frozenset[Era] = frozenset(Era)
+    eras: tuple[Era, ...] = tuple(Era)
 
 
 def _ask_server(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
@@ -284,8 +287,10 @@ def _ask_list(server: str, method: str, params: Mapping[str, Any]) -> tuple[Ques
 
 
 def _ask_tool(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
-    name, arguments = _name(params), _object(params, "arguments") if "arguments" in params else {}
-    return (Question(f"tool:{server}/{name}", method, server, name, arguments, _meta(params)),)
+    name, arguments = params.get("name"), params.get("arguments", _NO_META)
+    if not isinstance(name, str) or not NAME.match(name) or not isinstance(arguments, dict):
+        name, arguments = _name(params), _object(params, "arguments")  # one of them refuses
+    return (_new(Question, (f"tool:{server}/{name}", method, server, name, arguments, params.get("_meta", _NO_META))),)
 
 
 def _ask_prompt(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
@@ -334,7 +339,7 @@ def _ask_subscriptions(server: str, method: str, params: Mapping[str, Any]) -> t
     return (server_question(server, method), *named)
 
 
-_SESSION, _STATELESS = frozenset({Era.SESSION}), frozenset({Era.STATELESS})
+_SESSION, _STATELESS = (Era.SESSION,), (Era.STATELESS,)
 
 METHODS: Mapping[str, McpMethod] = {
     "tools/call": McpMethod(_ask_tool),
@@ -430,13 +435,6 @@ def _strings(params: Mapping[str, Any], key: str, where: str = "") -> Mapping[st
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         raise malformed(f"params.{where or key} must be an object of strings", INVALID_PARAMS)
     return values
-
-
-def _check_stateless_meta(params: Mapping[str, Any]) -> None:
-    capabilities = params.get("_meta", {}).get(META_CAPABILITIES)
-    if not isinstance(capabilities, dict):
-        raise malformed(f"params._meta must name {META_CAPABILITIES}", INVALID_PARAMS)
-    refuse_variants(capabilities, _MEMBERS["capabilities"], f"params._meta.{META_CAPABILITIES}")
 
 
 def _names_tasks(capabilities: object) -> bool:

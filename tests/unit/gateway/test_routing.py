@@ -35,7 +35,6 @@ from sidecar.gateway.routing import (
     check_entrance,
     check_target,
     correlation_of,
-    head_of,
     headers_of,
     hosts_for,
     is_tool,
@@ -50,7 +49,6 @@ from sidecar.gateway.routing import (
 )
 from sidecar.http.server.body_admission import BodyAdmission, BodyRoom
 from sidecar.identity import Presented
-from sidecar.protocols.mcp.eras import EraHeaders
 from sidecar.settings.agent_endpoints import OURS, BasePath
 from tests import wire
 from tests.tables import tables
@@ -304,12 +302,6 @@ def test_of_header_names_a_bounded_number_is_remembered_and_all_are_read() -> No
         headers = headers_of(request_with(*lines))
         assert list(headers) == [name.lower() for name, _ in lines]
     assert len(_NAMES) <= MAX_NAMES and max(map(len, _NAMES)) <= MAX_NAME_BYTES
-
-
-def test_the_routing_headers_are_all_there_line_by_line() -> None:
-    headers: Headers = TABLES["headers"]
-    assert head_of(headers) == EraHeaders(("a", "b"), ("c",), ("d", "d"), ("e", "f"), ("g",))
-    assert head_of({}) == EraHeaders()
 
 
 BASE = "https://gw.acme.example"

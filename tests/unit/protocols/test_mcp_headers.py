@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from mcp.shared import inbound as sdk
 
 from sidecar.errors import Reason, Refusal
-from sidecar.gateway.routing import head_of
 from sidecar.protocols.jsonrpc import Request
 from sidecar.protocols.mcp import eras
-from sidecar.protocols.mcp.eras import META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS, EraHeaders
+from sidecar.protocols.mcp.eras import META_VERSION, SESSION_VERSIONS, STATELESS_VERSIONS, VERSION_HEADER
 from tests import wire
 from tests.tables import tables
 from tests.unit.protocols.asking import ENVELOPE_META, STATELESS
@@ -41,7 +40,7 @@ def expected_era(headers: tuple[str, ...], body: object) -> tuple[str, str]:
 
 def era_of(headers: tuple[str, ...], params: dict[str, Any]) -> tuple[str, str]:
     try:
-        era, version = eras.version_of(EraHeaders(protocol_version=headers), Request(1, "tools/list", params))
+        era, version = eras.version_of({VERSION_HEADER: headers}, Request(1, "tools/list", params))
     except Refusal as refusal:
         return "refused", str(refusal.code)
     return era.value, version
@@ -62,14 +61,14 @@ def test_an_unsupported_version_is_told_with_those_that_are() -> None:
     every = ["2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"]
     for params, supported in (({}, every), ({"_meta": {META_VERSION: "2027-01-01"}}, ["2026-07-28"])):
         with pytest.raises(Refusal) as caught:
-            eras.version_of(EraHeaders(protocol_version=("2027-01-01",)), Request(1, "tools/list", params))
+            eras.version_of({VERSION_HEADER: ("2027-01-01",)}, Request(1, "tools/list", params))
         assert caught.value.data == {"supported": supported, "requested": "2027-01-01"}
 
 
 @pytest.mark.parametrize("header", ["2099-01-01", "2025-06-18", "2026-07-28", "nonsense", ""])
 def test_initialize_negotiates_by_its_body_whatever_its_header_says(header: str) -> None:
     """NR-212."""
-    head, message = EraHeaders(protocol_version=(header,)), Request(1, "initialize", {"protocolVersion": "2025-06-18"})
+    head, message = {VERSION_HEADER: (header,)}, Request(1, "initialize", {"protocolVersion": "2025-06-18"})
     assert eras.version_of(head, message) == ("session", header if header == "2025-06-18" else "")
     assert not eras.names_stateless(head, message)
 
@@ -80,7 +79,7 @@ def test_headers_and_body_meet_the_verdict_of_the_corpus(row: dict[str, Any]) ->
     assert verdict_on(row["headers"], row["method"], row["params"]) == row["verdict"]
     message = Request(1, row["method"], row["params"])
     if row["verdict"] in ("session", "stateless"):
-        assert eras.names_stateless(head_of(lines_of(row["headers"])), message) == (row["verdict"] == "stateless")
+        assert eras.names_stateless(lines_of(row["headers"]), message) == (row["verdict"] == "stateless")
     if row["verdict"] == "stateless":
         name = row["params"].get("name", row["params"].get("uri"))
         made = [("Mcp-Method", row["method"]), *([("Mcp-Name", name)] if name else [])]
@@ -95,7 +94,7 @@ def lines_of(headers: list[list[str]]) -> dict[str, list[str]]:
 
 
 def verdict_on(headers: list[list[str]], method: str, params: dict[str, Any]) -> str:
-    head, message = head_of(lines_of(headers)), Request(1, method, params)
+    head, message = lines_of(headers), Request(1, method, params)
     try:
         era, _ = eras.version_of(head, message)
         if era is STATELESS:

@@ -38,7 +38,6 @@ from sidecar.gateway.frontends.mcp_requests import (
     STREAM,
     AskIntent,
     Intent,
-    RequestReader,
     ServerIntent,
     SpreadIntent,
 )
@@ -87,13 +86,13 @@ class AggregateFrontend(McpFrontend):
     metrics: Metrics
     seal: Seal
     session_calls: SessionCalls
-    reader: type[RequestReader] = AggregateReader
     parts: fan_out.MemberSessions = field(init=False)
     gathering: FanOut = field(init=False)
     _heard: dict[str, set[StreamMerge]] = field(default_factory=dict)
     _methods: Mapping[str, Callable[[AggregateCall], Awaitable[web.StreamResponse]]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.reader = AggregateReader(self.forwarder.sessions)
         self.parts = fan_out.MemberSessions(self.forwarder, self._opened)
         self.gathering = FanOut(self.forwarder, self.parts, self.metrics)
         self._methods = {

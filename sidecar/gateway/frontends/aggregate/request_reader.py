@@ -30,7 +30,9 @@ ALL_SERVERS = Question("nhi:*", action="", server=EVERY)
 class AggregateReader(mcp_requests.RequestReader):
     __slots__ = ()
 
-    def _of(self, message: Request | Notification, era: Era, version: str, session: Session | None) -> Intent:
+    def _of(
+        self, server: str, message: Request | Notification, era: Era, version: str, session: Session | None
+    ) -> Intent:
         if isinstance(message, Notification):
             return self._tell(message, era, version, session)
         server, own = _inward(message)
@@ -70,8 +72,8 @@ class AggregateReader(mcp_requests.RequestReader):
         own = Notification(message.method, {**message.params, "progressToken": token})
         return mcp_requests.NotifyIntent(messages.call_from(own, era, part.version, part.server), own, part)
 
-    def _asked(self, request_id: Id) -> tuple[Session, Id] | None:
-        return _at_member(self.session(), request_id)
+    def _asked(self, session: Session, request_id: Id) -> tuple[Session, Id] | None:
+        return _at_member(session, request_id)
 
 
 def _at_member(session: Session, tag: object) -> tuple[Session, Id] | None:
