@@ -197,12 +197,12 @@ class Snapshot:
 
     def decide(self, chain: Chain, call: Call, now_s: float) -> Decision:
         """Decides every question of the call, for the whole chain, under one revision."""
-        asked, questions = self.engine.enter if call.session else self.engine.decide, call.questions
-        if call.upstream != EVERY and len(questions) == 1:
-            return asked(chain, questions[0], now_s)
+        questions = call.questions
         if call.upstream != EVERY:
-            others = [self.engine.decide(chain, more, now_s) for more in questions[1:]]
-            return all_of([asked(chain, questions[0], now_s), *others])
+            decision = self.engine.decide(chain, questions[0], now_s, "session" if call.session else "call")
+            if len(questions) == 1:
+                return decision
+            return all_of([decision, *[self.engine.decide(chain, more, now_s) for more in questions[1:]]])
         if call.protocol == "a2a":
             return any_of(self.ask_each(chain, call, now_s)) or self.engine.decide(chain, questions[0], now_s)
         return any_of(self.enter_each(chain, call, now_s)) or self.engine.enter(chain, questions[0], now_s)

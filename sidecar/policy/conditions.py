@@ -7,7 +7,7 @@ an allow row treats as "no match" and a deny row as "match" (CONTRACT 2.1).
 Input from callers is bounded in this order. Only what the expression reads is converted. Values nested deeper than 64
 are not converted (the runtime converts by recursion on the C stack: 10,000 levels end the process), nor is text with a
 NUL (the runtime would see `acme/x` where the upstream gets `acme/x\\0…`). The size of what is read, multiplied by the
-macros' iterations, must fit the decision's `CostBudget`. The runtime itself stops after 10,000 iterations, and its
+macros' iterations, must fit what the decision may spend. The runtime itself stops after 10,000 iterations, and its
 regular expressions (RE2) are linear.
 """
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import Wrong
-from sidecar.policy.plain_conditions import UNITS_PER_CHAR, UNITS_PER_NODE, PlainCondition, plain_condition
+from sidecar.policy.plain_conditions import UNITS_PER_CHAR, UNITS_PER_NODE, PlainCondition, Ran, plain_condition
 from sidecar.policy.plain_parser import parsed
 from sidecar.policy.similar_keys import Read, read_of
 from sidecar.policy.syntax import CalledFunction, Path, Syntax, name_of, syntax_of
@@ -46,8 +46,10 @@ PRINCIPAL_FIELDS = ("name", "kind", "id", "scopes", "roles")
 CALL_FIELDS = ("server", "tool", "action", "meta")
 VARIABLES = ("args", "principal", "origin", "chain", "call", "now")
 
-Ran = Literal["true", "false", "error"]
 Outcome = Ran | Literal["assumed"]
+
+Evaluation = tuple[Ran, Mapping[str, Any], float]
+"""The outcome of a condition, what it read by path, and the units that are left."""
 
 _COMPILE_ERROR = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
 _UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
@@ -60,17 +62,6 @@ _FUNCTIONS = (
     *("int", "uint", "double", "string", "bool", "bytes", "type", "dyn"),
 )
 _Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, such as "args.repo"
-
-
-@dataclass(slots=True)
-class CostBudget:
-    """The units that a decision may still spend on its conditions."""
-
-    units: float = MAX_UNITS
-
-    def spend(self, units: float) -> bool:
-        self.units -= units
-        return self.units >= 0
 
 
 class ConditionContext(NamedTuple):
@@ -130,27 +121,23 @@ class Condition:
     def trusts_meta(self) -> bool:
         return any(path[:2] in (("call",), ("call", "meta")) for path in self.paths)
 
-    def run(self, scene: ConditionContext, purse: CostBudget) -> tuple[Ran, Mapping[str, Any]]:
-        """Return the outcome and what the condition read, by path. Missing values are left out, and `now` is in
-        seconds. Never raises for input that a caller can send."""
+    def run(self, scene: ConditionContext, units: float = MAX_UNITS) -> Evaluation:
+        """Evaluate it with what is left of the decision's `units`. Missing values are not among what was read, and
+        `now` is in seconds. Never raises for input that a caller can send."""
         read: dict[str, Any] = {}
         try:
-            if self.plain is not None and (ran := self.plain.run(scene.args, scene.variable)) is not None:
-                value, read, units = ran
-                if not purse.spend(units):
-                    return "error", read
-            else:
-                data = _cut({name: scene.variable(name) for name in self.tree}, self.tree, read)
-                if "now" in read:
-                    read["now"] = data["now"].timestamp()
-                if not purse.spend(self._cost(data)):
-                    return "error", read
-                value = self.program.eval(None, data).plain_value()  # positional: a keyword argument takes longer
+            if self.plain is not None and (ran := self.plain.run(scene.args, scene.variable, units)) is not None:
+                return ran
+            data = _cut({name: scene.variable(name) for name in self.tree}, self.tree, read)
+            if "now" in read:
+                read["now"] = data["now"].timestamp()
+            units -= self._cost(data)
+            if units < 0:
+                return "error", read, units
+            value = self.program.eval(None, data).plain_value()  # positional: a keyword argument takes longer
         except (RuntimeError, ValueError, OverflowError, _UnfitError):
-            return "error", read  # the runtime's own failures; the rule's effect decides how to fail closed
-        if value is True:
-            return "true", read
-        return ("false" if value is False else "error"), read
+            return "error", read, units  # the runtime's own failures; the rule's effect decides how to fail closed
+        return "true" if value is True else "false" if value is False else "error", read, units
 
     def _cost(self, data: Mapping[str, Any]) -> float:
         """Return the upper bound of one run's cost, in units."""

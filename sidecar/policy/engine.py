@@ -15,9 +15,10 @@ from math import inf
 from typing import Any, Literal, NamedTuple
 
 from sidecar.errors import Reason
-from sidecar.policy.conditions import ConditionContext, CostBudget, Outcome, Ran
+from sidecar.policy.conditions import MAX_UNITS, ConditionContext, Outcome
 from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
 from sidecar.policy.link_decision import KindPolicy, LinkAnswer, LinkRows
+from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
 from sidecar.policy.table import DENY
@@ -56,13 +57,18 @@ class Result(NamedTuple):
 class Case:
     """What is known of every request of one chain for one object and action, from `since_s` until `until_s`: the rows
     of each link, every condition with the position of its subject and whether the link lends, and the results by the
-    conditions' outcomes. No row expires in that time."""
+    conditions' outcomes. No row expires in that time. A condition is None if its outcome is assumed: while listing, one
+    on what the caller will write."""
 
     __slots__ = ("conditions", "links", "results", "since_s", "until_s")
 
-    def __init__(self, links: Iterable[LinkRows], now_s: float) -> None:
+    def __init__(self, mode: Mode, links: Iterable[LinkRows], now_s: float) -> None:
         self.links = tuple(links)
-        self.conditions = [(each, link.place, link.lends) for link in self.links for each in link.conditions]
+        self.conditions = [
+            (None if mode == "list" and each.from_caller and not link.lends else each.run, link.place, link.lends)
+            for link in self.links
+            for each in link.conditions
+        ]
         self.since_s, self.until_s = -inf, inf
         self.results: dict[tuple[Outcome, ...], Result] = {}
         for link in self.links:
@@ -90,13 +96,12 @@ class _CaseCache:
         self.forget()
 
     def forget(self) -> None:
-        self._young: dict[CaseKey, Case] = {}
+        self.young: dict[CaseKey, Case] = {}
         self._old: dict[CaseKey, Case] = {}
         self._asked: set[int] = set()
 
-    def get(self, key: CaseKey) -> Case | None:
-        case = self._young.get(key)
-        if case is None and (case := self._old.get(key)) is not None:
+    def older(self, key: CaseKey) -> Case | None:
+        if (case := self._old.get(key)) is not None:
             self._keep(key, case)
         return case
 
@@ -110,9 +115,9 @@ class _CaseCache:
             self._keep(key, case)
 
     def _keep(self, key: CaseKey, case: Case) -> None:
-        if len(self._young) >= MAX_CASES:
-            self._old, self._young = self._young, {}
-        self._young[key] = case
+        if len(self.young) >= MAX_CASES:
+            self._old, self.young = self.young, {}
+        self.young[key] = case
 
 
 class Engine:
@@ -140,25 +145,51 @@ class Engine:
         self._cases = _CaseCache()
         self.rule_counts: Mapping[str, int] = {kind.value: len(docket.table) for kind, docket in self._dockets.items()}
 
-    def decide(self, chain: Chain, question: Question, now_s: float) -> Decision:
+    def decide(self, chain: Chain, question: Question, now_s: float, mode: Mode = "call") -> Decision:
         """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
-        return self._decide("call", chain, question, now_s)
+        known = self._chains.get(id(chain))  # callers keep their chain from call to call
+        subjects = known[1] if known is not None and known[0] is chain else self._subjects_of(chain)
+        key = (mode, question.object, question.action, question.server, subjects)
+        case = self._cases.young.get(key) or self._cases.older(key)
+        if case is None or not case.since_s <= now_s < case.until_s:
+            case = Case(mode, self._links(subjects, question), now_s)
+            self._cases.put(key, case)
+        if not case.conditions:
+            return (case.results.get(()) or self._conclude(mode, case, subjects, question, (), now_s)).decision
+        units: float = MAX_UNITS
+        came_out: list[Outcome] = []
+        reads = []
+        for run, place, lends in case.conditions:
+            if run is None:
+                came_out.append("assumed")
+                continue
+            arguments = _NO_ARGUMENTS if lends else question.arguments
+            scene = _new(ConditionContext, (chain, place, question, arguments, now_s, self._askers.roles_of))
+            outcome, read, units = run(scene, units)
+            came_out.append(outcome)
+            reads.append(read)
+        outcomes = tuple(came_out)
+        result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
+        facts = []
+        for ran, read in zip(result.ran, reads, strict=True):
+            facts.append(_new(Fact, (*ran, read)))
+        return _new(Decision, (*result.decision[:-1], tuple(facts)))
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
         """Whether an entry may be shown in a list: false only if every call of it would be denied. Conditions on what
         the caller will write (`args`, `call.meta`) count in its favour; limits are not checked."""
-        return self._decide("list", chain, question, now_s).allowed
+        return self.decide(chain, question, now_s, "list").allowed
 
     def reconsider(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decide as `may_list` does, with reasons: for a call allowed earlier whose arguments were not kept."""
-        return self._decide("list", chain, question, now_s)
+        return self.decide(chain, question, now_s, "list")
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decide a session call on an MCP server (CONTRACT 1.4).
 
         Any live allow row of the last principal on that server opens it, whatever its actions and conditions; a deny
         row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
-        return self._decide("session", chain, question, now_s)
+        return self.decide(chain, question, now_s, "session")
 
     def roles_of(self, principal: Principal) -> frozenset[str]:
         return self._askers.roles_of(principal)
@@ -181,46 +212,12 @@ class Engine:
         self._chains.clear()
         self._cases.forget()
 
-    def _decide(self, mode: Mode, chain: Chain, question: Question, now_s: float) -> Decision:
-        known = self._chains.get(id(chain))  # callers keep their chain from call to call
-        subjects = known[1] if known is not None and known[0] is chain else self._subjects_of(chain)
-        key = (mode, question.object, question.action, question.server, subjects)
-        case = self._cases.get(key)
-        if case is None or not case.since_s <= now_s < case.until_s:
-            case = Case(self._links(subjects, question), now_s)
-            self._cases.put(key, case)
-        if not case.conditions:
-            return (case.results.get(()) or self._conclude(mode, case, subjects, question, (), now_s)).decision
-        outcomes, reads = self._run(case, chain, question, now_s, listing=mode == "list")
-        result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
-        facts = [_new(Fact, (*ran, read)) for ran, read in zip(result.ran, reads, strict=True)]
-        return _new(Decision, (*result.decision[:-1], tuple(facts)))
-
     def _subjects_of(self, chain: Chain) -> tuple[PolicySubject, ...]:
         subjects = tuple(map(self._askers.asker, chain))
         if len(self._chains) >= MAX_CHAINS:
             self._chains.clear()
         self._chains[id(chain)] = chain, subjects
         return subjects
-
-    def _run(
-        self, case: Case, chain: Chain, question: Question, now_s: float, *, listing: bool
-    ) -> tuple[tuple[Outcome, ...], list[Mapping[str, Any]]]:
-        """Evaluate every condition of a case; return the outcomes, and what each evaluation read. A link that lends has
-        no arguments. While `listing`, conditions on what the caller will write are assumed to hold."""
-        purse, roles_of = CostBudget(), self._askers.roles_of
-        outcomes: list[Outcome] = []
-        reads = []
-        for condition, place, lends in case.conditions:
-            if listing and condition.from_caller and not lends:
-                outcomes.append("assumed")
-                continue
-            arguments = _NO_ARGUMENTS if lends else question.arguments
-            scene = _new(ConditionContext, (chain, place, question, arguments, now_s, roles_of))
-            outcome, read = condition.run(scene, purse)
-            outcomes.append(outcome)
-            reads.append(read)
-        return tuple(outcomes), reads
 
     def _links(self, subjects: Sequence[PolicySubject], question: Question) -> Iterator[LinkRows]:
         """Find the rows of each link in order, the request itself last; then those of the guardrails, where there are

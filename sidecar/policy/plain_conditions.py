@@ -22,7 +22,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.policy.syntax import (
     CALL,
@@ -46,19 +46,20 @@ MAX_LEVELS: Final = 16
 MAX_INTEGER: Final = 2**53  # doubles are exact up to here
 VARIABLES: Final = ("args", "principal", "origin", "now")
 
-Inputs = Mapping[str, Any]  # by dotted path, without absent ones
-Node = Callable[[Inputs], Any]
+Ran = Literal["true", "false", "error"]
+Test = Callable[[Any, Any], Any]
+Tests = Mapping[type, Test]
 ERROR: Final = object()
-"""The value of a failed operation, and of an absent input."""
+"""The value of a failed operation."""
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
-_ORDERINGS: Mapping[str, Callable[[Any, Any], bool]] = {
+_ORDERINGS: Mapping[str, Test] = {
     "_<_": operator.lt, "_<=_": operator.le, "_>_": operator.gt, "_>=_": operator.ge
 }  # fmt: skip
 _COMPARISONS = {**_ORDERINGS, "_==_": operator.eq, "_!=_": operator.ne}
 _MIRRORED = {"_<_": "_>_", "_<=_": "_>=_", "_>_": "_<_", "_>=_": "_<=_"}
 _EQUALITIES = {"_==_": True, "_!=_": False}
-_TEXT_TESTS: Mapping[str, Callable[[str, str], bool]] = {
+_TEXT_TESTS: Mapping[str, Test] = {
     "startsWith": str.startswith, "endsWith": str.endswith, "contains": operator.contains
 }  # fmt: skip
 _NUMBERS = frozenset({int, float})
@@ -67,6 +68,20 @@ _RANKS: Mapping[type, int] = {type(None): 0, bool: 1, int: 2, float: 2, str: 3} 
 _ABSENT: Final = object()
 _NOW: Final = ("now",)
 _SCALAR, _LIST, _ANY = "scalar", "list", "any"  # the form that an input must have; any for `has` and `size`
+
+
+class Inputs(dict[str, Any]):
+    """The inputs of one run by dotted path, without absent ones."""
+
+
+class Node(NamedTuple):
+    """One test. Its value is True, False or ERROR: `tests[type(value)](value, constant)`, where `value` is the input of
+    this name, and ERROR if there is no test for its type. Instead of an absent input, or if the name is "", the test is
+    given all Inputs: so are the tests of several inputs and of other nodes."""
+
+    name: str
+    tests: Tests
+    constant: Any
 
 
 class Leaf(NamedTuple):
@@ -87,11 +102,12 @@ class PlainCondition(NamedTuple):
     groups: tuple[tuple[str, tuple[Leaf, ...]], ...]
     units: float
 
-    def run(self, args: Any, variable: Callable[[str], Any]) -> tuple[Any, dict[str, Any], float] | None:
-        """Return the result (True, False or another value), the inputs by dotted path, and the units spent; None if the
-        inputs are not plain. `args` are the arguments, `variable` returns any other variable."""
-        inputs: dict[str, Any] = {}
-        units = self.units
+    def run(
+        self, args: Any, variable: Callable[[str], Any], units: float
+    ) -> tuple[Ran, Mapping[str, Any], float] | None:
+        """Return the outcome, the inputs by dotted path, and what is left of `units`; None if the inputs are not plain.
+        `args` are the arguments, `variable` returns any other variable."""
+        inputs, spent = Inputs(), self.units
         for name, leaves in self.groups:
             whole = args if name == "args" else variable(name)
             if name == "now":
@@ -109,19 +125,23 @@ class PlainCondition(NamedTuple):
                 if value is _ABSENT:
                     continue
                 inputs[leaf] = value
-                units += leaf_units
+                spent += leaf_units
                 kind = type(value)
                 if kind is str and form is not _LIST:
                     if not value.isascii() or "\0" in value:
                         return None
-                    units += len(value) * UNITS_PER_CHAR
+                    spent += len(value) * UNITS_PER_CHAR
                 elif (kind is list and form is not _SCALAR) or (kind is dict and form is _ANY):
                     if (inside := _units_inside(value)) is None:
                         return None
-                    units += inside
+                    spent += inside
                 elif form is _LIST or kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
                     return None
-        return self.test(inputs), inputs, units
+        left = units - spent
+        name, tests, constant = self.test
+        value = inputs.get(name, inputs)
+        value = tests.get(type(value), _fails)(value, constant) if left >= 0 else ERROR
+        return "true" if value is True else "false" if value is False else "error", inputs, left
 
 
 def _units_inside(whole: list[Any] | dict[str, Any]) -> float | None:
@@ -293,117 +313,135 @@ def _seconds(expr: WireMessage) -> float:
         raise _NotPlainError from None
 
 
+def _fails(_: Any, __: Any) -> Any:
+    return ERROR
+
+
+def _is_so(_: Any, __: Any) -> bool:
+    return True
+
+
+def _is_not_so(_: Any, __: Any) -> bool:
+    return False
+
+
 def _value(name: str) -> Node:
-    return lambda inputs: inputs.get(name, ERROR)
+    return Node(name, {bool: operator.is_}, True)
 
 
 def _present(name: str) -> Node:
-    return lambda inputs: name in inputs
+    return Node(name, {**dict.fromkeys((*_RANKS, *_SIZED), _is_so), Inputs: _is_not_so}, None)
 
 
-def _sized(comparison: Callable[[Any, Any], bool], name: str, size: int) -> Node:
-    def node(inputs: Inputs) -> Any:
-        value: Any = inputs.get(name)
-        return comparison(len(value), size) if type(value) in _SIZED else ERROR
-
-    return node
+def _sized(comparison: Test, name: str, size: int) -> Node:
+    return Node(name, dict.fromkeys(_SIZED, lambda value, size: comparison(len(value), size)), size)
 
 
 def _not(operand: Node) -> Node:
-    def node(inputs: Inputs) -> Any:
-        value = operand(inputs)
-        return (not value) if value is True or value is False else ERROR
+    return Node("", _OPPOSITE, operand)
 
-    return node
+
+def _opposite(inputs: Inputs, operand: Node) -> Any:
+    value = inputs.get(operand.name, inputs)
+    value = operand.tests.get(type(value), _fails)(value, operand.constant)
+    return ERROR if value is ERROR else not value
 
 
 def _decided_by(decisive: bool, left: Node, right: Node) -> Node:
-    """Compile `&&` (decided by False) or `||` (by True): the decisive value on either side absorbs an error on the
-    other one."""
+    """Compile `&&` (decided by False) or `||` (by True): the decisive value of any part absorbs an error of another."""
+    parts: list[Node] = []
+    for node in (left, right):
+        parts += node.constant[1] if node.tests is _DECIDED and node.constant[0] is decisive else (node,)
+    return Node("", _DECIDED, (decisive, tuple(parts)))
 
-    def node(inputs: Inputs) -> Any:
-        one = left(inputs)
-        if one is decisive:
-            return decisive
-        other = right(inputs)
-        if other is decisive:
-            return decisive
-        return other if other is not ERROR and one is other else ERROR
 
-    return node
+def _decided(inputs: Inputs, connected: tuple[bool, tuple[Node, ...]]) -> Any:
+    decisive, parts = connected
+    result: Any = not decisive
+    for name, tests, constant in parts:
+        value = inputs.get(name, inputs)
+        value = tests.get(type(value), _fails)(value, constant)
+        if value is decisive:
+            return decisive
+        if value is ERROR:
+            result = ERROR
+    return result
 
 
 def _equal(name: str, constant: Any, wanted: bool) -> Node:
     """Compile `==` or `!=` with a constant: values of different types are unequal, but integers and doubles are one
     type."""
-    kinds = _NUMBERS if type(constant) in _NUMBERS else frozenset({type(constant)})
-
-    def node(inputs: Inputs) -> Any:
-        value = inputs.get(name, ERROR)
-        return ERROR if value is ERROR else (type(value) in kinds and value == constant) is wanted
-
-    return node
+    kinds = _NUMBERS if type(constant) in _NUMBERS else (type(constant),)
+    same, other = (operator.eq, _is_not_so) if wanted else (operator.ne, _is_so)
+    return Node(name, {**dict.fromkeys(_RANKS, other), **dict.fromkeys(kinds, same)}, constant)
 
 
 def _same(name: str, other: str, wanted: bool) -> Node:
-    def node(inputs: Inputs) -> Any:
-        one, two = inputs.get(name, ERROR), inputs.get(other, ERROR)
-        return ERROR if one is ERROR or two is ERROR else _are_equal(one, two) is wanted
+    return Node("", _SAME, (name, other, wanted))
 
-    return node
+
+def _are_same(inputs: Inputs, asked: tuple[str, str, bool]) -> Any:
+    name, other, wanted = asked
+    if name not in inputs or other not in inputs:
+        return ERROR
+    return _are_equal(inputs[name], inputs[other]) is wanted
 
 
 def _are_equal(one: Any, two: Any) -> bool:
     return one == two and _RANKS[type(one)] == _RANKS[type(two)]
 
 
-def _compare(ordering: Callable[[Any, Any], bool], name: str, constant: Any) -> Node:
+def _compare(ordering: Test, name: str, constant: Any) -> Node:
     """Compile an ordering with a constant. Values of another type are an error."""
-    kinds = _NUMBERS if type(constant) in _NUMBERS else frozenset({str})
-
-    def node(inputs: Inputs) -> Any:
-        value = inputs.get(name, ERROR)
-        return ordering(value, constant) if type(value) in kinds else ERROR
-
-    return node
+    return Node(name, dict.fromkeys(_NUMBERS if type(constant) in _NUMBERS else (str,), ordering), constant)
 
 
-def _in_order(ordering: Callable[[Any, Any], bool], name: str, other: str) -> Node:
-    def node(inputs: Inputs) -> Any:
-        one, two = inputs.get(name), inputs.get(other)
-        rank = _RANKS.get(type(one))
-        return ordering(one, two) if rank and rank == _RANKS.get(type(two)) else ERROR
-
-    return node
+def _in_order(ordering: Test, name: str, other: str) -> Node:
+    return Node("", _ORDERED, (ordering, name, other))
 
 
-def _text_test(test: Callable[[str, str], bool], name: str, text: str) -> Node:
-    def node(inputs: Inputs) -> Any:
-        value = inputs.get(name)
-        return test(value, text) if type(value) is str else ERROR
+def _are_in_order(inputs: Inputs, asked: tuple[Test, str, str]) -> Any:
+    ordering, name, other = asked
+    one, two = inputs.get(name), inputs.get(other)
+    rank = _RANKS.get(type(one))
+    return ordering(one, two) if rank and rank == _RANKS.get(type(two)) else ERROR
 
-    return node
+
+def _text_test(test: Test, name: str, text: str) -> Node:
+    return Node(name, {str: test}, text)
 
 
 def _among(name: str, constants: list[Any]) -> Node:
-    def node(inputs: Inputs) -> Any:
-        value = inputs.get(name, ERROR)
-        return ERROR if value is ERROR else any(_are_equal(value, constant) for constant in constants)
+    return Node(name, _AMONG, constants)
 
-    return node
+
+def _is_among(value: Any, constants: list[Any]) -> bool:
+    return any(_are_equal(value, constant) for constant in constants)
 
 
 def _holds(name: str, constant: Any) -> Node:
-    def node(inputs: Inputs) -> Any:
-        values = inputs.get(name)
-        return ERROR if values is None else any(_are_equal(value, constant) for value in values)
+    return Node(name, _HOLDS, constant)
 
-    return node
+
+def _list_holds(values: list[Any], constant: Any) -> bool:
+    return any(_are_equal(value, constant) for value in values)
 
 
 def _holds_input(name: str, sought: str) -> Node:
-    def node(inputs: Inputs) -> Any:
-        values, one = inputs.get(name), inputs.get(sought, ERROR)
-        return ERROR if values is None or one is ERROR else any(_are_equal(value, one) for value in values)
+    return Node("", _HOLDS_INPUT, (name, sought))
 
-    return node
+
+def _list_holds_input(inputs: Inputs, asked: tuple[str, str]) -> Any:
+    name, sought = asked
+    if name not in inputs or sought not in inputs:
+        return ERROR
+    return _list_holds(inputs[name], inputs[sought])
+
+
+_OPPOSITE: Tests = {Inputs: _opposite}
+_DECIDED: Tests = {Inputs: _decided}
+_SAME: Tests = {Inputs: _are_same}
+_ORDERED: Tests = {Inputs: _are_in_order}
+_AMONG: Tests = dict.fromkeys(_RANKS, _is_among)
+_HOLDS: Tests = {list: _list_holds}
+_HOLDS_INPUT: Tests = {Inputs: _list_holds_input}

@@ -21,14 +21,13 @@ from typing import Any, Literal, NamedTuple, cast
 from sidecar.audit.clear import ABSENT, VALUE
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
 from sidecar.audit.record import INPUTS
-from sidecar.policy.conditions import Condition, ConditionContext, CostBudget
+from sidecar.policy.conditions import MAX_UNITS, Condition, ConditionContext, Evaluation
 from sidecar.policy.source import PolicySource
 from sidecar.policy.syntax import name_of
 from sidecar.policy_tools.audit_records import RecordedFact, RecordedQuestion
 
 Outcome = Literal["true", "false", "error"]
 Steps = tuple[str, ...]
-Told = tuple[Outcome, Mapping[str, Any]]
 Found = tuple[Steps, Mapping[str, Any]]  # the objects on an argument's path that existed; its name and value if it did
 
 NO_FACT = "a condition has no recorded fact, and what it reads was not recorded"
@@ -67,15 +66,15 @@ class RecordedCase:
     by_record: set[RecordedKey] = field(default_factory=set)
     paths: Mapping[str, tuple[Steps, ...]] = field(default_factory=dict)
 
-    def outcome(self, condition: Condition, scene: ConditionContext, purse: CostBudget) -> Told:
+    def outcome(self, condition: Condition, scene: ConditionContext, units: float) -> Evaluation:
         key = RecordedKey(condition.digest, scene.chain[scene.subject].name, scene.args is not ARGUMENTS)
-        told = self._told(condition, scene, key, purse)
+        told = self._told(condition, scene, key, units)
         if not isinstance(told, str):
             return told
         self.unknown[key] = told
-        return self.assumed.get(key, self.otherwise), {}
+        return self.assumed.get(key, self.otherwise), {}, units
 
-    def _told(self, condition: Condition, scene: ConditionContext, key: RecordedKey, purse: CostBudget) -> Told | str:
+    def _told(self, condition: Condition, scene: ConditionContext, key: RecordedKey, units: float) -> Evaluation | str:
         written = [
             path for path in condition.paths if path[0] == "args" or path == ("call",) or path[:2] == ("call", "meta")
         ]
@@ -83,7 +82,7 @@ class RecordedCase:
             written = [path for path in written if path[0] != "args"]
             scene = scene._replace(args=_NO_VALUES)
         if not written:
-            return Condition.run(condition, scene, purse)
+            return Condition.run(condition, scene, units)
         facts = [fact for fact in self.asked.facts if (fact.subject, fact.lends) == key[1:]]
         fact = next((fact for fact in facts if fact.condition == key.condition), None)
         own_key = self.key if self.key is not None and self.key.id == self.asked.key_id else None
@@ -94,7 +93,7 @@ class RecordedCase:
                 if digests is None or digests.fact_hash(now) != fact.inputs.get(name_of(path)):
                     return ROLES_CHANGED
             self.by_record.add(key)
-            return cast("Outcome", fact.outcome), fact.inputs
+            return cast("Outcome", fact.outcome), fact.inputs, units
         args, meta = dict[str, Any](), dict[str, Any]()
         for path in written:
             found = self._recorded(condition, path, facts, digests)
@@ -105,7 +104,7 @@ class RecordedCase:
                 place = place.setdefault(step, {})
             place.update(found[1])
         scene = scene._replace(args=args, question=scene.question._replace(meta=meta))
-        return Condition.run(condition, scene, purse)
+        return Condition.run(condition, scene, units)
 
     def _recorded(
         self, condition: Condition, path: Steps, facts: list[RecordedFact], digests: Digests | None
@@ -147,8 +146,8 @@ class RecordedCase:
 class StandIn(Condition):
     case: RecordedCase
 
-    def run(self, scene: ConditionContext, purse: CostBudget) -> Told:
-        return self.case.outcome(self, scene, purse)
+    def run(self, scene: ConditionContext, units: float = MAX_UNITS) -> Evaluation:
+        return self.case.outcome(self, scene, units)
 
 
 def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar
 
-from sidecar.policy.conditions import Condition, ConditionContext, CostBudget
+from sidecar.policy.conditions import Condition, ConditionContext
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.check.linted_policy import AGENTS, KINDS_ASKED, LintedPolicy, PolicyFinding
@@ -58,7 +58,7 @@ def _constant(condition: Condition) -> _Never | None:
 def _without_claims(condition: Condition) -> str:
     """Return the outcome for a caller without roles and scopes and a call without arguments."""
     scene = ConditionContext((Principal("user:unknown"),), 0, Question("", "", ""), {}, 0.0, lambda _: frozenset())
-    return condition.run(scene, CostBudget())[0]
+    return condition.run(scene)[0]
 
 
 def _contradiction(terms: Sequence[str]) -> _Never | None:

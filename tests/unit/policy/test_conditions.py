@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.policy.conditions import ConditionContext, CostBudget, Language
+from sidecar.policy.conditions import ConditionContext, Language
 from sidecar.policy.grammar import Wrong
 from sidecar.vocabulary import Chain, Principal, Question
 from tests.tables import tables
@@ -25,7 +25,7 @@ CHAIN = (
 def run(text: str, args: Any = None, *, who: Chain = CHAIN, meta: dict[str, Any] | None = None) -> str:
     question = Question("tool:s/t", "tools/call", "s", "t", args or {}, meta or {})
     scene = ConditionContext(who, len(who) - 1, question, question.arguments, NOW, lambda principal: principal.roles)
-    return LANGUAGE.compile(text).run(scene, CostBudget())[0]
+    return LANGUAGE.compile(text).run(scene)[0]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
-from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Language
+from sidecar.policy.conditions import Condition, ConditionContext, Language
 from sidecar.vocabulary import Principal, Question
 from tests.tables import tables
 from tests.unit.policy.world import NOW
@@ -135,15 +135,14 @@ def scene_of(arguments: dict[str, Any], now_s: float = NOW) -> ConditionContext:
 
 
 def _ran(condition: Condition, scene: ConditionContext, units: float) -> tuple[str, ...]:
-    purse = CostBudget(units)
-    outcome, read = condition.run(scene, purse)
-    return outcome, repr(read), repr(purse.units)
+    outcome, read, left = condition.run(scene, units)
+    return outcome, repr(read), repr(left)
 
 
 def _is_plain(condition: Condition, scene: ConditionContext) -> bool:
     """Whether the inputs are plain too; otherwise CEL evaluates the condition in any case."""
     try:
-        return condition.plain is not None and condition.plain.run(scene.args, scene.variable) is not None
+        return condition.plain is not None and condition.plain.run(scene.args, scene.variable, 0) is not None
     except (ValueError, OverflowError):
         return True
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from sidecar.policy.conditions import Condition, ConditionContext, CostBudget, Language
+from sidecar.policy.conditions import Condition, ConditionContext, Language
 from sidecar.policy_tools import glob_algebra
 from sidecar.policy_tools.diff import Difference, difference, load, regions
 from sidecar.policy_tools.diff.access_changes import Effort
@@ -279,7 +279,7 @@ def test_what_implies_what_is_so_for_the_runtime_too() -> None:
 def ran(program: Condition, arguments: dict[str, object]) -> str:
     question = Question("tool:s/t", "tools/call", "s", "t", arguments)
     scene = ConditionContext((Principal("nhi:a"),), 0, question, arguments, 1.8e9, lambda _: frozenset())
-    return program.run(scene, CostBudget())[0]
+    return program.run(scene)[0]
 
 
 ASKS = "p, nhi:a, tool:s/t, use, -, -, \"args.n <= 5 && has_role(origin, 'role:x')\", allow\n"
