@@ -14,7 +14,7 @@ from grpc import aio
 
 from sidecar.app.application import Application
 from sidecar.protocols.a2a import http
-from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.forms import FORMS
 from sidecar.protocols.a2a.operations import BY_ACTION, BY_RPC, CARD, LIST, SEND, STREAM, Binding, Operation, Version
 from sidecar.protocols.a2a.status import DETAILS, infos_in
 from sidecar.protocols.a2a.v03 import request_name, response_name
@@ -196,7 +196,7 @@ async def ask(
 ) -> Answered:
     """One operation, with canonical parameters, as a client of that version and binding sends it; `at` is the path of
     an address of the agent's own."""
-    operation, form = BY_ACTION[action], form_of(version, binding)
+    operation, form = BY_ACTION[action], FORMS[version, binding]
     headers = {**who, "A2A-Version": version}
     base = world.url + (at or f"/agents/{agent}")
     if binding == "jsonrpc":
@@ -229,7 +229,7 @@ async def _ask_grpc(
     who: Mapping[str, str],
     agent: str,
 ) -> Answered:
-    form, wire = form_of(version, "grpc"), WIRES[version]
+    form, wire = FORMS[version, "grpc"], WIRES[version]
     said = response_name(operation, version)
     body = wire.encode(request_name(operation, version), form.write_params(operation, params))
     service = "lf.a2a.v1.A2AService" if version == "1.0" else "a2a.v1.A2AService"
@@ -252,14 +252,14 @@ GRPC_AS_HTTP = tables("a2a/world")["grpc_as_http"]
 
 
 def _read_rpc(operation: Operation, version: Version, status: int, media: str, raw: bytes) -> Answered:
-    form, said = form_of(version, "jsonrpc"), _said(media, raw)
+    form, said = FORMS[version, "jsonrpc"], _said(media, raw)
     errors = [one["error"] for one in said if "error" in one]
     results = tuple(form.read_result(operation, one["result"]) for one in said if "result" in one)
     return Answered(status, results, errors[0] if errors else None, raw)
 
 
 def _read_http(operation: Operation, version: Version, status: int, media: str, raw: bytes) -> Answered:
-    form, said = form_of(version, "http_json"), _said(media, raw)
+    form, said = FORMS[version, "http_json"], _said(media, raw)
     if status != 200:
         return Answered(status, error=said[0].get("error", said[0]), raw=raw)
     errors = [one.get("error", one) for one in said if "error" in one or "code" in one]

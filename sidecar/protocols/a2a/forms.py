@@ -47,7 +47,7 @@ class HttpJsonForm(ProtoForm):
 
 WireForm = CanonicalForm | JsonForm | ProtoForm
 _CANONICAL: Final = CanonicalForm()
-_FORMS: Final[Mapping[tuple[Version, Binding], WireForm]] = {
+FORMS: Final[Mapping[tuple[Version, Binding], WireForm]] = {
     ("1.0", "jsonrpc"): _CANONICAL,
     ("1.0", "http_json"): _CANONICAL,
     ("1.0", "grpc"): _CANONICAL,
@@ -55,8 +55,3 @@ _FORMS: Final[Mapping[tuple[Version, Binding], WireForm]] = {
     ("0.3", "http_json"): HttpJsonForm(),
     ("0.3", "grpc"): PROTO_FORM,
 }
-
-
-def form_of(version: Version, binding: Binding) -> WireForm:
-    """The form of a version and binding."""
-    return _FORMS[version, binding]

@@ -84,7 +84,7 @@ class Schema:
         """The canonical form of the message at the place `at`. With `defaults`, fields that are set but empty are kept.
         Raises UnreadableMessage."""
         try:
-            return self.reader(name, defaults).read(given)
+            return (self.readers.get((name, defaults)) or self.reader(name, defaults)).read(given)
         except UnreadableMessage as error:
             raise UnreadableMessage(at + error.pointer, error.problem) from None
 

@@ -18,7 +18,7 @@ from grpc import aio
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import Deadline
 from sidecar.protocols.a2a.errors import BY_NAME, BY_REASON, AgentError
-from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.forms import FORMS
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.status import DETAILS, infos_in
@@ -115,7 +115,7 @@ class GrpcAgent:
         operation = outgoing.operation
         method = operation.grpc(version)
         name = request_name(operation, version)
-        params = written(form_of(version, "grpc"), outgoing)
+        params = written(FORMS[version, "grpc"], outgoing)
         try:
             body = WIRES[version].encode(name, params)
         except UnreadableMessage as error:
@@ -213,7 +213,7 @@ def _read(operation: Operation, version: Version, raw: bytes | None) -> Result:
         raise Refusal(Reason.RESPONSE_REFUSED, "it answered without a message")
     try:
         given = WIRES[version].decode(name, raw, MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES)
-        return form_of(version, "grpc").read_result(operation, given)
+        return FORMS[version, "grpc"].read_result(operation, given)
     except UnreadableMessage as error:
         raise unreadable(error) from None
 

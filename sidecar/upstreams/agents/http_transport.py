@@ -17,7 +17,7 @@ from sidecar.http.client import ClientResponse, Deadline, EgressError, RequestFo
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import BY_CODE, BY_REASON, ERROR_INFO, AgentError
-from sidecar.protocols.a2a.forms import WireForm, form_of
+from sidecar.protocols.a2a.forms import FORMS, WireForm
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.upstreams.agents.transport import (
@@ -151,7 +151,7 @@ class JsonRpcAgent(HttpAgent):
         self._numbers = itertools.count(1)
 
     async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent:
-        operation, form, number = outgoing.operation, form_of(version, "jsonrpc"), next(self._numbers)
+        operation, form, number = outgoing.operation, FORMS[version, "jsonrpc"], next(self._numbers)
         params = written(form, outgoing)
         message = {"jsonrpc": "2.0", "id": number, "method": operation.rpc(version), "params": params}
         path = self._address.origin.path
@@ -170,7 +170,7 @@ class HttpJsonAgent(HttpAgent):
     """An agent that speaks HTTP+JSON: each operation has an address of its own."""
 
     async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent:
-        operation, form, params = outgoing.operation, form_of(version, "http_json"), dict(outgoing.params)
+        operation, form, params = outgoing.operation, FORMS[version, "http_json"], dict(outgoing.params)
         route = operation.http(version)[0]
         tenant = str(params.pop("tenant", "")) if version == "1.0" else ""
         ids, rest = _apart(operation, params)

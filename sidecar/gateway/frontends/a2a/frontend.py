@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
@@ -34,7 +34,7 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards as documents
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Operation, Version
+from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Operation
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
@@ -130,7 +130,12 @@ class AgentFrontend:
 
     def enter(self, request: RequestContext, route: Route) -> None:
         """Sets the writer that the address implies, so that refusals are in the caller's version and binding."""
-        request.dialect = request.dialect or _dialect_at(route, request_reader.version_said(request.headers))
+        if request.dialect is None:
+            said = request_reader.version_said(request.headers)
+            if route.rest in _OF_RPC:
+                request.dialect = JsonRpcWriter(said or "0.3")
+            else:
+                request.dialect = HttpJsonWriter("0.3" if route.rest.startswith("/v1/") and said != "1.0" else "1.0")
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the operation. Raises Refusal, in the caller's version and binding if they are known."""
@@ -138,23 +143,13 @@ class AgentFrontend:
             await request.came(called.body)
             intent = request_reader.read_call(route.server, called, extensions_of(request.headers))
         elif route.rest in _OF_RPC:
-            intent = await self._rpc(request, route)
+            if request.verb != "POST":
+                raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
+            intent = _rpc(request, route, await request.body(a2a=True))
         else:
             intent = await self._http(request, route)
         request.asks(intent.call.method)
         return ParsedOperation(intent.call, intent)
-
-    async def _rpc(self, request: RequestContext, route: Route) -> AgentOperation:
-        dialect = request.dialect
-        assert isinstance(dialect, JsonRpcWriter)
-        if request.verb != "POST":
-            raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
-        envelope = jsonrpc.parse_json(await request.body(a2a=True))
-        dialect.request_id = request.request_id = request.record.request_id = jsonrpc.request_id_in(envelope)
-        # a refusal of the version also carries the request's id
-        dialect.version = version_of(request.headers, _query(request))
-        message = jsonrpc.message_from(envelope)
-        return request_reader.read_rpc(route.server, dialect, message, extensions_of(request.headers))
 
     async def _http(self, request: RequestContext, route: Route) -> AgentOperation:
         query = _query(request)
@@ -400,14 +395,19 @@ async def _begun(
                 yield event
 
 
-def _dialect_at(route: Route, said: Version | None) -> ResponseWriter:
-    if route.rest in _OF_RPC:
-        return JsonRpcWriter(said or "0.3")
-    return HttpJsonWriter("0.3" if route.rest.startswith("/v1/") and said != "1.0" else "1.0")
+def _rpc(request: RequestContext, route: Route, raw: bytes) -> AgentOperation:
+    dialect, envelope = request.dialect, jsonrpc.parse_json(raw)
+    assert isinstance(dialect, JsonRpcWriter)
+    dialect.request_id = request.request_id = request.record.request_id = jsonrpc.request_id_in(envelope)
+    # a refusal of the version also carries the request's id
+    if dialect.version == "0.3" or "?" in request.path:  # otherwise the one header says 1.0
+        dialect.version = version_of(request.headers, _query(request))
+    message = jsonrpc.message_from(envelope)
+    return request_reader.read_rpc(route.server, dialect, message, extensions_of(request.headers))
 
 
 def _dialect(request: RequestContext) -> ResponseWriter:
-    return cast(ResponseWriter, request.dialect)  # set by `enter`
+    return request.dialect  # type: ignore[return-value]  # set by `enter`
 
 
 def _called(request: RequestContext) -> CalledName | None:

@@ -32,6 +32,7 @@ from sidecar.gateway.frontends.a2a.response_writers import ResponseWriter, info_
 from sidecar.http.server.event_stream import EventStream
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.protocols.a2a.errors import AgentError, AgentErrorKind
+from sidecar.protocols.a2a.forms import FORMS
 from sidecar.protocols.a2a.operations import BY_GRPC, Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.status import DETAILS, encode_status
@@ -67,7 +68,7 @@ class GrpcWriter(ResponseWriter):
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
         name = response_name(operation, self.version)
-        said = response_writers.written(self.form, operation, event) if name else {}
+        said = response_writers.written(self, operation, event) if name else {}
         try:
             return WIRES[self.version].encode(name, said)
         except UnreadableMessage as error:
@@ -133,7 +134,7 @@ class GrpcRequest(CalledName):
         name = request_name(self.operation, self.dialect.version)
         try:
             given = WIRES[self.dialect.version].decode(name, self.body, MAX_DEPTH, MAX_SENT_VALUES)
-            params = self.dialect.form.read_params(self.operation, given)
+            params = FORMS[self.dialect.version, "grpc"].read_params(self.operation, given)
         except UnreadableMessage as error:
             raise malformed(str(error), INVALID_PARAMS) from None
         if b"\0" in self.body and has_nul(params):  # as in JSON; a zero byte alone does not prove a NUL character

@@ -20,7 +20,7 @@ from sidecar.gateway.routing import Headers
 from sidecar.http.server.event_stream import EventStream
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import http, operations
-from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.forms import FORMS
 from sidecar.protocols.a2a.messages import PROTO03, V10
 from sidecar.protocols.a2a.operations import CARD, LIST, SEND, STREAM, Operation, OperationRoute, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
@@ -32,6 +32,7 @@ MAX_EXTENSIONS: Final = 16
 MAX_NAMED: Final = 100
 _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+_CREDENTIALS: Final = ("token", "authentication")
 _OF_TASK: Final = frozenset({"push/set", "push/get", "push/list", "push/delete"})
 
 
@@ -172,7 +173,7 @@ def _named_in(address: http.RestAddress, operation: Operation, version: Version)
 
 def _read(dialect: ResponseWriter, operation: Operation, given: object) -> dict[str, Any]:
     try:
-        return form_of(dialect.version, dialect.binding).read_params(operation, given)
+        return FORMS[dialect.version, dialect.binding].read_params(operation, given)
     except UnreadableMessage as error:
         raise malformed(str(error), INVALID_PARAMS) from None
 
@@ -183,42 +184,47 @@ def _operate(
     for name in ("tenant", "id", "taskId"):
         if params.get(name) in (".", ".."):  # in the path of an agent's address it would name another resource
             raise malformed(f"params.{name} is no name", INVALID_PARAMS)
-    _check_skill(params)
-    seen, meta, push = asked(params), meta_of(params), push_in(params)
-    # the audit record names the skill requested
-    questions: tuple[Question, ...] = (Question(f"nhi:{agent}", operation.action, "", skill_in(seen), seen, meta),)
+    message, metadata, push = params.get("message", _NOTHING), params.get("metadata", _NOTHING), push_in(params)
+    inside, skill = message.get("metadata", _NOTHING), ""
+    if metadata or inside:
+        if SKILL in metadata and SKILL in inside and metadata[SKILL] != inside[SKILL]:
+            # rules would read the one, and the agent perhaps the other
+            raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)
+        skill = skill_in(params)  # the audit record names it
+    questions: tuple[Question, ...] = (
+        Question(f"nhi:{agent}", operation.action, "", skill, _asked(params, push), metadata),
+    )
     if push:  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
         questions += (questions[0]._replace(action=operations.PUSH_SET.action),)
+    sends = operation is SEND or operation is STREAM
     return AgentOperation(
         Call("a2a", version, agent, operation.action, questions),
         operation,
         params,
         version,
-        tasks_in(operation, params),
-        context_in(operation, params),
+        _tasks_of_message(message, push) if sends else _tasks_in(operation, params),
+        str((message if sends else params).get("contextId", "")) if sends or operation is LIST else "",
         extensions,
-        operation is SEND or operation is STREAM,
+        sends,
         bool(push) or operation.action in _OF_TASK,
     )
 
 
-def _check_skill(params: Mapping[str, Any]) -> None:
-    """Refuses a message with two skills: rules would read the one, and the agent perhaps the other."""
-    outside, message = params.get("metadata"), params.get("message")
-    inside = message.get("metadata") if message else None
-    if outside and inside and SKILL in outside and SKILL in inside and outside[SKILL] != inside[SKILL]:
-        raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)
-
-
-def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the tasks that an operation names. Raises Refusal if it must name one and does not."""
-    if operation is SEND or operation is STREAM:
-        message = params.get("message", _NOTHING)
-        named = (message.get("taskId", ""), *message.get("referenceTaskIds", ()), push_in(params).get("taskId", ""))
-        distinct = tuple(dict.fromkeys(filter(None, named)))
-        if len(distinct) > MAX_NAMED:  # each is looked up
+def _tasks_of_message(message: Mapping[str, Any], push: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the tasks that a message names. Raises Refusal for what is no message."""
+    tasks: tuple[str, ...] = ()
+    if push or "taskId" in message or "referenceTaskIds" in message:
+        named = (message.get("taskId", ""), *message.get("referenceTaskIds", ()), push.get("taskId", ""))
+        tasks = tuple(dict.fromkeys(filter(None, named)))
+        if len(tasks) > MAX_NAMED:  # each is looked up
             raise malformed(f"params.message names more than {MAX_NAMED} tasks", INVALID_PARAMS)
-        return distinct
+    if not message.get("parts") or not message.get("messageId"):
+        raise malformed("params.message must have a messageId and parts", INVALID_PARAMS)
+    return tasks
+
+
+def _tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the task that an operation names. Raises Refusal if it must name one and does not."""
     if operation is LIST or operation is CARD:
         return ()
     name = "taskId" if operation.action in _OF_TASK else "id"
@@ -228,44 +234,22 @@ def tasks_in(operation: Operation, params: Mapping[str, Any]) -> tuple[str, ...]
     return (task,)
 
 
-def context_in(operation: Operation, params: Mapping[str, Any]) -> str:
-    """Returns the context that an operation names, "" for none. Raises Refusal for a send without a message."""
-    if operation is LIST:
-        return str(params.get("contextId", ""))
-    if operation is not SEND and operation is not STREAM:
-        return ""
-    message = params.get("message")
-    if not message or not message.get("parts") or not message.get("messageId"):
-        raise malformed("params.message must have a messageId and parts", INVALID_PARAMS)
-    return str(message.get("contextId", ""))
-
-
 def push_in(params: Mapping[str, Any]) -> Mapping[str, Any]:
     found: Mapping[str, Any] = params.get("configuration", _NOTHING).get("taskPushNotificationConfig", _NOTHING)
     return found
 
 
-def meta_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = params.get("metadata", _NOTHING)
-    return found
-
-
-def asked(params: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(params: Mapping[str, Any], push: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parameters as conditions and audit records see them (CONTRACT 7). Equal calls have equal parameters,
     so the message's own id and the credentials of push configurations are removed. The tenant stays: an agent may act
     differently for each."""
-    shown = _without(params, "token", "authentication")
+    shown = {**params}
     if "message" in shown:
-        shown["message"] = _without(shown["message"], "messageId")
-    if push := push_in(params):
-        shown["configuration"] = {
-            **shown["configuration"], "taskPushNotificationConfig": _without(push, "token", "authentication")
-        }  # fmt: skip
+        shown["message"] = message = {**shown["message"]}
+        message.pop("messageId", None)
+    for name in _CREDENTIALS:
+        shown.pop(name, None)
+    if push:
+        config = {name: value for name, value in push.items() if name not in _CREDENTIALS}
+        shown["configuration"] = {**shown["configuration"], "taskPushNotificationConfig": config}
     return shown
-
-
-def _without(members: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    left = dict(members)
-    for name in names:
-        left.pop(name, None)
-    return left

@@ -18,7 +18,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway.error_responses import JSON, DenyManner, ErrorResponse, facts_of, headers_of, message_of
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM
 from sidecar.protocols.a2a.errors import BY_REASON, DOMAIN, ERROR_INFO, KINDS, OF_03, AgentError, AgentErrorKind
-from sidecar.protocols.a2a.forms import WireForm, form_of
+from sidecar.protocols.a2a.forms import FORMS
 from sidecar.protocols.a2a.operations import Binding, Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import Id
@@ -56,10 +56,10 @@ def sentence_for(refusal: Refusal, facts: Mapping[str, Any]) -> str:
     return message_of(refusal, facts)
 
 
-def written(form: WireForm, operation: Operation, result: dict[str, Any]) -> Any:
+def written(writer: ResponseWriter, operation: Operation, result: dict[str, Any]) -> Any:
     """Returns an agent's result, or one event, in the caller's form. Raises Refusal(RESPONSE_REFUSED)."""
     try:
-        return form.write_result(operation, result)
+        return FORMS[writer.version, writer.binding].write_result(operation, result)
     except UnreadableMessage as error:
         raise unsayable(error) from None
 
@@ -80,10 +80,6 @@ class ResponseWriter(ABC):
     version: Version
 
     binding: ClassVar[Binding]
-
-    @property
-    def form(self) -> WireForm:
-        return form_of(self.version, self.binding)
 
     @abstractmethod
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
@@ -118,7 +114,7 @@ class JsonWriter(ResponseWriter):
     error_event_name: ClassVar[bytes] = b""
 
     def event(self, operation: Operation, event: dict[str, Any]) -> bytes:
-        return _event(self._result(written(self.form, operation, event)))
+        return _event(self._result(written(self, operation, event)))
 
     def error(self, error: AgentError) -> ErrorResponse:
         status, body = self._error(error)
@@ -159,7 +155,7 @@ class JsonRpcWriter(JsonWriter):
     binding = "jsonrpc"
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
-        said = written(self.form, operation, result) if operation.response else None
+        said = written(self, operation, result) if operation.response else None
         return ErrorResponse(200, self._result(said), JSON)
 
     def _result(self, said: Any) -> bytes:
@@ -200,7 +196,7 @@ class HttpJsonWriter(JsonWriter):
     error_event_name = b"error"
 
     def result(self, operation: Operation, result: dict[str, Any]) -> ErrorResponse:
-        said = written(self.form, operation, result) if operation.response else {}
+        said = written(self, operation, result) if operation.response else {}
         # The media type of a result. Errors are JSON, as in the official SDK.
         return ErrorResponse(200, self._result(said), A2A_JSON if self.version == "1.0" else JSON)
 

@@ -6,7 +6,7 @@ import pytest
 
 from sidecar.gateway.frontends.a2a.response_writers import details_of
 from sidecar.protocols.a2a.errors import ERROR_INFO, AgentError
-from sidecar.protocols.a2a.forms import form_of
+from sidecar.protocols.a2a.forms import FORMS
 from sidecar.protocols.a2a.operations import GET, LIST, Binding
 from sidecar.protocols.a2a.schema import UnreadableMessage
 
@@ -18,10 +18,10 @@ THEIRS: dict[str, Any] = {"@type": ERROR_INFO, "reason": "BUSY", "domain": "agen
 def test_an_agent_of_0_3_is_not_called_below_a_tenant(binding: Binding) -> None:
     """Rules saw the tenant, and the agent would not: what it does would be done for anybody's."""
     for operation, params in ((GET, {"id": "t1"}), (LIST, {})):
-        assert "tenant" not in form_of("0.3", binding).write_params(operation, {**params, "tenant": ""})
+        assert "tenant" not in FORMS["0.3", binding].write_params(operation, {**params, "tenant": ""})
         with pytest.raises(UnreadableMessage, match="tenant"):
-            form_of("0.3", binding).write_params(operation, {**params, "tenant": "acme"})
-        assert form_of("1.0", binding).write_params(operation, {**params, "tenant": "acme"})["tenant"] == "acme"
+            FORMS["0.3", binding].write_params(operation, {**params, "tenant": "acme"})
+        assert FORMS["1.0", binding].write_params(operation, {**params, "tenant": "acme"})["tenant"] == "acme"
 
 
 def test_an_agent_does_not_speak_in_our_name() -> None:
