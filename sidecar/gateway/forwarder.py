@@ -23,7 +23,7 @@ from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.reauthorization import LOOK_EVERY_S, Reauthorization, end_of
 from sidecar.gateway.request import Charged, RequestContext, UpstreamExchange, WatchedExchange
 from sidecar.gateway.request_state import RequestStates
-from sidecar.gateway.response_filter import ResponseFilter
+from sidecar.gateway.response_filter import FilterServices, ResponseFilter
 from sidecar.gateway.response_stream import ResponseStream
 from sidecar.gateway.routing import EVERY
 from sidecar.gateway.snapshot import Live
@@ -76,6 +76,10 @@ class Forwarder:
     roaming: SessionStore
     farewells: asyncio.Queue[Farewell] = field(default_factory=lambda: asyncio.Queue(maxsize=MAX_FAREWELLS))
     pairs: dict[str, SseSession] = field(default_factory=dict)
+    filtering: FilterServices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.filtering = FilterServices(self.live, self.switch, self.tasks, self.states)
 
     @property
     def streams(self) -> set[WatchedExchange]:
@@ -314,10 +318,7 @@ class Forwarder:
         self, exchange: UpstreamExchange, expected: Container[Id], creators: Mapping[Id, Question] = NOTHING
     ) -> ResponseStream:
         """Returns the stream of this exchange's answer. Requests in `creators` may be answered with a task."""
-        return ResponseStream(
-            exchange,
-            ResponseFilter(exchange, expected, creators, self.live.clock, self.switch, self.tasks, self.states),
-        )
+        return ResponseStream(exchange, ResponseFilter(exchange, expected, creators, self.filtering))
 
     def check_alive(self, session: Session, answer: UpstreamAnswer) -> None:
         """Drops a session that the upstream no longer knows, so that the caller begins a new one."""

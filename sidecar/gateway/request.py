@@ -210,10 +210,10 @@ class RequestContext(CallContext):
         if (upstream := self.now.upstreams.get(self.server)) is not None:
             upstream.account.tool_failed()
 
-    async def ended(self, status: int, bytes_out: int) -> None:
+    def ended(self, status: int, bytes_out: int) -> Coroutine[Any, Any, None]:
         """Records that the upstream's answer was delivered. Raises Refusal(AUDIT_UNAVAILABLE)."""
         self.record.mark("upstream")
-        await self.record.outcome(http_status=self._told(status), bytes_out=bytes_out)
+        return self.record.outcome(http_status=status if self.paired is None else 202, bytes_out=bytes_out)
 
     def break_off(self) -> None:
         """Ends a stream so that its reader sees that it is incomplete."""

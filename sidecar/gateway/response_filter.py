@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import orjson
+
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.ownership import NOTHING, CreatedTasks, Owned
+from sidecar.gateway.ownership import CreatedTasks, Owned
 from sidecar.gateway.request import UpstreamExchange
 from sidecar.gateway.request_state import MAX_STATE_BYTES, RequestStates
+from sidecar.gateway.snapshot import Live
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.hidden_characters import AmbiguousKeysError, hidden_in, without_hidden
 from sidecar.protocols.jsonrpc import Id
@@ -28,6 +31,7 @@ from sidecar.upstreams.mcp.pins import digest_of
 from sidecar.upstreams.mcp.sessions import PendingRequest
 from sidecar.vocabulary import Decision, Question
 
+_new = tuple.__new__
 LEFT_OUT = "sidecar/left_out"  # in the `_meta` of a list: omitted entries, and why
 MAX_LEFT_OUT = 32
 SLICE_ENTRIES = 500  # list entries filtered before other work runs: each takes some 10 us (threats I11)
@@ -49,88 +53,91 @@ class FilteredMessage(NamedTuple):
     status: int = 200
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class FilterServices:
+    """What the filters of all answers use."""
+
+    live: Live
+    switch: KillSwitch
+    tasks: TaskOwners
+    states: RequestStates
+
+
 class ResponseFilter:
     """Filters one answer, by the rules of the exchange's own revision (`judged_by`). `expected` are the ids that may be
     answered here, `creators` the questions of those that may be answered with a task."""
 
-    exchange: UpstreamExchange
-    expected: Container[Id]
-    creators: Mapping[Id, Question]
-    now_s: Callable[[], float]
-    switch: KillSwitch
-    tasks: TaskOwners
-    states: RequestStates
+    __slots__ = ("creators", "exchange", "expected", "shared")
+
+    def __init__(
+        self,
+        exchange: UpstreamExchange,
+        expected: Container[Id],
+        creators: Mapping[Id, Question],
+        shared: FilterServices,
+    ) -> None:
+        self.exchange, self.expected, self.creators, self.shared = exchange, expected, creators, shared
 
     @property
     def answers(self) -> Id | None:
         """The id of the one request that this answers; None for a stream that answers none, or many."""
         return self.expected[0] if isinstance(self.expected, tuple) and len(self.expected) == 1 else None
 
-    async def judge(self, message: jsonrpc.Message, owned: Owned = NOTHING, *, plain: bool = False) -> FilteredMessage:
-        """Filters one message of the upstream; `owned` are those of its tasks that are the reader's, `plain` is a
-        result of content alone (`messages.is_plain`). Yields to other work during long lists. Raises Refusal:
-        RESPONSE_REFUSED, or a denial of a server's request."""
-        foreign = not plain and any(task_id not in owned for task_id in task_messages.named_by_upstream(message))
-        if isinstance(message, jsonrpc.Response):
-            return await self._response(message, owned, foreign=foreign, plain=plain)
-        if isinstance(message, jsonrpc.Request):
-            return await self._request(message, owned, foreign=foreign)
-        return FilteredMessage() if foreign or await self._lost_one(owned) else await self._notification(message, owned)
-
-    async def _response(
-        self, response: jsonrpc.Response, owned: Owned, *, foreign: bool, plain: bool
-    ) -> FilteredMessage:
-        if response.id is None or response.id not in self.expected:
+    async def response(self, response: jsonrpc.Response, owned: Owned, *, plain: bool) -> FilteredMessage:
+        """Filters a response; `owned` are those of its tasks that are the reader's, `plain` is a result of content
+        alone (`messages.is_plain`). Yields to other work during long lists. Raises Refusal: RESPONSE_REFUSED, or a
+        denial of what it requests of the caller."""
+        exchange, request_id, result = self.exchange, response.id, response.result
+        call, earlier, created, version = exchange.call, None, None, ""
+        if request_id is None or request_id not in self.expected:
             raise refused("it answers another request")
-        earlier = self._earlier(response.id)
+        if exchange.session is not None and request_id != call.request_id:
+            earlier = exchange.session.sent.get(request_id)
+            if earlier is None:  # an id of two calls
+                raise refused("it answers another request")
+        given = result if isinstance(result, dict) else None
         if earlier is None:
-            self._answered(response)
+            if not call.session and (response.error is not None or (given and given.get("isError") is True)):
+                exchange.request.tool_failed()
+            # It is charged whether or not the answer passes, unless it became a task.
+            if plain or given is None or task_messages.created_in(given) is None:
+                exchange.request.answered(given)
         if (earlier is not None or owned) and (lost := await self._lost_in_answer(earlier, owned)) is not None:
             if earlier is None:
                 raise Refusal(lost)
             return FilteredMessage(final=True, withheld=lost)
         if response.error is not None:
             return FilteredMessage(jsonrpc.encode_response(response), final=True)
-        if not isinstance(response.result, dict):
+        if given is None:
             raise refused("its result is not an object")
-        begins = self.exchange.call.method == "initialize"
-        version = str(response.result.get("protocolVersion")) if begins else ""
-        if begins and version not in eras.SESSION_VERSIONS:
-            raise refused("it agrees on a revision that is not known here")
-        result, created = response.result, None
+        if call.method == "initialize":
+            version = str(given.get("protocolVersion"))
+            if version not in eras.SESSION_VERSIONS:
+                raise refused("it agrees on a revision that is not known here")
         if not plain:
-            result = await self._result(result)
-            created = self._creates(response.id, result)
-            if "tasks" in result:
-                result["tasks"] = self._tasks(result["tasks"], owned)
+            foreign = self._is_foreign(response, owned)
+            given = await self._result(given)
+            created = self._creates(request_id, given)
+            if "tasks" in given:
+                given["tasks"] = self._tasks(given["tasks"], owned)
             elif foreign:
                 raise refused("it tells of a task that is not its caller's")
-        if self.exchange.call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were checked
-            messages.narrow_to_sessions(result)
-        if self.exchange.outward is not None:
-            result = self.exchange.outward.result(result)
-        out = jsonrpc.encode_response(jsonrpc.Response(response.id, result))
-        return FilteredMessage(out, final=True, version=version, result=result, created=created)
+        if call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were checked
+            messages.narrow_to_sessions(given)
+        if exchange.outward is not None:
+            given = exchange.outward.result(given)
+        out = orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": given})
+        return _new(FilteredMessage, (out, None, True, version, given, created, None, 200))
 
-    def _answered(self, response: jsonrpc.Response) -> None:
-        """Records the cost of an answered call, whether or not the answer passes; not of one that became a task."""
-        result = response.result if isinstance(response.result, dict) else None
-        failed = response.error is not None or (result is not None and result.get("isError") is True)
-        if failed and not self.exchange.call.session:
-            self.exchange.request.tool_failed()
-        if result is None or task_messages.created_in(result) is None:
-            self.exchange.request.answered(result)
+    async def other(self, message: jsonrpc.Request | jsonrpc.Notification, owned: Owned) -> FilteredMessage:
+        """Filters a request or notification. Raises Refusal: RESPONSE_REFUSED, or a denial of a server's request."""
+        foreign = self._is_foreign(message, owned)
+        if isinstance(message, jsonrpc.Request):
+            return await self._request(message, owned, foreign=foreign)
+        return FilteredMessage() if foreign or await self._lost_one(owned) else await self._notification(message, owned)
 
-    def _earlier(self, request_id: Id) -> PendingRequest | None:
-        """Returns the earlier call that is answered, None for this one. Raises Refusal for an id of two calls."""
-        session = self.exchange.session
-        if session is None or request_id == self.exchange.call.request_id:
-            return None
-        asked = session.sent.get(request_id)
-        if asked is None:
-            raise refused("it answers another request")
-        return asked
+    def _is_foreign(self, message: jsonrpc.Message, owned: Owned) -> bool:
+        return any(task_id not in owned for task_id in task_messages.named_by_upstream(message))
 
     async def _lost_in_answer(self, earlier: PendingRequest | None, owned: Owned) -> Reason | None:
         """Returns why an answer is not allowed any more: rules or switches changed since its call or its task."""
@@ -147,10 +154,10 @@ class ResponseFilter:
 
     async def _lost(self, question: Question) -> Reason | None:
         """Returns why a question is not allowed any more, which is recorded."""
-        exchange, now_s = self.exchange, self.now_s()
+        exchange, now_s = self.exchange, self.shared.live.clock()
         decision = exchange.judged_by.engine.reconsider(exchange.caller.chain, question, now_s)
         if decision.allowed or exchange.judged_by.shadows(now_s):
-            if self.switch.ledger.switched_off.find(question.object, now_s) is None:
+            if self.shared.switch.ledger.switched_off.find(question.object, now_s) is None:
                 return None
             decision = decision._replace(allowed=False, reason=Reason.TOOL_DISABLED)
         await exchange.request.record.judged(question, decision)
@@ -170,7 +177,7 @@ class ResponseFilter:
             raise refused("its tasks are not a list")
         if len(entries) > task_messages.MAX_NAMED:
             raise refused("its tasks are too many")
-        now_s, is_off = self.now_s(), self.switch.ledger.switched_off.find
+        now_s, is_off = self.shared.live.clock(), self.shared.switch.ledger.switched_off.find
         mine = ((entry, owned.get(task_messages.listed_id(entry))) for entry in entries)
         asked = ((entry, task.question) for entry, task in mine if task is not None)
         return [entry for entry, by in asked if is_off(by.object, now_s) is None and self._may_list(by, now_s)]
@@ -203,7 +210,7 @@ class ResponseFilter:
             state = result["requestState"]
             if not isinstance(state, str) or len(state.encode()) > MAX_STATE_BYTES:
                 raise refused(f"its requestState is not a text of {MAX_STATE_BYTES} bytes at most")
-            result["requestState"] = self.states.seal(self.exchange.caller, self.exchange.call, state)
+            result["requestState"] = self.shared.states.seal(self.exchange.caller, self.exchange.call, state)
         if "cacheScope" in result:
             # It was filtered for one caller, so no shared cache may serve it to another.
             result["cacheScope"] = "private"
@@ -212,7 +219,7 @@ class ResponseFilter:
     async def _entries(self, member: str, entries: object, left_out: list[LeftOut]) -> list[Any]:
         if not isinstance(entries, list):
             raise refused(f"its {member} are not a list")
-        now_s, shown = self.now_s(), []
+        now_s, shown = self.shared.live.clock(), []
         for start in range(0, len(entries), SLICE_ENTRIES):
             if start:
                 await asyncio.sleep(0)
@@ -254,7 +261,7 @@ class ResponseFilter:
     def _usable(self, question: Question, entry: Any, now_s: float) -> bool:
         """Reports whether the tool is on and callable and, if tools are pinned, whether this entry equals the pin: the
         server might answer sidecar's own list differently (threats L6)."""
-        if self.switch.ledger.switched_off.find(question.object, now_s) is not None:
+        if self.shared.switch.ledger.switched_off.find(question.object, now_s) is not None:
             return False
         catalogue, rules = self.exchange.service.catalogue, self.exchange.judged_by
         if question.server not in rules.required:
@@ -304,7 +311,7 @@ class ResponseFilter:
 
     async def _ask(self, method: str) -> Decision:
         """Returns the decision on a server's request, which is recorded; shadow mode allows it."""
-        exchange, now_s = self.exchange, self.now_s()
+        exchange, now_s = self.exchange, self.shared.live.clock()
         question = messages.server_question(exchange.service.name, method)
         decision = exchange.judged_by.engine.decide(exchange.caller.chain, question, now_s)
         shadow = exchange.judged_by.shadows(now_s)
@@ -317,7 +324,7 @@ class ResponseFilter:
         if notification.method == "notifications/tools/list_changed":
             self.exchange.service.catalogue.stale()
         if notification.method == "notifications/resources/updated" and not self._listed(
-            "resources", notification.params, self.now_s(), []
+            "resources", notification.params, self.shared.live.clock(), []
         ):
             return FilteredMessage()
         if notification.method in task_messages.NOTIFICATIONS and not await self._may_hear(notification.params, owned):

@@ -49,12 +49,11 @@ class ResponseRules:
             )
 
 
-async def inspect(exchange: UpstreamExchange, message: Message, raw: bytes, owned: Owned) -> ResponseRules | None:
-    """Redacts a message in place; returns None if there are no rules. `raw` is the message as received, `owned` are
-    those of its tasks that are the caller's. Raises Refusal(RESPONSE_REFUSED)."""
-    screen = screen_of(exchange)
-    if screen is None:
-        return None
+async def inspect(
+    exchange: UpstreamExchange, screen: ResponseScreen, message: Message, raw: bytes, owned: Owned
+) -> ResponseRules:
+    """Redacts a message in place. `raw` is the message as received, `owned` are those of its tasks that are the
+    caller's. Raises Refusal(RESPONSE_REFUSED)."""
     first = _asked(exchange, message)
     asked, result = _in_the_end(first, message, owned)
     # Pending requests are kept for a limited time; the rules of a forgotten call must apply after it too.

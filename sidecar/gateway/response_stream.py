@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -46,53 +45,63 @@ MIN_RETRY_S = 0.05
 Passing = Callable[[EventStream], Awaitable[bool]]
 
 
-@dataclass(slots=True)
 class ResponseStream:
     """Moves one upstream's answer to one caller and records its outcome. `passage` None: the messages were filtered
     before. `last_event_id` is the last event passed on, `retry_s` the upstream's delay before resuming."""
 
-    exchange: UpstreamExchange
-    passage: ResponseFilter | None
-    last_event_id: str | None = field(default=None, init=False)
-    retry_s: float = field(default=RETRY_S, init=False)
+    last_event_id: str | None = None
+    retry_s = RETRY_S
+
+    def __init__(self, exchange: UpstreamExchange, passage: ResponseFilter | None) -> None:
+        self.exchange, self.passage = exchange, passage
 
     async def answer(self, answer: UpstreamAnswer) -> web.StreamResponse:
         """Sends the answer to a request: one JSON object, or a stream that ends with it."""
         if answer.status == 200 and answer.media_type == EVENT_STREAM:
             return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
-        return await self.respond(await self.told(answer))
+        passed = await self.told(answer) if answer.status != 200 else await self.whole(answer)
+        body = passed.out or b""
+        await self.exchange.request.ended(passed.status, len(body))
+        return WholeResponse(passed.status, body, JSON, NO_HEADERS)
 
     async def whole(self, answer: UpstreamAnswer) -> FilteredMessage:
         """Returns the one message that answers, from a body or a stream; other messages of a stream are dropped."""
-        if answer.status != 200:
-            raise await self._refusal(answer)
-        if answer.media_type == EVENT_STREAM:
-            async with aclosing(self.read(answer)) as events:
-                async for event in events:
-                    passed = await self._hear(event.message) if event.message else FilteredMessage()
-                    if passed.final:
-                        return passed
-            raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
-        if answer.media_type != JSON:
-            raise refused("its media type is neither JSON nor an event stream")
-        raw, passage = await answer.read(self._max_bytes), self.passage
-        if passage is None:
-            raise refused("its body is not an answer")
-        passed = await self._judge(passage, addressed(read_answer(raw), passage.answers), raw)
-        if not passed.final:
-            raise refused("its body is not an answer")
-        return passed
-
-    async def told(self, answer: UpstreamAnswer) -> FilteredMessage:
-        """Like `whole`, and also returns an error that a server sends with its own status."""
-        if answer.status in PROTOCOL_STATUSES and answer.media_type == JSON:
-            said = jsonrpc.encode_response(await self._error(answer))
-            return FilteredMessage(said, final=True, status=answer.status)
+        passage = self.passage
         try:
-            return await self.whole(answer)
+            if answer.status != 200:
+                raise await self._refusal(answer)
+            if answer.media_type == EVENT_STREAM:
+                return await self._first_answer(answer)
+            if answer.media_type != JSON:
+                raise refused("its media type is neither JSON nor an event stream")
+            raw = await answer.read(self.exchange.request.now.bounds.max_response_bytes)
+            if passage is None:
+                raise refused("its body is not an answer")
+            message = read_answer(raw)
+            if isinstance(message, jsonrpc.Response) and message.id is None:
+                message = addressed(message, passage.answers)
+            passed = await self._judge(passage, message, raw)
+            if not passed.final:
+                raise refused("its body is not an answer")
+            return passed
         except Refusal:
             withhold(answer)
             raise
+
+    async def _first_answer(self, answer: UpstreamAnswer) -> FilteredMessage:
+        async with aclosing(self.read(answer)) as events:
+            async for event in events:
+                passed = await self._hear(event.message) if event.message else FilteredMessage()
+                if passed.final:
+                    return passed
+        raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
+
+    async def told(self, answer: UpstreamAnswer) -> FilteredMessage:
+        """Like `whole`, and also returns an error that a server sends with its own status."""
+        if answer.status not in PROTOCOL_STATUSES or answer.media_type != JSON:
+            return await self.whole(answer)
+        said = jsonrpc.encode_response(await self._error(answer))
+        return FilteredMessage(said, final=True, status=answer.status)
 
     async def _hear(self, data: str) -> FilteredMessage:
         """Filters one message of a stream. The result is empty for a dropped message."""
@@ -114,11 +123,15 @@ class ResponseStream:
         """Filters one message; the owner of a task that it creates is recorded before the message is sent."""
         if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
             await asyncio.sleep(0)
-        caller, call = self.exchange.caller, self.exchange.call
+        exchange, call, tasks = self.exchange, self.exchange.call, passage.shared.tasks
         plain = isinstance(message, jsonrpc.Response) and messages.is_plain(message.result)
-        owned = NOTHING if plain and not call.tasks else await owned_in(passage.tasks, caller, call, message)
-        inspection = None if screen_of(self.exchange) is None else await inspect(self.exchange, message, raw, owned)
-        passed = await passage.judge(message, owned, plain=plain)
+        owned = NOTHING if plain and not call.tasks else await owned_in(tasks, exchange.caller, call, message)
+        screen = exchange.judged_by.services.get(exchange.service.name, exchange.service).screen
+        inspection = None if screen is None else await inspect(exchange, screen, message, raw, owned)
+        if isinstance(message, jsonrpc.Response):
+            passed = await passage.response(message, owned, plain=plain)
+        else:
+            passed = await passage.other(message, owned)
         if inspection is not None:
             await inspection.settle(passed)
         if passed.withheld is not None:
@@ -127,7 +140,7 @@ class ResponseStream:
             passed = passed._replace(out=error_body(refusal, request_id, self._facts(refusal)))
         if passed.created is not None:
             task, by = passed.created
-            await passage.tasks.created(caller, call.upstream, task.id, by=by, method=call.method, ttl_s=task.ttl_s)
+            await tasks.created(exchange.caller, call.upstream, task.id, by=by, method=call.method, ttl_s=task.ttl_s)
             self._record.task_id = task.id
         return passed
 
@@ -169,8 +182,8 @@ class ResponseStream:
         """Returns an error, redacted, as this exchange's own, whatever its id: the official 1.x server writes
         "server-error" as the id, and a client that probes for the era must receive its 400."""
         own = jsonrpc.Response(self.exchange.request.request_id, error=error)
-        if (inspection := await inspect(self.exchange, own, raw, NOTHING)) is not None:
-            await inspection.settle(FilteredMessage())
+        if (screen := screen_of(self.exchange)) is not None:
+            await (await inspect(self.exchange, screen, own, raw, NOTHING)).settle(FilteredMessage())
         return own
 
     async def _error(self, answer: UpstreamAnswer) -> jsonrpc.Response:
@@ -267,7 +280,8 @@ class ResponseStream:
 
     async def read(self, answer: UpstreamAnswer) -> AsyncGenerator[sse.SseEvent, None]:
         """Yields the events of a stream, consecutive comments as one. Other work runs between many events."""
-        parser, deadline, loop = sse.SseParser(self._max_bytes), self.exchange.clock(), asyncio.get_running_loop()
+        parser = sse.SseParser(self.exchange.request.now.bounds.max_response_bytes)
+        deadline, loop = self.exchange.clock(), asyncio.get_running_loop()
         slices, share = _slices(answer.chunks(deadline=deadline)), Share()
         async with aclosing(slices):
             async for piece in slices:
@@ -314,10 +328,6 @@ class ResponseStream:
     @property
     def _record(self) -> Recording:
         return self.exchange.request.record
-
-    @property
-    def _max_bytes(self) -> int:
-        return self.exchange.request.now.bounds.max_response_bytes
 
     def _sealed(self, event_id: str | None) -> str | None:
         session, outward = self.exchange.session, self.exchange.outward
