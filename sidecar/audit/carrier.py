@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from typing import Final, NamedTuple, Protocol
 
-from sidecar.audit.chain import ChainEnd, Unsealed
-from sidecar.audit.file_sink import sealed
+from sidecar.audit.chain import ChainEnd, Unsealed, seal
 
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5)
 LONGEST_PAUSE_S: Final = 1.0
@@ -62,7 +61,7 @@ class ChainedCarrier:
 
     def append(self, records: Sequence[Unsealed]) -> int:
         self.settle()
-        lines, after = sealed(records, self.end)
+        lines, after = seal(records, self.end)
         append = AppendLines(tuple(lines), self.end, after)
         try:
             self._carrier.carry(append)

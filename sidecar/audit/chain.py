@@ -14,9 +14,10 @@ append: before it with the current and the intended end, after it with the reach
 added unnoticed, and the remains of a killed append differ from tampering.
 """
 
+import errno
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from sidecar.audit.digest import KEY_ID_CHARS, AuditKey
 
 GENESIS = "0" * 64
 MAX_LINE_BYTES = 2 * 1024 * 1024  # `record` keeps lines below this (usually at 2 kB); a longer line is not a record
+MAX_APPEND_BYTES = 2 * MAX_LINE_BYTES  # of lines in one append
 MAX_SEQ = 2**63  # out of reach for a real log; a line with a higher sequence is not a record
 HEAD_SUFFIX = ".head"
 _SEAL = b',"hash":"'
@@ -76,19 +78,30 @@ class UnfitHead(OSError):
     """The records can never be appended as they are. Of several, some may be fit."""
 
 
-class Unsealed(NamedTuple):
-    """A record without its place in the chain: its text up to the sequence, and from there to the previous hash."""
+class Unsealed:
+    """A record without its place in the chain: its text up to the sequence, and its members behind it."""
 
-    start: str
-    rest: str
+    def __init__(self, start: str, rest: str) -> None:
+        self.start, self.rest = start, rest
 
 
-def seal(record: Unsealed, end: ChainEnd) -> tuple[bytes, ChainEnd]:
-    """The line of the record that follows `end`, with its newline, and the end after it."""
-    seq = end.seq + 1
-    body = f'{record.start}{seq}{record.rest}{end.hash}"'.encode("ascii")
-    digest = sha256(body).hexdigest()
-    return b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")), ChainEnd(seq, digest)
+def seal(records: Sequence[Unsealed], end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
+    """The lines, with their newlines, of as many records as fit into one append that follows `end`, and the end after
+    them. Raises UnfitHead if the first does not fit."""
+    lines: list[bytes] = []
+    size, (seq, digest) = 0, end
+    for record in records:
+        body = f'{record.start}{seq + 1},{record.rest},"prev_hash":"{digest}"'.encode("ascii")
+        its_digest = sha256(body).hexdigest()
+        line = b'%b,"hash":"%b"}\n' % (body, its_digest.encode("ascii"))
+        size += len(line)
+        if len(line) > MAX_LINE_BYTES or size > MAX_APPEND_BYTES:
+            if not lines:  # readers could not check so long a line; records are bounded, so this is an internal error
+                raise UnfitHead(errno.EINVAL, "the record is too long")
+            break  # those before it are fit
+        lines.append(line)
+        seq, digest = seq + 1, its_digest
+    return lines, ChainEnd(seq, digest)
 
 
 def unseal(line: bytes) -> SealedRecord | None:

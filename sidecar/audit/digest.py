@@ -67,14 +67,21 @@ class Digests:
 
     def args_hash(self, action: str, object_: str, arguments: Mapping[str, Any]) -> str:
         """The digest of one call's arguments, 64 hex digits. Raises Refusal(MALFORMED_CALL) if they are not JSON."""
-        mac = self._begun.get((action, object_))
-        if mac is None:
-            if len(self._begun) >= REMEMBERED:
-                self._begun.clear()
-            mac = self._begin(self._args + frame(_utf8(action)) + frame(_utf8(object_)))
-            if len(action) + len(object_) <= REMEMBERED_CHARS:
-                self._begun[action, object_] = mac
-        return mac(frame(canonical(arguments)))
+        mac = self._begun.get((action, object_)) or self._begin_args(action, object_)
+        try:
+            form = canonical_json(arguments)
+        except NotCanonicalError:
+            told = "the arguments are not JSON that every reader reads alike"
+            raise Refusal(Reason.MALFORMED_CALL, told) from None
+        return mac(len(form).to_bytes(4, "big") + form)  # as `frame`
+
+    def _begin_args(self, action: str, object_: str) -> Mac:
+        if len(self._begun) >= REMEMBERED:
+            self._begun.clear()
+        mac = self._begin(self._args + frame(_utf8(action)) + frame(_utf8(object_)))
+        if len(action) + len(object_) <= REMEMBERED_CHARS:
+            self._begun[action, object_] = mac
+        return mac
 
     def fact_hash(self, value: object) -> str | None:
         """The digest of a condition's input, which does not reveal it; None if that is not JSON: a time, a CEL type."""
@@ -121,14 +128,6 @@ def load_key(path: Path, *, ours: bool = False) -> AuditKey:
     """Load the key from `path`. With `ours` it must not be guessable; older, weak keys may still verify. Raises
     SettingsError if others may read the file or it is not a key, OSError if it is missing."""
     return AuditKey.from_secret(read_hex_key(path, "the audit key", "A101", strong=ours))
-
-
-def canonical(value: object) -> bytes:
-    """The canonical form. Raises Refusal(MALFORMED_CALL) for what I-JSON forbids."""
-    try:
-        return canonical_json(value)
-    except NotCanonicalError:
-        raise Refusal(Reason.MALFORMED_CALL, "the arguments are not JSON that every reader reads alike") from None
 
 
 def _hmac_sha256(secret: bytes) -> Callable[[bytes], Mac]:

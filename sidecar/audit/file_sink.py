@@ -33,17 +33,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 from sidecar.audit.chain import (
     BEGINNING,
     HEAD_BYTES,
     HEAD_SUFFIX,
+    MAX_APPEND_BYTES,
     MAX_LINE_BYTES,
     ChainEnd,
     ChainHead,
     SealedRecord,
-    UnfitHead,
     Unsealed,
     head_line,
     parse_head,
@@ -56,8 +57,8 @@ from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.writing import sync_folder
 
 HARMLESS = frozenset({"torn-tail", "cut-short", "continued", "key-changed"})
-MAX_APPEND_BYTES = 2 * MAX_LINE_BYTES  # of lines in one append
 FRESH_SUFFIX = ".new"  # of a new file that replaces a rotated one
+LOOK_S = 0.1  # from one look whether file and anchor are in their places to the next
 _OURS = b'{"v":'
 
 
@@ -80,8 +81,7 @@ class AuditFile:
         self.path, self._head_path = path, path.with_name(path.name + HEAD_SUFFIX)
         self.found, self.end, self.size = found, found.end, found.size  # `size` without the earlier parts
         self._key, self._file, self._head, self._to_disk = key, descriptor, head_descriptor, to_disk
-        self._ids = (*_ids(descriptor), *_ids(head_descriptor))
-        self._unsettled = False
+        self._unsettled, self._look_mono_s = False, 0.0
 
     @classmethod
     def open(cls, path: Path, key: AuditKey, *, older: Sequence[AuditKey] = (), to_disk: bool = False) -> AuditFile:
@@ -106,14 +106,15 @@ class AuditFile:
         if self._unsettled:
             self._take_back()
         self._see_that_it_is_ours()
-        lines, end = sealed(records, self.end)
+        lines, end = seal(records, self.end)
         data = b"".join(lines)
         self._unsettled = True
         try:
             os.pwrite(self._head, head_line(self._key, self.end, end), 0)
             if self._to_disk:
                 os.fdatasync(self._head)
-            write_all(self._file, data)
+            if (written := os.write(self._file, data)) < len(data):
+                write_all(self._file, data[written:])
             if self._to_disk:
                 os.fdatasync(self._file)
             os.pwrite(self._head, head_line(self._key, end), 0)
@@ -143,6 +144,7 @@ class AuditFile:
         accepts further records, or has its new name and accepts none."""
         self.settle()
         if os.path.lexists(part) or not os.path.samestat(self.path.stat(), os.fstat(self._file)):
+            self._look_mono_s = 0.0
             raise OSError(errno.EEXIST, "the part is there, or the file is another")
         fresh = self.path.with_name(f"{self.path.name}{FRESH_SUFFIX}")
         fresh.unlink(missing_ok=True)  # from a start that was killed here; a link is not followed
@@ -154,7 +156,6 @@ class AuditFile:
                 part.rename(self.path)
                 raise
             replaced, self._file, self.size = self._file, os.dup(descriptor), 0
-            self._ids = (*_ids(descriptor), *self._ids[2:])
         os.close(replaced)
         if self._to_disk:
             sync_folder(self.path.parent)
@@ -166,26 +167,20 @@ class AuditFile:
         self._file = self._head = -1
 
     def _see_that_it_is_ours(self) -> None:
-        """Refuse to append to a file that was deleted, moved, truncated or written by others."""
-        try:
-            log, head = self.path.stat(), self._head_path.stat()
-        except OSError:
-            self._say_whose_it_is()
-        else:
-            found = (log.st_dev, log.st_ino, head.st_dev, head.st_ino)
-            if found != self._ids or log.st_size != self.size:
-                self._say_whose_it_is()
-
-    def _say_whose_it_is(self) -> None:
-        for descriptor, path in ((self._file, self.path), (self._head, self._head_path)):
-            status, name = os.fstat(descriptor), path.name
-            if status.st_nlink == 0:
-                raise OSError(errno.ESTALE, f"{name} was deleted; start the sidecar anew")
+        """Refuse to append to a file that was deleted, truncated or written by others, or to one that, or whose anchor,
+        was `LOOK_S` ago not where it belongs. (Looking costs three times as much as `fstat`.)"""
+        log, now_s = os.fstat(self._file), monotonic()
+        if log.st_nlink == 0:
+            raise OSError(errno.ESTALE, f"{self.path.name} was deleted; start the sidecar anew")
+        if log.st_size != self.size:
+            message = f"{self.path.name} has {log.st_size} bytes and not {self.size}; start the sidecar anew"
+            raise OSError(errno.ESTALE, message)
+        if now_s < self._look_mono_s:
+            return
+        for status, path in ((log, self.path), (os.fstat(self._head), self._head_path)):
             if not is_at(path, status):
-                raise OSError(errno.ESTALE, f"{name} was moved away; put it back, or start the sidecar anew")
-            if descriptor == self._file and status.st_size != self.size:
-                message = f"{name} has {status.st_size} bytes and not {self.size}; start the sidecar anew"
-                raise OSError(errno.ESTALE, message)
+                raise OSError(errno.ESTALE, f"{path.name} was moved away; put it back, or start the sidecar anew")
+        self._look_mono_s = now_s + LOOK_S
 
     def _take_back(self) -> None:
         """Truncate to the last whole append. If that fails, `_unsettled` stays set and the next append tries again."""
@@ -193,11 +188,6 @@ class AuditFile:
             os.ftruncate(self._file, self.size)
         os.pwrite(self._head, head_line(self._key, self.end), 0)
         self._unsettled = False
-
-
-def _ids(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
 
 
 def is_at(path: Path, status: os.stat_result) -> bool:
@@ -229,23 +219,6 @@ def _inspect(path: Path, descriptor: int, head_descriptor: int, key: AuditKey, o
         what = ("torn-tail", *what)
         facts |= {"torn_bytes": len(torn), "torn_sha256": sha256(torn).hexdigest()}
     return FoundEnd(read.end, size - len(torn), what, {"found": list(what), **facts} if what else {})
-
-
-def sealed(records: Sequence[Unsealed], end: ChainEnd) -> tuple[list[bytes], ChainEnd]:
-    """The lines of as many records as fit into one append that follows `end`. Raises UnfitHead for the first."""
-    lines: list[bytes] = []
-    size = 0
-    for record in records:
-        line, its_end = seal(record, end)
-        size += len(line)
-        is_fit = len(line) <= MAX_LINE_BYTES  # readers could not check a longer one
-        if not is_fit and not lines:  # records are bounded, so this is an internal error
-            raise UnfitHead(errno.EINVAL, "the record is too long")
-        if not is_fit or size > MAX_APPEND_BYTES:
-            break  # those before it are fit
-        lines.append(line)
-        end = its_end
-    return lines, end
 
 
 class AnchorRead(NamedTuple):

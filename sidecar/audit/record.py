@@ -181,10 +181,6 @@ class Describer:
             known = _keep(self._limits, id(plan), (plan, limits_template(states)))
         return known[1] % remaining[:ENTRIES]
 
-    def args_hash(self, caller: Caller | None, question: Question) -> str:
-        """The digest of the arguments, including a query that is not shown. Raises Refusal(MALFORMED_CALL)."""
-        return self.caller(caller).digests.args_hash(question.action, question.object, question.arguments)
-
     def foreign(
         self, caller: Caller | None, record: Mapping[str, Any], names: Names, call: Call | None, *, allowed: bool
     ) -> dict[str, Any]:
@@ -362,10 +358,6 @@ def peer(address: str) -> str:
     return segment(PEER, {"peer": optional_text(address)})
 
 
-def args_hash(digest: str | None) -> str:
-    return _NO_ARGS_HASH if digest is None else _ARGS_HASH % digest
-
-
 def answer(
     http_status: int | None,
     bytes_in: int,
@@ -412,7 +404,7 @@ def json_text(value: Any) -> str:
 
 
 def unsealed(event: Event, record: Record) -> Unsealed:
-    return Unsealed(STARTS[event], f',{",".join(record)},"prev_hash":"')
+    return Unsealed(STARTS[event], ",".join(record))
 
 
 def form(place: int) -> str:
@@ -422,9 +414,9 @@ def form(place: int) -> str:
 
 STARTS: Mapping[str, str] = {event: f'{{"v":{VERSION},"event":"{event}","seq":' for event in EVENTS}
 REDACTED = segment(CONTENT, {"redaction_applied": True})
-_NO_TASK, _NO_ARGS_HASH = segment(TASK, {}), segment(ARGUMENTS, {})
+_NO_TASK = segment(TASK, {})
 _IDS = form(IDS) % ('"%s"', "%d", "null", "null", "null")
-_ARGS_HASH = form(ARGUMENTS) % ('"%s"', "null")
+ARGS_HASH = form(ARGUMENTS) % ('"%s"', "null")
 
 
 def _who(key: AuditKey, caller: Caller) -> KnownCaller:

@@ -15,7 +15,7 @@ counted.
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,10 @@ from sidecar.audit.chain import Unsealed
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import FoundEnd
 from sidecar.audit.record import Event, Record
-from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamps
+from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamp
 from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
 from sidecar.audit.rotation import Attester, ChainSink, RotatingSink
-from sidecar.audit.writer import RecordWriter, Told, WriteJob
+from sidecar.audit.writer import Counts, RecordWriter, WriteJob
 from sidecar.errors import CredentialFault, LimitState, Reason, Refusal
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.audit import RotationSettings
@@ -40,6 +40,7 @@ Durability = Literal["strict", "disk", "best_effort"]
 Enforcement = Literal["enforce", "shadow", "degraded"]
 NO_ROTATION = RotationSettings()
 HASHED_HERE_BYTES = 64 * 1024  # of a body; its arguments are hashed in less than 10 ms
+EVIDENCE = "evidence"  # in counts: results that are stored
 
 
 class Audit:
@@ -70,8 +71,11 @@ class Audit:
         stamp_in_thread = RecordStamp(instance, key.id, clock, time_ordered_ids(clock))
         self.trail = RotatingSink(sink, stamp_in_thread, clock, attester, rotation, self._evidence)
         self.writer = RecordWriter(self.trail)
-        self._waits, self._metrics = durability != "best_effort", metrics
-        self._counts: Mapping[str, Told] = {event: partial(self._count, event) for event in shape.EVENTS}
+        self._waits = durability != "best_effort"
+        row = self._no_row if metrics is None else metrics.audit_row
+        self._counts: Mapping[str, Counts] = {
+            event: (row(event, "written"), row(event, "failed")) for event in (*shape.EVENTS, EVIDENCE)
+        }
         self._stamp = RecordStamp(instance, key.id, clock, new_id)
         self.describer = shape.Describer(key, clear_arguments)
         self.key, self.clock, self.new_id = key, clock, new_id
@@ -82,39 +86,40 @@ class Audit:
 
     async def control(self, what: str, by: str, **facts: object) -> None:
         """Record an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""
-        if (job := self.write("control", shape.control(self.key.id, what, by, facts))) is not None:
-            or_refuse(await job)
+        job = self.write("control", shape.control(self.key.id, what, by, facts))
+        if job is not None and (error := await job) is not None:
+            raise UnwrittenRecord(error)
 
     def write(self, event: Event, record: Record) -> WriteJob | None:
-        """Stamp a record and write it. Returns None if it is written, or the job whose result `or_refuse` takes. Raises
-        Refusal(AUDIT_UNAVAILABLE)."""
-        stamped = self._stamp(event, record)
+        """Stamp a record and write it. Returns None if it is written, or the job, whose result is None or an error.
+        Raises Refusal(AUDIT_UNAVAILABLE)."""
+        job = WriteJob(shape.STARTS[event], self._stamp(record), self._counts[event])
         if not self._waits:
-            self.writer.post(stamped, self._counts[event])
+            self.writer.post(job)
             return None
         try:
-            return self.writer.put(stamped, self._counts[event], alone=not self.under_way)
+            return self.writer.put(job, alone=not self.under_way)
         except OSError as error:
             raise UnwrittenRecord(error) from None  # what cannot be recorded must not happen (threats I3, O2)
 
-    def _count(self, event: str, error: OSError | None) -> None:
-        if self._metrics is not None:
-            self._metrics.audit_recorded(event, "written" if error is None else "failed")
+    @staticmethod
+    def _no_row(event: str, result: str) -> list[float]:
+        return [0.0]
 
     async def keep(self, about: Mapping[str, Any]) -> NamedResult | None:
         """Store a result (`result_store.evidence_record` without id and time). Returns the reference for the outcome;
         None if `best_effort` lost it. Raises Refusal: RESPONSE_REFUSED for one that is too large, AUDIT_UNAVAILABLE."""
         record_id = self.new_id()
-        known = {"id": record_id, "timestamp": self._stamp.timestamp(), "salt": self.new_id()}
+        known = {"id": record_id, "timestamp": timestamp(self.clock.time()), "salt": self.new_id()}
         line = evidence_line({**about, **known})
         try:
             torn_bytes = await self.writer.run(partial(self._evidence.append, line))
         except OSError as error:
-            self._count("evidence", error)
+            self._counts[EVIDENCE][1][0] += 1
             if self._waits:  # otherwise the caller would get a result that cannot be proven later
                 raise UnwrittenRecord(error) from None
             return None
-        self._count("evidence", None)
+        self._counts[EVIDENCE][0][0] += 1
         if torn_bytes:
             await self.control("evidence-recovered", "sidecar", torn_bytes=torn_bytes)
         return NamedResult.of(record_id, line)
@@ -171,7 +176,8 @@ class Recording:
     _record: Record | None = None
     """The decision's segments, once it is recorded; the outcome begins as their copy."""
     _redacts: bool = False
-    _told_limits: tuple[object, int, str] = (None, 0, "")
+    _told_limits: tuple[object, int] = (None, 0)
+    """The limits of `_record`, and what was charged to them."""
     _results: Sequence[NamedResult] = ()
 
     def __init__(self, audit: Audit, protocol: str, peer: str, request_id: str | int | None = None) -> None:
@@ -198,11 +204,14 @@ class Recording:
         MALFORMED_CALL for arguments that cannot be hashed."""
         if self._record is not None or self.done:
             raise AssertionError("a decision is recorded once, and before the end")
-        self.args_hash = self._hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(self._hash)
-        self._record = record = self._gather(self.charged)
+        digest = self.args_hash = (
+            self._hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(self._hash)
+        )
+        self._told_limits = self.limits, self.charged
+        self._record = record = self._gather(self.charged, digest)
         try:
-            if (job := self.audit.write("decision", record)) is not None:
-                or_refuse(await job)
+            if (job := self.audit.write("decision", record)) is not None and (error := await job) is not None:
+                raise UnwrittenRecord(error)
         except Refusal as refusal:
             if not may_be_written(refusal):
                 self._record = self.args_hash = None
@@ -230,44 +239,31 @@ class Recording:
     async def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
         """Write the policy decision on something inside this request: a request from the server to its client, or the
         response to an earlier call. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        record = self._gather(0, self.audit.new_id())
+        record = self._gather(0, None, self.audit.new_id())
         about = {**shape.about(*self._words()), "tool": None, "method": question.action}
         about |= {"action": question.action, "object": question.object}
         record[shape.CALL] = shape.segment(shape.CALL, about)
-        record[shape.ARGUMENTS] = self._arguments(None)
         record[shape.END] = shape.segment(shape.END, {"reason": None if enforcement == "shadow" else decision.reason})
         shape.describe(record, decision, enforcement)
         digests = self.audit.describer.caller(self.caller).digests
         record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, digests)
-        if (job := self.audit.write("decision", record)) is not None:
-            or_refuse(await job)
+        if (job := self.audit.write("decision", record)) is not None and (error := await job) is not None:
+            raise UnwrittenRecord(error)
 
-    def outcome(self, *, http_status: int, bytes_out: int, reason: Reason | None = None) -> Coroutine[Any, Any, None]:
+    async def outcome(
+        self, *, http_status: int, bytes_out: int | None, reason: Reason | None = None, event: Event = "outcome"
+    ) -> None:
         """Write how the call ended. `bytes_out` is the size of the response body. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        return self._end("outcome", reason, http_status, bytes_out)
-
-    async def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
-        """Write that the request was refused: a `refusal`, or the `outcome` of a call that was already decided. Raises
-        Refusal(AUDIT_UNAVAILABLE), unless that is the refusal itself."""
-        if refusal.limit is not None and all(state.name != refusal.limit.name for state in self.limits):
-            self.limits = (*self.limits, refusal.limit)
-        self.credential_fault = refusal.credential_fault
-        event: Event = "refusal" if self._record is None else "outcome"
-        try:
-            await self._end(event, refusal.reason, http_status, bytes_out)
-        except Refusal:
-            if refusal.reason is not Reason.AUDIT_UNAVAILABLE:
-                raise
-            self.done = True  # the caller gets 503; a further record is not attempted
-
-    async def _end(self, event: Event, reason: Reason | None, http_status: int, bytes_out: int | None) -> None:
         if self.done:
             raise AssertionError("a request has one terminal record")
         if self._record is not None:
             record = self._record.copy()
-            record[shape.LIMITS] = self._limits(self.charged)
+            told, charged = self._told_limits
+            if told is not self.limits or charged != self.charged:
+                record[shape.LIMITS] = self.audit.describer.limits(self.limits, self.charged)
         else:
             record = await self._gather_refused()
+        took_s = self._now_s() - self._started_mono_s
         if self.task_id or self._record is not None:
             record[shape.TASK] = shape.task(self.task_id)  # the response may have created it
         if self.federation is not None:
@@ -282,23 +278,37 @@ class Recording:
             }
             record[shape.CONTENT] = shape.segment(shape.CONTENT, content)
         record[shape.END] = shape.end(reason, self.tool_error if event == "outcome" else None)
-        record[shape.ANSWER] = shape.answer(http_status, self.bytes_in, bytes_out, self.duration_s, self.stages_s)
+        record[shape.ANSWER] = shape.answer(http_status, self.bytes_in, bytes_out, took_s, self.stages_s)
         self.done = True  # also if the caller does not wait for it
         if self._is_under_way:
             self._is_under_way = False
             self.audit.under_way -= 1
         try:
-            if (job := self.audit.write(event, record)) is not None:
-                or_refuse(await job)
+            if (job := self.audit.write(event, record)) is not None and (error := await job) is not None:
+                raise UnwrittenRecord(error)
         except Refusal as refusal:
             self.done = may_be_written(refusal)
             raise
+
+    async def refused(self, refusal: Refusal, *, http_status: int, bytes_out: int | None = None) -> None:
+        """Write that the request was refused: a `refusal`, or the `outcome` of a call that was already decided. Raises
+        Refusal(AUDIT_UNAVAILABLE), unless that is the refusal itself."""
+        if refusal.limit is not None and all(state.name != refusal.limit.name for state in self.limits):
+            self.limits = (*self.limits, refusal.limit)
+        self.credential_fault = refusal.credential_fault
+        event: Event = "refusal" if self._record is None else "outcome"
+        try:
+            await self.outcome(http_status=http_status, bytes_out=bytes_out, reason=refusal.reason, event=event)
+        except Refusal:
+            if refusal.reason is not Reason.AUDIT_UNAVAILABLE:
+                raise
+            self.done = True  # the caller gets 503; a further record is not attempted
 
     async def _gather_refused(self) -> Record:
         """The record of a request without a decision: nothing was charged, and names that nobody gave are digests."""
         with suppress(Refusal):  # unhashable arguments are refused, and that refusal must be recorded
             self.args_hash = self._hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(self._hash)
-        record = self._gather(0)
+        record = self._gather(0, self.args_hash)
         if self.names is not None:
             allowed = self.decision is not None and self.decision.allowed
             about = shape.about(*self._words())
@@ -311,7 +321,11 @@ class Recording:
         return record
 
     def _hash(self) -> str | None:
-        return None if self.call is None else self.audit.describer.args_hash(self.caller, self.call.question)
+        if self.call is None:
+            return None
+        asked = self.call.questions[0]
+        digests = self.audit.describer.caller(self.caller).digests
+        return digests.args_hash(asked.action, asked.object, asked.arguments)
 
     def _words(self) -> tuple[str, ...]:
         """The parameters of `record.about`."""
@@ -322,7 +336,7 @@ class Recording:
         words = self.protocol, call.protocol_version, call.upstream, call.method
         return *words, asked.object, asked.action, asked.server, asked.name
 
-    def _gather(self, charged: int, decision_id: str = "") -> Record:
+    def _gather(self, charged: int, args_hash: str | None, decision_id: str = "") -> Record:
         """What is known before the answer, in the order of `LAYOUT`."""
         call, describer, decision, caller = self.call, self.audit.describer, self.decision, self.caller
         asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
@@ -341,28 +355,18 @@ class Recording:
         self._redacts = call is not None and (bool(call.questions[0].arguments) or not shows_all)
         if self._redacts:
             record[shape.CONTENT] = shape.REDACTED
-        record[shape.ARGUMENTS] = self._arguments(self.args_hash)
+        if describer.clear is not None and call is not None:
+            fields = {"args_hash": args_hash, "clear_arguments": describer.clear.of(call.questions[0])}
+            record[shape.ARGUMENTS] = shape.segment(shape.ARGUMENTS, fields)
+        elif args_hash is not None:
+            record[shape.ARGUMENTS] = shape.ARGS_HASH % args_hash
         if self.excused:
             shape.describe(record, decision, self.enforcement, self.excused)
         if decision is not None and decision.facts:
             record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
-        record[shape.LIMITS] = self._limits(charged)
+        record[shape.LIMITS] = describer.limits(self.limits, charged)
         record[shape.ANSWER] = shape.answer(None, self.bytes_in, None, None, self.stages_s)
         return record
-
-    def _arguments(self, args_hash: str | None) -> str:
-        clear = self.audit.describer.clear
-        if clear is None or self.call is None:
-            return shape.args_hash(args_hash)
-        fields = {"args_hash": args_hash, "clear_arguments": clear.of(self.call.question)}
-        return shape.segment(shape.ARGUMENTS, fields)
-
-    def _limits(self, charged: int) -> str:
-        states, told_charged, told = self._told_limits
-        if states is not self.limits or told_charged != charged:
-            told = self.audit.describer.limits(self.limits, charged)
-            self._told_limits = (self.limits, charged, told)
-        return told
 
 
 class RecordStamp:
@@ -371,22 +375,15 @@ class RecordStamp:
     def __init__(self, instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> None:
         place = shape.json_text(shape.text(instance, shape.ID_CHARS)).replace("%", "%%")
         self._form, self._key_id = shape.form(shape.STAMP) % ('"%s"', '"%s"', place), key_id
-        self._now_s, self._new_id, self._format = clock.time, new_id, timestamps()
+        self._now_s, self._new_id = clock.time, new_id
 
-    def __call__(self, event: Event, record: Record) -> Unsealed:
-        record[shape.STAMP] = self._form % (self._new_id(), self._format(self._now_s()))
-        return Unsealed(shape.STARTS[event], f',{",".join(record)},"prev_hash":"')
+    def __call__(self, record: Record) -> str:
+        """The `Unsealed.rest` of this record."""
+        record[shape.STAMP] = self._form % (self._new_id(), timestamp(self._now_s()))
+        return ",".join(record)
 
     def control(self, what: str, by: str, facts: Mapping[str, object]) -> Unsealed:
-        return self("control", shape.control(self._key_id, what, by, facts))
-
-    def timestamp(self) -> str:
-        return self._format(self._now_s())
-
-
-def or_refuse(error: OSError | None) -> None:
-    if error is not None:
-        raise UnwrittenRecord(error)
+        return Unsealed(shape.STARTS["control"], self(shape.control(self._key_id, what, by, facts)))
 
 
 class UnwrittenRecord(Refusal):

@@ -16,7 +16,7 @@ from sidecar.audit import record as shape
 from sidecar.audit.chain import BEGINNING, ChainEnd, Unsealed
 from sidecar.audit.checkpoints import Checkpoint, attest
 from sidecar.audit.file_sink import AuditFile
-from sidecar.audit.record_ids import Clock, timestamps
+from sidecar.audit.record_ids import Clock, timestamp
 from sidecar.audit.result_store import ResultFile
 from sidecar.audit.segments import aside, first_line, last_end, last_seq_of, parts_of
 from sidecar.audit.writer import RecordSink
@@ -72,7 +72,7 @@ class RotatingSink:
     ) -> None:
         self.sink, self._file, self._evidence = sink, sink.file, evidence
         self.abandon, self.close = sink.abandon, sink.close
-        self._stamp, self._clock, self._timestamp = stamp, clock, timestamps()
+        self._stamp, self._clock = stamp, clock
         self._attester, self._rotation = attester, rotation
         self._attested = BEGINNING  # the chain's end after the last checkpoint
         self._attested_mono_s = clock.monotonic()
@@ -86,17 +86,17 @@ class RotatingSink:
         return self.sink.end
 
     def append(self, records: Sequence[Unsealed]) -> int:
-        if self._is_full():
+        if self._rotation.max_bytes is not None and self._is_full():
             self._turn_over()
         count = self.sink.append(records)
         attester = self._attester
-        if attester is not None and self.end.seq - self._attested.seq >= attester.every_records:
+        if attester is not None and self.sink.end.seq - self._attested.seq >= attester.every_records:
             self._tried(self.seal)
         return count
 
     def is_quick(self, count: int) -> bool:
         """Whether so many records are appended without a new file or a checkpoint, and the sink is quick."""
-        if not self.sink.is_quick(count) or self._is_full():
+        if not self.sink.is_quick(count) or (self._rotation.max_bytes is not None and self._is_full()):
             return False
         attester = self._attester
         return attester is None or self.sink.end.seq + count - self._attested.seq < attester.every_records
@@ -119,7 +119,7 @@ class RotatingSink:
         self.sink.settle()
         if self.end.seq == 0 or self.end == self._attested:
             return
-        checkpoint = attest(self._attester.key, self.end, self._timestamp(self._clock.time()))
+        checkpoint = attest(self._attester.key, self.end, timestamp(self._clock.time()))
         self._say(shape.CHECKPOINT, checkpoint._asdict())
         self._attested, self._attested_mono_s, self.newest = self.end, self._clock.monotonic(), checkpoint
 

@@ -26,9 +26,8 @@ import errno
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from itertools import takewhile
 from operator import attrgetter
 from queue import SimpleQueue
 from time import monotonic
@@ -45,10 +44,6 @@ CALM_FACTOR: Final = 20
 IDLE_S: Final = 1.0
 
 log = logging.getLogger("sidecar.audit")
-
-
-def _ignored(_: OSError | None) -> None:
-    """Ignores the result."""
 
 
 class RecordSink(Protocol):
@@ -68,43 +63,40 @@ class RecordSink(Protocol):
         """Close the sink. Later appends fail."""
 
 
-Told = Callable[[OSError | None], object]
-"""Called once with the result of a record, whether or not a caller waited: None, or the error that lost it."""
+Counts = Sequence[list[float]]
+"""What counts a record, whether or not a caller waited: the number of those written, and of those lost."""
 
 
-class WriteJob:
+class WriteJob(Unsealed):
     """A record or other work. Awaiting it returns its result; the loop may then have a turn to append the record."""
 
-    __slots__ = ("_end", "is_done", "record", "told", "value", "waits", "work")
+    work: Callable[[], Any] | None = None
+    waits = True
+    is_done = False
+    result: Any = None
+    """None, or what the work returned, or the exception."""
+    value: Any = None
+    """What the caller is told: the result, or that it is late."""
+    future: asyncio.Future[None] | None = None
 
-    def __init__(
-        self, record: Unsealed | None, work: Callable[[], Any] | None, told: Told, *, waits: bool = True
-    ) -> None:
-        self.record, self.work, self.told, self.waits = record, work, told, waits
-        self.value: Any = None
-        self.is_done = False
-        self._end: asyncio.Future[None] | None = None
+    def __init__(self, start: str, rest: str, counts: Counts) -> None:
+        self.start, self.rest, self.counts = start, rest, counts
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield  # a record that the loop itself appends is written when the caller's turn comes again
         if not self.is_done:
-            self._end = asyncio.get_running_loop().create_future()
-            yield from self._end
+            self.future = asyncio.get_running_loop().create_future()
+            yield from self.future
         return self.value
 
     def answer(self, value: Any) -> None:
         if not self.is_done:
             self.value, self.is_done = value, True
-            if self._end is not None and not self._end.done():
-                self._end.set_result(None)
-
-    def close(self, value: Any) -> None:
-        self.told(value if isinstance(value, OSError) else None)
-        self.answer(value)
+            if self.future is not None and not self.future.done():
+                self.future.set_result(None)
 
 
-_RECORD = attrgetter("record")
-Ends = list[tuple[WriteJob, Any]]  # each job with its result: a value or an exception
+_WORK = attrgetter("work")
 
 
 class RecordWriter:
@@ -138,37 +130,35 @@ class RecordWriter:
         self._thread = threading.Thread(target=self._work, name="audit", daemon=True)
         self._thread.start()
 
-    def put(self, record: Unsealed, told: Told, *, alone: bool = False) -> WriteJob | None:
+    def put(self, job: WriteJob, *, alone: bool = False) -> WriteJob | None:
         """Begin to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
         written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
-        if self._loop is None or (alone and self._is_free() and self._is_quick(1)):
-            self._append_one(record, told)
+        if self._loop is None:
+            self._append_one(job, monotonic())
             return None
-        job = WriteJob(record, None, told)
+        if alone and not (self._waiting or self._at_work or self._closed):
+            now_s = monotonic()
+            if self._is_calm(now_s) and self.sink.is_quick(1):
+                self._append_one(job, now_s)
+                return None
         self._put(job)
         return job
-
-    async def append(self, record: Unsealed, told: Told = _ignored) -> None:
-        """Write a record. Raises OSError. Cancelling the wait does not undo the write."""
-        if (job := self.put(record, told)) is not None:
-            _value(await job)
 
     async def run(self, work: Callable[[], Any]) -> Any:
         """Run other blocking work before all later records. Raises OSError."""
         if self._loop is None:
             return _value(_tried(work))
         self._work_waits = True
-        job = WriteJob(None, work, _ignored)
+        job = WriteJob("", "", ([0.0], [0.0]))
+        job.work = work
         self._put(job)
         return _value(await job)
 
-    def post(self, record: Unsealed, told: Told) -> None:
+    def post(self, job: WriteJob) -> None:
         """Write a record that no caller waits for."""
-        if self._loop is not None:
-            self._put(WriteJob(record, None, told, waits=False))
-            return
+        job.waits = False
         with suppress(OSError):
-            self._append_one(record, told)
+            self.put(job)
 
     async def close(self) -> None:
         if self._thread is not None and not self._closed and self.depth:
@@ -187,7 +177,8 @@ class RecordWriter:
     def _put(self, job: WriteJob) -> None:
         is_late = self.stalled and job.waits
         if self._closed or is_late or len(self._waiting) >= self._max_waiting:
-            job.close(_cannot())
+            job.result = _cannot()
+            _close((job,))
             return
         self._waiting.append(job)
         if not self._begins and not self._at_work:
@@ -200,36 +191,30 @@ class RecordWriter:
         if self._at_work or not self._waiting or self._loop is None:
             return
         waiting = self._waiting
-        jobs = [waiting.popleft() for _ in range(min(len(waiting), MAX_AT_ONCE))]
-        if not self._work_waits and self._is_quick(len(jobs)):
-            began = monotonic()
-            ends = self._ended(jobs)
+        jobs = [waiting.popleft() for _ in range(MAX_AT_ONCE)] if len(waiting) > MAX_AT_ONCE else [*waiting]
+        if len(jobs) == len(waiting):
+            waiting.clear()
+        began = monotonic()
+        if not self._work_waits and self._is_calm(began) and self.sink.is_quick(len(jobs)):
+            self._do(jobs)
             self._look_at_time(began)
-            self._end(ends)
+            self._end(jobs)
             return
         self._at_work, self._work_waits = jobs, any(job.work for job in waiting)
         self._late = self._loop.call_later(self._deadline_s, self._stall)
         self._jobs.put(jobs)
 
-    def _is_free(self) -> bool:
-        return not (self._waiting or self._at_work or self._closed)
+    def _is_calm(self, now_s: float) -> bool:
+        """Whether the loop may append: not for a while after a slow append, nor after a pause."""
+        return now_s >= self._quick_from_mono_s and now_s - self._appended_mono_s < IDLE_S
 
-    def _is_quick(self, count: int) -> bool:
-        now_s = monotonic()
-        if now_s < self._quick_from_mono_s or now_s - self._appended_mono_s >= IDLE_S:
-            return False
-        return self.sink.is_quick(count)
-
-    def _append_one(self, record: Unsealed, told: Told) -> None:
-        began = monotonic()
-        _, error = _first_of((record,), self.sink)
-        try:
-            self._look_at_time(began)
-            self._judge(error)
-            told(error)
-            _value(error)
-        finally:
-            del error  # what is raised keeps this frame, and reference cycles are freed late
+    def _append_one(self, job: WriteJob, began_mono_s: float) -> None:
+        _, job.result = _first_of((job,), self.sink)
+        self._look_at_time(began_mono_s)
+        self._judge(job.result)
+        _close((job,))
+        if job.value is not None:
+            _value(job.value)
 
     def _look_at_time(self, began_mono_s: float) -> None:
         """Leave appends to the thread for a while if this one was slow."""
@@ -237,14 +222,13 @@ class RecordWriter:
         if now_s - began_mono_s >= SLOW_S:
             self._quick_from_mono_s = now_s + CALM_FACTOR * (now_s - began_mono_s)
 
-    def _end(self, ends: Ends) -> None:
+    def _end(self, jobs: Sequence[WriteJob]) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
-        self._judge(ends[-1][1])
+        self._judge(jobs[-1].result)
         self._at_work = ()
-        for job, value in ends:
-            job.close(value)
+        _close(jobs)
         if self._waiting:
             self._begin()
         if self._idle is not None and not self.depth and not self._idle.done():
@@ -275,29 +259,44 @@ class RecordWriter:
         awaited = [job for job in self._waiting if job.waits]
         self._waiting = deque(job for job in self._waiting if not job.waits)
         for job in awaited:
-            job.close(_cannot())
+            job.result = _cannot()
+        _close(awaited)
 
     def _work(self) -> None:
         loop = self._loop
         while loop is not None and (jobs := self._jobs.get()) is not None:
             began = monotonic()
-            ends = self._ended(jobs)
+            self._do(jobs)
             self._look_at_time(began)
             try:
-                loop.call_soon_threadsafe(self._end, ends)
+                loop.call_soon_threadsafe(self._end, jobs)
             except RuntimeError:  # the loop is gone, with all waiting callers
                 return
 
-    def _ended(self, jobs: Sequence[WriteJob]) -> Ends:
+    def _do(self, jobs: Sequence[WriteJob]) -> None:
         """Do each job in order; adjacent records share one append."""
-        ends: Ends = []
-        while rest := jobs[len(ends) :]:
+        done = 0
+        while rest := jobs[done:]:
             if rest[0].work is not None:
-                ends.append((rest[0], _tried(rest[0].work)))
+                rest[0].result = _tried(rest[0].work)
+                done += 1
                 continue
-            count, value = _first_of([job.record for job in takewhile(_RECORD, rest) if job.record], self.sink)
-            ends += [(job, value) for job in rest[:count]]
-        return ends
+            other = next(filter(_WORK, rest), None)
+            count, error = _first_of(rest if other is None else rest[: rest.index(other)], self.sink)
+            for job in rest[:count]:
+                job.result = error
+            done += count
+
+
+def _close(jobs: Iterable[WriteJob]) -> None:
+    """Count the results and tell them to whoever waits."""
+    for job in jobs:
+        result = job.result
+        job.counts[isinstance(result, OSError)][0] += 1.0
+        if job.future is None and not job.is_done:
+            job.value, job.is_done = result, True
+        else:
+            job.answer(result)
 
 
 def _first_of(records: Sequence[Unsealed], sink: RecordSink) -> tuple[int, OSError | None]:
@@ -309,13 +308,19 @@ def _first_of(records: Sequence[Unsealed], sink: RecordSink) -> tuple[int, OSErr
             if len(records) == 1:
                 extra = {"record": records[0].rest[:64], "error": str(unfit)[:200]}
                 log.error("an audit record cannot be written anywhere and is lost", extra=extra)
-                return 1, unfit
+                return 1, _bare(unfit)
             records = records[: len(records) // 2]
         except OSError as error:
-            return len(records), error
+            return len(records), _bare(error)
         except Exception as error:
             log.error("an audit sink failed unexpectedly", exc_info=error)
             return len(records), OSError(errno.EIO, f"{type(error).__name__}: {error}"[:200])
+
+
+def _bare(error: OSError) -> OSError:
+    """Without the frames that raised it: they hold the records, which hold the error."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def _tried(work: Callable[[], Any]) -> Any:

@@ -243,7 +243,7 @@ class Metrics:
         self.store_answered = times_of_stages("store_duration_seconds").time
         self.store_forgot = counter("store_forgot_total", how=STORE_FORGOT).count
         self.store_untold = counter("store_untold_total", verb=STORE_UNTOLD).count
-        self.audit_recorded = counter("audit_records_total", event=AUDIT_EVENTS, result=AUDIT_RESULTS).count
+        self.audit_row = counter("audit_records_total", event=AUDIT_EVENTS, result=AUDIT_RESULTS).row
         self.audit_depth = gauge("audit_queue_depth").put
         self.audit_up = gauge("audit_up").put
         self.loop_lagged = times_of_stages("loop_lag_seconds").time

@@ -7,7 +7,7 @@ because they pass through the sidecar unchanged. Digests of arguments and pinned
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -24,45 +24,33 @@ class NotCanonicalError(ValueError):
     """This is not JSON that every reader reads alike (I-JSON)."""
 
 
-def canonical_json(value: object) -> bytes:
+def canonical_json(value: Any) -> bytes:
     """RFC 8785 with whole 64-bit integers. Raises NotCanonicalError for what I-JSON forbids.
 
     orjson's sorted form is byte for byte that of RFC 8785 as long as there is no float (two ways to write them) and
     no key at or above U+D800 (sorted by code point here, by UTF-16 unit there); all else is written by hand."""
     try:
-        if _is_plain(value):
+        items = [value]  # every value in it; grows while it is walked
+        for item in items:
+            kind = type(item)
+            if kind is str or kind is int or kind is bool or item is None:
+                continue
+            if kind is dict:
+                keys = "".join(item)
+                if not keys.isascii() and max(keys) >= _FIRST_SURROGATE:
+                    break
+                items += item.values()
+            elif kind is list:
+                items += item
+            else:
+                break
+        else:
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
         written: list[bytes] = []
         _write(value, written, MAX_DEPTH)
         return b"".join(written)
-    except (orjson.JSONEncodeError, rfc8785.CanonicalizationError, UnicodeEncodeError):
+    except (TypeError, rfc8785.CanonicalizationError, UnicodeEncodeError):  # TypeError: of orjson; a key is no string
         raise NotCanonicalError from None
-
-
-def _is_plain(value: object) -> bool:
-    rest = [value]
-    while rest:
-        item = rest.pop()
-        kind = type(item)
-        if kind is str or kind is int or kind is bool or item is None:
-            continue
-        if isinstance(item, dict):
-            if not _sort_alike(item):
-                return False
-            rest.extend(item.values())
-        elif isinstance(item, list):
-            rest.extend(item)
-        else:
-            return False
-    return True
-
-
-def _sort_alike(keys: Iterable[Any]) -> bool:
-    try:
-        every = "".join(keys)
-    except TypeError:  # a key is no string
-        return False
-    return every.isascii() or max(every) < _FIRST_SURROGATE
 
 
 def _write(value: object, out: list[bytes], depth: int) -> None:

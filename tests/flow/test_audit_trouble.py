@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sidecar.audit.chain import Unsealed
+from sidecar.audit.file_sink import LOOK_S
 from sidecar.audit.verify import verify
 from sidecar.audit.writer import RecordSink
 from tests.flow.causes import GOOD
@@ -83,6 +84,7 @@ async def test_a_log_that_was_deleted_or_moved_beneath_us_lets_nothing_pass_unti
         assert (await talk.call("search_code", GOOD))[0] == 200
         reached = len(running.upstream.calls())
         act(running.app.settings.audit_path)
+        await asyncio.sleep(LOOK_S)
         assert (await talk.call("search_code", GOOD))[0] == 503
         assert len(running.upstream.calls()) == reached and not running.app.audit.writer.up
         assert running.app.readiness()[1]["status"] == "degraded"

@@ -1,7 +1,6 @@
 """What do the audit tests record? One caller, one call, one decision, and a log to put them in."""
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +14,7 @@ from sidecar.audit import Audit, AuditKey, Recording
 from sidecar.audit.chain import ascii_json
 from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.verification_report import VerificationReport
+from sidecar.audit.writer import RecordWriter, WriteJob
 from sidecar.cli import main
 from sidecar.errors import LimitState, Reason, Refusal
 from sidecar.settings.audit import RotationSettings
@@ -56,10 +56,14 @@ class Counted:
     """Records counted by event and result."""
 
     def __init__(self) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self.rows: dict[tuple[str, str], list[float]] = {}
 
-    def audit_recorded(self, event: str, result: str) -> None:
-        self.counts[event, result] += 1
+    def audit_row(self, *labels: str) -> list[float]:
+        return self.rows.setdefault(labels, [0.0])
+
+    @property
+    def counts(self) -> dict[tuple[str, str], float]:
+        return {labels: row[0] for labels, row in self.rows.items() if row[0]}
 
 
 def numbered_ids() -> Callable[[], str]:
@@ -126,6 +130,12 @@ def forward(audit: Audit, **changes: Any) -> Recording:
     at_once(recording.decided())
     at_once(recording.outcome(http_status=200, bytes_out=512))
     return recording
+
+
+async def append(writer: RecordWriter, job: WriteJob) -> None:
+    """Write a record. Raises OSError."""
+    if (waits := writer.put(job)) is not None and (error := await waits) is not None:
+        raise error
 
 
 async def forward_over_a_loop(audit: Audit) -> None:

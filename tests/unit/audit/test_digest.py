@@ -15,8 +15,9 @@ import rfc8785
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.audit.digest import AuditKey, Digests, canonical, load_key, load_or_make_key
+from sidecar.audit.digest import AuditKey, Digests, load_key, load_or_make_key
 from sidecar.errors import Reason, Refusal, SettingsError
+from sidecar.protocols.canonical import canonical_json as canonical
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import KEY, OTHER_KEY, written_key
 
@@ -72,7 +73,7 @@ def nested(depth: int, leaf: Any) -> Any:
 )
 def test_what_json_cannot_hold_is_refused_as_malformed(value: Any) -> None:
     with pytest.raises(Refusal) as refused:
-        canonical(value)
+        Digests(KEY, "").args_hash("", "", value)
     assert refused.value.reason is Reason.MALFORMED_CALL
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.audit.chain import BEGINNING, HEAD_BYTES, ChainEnd, head_line
-from sidecar.audit.file_sink import HARMLESS
+from sidecar.audit.file_sink import HARMLESS, LOOK_S
 from sidecar.audit.verify import verify
 from sidecar.errors import Reason, Refusal, SettingsError
 from tests.at_once import at_once
@@ -20,6 +20,7 @@ from tests.unit.audit.scenes import (
     KEY,
     OTHER_KEY,
     Counted,
+    FakeClock,
     forward,
     head_of,
     kinds,
@@ -34,6 +35,13 @@ from tests.unit.audit.scenes import (
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "audit.jsonl"
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The clock by which the file is looked for in its place."""
+    monkeypatch.setattr("sidecar.audit.file_sink.monotonic", (clock := FakeClock()).monotonic)
+    return clock
 
 
 def found_at_start(path: Path) -> tuple[str, ...]:
@@ -303,12 +311,13 @@ BENEATH: dict[str, tuple[Callable[[Path], object], list[str]]] = {
 
 
 @pytest.mark.parametrize("name", BENEATH)
-def test_a_file_that_somebody_else_had_his_hands_on_takes_no_record(path: Path, name: str) -> None:
+def test_a_file_that_somebody_else_had_his_hands_on_takes_no_record(path: Path, name: str, looks: FakeClock) -> None:
     """What went there would be lost, or stand in the wrong place; a start says what is left."""
     act, found = BENEATH[name]
     audit = open_audit(path)
     forward(audit)
     act(path)
+    looks.now += LOOK_S * name.startswith("its anchor")
     left = path.read_bytes() if path.exists() else b""
     for _ in range(2):
         with pytest.raises(Refusal):
@@ -323,13 +332,15 @@ def test_a_file_that_somebody_else_had_his_hands_on_takes_no_record(path: Path, 
 
 @pytest.mark.parametrize("instead", [None, b"", b"of somebody else"])
 def test_a_file_that_was_moved_away_takes_no_record_until_it_is_back(
-    path: Path, tmp_path: Path, instead: bytes | None
+    path: Path, tmp_path: Path, instead: bytes | None, looks: FakeClock
 ) -> None:
     """21: it went on being written where nobody looks for it, and the sidecar was ready."""
     audit = open_audit(path)
     forward(audit)
-    written = path.read_bytes()
     moved = path.rename(tmp_path / "audit.1.jsonl")
+    forward(audit)  # the records of the time until the next look go with the file
+    looks.now += LOOK_S
+    written = moved.read_bytes()
     if instead is not None:
         path.write_bytes(instead)
     for _ in range(2):
@@ -338,13 +349,14 @@ def test_a_file_that_was_moved_away_takes_no_record_until_it_is_back(
     assert moved.read_bytes() == written and (instead is None or path.read_bytes() == instead)
     moved.rename(path)
     forward(audit)
+    looks.now += LOOK_S
     head_of(path).rename(tmp_path / "head")
     with pytest.raises(Refusal):
         at_once(audit.control("reload", "signal"))
     (tmp_path / "head").rename(head_of(path))
     at_once(audit.close())
     moved = path.rename(tmp_path / "audit.1.jsonl")
-    assert found_at_start(path) == ("continued",)
+    assert len(records(moved)) == 6 and found_at_start(path) == ("continued",)
     assert verify([moved, path], key=KEY).ok
 
 

@@ -361,7 +361,7 @@ def test_each_caller_is_described_as_itself_whatever_came_before() -> None:
             line = orjson.loads("{" + ",".join([describer.caller(caller).chain, same[ROLE], same[GROUND]]) + "}")
             assert (line["agent_id"], line["chain"], line["agent_role"]) == (name, [name], name)
             assert line["links"][0]["rules"] == [name]
-            seen.add(describer.args_hash(caller, Question("tool:x", "tools/call", "x")))
+            seen.add(describer.caller(caller).digests.args_hash("tools/call", "tool:x", {}))
     assert seen == {Digests(KEY, f"t{tenant}").args_hash("tools/call", "tool:x", {}) for tenant in range(7)}
 
 

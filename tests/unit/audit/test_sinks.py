@@ -33,11 +33,11 @@ from sidecar.audit.record import record_of, unsealed
 from sidecar.audit.redis_carrier import RedisCarrier
 from sidecar.audit.stdout_carrier import StdoutCarrier
 from sidecar.audit.verify import verify
-from sidecar.audit.writer import RecordSink
+from sidecar.audit.writer import RecordSink, WriteJob
 from sidecar.errors import Refusal, SettingsError
 from sidecar.http.client.origin import parse_origin
 from tests.receiver import Receiver, receiving
-from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, forward_over_a_loop, numbered_ids, understood
+from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, append, forward_over_a_loop, numbered_ids, understood
 from tests.valkey import Valkey
 
 STREAM = "evidence"
@@ -244,7 +244,8 @@ async def test_a_record_that_fits_nowhere_refuses_none_of_its_neighbours(place: 
             unsealed("control", record_of({"control": each, "timestamp": "2026-11-28T12:00:00.000001Z"}))
             for each in told
         ]
-        ends = await asyncio.gather(*map(audit.writer.append, stamped), return_exceptions=True)
+        jobs = [WriteJob(each.start, each.rest, ([0], [0])) for each in stamped]
+        ends = await asyncio.gather(*(append(audit.writer, job) for job in jobs), return_exceptions=True)
         assert [isinstance(end, OSError) for end in ends] == [n == 3 for n in range(8)] and audit.writer.up
     assert [record["control"] for record in whole(place.lines())] == [0, 1, 2, 4, 5, 6, 7]
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from sidecar.audit.chain import UnfitHead, Unsealed
-from sidecar.audit.writer import MAX_AT_ONCE, RecordWriter
+from sidecar.audit.writer import MAX_AT_ONCE, Counts, RecordWriter, WriteJob
 from sidecar.errors import Reason, Refusal
-from tests.unit.audit.scenes import FakeClock, open_audit, records, understood
+from tests.unit.audit.scenes import FakeClock, append, open_audit, records, understood
 
 
-def numbered(number: int) -> Unsealed:
-    return Unsealed("", str(number))
+def numbered(number: int, counts: Counts = ([0], [0])) -> WriteJob:
+    return WriteJob("", str(number), counts)
 
 
 class Disk:
@@ -63,7 +63,7 @@ async def writing(disk: Disk, **more: Any) -> AsyncIterator[RecordWriter]:
 
 
 def appended(writer: RecordWriter, *numbers: int) -> list[asyncio.Task[None]]:
-    return [asyncio.ensure_future(writer.append(numbered(number))) for number in numbers]
+    return [asyncio.ensure_future(append(writer, numbered(number))) for number in numbers]
 
 
 async def until(true: Callable[[], bool]) -> None:
@@ -109,15 +109,15 @@ async def test_what_a_full_disk_refuses_is_told_to_everybody_who_waits_and_to_no
 async def test_a_sink_that_fails_as_none_should_refuses_as_a_full_disk_does(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    disk, told = Disk(), list[OSError | None]()
+    disk, counts = Disk(), ([0], [0])
     async with writing(disk) as writer:
         with monkeypatch.context() as patched:
             patched.setattr(disk, "append", lambda records: int("no number"))
             with pytest.raises(OSError, match="ValueError"):
-                await writer.append(numbered(1), told.append)
-            assert not writer.up and isinstance(told[0], OSError)
-        await writer.append(numbered(2), told.append)
-        assert writer.up and told[1:] == [None] and disk.written == [2]
+                await append(writer, numbered(1, counts))
+            assert not writer.up and counts == ([0], [1])
+        await append(writer, numbered(2, counts))
+        assert writer.up and counts == ([1], [1]) and disk.written == [2]
     assert "an audit sink failed unexpectedly" in caplog.messages
 
 
@@ -162,10 +162,10 @@ async def test_a_frozen_disk_refuses_who_waits_in_time_and_who_comes_at_once_unt
         writer._deadline_s = 3600.0  # refused at once, or never
         for number in range(3, 6):
             with pytest.raises(OSError, match="cannot be written now"):
-                await writer.append(numbered(number))
+                await append(writer, numbered(number))
         disk.go.set()
         await until(lambda: not writer.stalled)
-        await writer.append(numbered(6))
+        await append(writer, numbered(6))
         assert disk.written == [1, 6], "what the disk had it wrote; what nobody had given it is not there"
 
 
@@ -182,16 +182,16 @@ async def test_who_goes_away_has_not_undone_what_was_begun() -> None:
 
 
 async def test_where_nobody_waits_a_bound_says_what_is_lost() -> None:
-    disk, ends = Disk(), []
+    disk, counts = Disk(), ([0], [0])
     async with writing(disk, max_waiting=10) as writer:
         disk.go.clear()
         for number in range(15):
-            writer.post(numbered(number), ends.append)
+            writer.post(numbered(number, counts))
             await asyncio.sleep(0)
-        assert [end.errno for end in ends] == [errno.EBUSY] * 4, "one is at work, ten wait"
+        assert counts == ([0], [4]), "one is at work, ten wait"
         disk.go.set()
         await until(lambda: writer.depth == 0)
-        assert disk.written == list(range(11)) and ends[4:] == [None] * 11
+        assert disk.written == list(range(11)) and counts == ([11], [4])
 
 
 async def test_other_work_keeps_its_place_among_the_records() -> None:
@@ -220,7 +220,7 @@ async def test_closing_writes_what_waits_and_then_nothing() -> None:
     await asyncio.gather(*tasks)
     assert disk.written == list(range(1000)) and disk.closed
     with pytest.raises(OSError, match="cannot be written now"):
-        await writer.append(numbered(1))
+        await append(writer, numbered(1))
     await writer.close()
 
 
@@ -250,7 +250,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Local:
 
 async def test_what_one_turn_of_the_loop_brings_is_one_append_in_the_loop(local: Local) -> None:
     async with writing(local) as writer:
-        await writer.append(numbered(0))
+        await append(writer, numbered(0))
         await asyncio.gather(*appended(writer, *range(1, 9)))
         assert [len(one) for one in local.appends] == [1, 8] and local.written == list(range(9))
         ours = threading.current_thread()
@@ -259,31 +259,31 @@ async def test_what_one_turn_of_the_loop_brings_is_one_append_in_the_loop(local:
 
 async def test_a_record_that_comes_alone_is_written_when_put_returns(local: Local) -> None:
     async with writing(local) as writer:
-        await writer.append(numbered(0))
-        ends: list[OSError | None] = []
-        assert writer.put(numbered(1), ends.append, alone=True) is None
-        assert local.written == [0, 1] and ends == [None]
+        await append(writer, numbered(0))
+        counts = [0], [0]
+        assert writer.put(numbered(1, counts), alone=True) is None
+        assert local.written == [0, 1] and counts == ([1], [0])
         local.full = True
         with pytest.raises(OSError, match="no space left"):
-            writer.put(numbered(2), ends.append, alone=True)
-        assert not writer.up and isinstance(ends[1], OSError)
+            writer.put(numbered(2, counts), alone=True)
+        assert not writer.up and counts == ([1], [1])
         local.full = False
         waits = appended(writer, 3)
         await asyncio.sleep(0)
-        job = writer.put(numbered(4), ends.append, alone=True)
+        job = writer.put(numbered(4, counts), alone=True)
         assert job is not None, "one waits already, and order is kept"
         assert await job is None and await waits[0] is None and local.written == [0, 1, 3, 4] and writer.up
 
 
 async def test_a_slow_append_leaves_the_next_ones_to_the_thread_for_twenty_times_as_long(local: Local) -> None:
     async with writing(local) as writer:
-        await writer.append(numbered(0))
+        await append(writer, numbered(0))
         local.takes_s = 5.0
-        await writer.append(numbered(1))
+        await append(writer, numbered(1))
         local.takes_s = 0.0
         for number in range(2, 202):  # twice a second, so that no pause is long
             local.clock.now += 0.5
-            await writer.append(numbered(number))
+            await append(writer, numbered(number))
         ours = threading.current_thread()
         in_loop = [each is ours for each in local.threads]
         assert in_loop == [False, True, *[False] * 199, True]
@@ -293,7 +293,7 @@ async def test_a_pause_leaves_the_first_append_to_the_thread(local: Local) -> No
     async with writing(local) as writer:
         for number in range(4):
             local.clock.now += 1.5 * (number % 2)
-            await writer.append(numbered(number))
+            await append(writer, numbered(number))
         ours = threading.current_thread()
         assert [each is ours for each in local.threads] == [False, False, True, False]
 
@@ -301,19 +301,19 @@ async def test_a_pause_leaves_the_first_append_to_the_thread(local: Local) -> No
 async def test_other_work_keeps_its_place_where_the_loop_appends(local: Local) -> None:
     seen: list[list[int]] = []
     async with writing(local) as writer:
-        await writer.append(numbered(0))
+        await append(writer, numbered(0))
         tasks = appended(writer, 1)
         tasks += [asyncio.ensure_future(writer.run(lambda: seen.append(list(local.written))))]
         tasks += appended(writer, 2)
         await asyncio.gather(*tasks)
-        await writer.append(numbered(3))
+        await append(writer, numbered(3))
         assert seen == [[0, 1]] and local.written == [0, 1, 2, 3]
         assert local.threads[-1] is threading.current_thread()
 
 
 async def test_who_leaves_while_the_loop_appends_has_not_undone_it(local: Local) -> None:
     async with writing(local) as writer:
-        await writer.append(numbered(0))
+        await append(writer, numbered(0))
         gone, stays = appended(writer, 1, 2)
         await asyncio.sleep(0)
         gone.cancel()
