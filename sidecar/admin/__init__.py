@@ -20,7 +20,7 @@ from aiohttp import web
 
 from sidecar.admin.requests import HEADERS, answered, problem
 from sidecar.errors import Refusal
-from sidecar.gateway.routing import Entrance, check_entrance, check_target, headers_of, origin_form
+from sidecar.gateway.routing import Entrance, check_envelope, headers_of, origin_form
 from sidecar.observability.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class AdminApp:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             headers = headers_of(request)
-            check_target(request.raw_path, headers)
-            check_entrance(headers, self.entrance)
+            check_envelope(request, headers, self.entrance)
         except Refusal as refusal:
             return problem(refusal.detail, refusal.answer.http)
         path = origin_form(request.raw_path).partition("?")[0]

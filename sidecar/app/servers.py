@@ -31,7 +31,7 @@ from sidecar.gateway.routing import Entrance, hosts_for
 from sidecar.http.server.fd_limits import enough_for
 from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import SilentResponse, WholeResponse
-from sidecar.http.tls import follows, shown_on
+from sidecar.http.tls import ShownCertificate, follows
 from sidecar.settings import Settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.secrets import read_secret
@@ -104,10 +104,10 @@ class Servers:
             found.append((scraped, AdminApp(operated, metrics, Entrance(None), {}, health_only=True)))
         return [(listener, each.handle) for listener, each in found]
 
-    def _is_stale(self, transport: asyncio.BaseTransport) -> bool:
+    def _is_stale(self, shown: ShownCertificate) -> bool:
         """Whether the peer was authenticated by other authorities than those now in force."""
         tls = self.pipeline.live.current.tls
-        return shown_on(transport).trust not in ("", "" if tls is None else tls.trust)
+        return shown.trust not in ("", "" if tls is None else tls.trust)
 
     async def _broken(self, peer: str, status: int) -> web.StreamResponse:
         """Refuse and record bytes that are not a valid HTTP request."""

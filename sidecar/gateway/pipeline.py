@@ -5,7 +5,7 @@ a `Refusal`. The audit record around them is closed exactly once.
 
     stage       checks               refuses with       where
     routing     address              403 404 405        `Pipeline._read`, routing.py
-    identity    caller               401                `Pipeline._identify`, identity/
+    identity    caller               401                `Pipeline._read`, identity/
     parse       operation            400 404 413 415    `Frontend.parse`: frontends/, tasks/api/
                 memory for the body  503                http/server/body_admission.py
     admission   load, refusals       429 503            `Stages.admit`
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,6 +51,7 @@ from sidecar.gateway.sse_session import SseSession
 from sidecar.gateway.stages import Carrier, Stages
 from sidecar.http.server.body_admission import BodyAdmission
 from sidecar.http.server.cors import allowed, shared_with, wanted_verb
+from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import NO_HEADERS, SilentResponse, WholeResponse
 from sidecar.identity import Audience, Presented
 from sidecar.observability.metrics import Metrics
@@ -78,9 +79,6 @@ class Frontend(Carrier[web.StreamResponse], Protocol):
     folder: str
     """The folder of its addresses, which determines the audience of credentials."""
 
-    def enter(self, request: RequestContext, route: Route) -> None:
-        """Prepares for refusals before the caller is known: they are written in the protocol of the address."""
-
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the operation. Only what was parsed is decided on and sent."""
 
@@ -90,12 +88,17 @@ class TaskApi(Frontend, Protocol):
         """Stops accepting tasks."""
 
 
-class Asked(NamedTuple):
-    """A request that was read, and who asks."""
+Asked = tuple[Caller, Frontend, ParsedOperation]
+"""Who asks, and what: a request that was read."""
 
-    caller: Caller
+
+class Place(NamedTuple):
+    """What an address of calls stands for under one snapshot."""
+
+    protocol: str
+    route: Route
     frontend: Frontend
-    operation: ParsedOperation
+    audience: Audience
 
 
 @dataclass(slots=True)
@@ -113,9 +116,9 @@ class Pipeline:
     agents: AgentFrontend
     task_api: TaskApi
     body_admission: BodyAdmission = field(default_factory=BodyAdmission)
-    _under_way: dict[asyncio.Task[Any], RequestContext] = field(default_factory=dict)
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
     _frontends: Mapping[str, Frontend] = field(init=False)
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def __post_init__(self) -> None:
         tasks = dict.fromkeys((routing.TASKS, routing.TASK, routing.TASK_CANCEL), self.task_api)
@@ -124,88 +127,105 @@ class Pipeline:
             routing.MCP: self.mcp, routing.SSE: self.mcp, routing.AGENT: self.agents, **rest, **tasks
         }  # fmt: skip
 
-    async def handle(self, http: web.BaseRequest, entrance: Entrance) -> web.StreamResponse:
-        """Answers one request. `entrance` is the listener that received it."""
-        request = self._received(http, entrance)
-        self.metrics.request_started(request.protocol)
-        response = await self._answered(request, self._read(request, entrance))
-        if request.shared and isinstance(response, WholeResponse):
-            response.add(request.shared)
-        return response
-
-    async def _answered(
-        self, request: RequestContext, reading: Awaitable[Asked | web.StreamResponse]
-    ) -> web.StreamResponse:
-        """Guarantees one answer and one end for each request."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._under_way[task] = request
-        try:
-            asked = await reading
-            return await self.stages.carry_out(request, *asked) if isinstance(asked, Asked) else asked
-        except Refusal as refusal:
-            return await self._refuse(request, refusal)
-        except asyncio.CancelledError:
-            if request.cut and request.begun is None:
-                task.uncancel()
-                return await self._refuse(request, Refusal(Reason.DRAINING))
-            gone = Refusal(Reason.DRAINING if request.cut else Reason.CALLER_GONE)
-            if not self._closes(request, gone):
-                await request.remember(gone, 499)
-            raise
-        except Exception:  # the only such handler for calls: a bug is answered once, recorded once, and not disclosed
-            log.exception("bug", extra={"decision_id": request.record.decision_id})
-            return await self._refuse(request, Refusal(Reason.INTERNAL))
-        finally:
-            del self._under_way[task]
-            if not request.handed_on:
-                self._finish(request)
-
-    def _received(self, http: web.BaseRequest, entrance: Entrance) -> RequestContext:
-        headers, path, now = routing.headers_of(http), routing.origin_form(http.raw_path), self.live.take()
-        record = Recording(self.audit, routing.protocol_of(path, now.aliases), http.remote or "local")
+    def handle(self, http: HttpRequest, entrance: Entrance) -> Coroutine[Any, Any, web.StreamResponse]:
+        """Returns the answer to one request. `entrance` is the listener that received it."""
+        headers, path, now = routing.headers_of(http), routing.origin_form(http.raw_path), self.live.current
+        place = now.places.get((path, http.method, entrance.prefix))
+        protocol = routing.protocol_of(path, now.aliases) if place is None else place.protocol
+        record = Recording(self.audit, protocol, http.remote or "local")
         if "traceparent" in headers:
             record.trace_id = routing.trace_id_of(headers)
         if "x-run-id" in headers:
             record.run_id = routing.correlation_of(headers, "x-run-id")
         if "x-thread-id" in headers:
             record.thread_id = routing.correlation_of(headers, "x-thread-id")
-        request = RequestContext(http, path, now, headers, record, self.body_admission)
-        request.prefix = entrance.prefix
+        request = RequestContext(http, path, now, headers, record, self.body_admission, entrance.prefix, self._loop)
         if entrance.shared:
             request.shared = shared_with(headers, entrance.shared)
         if now.shadow_until is not None and now.shadows(self.live.clock()):
             request.shadow, record.enforcement = True, "shadow"
-        return request
+        self.metrics.request_started(protocol)
+        return self._answered(request, self._read(request, entrance, place))
+
+    async def _answered(
+        self, request: RequestContext, reading: Awaitable[Asked | web.StreamResponse]
+    ) -> web.StreamResponse:
+        """Guarantees one answer and one end for each request."""
+        self.live.requests.add(request)
+        try:
+            asked = await reading
+            response = await self.stages.carry_out(request, *asked) if isinstance(asked, tuple) else asked
+        except Refusal as refusal:
+            response = await self._refuse(request, refusal)
+        except asyncio.CancelledError:
+            if not request.cut or request.begun is not None:
+                gone = Refusal(Reason.DRAINING if request.cut else Reason.CALLER_GONE)
+                if not self._closes(request, gone):
+                    await request.remember(gone, 499)
+                raise
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            response = await self._refuse(request, Refusal(Reason.DRAINING))
+        except Exception:  # the only such handler for calls: a bug is answered once, recorded once, and not disclosed
+            log.exception("bug", extra={"decision_id": request.record.decision_id})
+            response = await self._refuse(request, Refusal(Reason.INTERNAL))
+        finally:
+            if not request.handed_on:
+                self._finish(request)
+        if request.shared and isinstance(response, WholeResponse):
+            response.add(request.shared)
+        return response
 
     def _finish(self, request: RequestContext) -> None:
-        self.live.leave(request.now)
+        self.live.requests.discard(request)
         measure(self.metrics, request)
         request.let_go()
 
-    async def _read(self, request: RequestContext, entrance: Entrance) -> Asked | web.StreamResponse:
-        """Routes and reads a request. Returns the response to what needs no decision."""
-        headers = request.headers
+    async def _read(
+        self, request: RequestContext, entrance: Entrance, place: Place | None
+    ) -> Asked | web.StreamResponse:
+        """Reads a request, at this place if that is known. Returns the response to what needs no decision."""
+        headers, now = request.headers, request.now
         if entrance.grpc:
+            request.task = asyncio.current_task()
             self.agents.greet(request)
         routing.check_envelope(request.http, headers, entrance)
-        preflight = wanted_verb(request.verb, headers) if request.shared else ""
-        route = routing.route_of(request.path, preflight or request.verb, request.now.aliases, request.prefix)
-        if preflight:
-            return await _public(request, "preflight", 204, headers=allowed(preflight, headers))
         if entrance.principal and headers.get("host"):  # a local listener, which knows its principal
             request.base = f"http://{headers['host'][0]}"
-        frontend = self._frontends.get(route.kind)
-        if frontend is None:
-            return await self._read_other(request, route, entrance)
-        if frontend is self.mcp and route.server == routing.EVERY:
-            frontend = self.aggregate
-        frontend.enter(request, route)
-        caller = await self._identify(request, route.server, entrance, frontend.folder, route.alias)
+        if place is None:
+            preflight = wanted_verb(request.verb, headers) if request.shared else ""
+            route = routing.route_of(request.path, preflight or request.verb, now.aliases, request.prefix)
+            if preflight:
+                return await _public(request, "preflight", 204, headers=allowed(preflight, headers))
+            if (place := self._place(request, route)) is None:
+                return await self._read_other(request, route, entrance)
+        _, route, frontend, audience = place
+        if frontend is self.agents:
+            self.agents.enter(request, route)
+        request.enter(route.server, frontend.folder, route.alias)
+        token = "" if now.identity.trusts_proxies else routing.lone_token(headers, entrance, request.http.shown)
+        if token and (caller := now.identity.recall(token, audience)) is not None:
+            request.presented_kind, request.record.caller = "jwt", caller
+            request.record.mark("auth")
+        else:
+            caller = await self._identify(request, entrance, audience)
         operation = await frontend.parse(request, caller, route)
         request.record.call = operation.call
         request.record.mark("parse")
-        return Asked(caller, frontend, operation)
+        return caller, frontend, operation
+
+    def _place(self, request: RequestContext, route: Route) -> Place | None:
+        """Returns the place of a route, None if it is none of calls. Those of upstreams themselves are kept."""
+        frontend, now = self._frontends.get(route.kind), request.now
+        if frontend is None:
+            return None
+        if frontend is self.mcp and route.server == routing.EVERY:
+            frontend = self.aggregate
+        place = Place(request.protocol, route, frontend, now.audience(route.server, frontend.folder))
+        known = route.server == routing.EVERY or now.has_upstream(route.server)
+        if known and not route.rest and "?" not in request.path:  # so that callers cannot make them many
+            now.places[request.path, request.verb, request.prefix] = place
+        return place
 
     async def _read_other(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
         """Answers what is no call: documents, cards, agents' pushes, and the messages of HTTP+SSE."""
@@ -220,7 +240,8 @@ class Pipeline:
         if route.kind == routing.KEYS:
             return await _public(request, "jwks", 200, now.signer.key_set, CACHED)
         if route.kind == routing.MESSAGES:
-            return await self._take(request, await self._identify(request, route.server, entrance))
+            request.enter(route.server, routing.MCP)
+            return await self._take(request, await self._identify(request, entrance, now.audience(route.server)))
         caller = None if route.kind == routing.PUSH else await self._card_reader(request, route, entrance)
         self.stages.admit(request)
         self.stages.inside += 1
@@ -238,7 +259,8 @@ class Pipeline:
         if request.now.identity.is_unidentified(self._present(request, entrance, audience)):
             caller = request.record.caller = STRANGER
         else:
-            caller = await self._identify(request, name, entrance, routing.AGENTS, route.alias)
+            request.enter(name, routing.AGENTS, route.alias)
+            caller = await self._identify(request, entrance, audience)
         try:
             self.stages.refuse_disabled(request.now, caller, self.agents.card_call(request, route), self.live.clock())
         except Refusal:
@@ -247,17 +269,9 @@ class Pipeline:
             raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
         return caller
 
-    async def _identify(
-        self, request: RequestContext, server: str, entrance: Entrance, folder: str = routing.MCP, alias: str = ""
-    ) -> Caller:
-        request.enter(server, folder, alias)
-        audience, identity = request.now.audience(server, folder), request.now.identity
-        line = "" if identity.trusts_proxies else routing.lone_token(request.http, request.headers, entrance)
-        if line and (known := identity.recall(line, audience)) is not None:
-            caller, request.presented_kind = known, "jwt"
-        else:
-            caller = await identity.identify(self._present(request, entrance, audience), audience)
-        request.record.caller = caller
+    async def _identify(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Caller:
+        presented = self._present(request, entrance, audience)
+        caller = request.record.caller = await request.now.identity.identify(presented, audience)
         request.record.mark("auth")
         return caller
 
@@ -279,6 +293,7 @@ class Pipeline:
             raise Refusal(Reason.DRAINING)
         task = paired.take(message, partial(self._answer_there, request, caller, session, paired, message))
         request.handed_on, request.paired, request.shape = True, paired, AnswerShape.SESSION
+        request.task = task
         task.add_done_callback(partial(self._abandoned, request))
         return WholeResponse(202)
 
@@ -295,7 +310,7 @@ class Pipeline:
         operation = self.mcp.parse_paired(request, caller, session, message)
         request.record.call = operation.call
         request.record.mark("parse")
-        return Asked(caller, self.mcp, operation)
+        return caller, self.mcp, operation
 
     def _abandoned(self, request: RequestContext, task: asyncio.Task[None]) -> None:
         """Closes the request if the stream ended before the task's first step."""
@@ -314,18 +329,18 @@ class Pipeline:
         await self._wait_for_answers(grace_s, self.forwarder.drain)
         self.forwarder.cut_off()
         await self._wait_for_answers(LAST_EVENTS_S, self.forwarder.cut_off)
-        for task, request in self._under_way.items():
+        for request in self.live.requests:
             request.cut = True
-            task.cancel()
+            if (task := request.task or request.http.task) is not None:
+                task.cancel()
         await self._wait_for_answers(LAST_EVENTS_S, lambda: None)
 
     async def _wait_for_answers(self, within_s: float, again: Callable[[], None]) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._loop.time()
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while any(
-                    request.started_s <= now_s for request in self._under_way.values()
-                ):  # a request that arrives now is refused at once
+                # a request that arrives now is refused at once
+                while any(request.started_s <= now_s for request in self.live.requests):
                     again()
                     await asyncio.sleep(DRAIN_LOOK_S)
 

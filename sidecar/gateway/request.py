@@ -27,6 +27,7 @@ from sidecar.http.client import Deadline
 from sidecar.http.server.body_admission import SMALL_BYTES, BodyAdmission, BodyRoom, cost_of, cost_of_wire
 from sidecar.http.server.cors import Lines
 from sidecar.http.server.event_stream import EventStream, open_stream
+from sidecar.http.server.request import HttpRequest
 from sidecar.limits import Lease, LimitPlan
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Id, Message, Request
@@ -90,15 +91,16 @@ class RequestContext(CallContext):
     None is an unknown one), `folder` the path before it, `alias` the agent's own path, if it was called by one, and
     `server` the upstream called. `shared` are the CORS headers of its answers. `paired` is the stream that carries its
     answer, if that belongs to another request (`sse_session.py`): HTTP was answered 202, and the request ends later
-    while `handed_on` is set. `prefix` is the path under which callers see sidecar, `base` the base URL for a local
-    caller. `presented_kind` is the kind of the caller's first credential. `unanswered`: closed without an answer.
-    `cut`: shutdown does not wait for it any more. `dialect` writes refusals in protocols other than MCP. `started_s` is
-    in the loop's time.
+    while `handed_on` is set. `task` carries it out, if that is not its connection's. `prefix` is the path under which
+    callers see sidecar, `base` the base URL for a local caller. `presented_kind` is the kind of the caller's first
+    credential. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more. `dialect` writes
+    refusals in protocols other than MCP. `started_s` is in the loop's time.
     """
 
     # Most requests change few of these, so they are defaults of the class.
     handed_on = unanswered = cut = False
-    folder, alias, method, prefix, base = MCP, "", "", "", ""
+    task: asyncio.Task[Any] | None = None
+    folder, alias, method, base = MCP, "", "", ""
     shape = AnswerShape.PLAIN
     front: str | None = None
     outward: AggregateNames | None = None
@@ -112,18 +114,20 @@ class RequestContext(CallContext):
 
     def __init__(
         self,
-        http: web.BaseRequest,
+        http: HttpRequest,
         path: str,
         now: Snapshot,
         headers: Headers,
         record: Recording,
         body_admission: BodyAdmission,
+        prefix: str,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.http, self.path, self.verb, self.now = http, path, http.method, now
+        self.http, self.path, self.verb, self.now, self.prefix = http, path, http.method, now, prefix
         self.headers, self.record, self.body_admission = headers, record, body_admission
-        self.protocol = record.protocol
-        self.plain = record.protocol == "http"  # without MCP's envelope
-        self.started_s = asyncio.get_running_loop().time()
+        self.protocol = protocol = record.protocol
+        self.plain = protocol == "http"  # without MCP's envelope
+        self.started_s = loop.time()
 
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""
@@ -236,7 +240,7 @@ class RequestContext(CallContext):
 
     def let_go(self) -> None:
         """Drops references that lead back here: a body of a megabyte must not wait for the garbage collector."""
-        self.refusal = self.lease = None
+        self.refusal = self.lease = self.task = None
         self.excused = ()
 
     def _told(self, status: int) -> int:

@@ -23,7 +23,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.http.server.framing import TooManyChunks
 from sidecar.http.server.listeners import GaveWay, ServerConnection
 from sidecar.http.server.request import whole_body
-from sidecar.http.tls import NOTHING, shown_on
+from sidecar.http.tls import NOTHING, ShownCertificate, shown_on
 from sidecar.identity import UNIX, Presented
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.protocols.mcp.eras import Headers as Headers
@@ -145,12 +145,19 @@ def headers_of(request: web.BaseRequest) -> Headers:
 
 
 def check_envelope(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> None:
-    """Checks all that precedes the address. Raises Refusal: MALFORMED_CALL, or ORIGIN_REFUSED."""
+    """Checks all that precedes the address. Raises Refusal: MALFORMED_CALL, or ORIGIN_REFUSED for a foreign Host or
+    Origin, so that a browser page cannot call (threats H8)."""
     if request.version is not HttpVersion11 or "transfer-encoding" in headers:
         check_framing(request.version, headers)
-    if not request.raw_path.startswith("/"):
+    if request.raw_path[:1] != "/":
         check_target(request.raw_path, headers)
-    check_entrance(headers, entrance)
+    hosts = headers.get("host", ())
+    if entrance.hosts is not None and (len(hosts) != 1 or hosts[0].lower() not in entrance.hosts):
+        raise Refusal(Reason.ORIGIN_REFUSED, "Host is not one that this listener serves")
+    if entrance.principal and any(name in _PROXY_TRACES or name.startswith("x-forwarded-") for name in headers):
+        raise Refusal(Reason.ORIGIN_REFUSED, "a local listener takes no Origin, Forwarded, Via or X-Forwarded header")
+    if "origin" in headers and not all(origin.lower() in entrance.origins for origin in headers["origin"]):
+        raise Refusal(Reason.ORIGIN_REFUSED, "Origin is not allowed")
 
 
 def check_framing(version: HttpVersion, headers: Headers) -> None:
@@ -165,7 +172,7 @@ def check_framing(version: HttpVersion, headers: Headers) -> None:
 
 def origin_form(target: str) -> str:
     """Returns path and query of a request target; another form stays (RFC 9112, 3.2.1 and 3.2.2)."""
-    if target.startswith("/"):
+    if target[:1] == "/":
         return target
     match = _ABSOLUTE.fullmatch(target)
     return target if match is None else match[2] if match[2].startswith("/") else "/" + match[2]
@@ -177,18 +184,6 @@ def check_target(target: str, headers: Headers) -> None:
     match = None if target.startswith("/") else _ABSOLUTE.fullmatch(target)
     if match is not None and [match[1].lower()] != [host.lower() for host in headers.get("host", ())]:
         raise malformed("Host is not the host of the request target")
-
-
-def check_entrance(headers: Headers, entrance: Entrance) -> None:
-    """Raises Refusal(ORIGIN_REFUSED) for a foreign Host or Origin, so that a browser page cannot call (threats H8)."""
-    hosts = headers.get("host", ())
-    if entrance.hosts is not None and (len(hosts) != 1 or hosts[0].lower() not in entrance.hosts):
-        raise Refusal(Reason.ORIGIN_REFUSED, "Host is not one that this listener serves")
-    if entrance.principal and any(name in _PROXY_TRACES or name.startswith("x-forwarded-") for name in headers):
-        raise Refusal(Reason.ORIGIN_REFUSED, "a local listener takes no Origin, Forwarded, Via or X-Forwarded header")
-    for origin in headers.get("origin", ()):
-        if origin.lower() not in entrance.origins:
-            raise Refusal(Reason.ORIGIN_REFUSED, "Origin is not allowed")
 
 
 def route_of(raw_path: str, verb: str, aliases: Aliases = NO_ALIASES, prefix: str = "") -> Route:
@@ -268,12 +263,11 @@ def session_in(raw_path: str) -> str:
     raise malformed("session_id must be there, once, and alone")
 
 
-def lone_token(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> str:
+def lone_token(headers: Headers, entrance: Entrance, shown: ShownCertificate = NOTHING) -> str:
     """Returns the line of `Authorization` of a request that presents nothing else; "" for any other request."""
     lines = headers.get("authorization", ())
-    if len(lines) != 1 or "x-api-key" in headers or "dpop" in headers or entrance.principal:
-        return ""
-    return lines[0] if shown_on(request.transport) is NOTHING else ""
+    is_alone = not ("x-api-key" in headers or "dpop" in headers or entrance.principal or shown is not NOTHING)
+    return lines[0] if len(lines) == 1 and is_alone else ""
 
 
 def presented_by(

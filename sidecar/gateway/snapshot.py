@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
@@ -110,7 +110,8 @@ class Snapshot:
     `shadow_until` (seconds since the epoch) is when enforcement begins; None is from the start. `keys_digest` changes
     with every file of keys and credentials that settings name. `required` holds the digest of each tool of a server
     that requires pins. `signer` signs sidecar's tokens, `tls` applies to the data listener's next handshake. `offers`
-    describe how agents are offered, `aliases` map agents' own paths to names. `waiting` are the changed sections of
+    describe how agents are offered, `aliases` map agents' own paths to names, `places` are those of calls as the
+    pipeline found them. `waiting` are the changed sections of
     settings that need a restart; `settings` has them as they run.
     """
 
@@ -137,6 +138,7 @@ class Snapshot:
     tls: TlsContexts | None = None
     offers: Mapping[str, AgentOffer] = field(default_factory=dict)
     aliases: Aliases = field(default_factory=dict)
+    places: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, compare=False)
 
     def shadows(self, now_s: float) -> bool:
         """Reports whether refusals by policy or limits are only recorded."""
@@ -403,30 +405,26 @@ def snapshot_from(
 
 @dataclass(slots=True)
 class Live:
-    """The current snapshot. `clock` returns seconds since the epoch."""
+    """The current snapshot. `clock` returns seconds since the epoch. `requests` are those in progress, each with its
+    snapshot (`now`)."""
 
     current: Snapshot
     clock: Callable[[], float]
+    requests: set[Any] = field(default_factory=set)
     _readers: dict[int, int] = field(default_factory=dict)
 
     def take(self) -> Snapshot:
-        """Returns the snapshot for one request, which must call `leave` at its end."""
+        """Returns the snapshot for what is no request, and must call `leave` at its end."""
         taken = self.current
         self._readers[id(taken)] = self._readers.get(id(taken), 0) + 1
         return taken
 
-    def renew(self, taken: Snapshot) -> Snapshot:
-        """Exchanges an older snapshot for the current one, so that long streams keep no old one alive."""
-        fresh = self.take()
-        self.leave(taken)
-        return fresh
-
     def leave(self, taken: Snapshot) -> None:
-        """Releases a request's snapshot."""
+        """Releases a snapshot."""
         self._readers[id(taken)] -= 1
         if not self._readers[id(taken)]:
             del self._readers[id(taken)]
 
     def is_read(self, snapshot: Snapshot) -> bool:
-        """Reports whether a running request holds this snapshot."""
-        return id(snapshot) in self._readers
+        """Reports whether something in progress holds this snapshot."""
+        return id(snapshot) in self._readers or any(request.now is snapshot for request in self.requests)

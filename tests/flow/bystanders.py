@@ -74,7 +74,8 @@ async def nothing_left(running: World, *, sessions: int = 0, spare: int = SPARE)
     await until(
         lambda: pipeline.stages.inside == 0 and not pipeline.forwarder.streams and not pipeline.stages.limiter.held
     )
-    await until(lambda: not app.live._readers and not pipeline.forwarder.pairs and len(app.sessions) <= sessions)
+    await until(lambda: not (app.live._readers or app.live.requests or pipeline.forwarder.pairs))
+    await until(lambda: len(app.sessions) <= sessions)
     await until(lambda: len(asyncio.all_tasks()) <= tasks + spare and open_files() <= files + spare)
 
 

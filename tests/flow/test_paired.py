@@ -290,7 +290,7 @@ async def test_the_end_of_the_stream_ends_what_is_under_way(tmp_path: Path, how:
         (call,) = ends_of(running, "tools/call")
         assert (call["reason"], call["status"]) == ("caller-gone", "error")
         await until(lambda: ("DELETE", "upstream-1") in deletes(upstream))
-        assert running.app.pipeline.stages.inside == 0 and not running.app.live._readers
+        assert running.app.pipeline.stages.inside == 0 and not running.app.live.requests
 
 
 async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(tmp_path: Path) -> None:
@@ -308,9 +308,8 @@ async def test_a_call_that_was_cancelled_before_its_first_step_is_on_record_too(
         dropped.clear()
         await mine.ask("ping", id=2)
         assert [record["reason"] for record in mine.world.ends() if record["reason"]] == ["caller-gone"]
-        assert (
-            len(mine.world.app.live._readers) == 1 and mine.world.app.pipeline.stages.inside == 1
-        )  # the stream itself
+        app = mine.world.app
+        assert len(app.live.requests) == app.pipeline.stages.inside == 1, "the stream itself"
 
 
 async def test_a_stream_that_nobody_reads_is_ended_by_a_revocation_all_the_same(tmp_path: Path) -> None:

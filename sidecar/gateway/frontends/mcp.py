@@ -44,9 +44,6 @@ class McpFrontend:
     def __post_init__(self) -> None:
         self.reader = RequestReader(self.forwarder.sessions)
 
-    def enter(self, request: RequestContext, route: Route) -> None:
-        """Nothing to prepare: refusals have MCP's form already."""
-
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads era, session, method and parameters. Raises Refusal: malformed, unknown, no such session."""
         if request.verb != "POST":

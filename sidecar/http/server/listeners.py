@@ -29,6 +29,7 @@ from sidecar.http.server.connection_limits import Activity, ConnectionLimits, Se
 from sidecar.http.server.framing import PLAIN_END, ChunkedBody, FramingBudget, TooManyChunks
 from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import WholeResponse
+from sidecar.http.tls import NOTHING, ShownCertificate, shown_on
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 
 log = logging.getLogger("sidecar.http.server.listeners")
@@ -36,12 +37,12 @@ log = logging.getLogger("sidecar.http.server.listeners")
 _NO_ACCESS_LOG = logging.getLogger("sidecar.access")
 _NO_ACCESS_LOG.setLevel(logging.CRITICAL)
 
-Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handle = Callable[[HttpRequest], Awaitable[web.StreamResponse]]
 HandleBroken = Callable[[str, int], Coroutine[Any, Any, web.StreamResponse]]
 """Takes (peer, status) and returns the answer to bytes that are not an HTTP request."""
 
-IsStale = Callable[[asyncio.BaseTransport], bool]
-"""Reports whether the credential shown in this connection's handshake is no longer valid."""
+IsStale = Callable[[ShownCertificate], bool]
+"""Reports whether the certificate shown in a connection's handshake is no longer valid."""
 
 MAX_HEADERS = 64  # threats D5
 MAX_FIELD_BYTES = 16 * 1024  # a token of 8 KiB fits, which some identity providers issue
@@ -89,6 +90,7 @@ class ServerConnection(web.RequestHandler):
         "_waits_since_s",
         "remote",
         "seat",
+        "shown",
     )  # fmt: skip
     _body: StreamReader | None
     _chunked: ChunkedBody | None
@@ -112,6 +114,7 @@ class ServerConnection(web.RequestHandler):
         self._server, self.seat, self._patience = server, seat, server.patience
         self._unread, self._tail, self._is_deaf = 0, b"", False
         self.remote: str | None = None
+        self.shown = NOTHING
         self._body = self._chunked = self._lingering = None
         self._head_timer = self._reading_timer = self._waits_since_s = None
 
@@ -119,6 +122,7 @@ class ServerConnection(web.RequestHandler):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self.remote = str(peer[0]) if isinstance(peer, tuple | list) else peer
+        self.shown = shown_on(transport)
         self.seat.guest = self
         if self.is_stale:  # the handshake may have begun before a reload and ended after it
             self.force_close()
@@ -335,7 +339,7 @@ class ServerConnection(web.RequestHandler):
     @property
     def is_stale(self) -> bool:
         """Whether the credential shown in its handshake is no longer valid."""
-        return self.transport is not None and self._server.is_stale(self.transport)
+        return self._server.is_stale(self.shown)
 
     def part(self) -> None:
         """Closes the connection, now if it is idle, otherwise after the current answer."""
@@ -460,7 +464,7 @@ class Server(web.Server):
         is_stale: IsStale = lambda _: False,
         probes: Collection[str] = (),
     ) -> None:
-        super().__init__(self._handle_at if probes else handle, handler_cancellation=True)
+        super().__init__(self._handle_at if probes else handle, handler_cancellation=True)  # type: ignore[arg-type]
         self._handle, self.probes = handle, probes
         self.is_stale = is_stale
         self.handle_broken = handle_broken
@@ -469,7 +473,7 @@ class Server(web.Server):
         self.slow_readers: dict[ServerConnection, None] = {}
         self.bodies: dict[str, dict[ServerConnection, None]] = {}  # those waited for, by caller
 
-    async def _handle_at(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle_at(self, request: HttpRequest) -> web.StreamResponse:
         """Handles requests on the places reserved for probes, which serve one probe and nothing else."""
         connection = request.protocol
         if not isinstance(connection, ServerConnection) or not connection.seat.for_probes:

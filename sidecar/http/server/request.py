@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import HttpVersion, StreamReader, web
 from aiohttp.http_writer import StreamWriter
+
+from sidecar.http.tls import ShownCertificate
 
 if TYPE_CHECKING:
     from sidecar.http.server.listeners import ServerConnection
@@ -27,20 +30,27 @@ def whole_body(content: StreamReader) -> bytes | None:
 class HttpRequest(web.BaseRequest):
     """One request. The rest of aiohttp's request, with the writer of event streams, is made when first used."""
 
-    __slots__ = ("content", "keep_alive", "method", "raw_headers", "raw_path", "remote", "version")
+    __slots__ = ("content", "keep_alive", "method", "raw_headers", "raw_path", "remote", "shown", "version")
     content: StreamReader
     keep_alive: bool
     method: str
     raw_headers: tuple[tuple[bytes, bytes], ...]
     raw_path: str
     remote: str | None
+    shown: ShownCertificate
     version: HttpVersion
 
     def __init__(self, message: Any, content: StreamReader, connection: ServerConnection) -> None:
         self._message, self._payload, self._protocol = message, content, connection
         self.content, self.method, self.version = content, message.method, message.version
         self.raw_path, self.raw_headers, self.remote = message.path, message.raw_headers, connection.remote
+        self.shown = connection.shown
         self.keep_alive = not message.should_close
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        """The connection's task; None once the caller is gone."""
+        return self._protocol._task_handler  # type: ignore[return-value]
 
     def __getattr__(self, name: str) -> Any:
         if "_cache" in self.__dict__:

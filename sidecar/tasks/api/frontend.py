@@ -51,9 +51,6 @@ class TaskFrontend:
     def runner(self) -> TaskRunner:
         return self.orders.runner
 
-    def enter(self, request: RequestContext, route: Route) -> None:
-        """Nothing to prepare: refusals are problem documents already."""
-
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the request. Raises Refusal; another's task and an unknown task get the same one."""
         if route.kind == routing.TASKS:

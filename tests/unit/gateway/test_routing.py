@@ -32,7 +32,7 @@ from sidecar.gateway.routing import (
     Headers,
     Route,
     check_accept,
-    check_entrance,
+    check_envelope,
     check_target,
     correlation_of,
     headers_of,
@@ -238,15 +238,15 @@ LOOPBACK = hosts_for("127.0.0.1", 8080, "", [])
 @pytest.mark.parametrize(("listener", "served", "foreign"), HEADERS["hosts"])
 def test_a_listener_answers_to_its_own_names_only(listener: list[Any], served: list[str], foreign: list[str]) -> None:
     entrance = Entrance(hosts_for(*listener))
-    assert {reason_of(check_entrance, {"host": [host]}, entrance) for host in served} == {None}
-    assert {reason_of(check_entrance, {"host": [host]}, entrance) for host in foreign} == {Reason.ORIGIN_REFUSED}
+    for hosts, reason in ((served, None), (foreign, Reason.ORIGIN_REFUSED)):
+        assert {reason_of(check_envelope, REQUEST, {"host": [host]}, entrance) for host in hosts} == {reason}
 
 
 def test_host_is_there_once_and_where_any_is_served_any_is() -> None:
     for lines in ([], ["localhost", "localhost"], ["localhost", "evil"], ["evil", "localhost"]):
         headers: Headers = {"host": lines} if lines else {}
-        assert reason_of(check_entrance, headers, Entrance(LOOPBACK)) is Reason.ORIGIN_REFUSED
-    assert reason_of(check_entrance, {"host": ["evil.example"]}, Entrance(None)) is None
+        assert reason_of(check_envelope, REQUEST, headers, Entrance(LOOPBACK)) is Reason.ORIGIN_REFUSED
+    assert reason_of(check_envelope, REQUEST, {"host": ["evil.example"]}, Entrance(None)) is None
 
 
 ORIGINS = frozenset({"https://console.acme.example", "http://localhost:3000"})
@@ -264,22 +264,22 @@ ORIGINS = frozenset({"https://console.acme.example", "http://localhost:3000"})
 )
 def test_a_web_origin_is_on_the_list_or_refused(origins: list[str], taken: bool) -> None:
     headers: Headers = {"host": ["localhost"]} | ({"origin": origins} if origins else {})
-    assert (reason_of(check_entrance, headers, Entrance(LOOPBACK, ORIGINS)) is None) == taken
-    nobody = reason_of(check_entrance, headers, Entrance(LOOPBACK))
+    assert (reason_of(check_envelope, REQUEST, headers, Entrance(LOOPBACK, ORIGINS)) is None) == taken
+    nobody = reason_of(check_envelope, REQUEST, headers, Entrance(LOOPBACK))
     assert (nobody is None) == (not origins)
 
 
 def test_a_local_listener_takes_nothing_that_came_through_a_browser_or_proxy() -> None:
     local = Entrance(LOOPBACK, ORIGINS, principal="nhi:planner")
-    assert reason_of(check_entrance, {"host": ["localhost"]}, local) is None
+    assert reason_of(check_envelope, REQUEST, {"host": ["localhost"]}, local) is None
     forwarded = (f"x-forwarded-{rest}" for rest in ("for", "host", "user", "", "secret-word"))
     for name in ("origin", "forwarded", "via", *forwarded):
         headers: Headers = {"host": ["localhost"], name: ["https://console.acme.example"]}
         with pytest.raises(Refusal) as caught:
-            check_entrance(headers, local)
+            check_envelope(REQUEST, headers, local)
         assert caught.value.reason is Reason.ORIGIN_REFUSED
         assert "secret-word" not in caught.value.detail, "it repeats no name that the caller chose"
-        assert reason_of(check_entrance, headers, Entrance(LOOPBACK, ORIGINS)) is None
+        assert reason_of(check_envelope, REQUEST, headers, Entrance(LOOPBACK, ORIGINS)) is None
 
 
 # --- headers --------------------------------------------------------------------------------------------------------
@@ -325,10 +325,10 @@ def test_every_credential_line_is_presented_and_no_other_header_is() -> None:
 
 def test_a_token_is_alone_beside_what_is_no_credential_here() -> None:
     alone: Headers = {"authorization": ["Bearer a"], "x-forwarded-client-cert": ["URI=a"], "x-agent-token": ["t"]}
-    assert lone_token(REQUEST, alone, ANY) == "Bearer a"
+    assert lone_token(alone, ANY) == "Bearer a"
     others: tuple[Headers, ...] = ({"x-api-key": ["k"]}, {"dpop": ["p"]}, {"authorization": ["Bearer a", "Bearer b"]})
-    assert {lone_token(REQUEST, {**alone, **more}, ANY) for more in (*others, {"authorization": ()})} == {""}
-    assert lone_token(REQUEST, alone, Entrance(None, principal="nhi:planner")) == lone_token(REQUEST, {}, ANY) == ""
+    assert {lone_token({**alone, **more}, ANY) for more in (*others, {"authorization": ()})} == {""}
+    assert lone_token(alone, Entrance(None, principal="nhi:planner")) == lone_token({}, ANY) == ""
 
 
 def shown_by(headers: Headers, entrance: Entrance = ANY, *, own: str = "", proxied: bool = False) -> Presented:

@@ -31,6 +31,7 @@ from sidecar.gateway.frontends.a2a.request_reader import CalledName
 from sidecar.gateway.frontends.a2a.response_writers import ResponseWriter, info_of, sentence_for, word_for
 from sidecar.http.server.event_stream import EventStream
 from sidecar.http.server.response import SilentResponse, WholeResponse
+from sidecar.http.tls import NOTHING, ShownCertificate
 from sidecar.protocols.a2a.errors import AgentError, AgentErrorKind
 from sidecar.protocols.a2a.forms import FORMS
 from sidecar.protocols.a2a.operations import BY_GRPC, Operation, Version
@@ -119,6 +120,7 @@ class GrpcRequest(CalledName):
     method: str = "POST"
     version: Any = HttpVersion11
     transport: None = None
+    shown: ShownCertificate = NOTHING
 
     @property
     def raw_path(self) -> str:
