@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from sidecar.limits.counters import DAY_US, MINUTE_US, WINDOW_BUCKETS
@@ -28,6 +28,7 @@ CHARGED_AGAIN_S = 3600.0
 """Older charges have left the one-hour window. A tide that was not refreshed for a day expires."""
 MAX_LATEST = 1_000
 SWEPT_AT_ONCE = 2
+FORGOTTEN_EVERY = 32  # charges
 
 
 class SeenUsage(NamedTuple):
@@ -40,22 +41,10 @@ class SeenUsage(NamedTuple):
     full_us: int
 
 
-class LatestCharge(NamedTuple):
-    """The latest charge of a plan, which `seen` does not have yet. `holds`: there are slots among its charges."""
-
-    charges: Charges
-    at_us: int
-    numbers: Sequence[int]
-    holds: bool
-
-
-@dataclass(slots=True)
-class RecentCharge:
-    """One charge by this instance. `number` increases by one per reservation; `at_s` is loop time."""
-
-    number: int
-    at_s: float
-    charges: Charges
+LatestCharge = tuple[Charges, Verdict, bool]
+"""The latest charge of a plan, which `seen` does not have yet, and whether there are slots among its charges."""
+RecentCharge = tuple[int, float, Charges]
+"""One charge by this instance: its number, which increases by one per reservation, and its monotonic time."""
 
 
 class CounterMemory:
@@ -77,23 +66,23 @@ class CounterMemory:
         self._now_us = verdict.now_us
         latest = self._latest.pop(id(charges), None)
         if latest is not None:
-            holds = latest.holds
+            holds = latest[2]
         else:
             holds = any(charge.kind == "concurrency" for charge in charges)
             if len(self._latest) >= MAX_LATEST:
                 self._see_latest()
-        self._latest[id(charges)] = LatestCharge(charges, verdict.now_us, verdict.numbers, holds)
+        self._latest[id(charges)] = charges, verdict, holds
         if holds:
             self._held[decision_id] = charges
         charged = self._charged
-        if charged:
+        charged.pop(decision_id, None)  # a repeated charge moves to the position of its new number
+        if len(charged) >= self._max_charged or not number % FORGOTTEN_EVERY:
             self._forget_charged(now_s)
-            charged.pop(decision_id, None)  # a repeated charge moves to the position of its new number
-        charged[decision_id] = RecentCharge(number, now_s, charges)
+        charged[decision_id] = number, now_s, charges
 
     def _see_latest(self) -> None:
         """Note what the latest charge of each plan says of its counters. The last one of a counter says it all."""
-        for charges, now_us, numbers, _ in self._latest.values():
+        for charges, (_, now_us, numbers, *_), _ in self._latest.values():
             for charge, remaining, full_us in zip(charges, numbers[::3], numbers[2::3], strict=True):
                 if (seen := self._seen.get(charge.kind)) is None:
                     continue
@@ -105,10 +94,12 @@ class CounterMemory:
     def released(self, charges: Charges, decision_id: str) -> None:
         """Record the end of a call. `charges` are its slots and what it did not spend."""
         self._held.pop(decision_id, None)
-        unspent = lasting(charges)
-        if unspent and (charged := self._charged.get(decision_id)):
-            charged.charges = _without(charged.charges, unspent)
-            self._use_less(unspent)
+        for charge in charges:
+            if charge.kind != "concurrency" and (charged := self._charged.get(decision_id)):
+                number, at_s, whole = charged
+                self._charged[decision_id] = number, at_s, _without(whole, unspent := lasting(charges))
+                self._use_less(unspent)
+                break
 
     def given_back(self, charges: Charges, decision_id: str) -> None:
         """Record that a call was not made."""
@@ -123,8 +114,9 @@ class CounterMemory:
         for seen in self._seen.values():
             for key in gone & seen.keys():
                 del seen[key]
-        for charged in self._charged.values():
-            charged.charges = tuple([charge for charge in charged.charges if charge.key not in gone])
+        for decision_id, (number, at_s, charges) in self._charged.items():
+            left = tuple([charge for charge in charges if charge.key not in gone])
+            self._charged[decision_id] = number, at_s, left
 
     def _use_less(self, charges: Charges) -> None:
         self._see_latest()
@@ -142,10 +134,10 @@ class CounterMemory:
         """The charges that a store at this tide has not received, oldest first, without the slots of ended calls."""
         return tuple(
             (decision_id, charges)
-            for decision_id, charged in self._charged.items()
-            if charged.number > tide
-            and charged.at_s > now_s - CHARGED_AGAIN_S
-            and (charges := charged.charges if decision_id in self._held else lasting(charged.charges))
+            for decision_id, (number, at_s, whole) in self._charged.items()
+            if number > tide
+            and at_s > now_s - CHARGED_AGAIN_S
+            and (charges := whole if decision_id in self._held else lasting(whole))
         )
 
     def forget_charged(self) -> None:
@@ -175,11 +167,10 @@ class CounterMemory:
             self.dropped += 1
 
     def _forget_charged(self, now_s: float) -> None:
-        charged = self._charged
-        for _ in range(SWEPT_AT_ONCE):
-            if charged and next(iter(charged.values())).at_s < now_s - KEPT_S:
-                charged.popitem(last=False)
-        if len(charged) >= self._max_charged:
+        charged, until_s = self._charged, now_s - KEPT_S
+        for _ in range(2 * FORGOTTEN_EVERY):
+            if not charged or (len(charged) < self._max_charged and next(iter(charged.values()))[1] >= until_s):
+                return
             charged.popitem(last=False)
 
 

@@ -71,14 +71,14 @@ class RedisPipeline(asyncio.Protocol):
         self._connection = connection
         self._deadline_s = deadline_s
         self._lost = lost
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._outbox: list[bytes] = []
         self._batch = self._sending = Batch()
         self._waiting: deque[tuple[Batch, Reply]] = deque()
         self._flushing: asyncio.Handle | None = None
         self._paused = False
         self._timer: asyncio.Handle | None = None
-        self._read_s = self._in_time_s = self._loop.time()
+        self._read_s = self._in_time_s = self.loop.time()
         self._ending: asyncio.Handle | None = None
         self.ended = False
         self.why = "closed"
@@ -95,14 +95,14 @@ class RedisPipeline(asyncio.Protocol):
         transport.set_protocol(self)
         transport.resume_reading()
         if early := bytes(getattr(reader, "_buffer", b"")):
-            self._loop.call_soon(self.data_received, early)
+            self.loop.call_soon(self.data_received, early)
         elif reader.at_eof():
             self.connection_lost(None)
         return transport
 
     def ask(self, *command: bytes | str | int) -> asyncio.Future[Any]:
         """Send a command. The returned future holds its reply, or raises redis-py's ResponseError or PipelineLost."""
-        reply: asyncio.Future[Any] = self._loop.create_future()
+        reply: asyncio.Future[Any] = self.loop.create_future()
         self.send(pack(command), reply)
         return reply
 
@@ -114,15 +114,15 @@ class RedisPipeline(asyncio.Protocol):
         self._waiting.append((self._batch, reply))
         self._outbox.append(packed)
         if self._flushing is None and not self._paused:
-            self._flushing = self._loop.call_soon(self._flush)
+            self._flushing = self.loop.call_soon(self._flush)
         if self._timer is None:
-            self._timer = self._loop.call_at(self._loop.time() + self._deadline_s, self._check)
+            self._timer = self.loop.call_at(self.loop.time() + self._deadline_s, self._check)
 
     def condemn(self, why: str) -> None:
         """Mark the connection as unusable, so that it ends soon."""
         if self._ending is None and not self.ended:
             self.why = why
-            self._ending = self._loop.call_soon(self._end)
+            self._ending = self.loop.call_soon(self._end)
 
     async def close(self) -> None:
         """Drop the connection. Waiting callers get PipelineLost."""
@@ -131,28 +131,26 @@ class RedisPipeline(asyncio.Protocol):
     # The transport's side
 
     def data_received(self, data: bytes) -> None:
-        self._read_s = self._loop.time()
+        self._read_s = self.loop.time()
         try:
             self._parser.feed(data)
             while (reply := self._parser.gets(False)) is not _PART:
-                if not isinstance(reply, PushNotification):
-                    self._answer(reply)
+                if isinstance(reply, PushNotification):
+                    continue
+                if isinstance(reply, ServerError):
+                    raise reply
+                if not self._waiting:
+                    raise InvalidResponse("a reply without a request")
+                _, oldest = self._waiting.popleft()
+                if oldest.done():
+                    continue
+                self._in_time_s = self._read_s
+                if isinstance(reply, ResponseError):
+                    oldest.set_exception(reply)
+                else:
+                    oldest.set_result(reply)
         except Exception as error:  # includes anything the parser raises on a malformed reply
             self.condemn(type(error).__name__)
-
-    def _answer(self, reply: Any) -> None:
-        if isinstance(reply, ServerError):
-            raise reply
-        if not self._waiting:
-            raise InvalidResponse("a reply without a request")
-        _, oldest = self._waiting.popleft()
-        if oldest.done():
-            return
-        self._in_time_s = self._read_s
-        if isinstance(reply, ResponseError):
-            oldest.set_exception(reply)
-        else:
-            oldest.set_result(reply)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -160,7 +158,7 @@ class RedisPipeline(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._paused = False
         if self._outbox and self._flushing is None:
-            self._flushing = self._loop.call_soon(self._flush)
+            self._flushing = self.loop.call_soon(self._flush)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.condemn("ConnectionError")
@@ -171,7 +169,7 @@ class RedisPipeline(asyncio.Protocol):
             return  # what is not taken yet is sent before
         commands, self._outbox = self._outbox, []
         self._sending, self._batch = self._batch, Batch()
-        self._sending.due_s = self._loop.time() + self._deadline_s
+        self._sending.due_s = self.loop.time() + self._deadline_s
         self._transport.write(commands[0] if len(commands) == 1 else b"".join(commands))
 
     def _end(self) -> None:
@@ -199,11 +197,11 @@ class RedisPipeline(asyncio.Protocol):
         if batch is not before:
             turns = TURNS
         # Unsent commands wait for the write before them: the store must accept that in time too.
-        now, due_s = self._loop.time(), min(batch.due_s, self._sending.due_s)
+        now, due_s = self.loop.time(), min(batch.due_s, self._sending.due_s)
         if due_s > now:
-            self._timer = self._loop.call_at(due_s, self._check)
+            self._timer = self.loop.call_at(due_s, self._check)
         elif turns:
-            self._timer = self._loop.call_soon(self._check, batch, turns - 1)
+            self._timer = self.loop.call_soon(self._check, batch, turns - 1)
         elif batch.due_s > now or self._is_silent(due_s, now):
             self.condemn(self._late_words)
         else:

@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha1
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, Literal, NamedTuple
 
 from redis.exceptions import NoScriptError, ResponseError
@@ -59,6 +60,7 @@ AT_THE_END = 500
 """The batch size when no calls arrive any more."""
 LAST_WORDS_S = 0.8
 """The time limit for remaining debts at shutdown: `CounterStore.close` promises to finish within a second."""
+_INTEGERS: Final = {int}
 CHARGE = "charge"
 """The operation name of a reservation, beside the verbs of settling."""
 LOOK = "look"
@@ -118,8 +120,8 @@ Verb = Literal["charge", "give_back", "release", "extend"]
 
 
 class Settlement:
-    """A pending operation on one call. After `until_s` (loop time) it has settled itself by expiry. Once sent, it waits
-    for its reply as a future does, and the store handles that."""
+    """A pending operation on one call. After `until_s` (monotonic time) it has settled itself by expiry. Once sent, it
+    waits for its reply as a future does, and the store handles that."""
 
     __slots__ = ("_is_done", "_store", "charges", "decision_id", "until_s", "verb")
 
@@ -162,10 +164,12 @@ class PackedCommand(NamedTuple):
 
     def filled(self, decision_id: str, number: int | None = None) -> bytes:
         """The command for one call."""
+        before_key, before_id, rest = self[1:]
         written = decision_id.encode()
         size = len(written)
-        key = b"$%d\r\n%b%b\r\n" % (len(CALL) + size, CALL_KEY, written)
-        command = b"%b%b%b$%d\r\n%b\r\n%b" % (self.before_key, key, self.before_id, size, written, self.rest)
+        command = b"%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b" % (
+            before_key, len(CALL) + size, CALL_KEY, written, before_id, size, written, rest
+        )  # fmt: skip
         if number is None:
             return command
         digits = b"%d" % number
@@ -219,67 +223,65 @@ class RedisCounters:
 
     @property
     def up(self) -> bool:
-        return self._link.wire is not None and not (self._refusing and self._refusing.why(self._now_s(), CHARGE))
+        return self._link.wire is not None and not (self._refusing.current and self._refusing.why(monotonic(), CHARGE))
 
     @property
     def trouble(self) -> str:
-        return self._link.trouble if self._link.wire is None else self._refusing.why(self._now_s())
+        return self._link.trouble if self._link.wire is None else self._refusing.why(monotonic())
 
     def charge_now(self, charges: Charges, decision_id: str) -> None:
         """Never: the server's reply takes a while."""
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
-        began_s = self._now_s()
+        began_s = monotonic()
         try:
-            return await self._reserve(charges, decision_id, began_s)
-        finally:
-            self._observer.answered(self._now_s() - began_s)
-
-    async def _reserve(self, charges: Charges, decision_id: str, began_s: float) -> Verdict:
-        wire = self._link.wire or await self._link.ready()
-        self._number = number = self._number + 1
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        wire.send(self._pack("charge", charges).filled(decision_id, number), reply)
-        try:
+            wire = self._link.wire or await self._link.ready()
+            self._number = number = self._number + 1
+            reply: asyncio.Future[Any] = wire.loop.create_future()
+            wire.send(self._packed_for("charge", charges).filled(decision_id, number), reply)
             try:
-                said = await reply
-            except NoScriptError:  # after a restart or SCRIPT FLUSH; the script did not run, so this is not a retry
-                said = await wire.ask("EVAL", self._scripts.admit.text, *self._guarded(charges, decision_id, number))
-            verdict = _verdict(said, charges, decision_id)
-        except (PipelineLost, _ForeignReplyError, asyncio.CancelledError) as error:
-            self.give_back(charges, decision_id)  # it may have been charged, and the call will not be forwarded
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            if not isinstance(error, PipelineLate):
-                wire.condemn(str(error))
-            raise StoreUnavailable(str(error)) from error
-        except ResponseError as error:
-            self._refusing.refused(CHARGE, error, charges, self._now_s())
-            self._refused(error, wire)
-            raise _unavailable(error) from error
+                try:
+                    said = await reply
+                except NoScriptError:  # after a restart or SCRIPT FLUSH; it did not run, so this is not a retry
+                    arguments = self._guarded(charges, decision_id, number)
+                    said = await wire.ask("EVAL", self._scripts.admit.text, *arguments)
+                verdict = _verdict(said, charges, decision_id)
+            except (PipelineLost, _ForeignReplyError, asyncio.CancelledError) as error:
+                self.give_back(charges, decision_id)  # it may have been charged, and the call will not be forwarded
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                if not isinstance(error, PipelineLate):
+                    wire.condemn(str(error))
+                raise StoreUnavailable(str(error)) from error
+            except ResponseError as error:
+                self._refusing.refused(CHARGE, error, charges, monotonic())
+                self._refused(error, wire)
+                raise _unavailable(error) from error
+        finally:
+            self._observer.answered(monotonic() - began_s)
         if verdict.admitted:
             self._recall.admitted(charges, verdict, decision_id, number, began_s)
-            if self._refusing:
+            if self._refusing.current:
                 self._refusing.done(CHARGE, charges)
         return verdict
 
     def give_back(self, charges: Charges, decision_id: str) -> None:
         self._recall.given_back(charges, decision_id)
-        self._say(Settlement(self, "give_back", charges, decision_id, self._now_s() + REMEMBER_S))
+        self._say(Settlement(self, "give_back", charges, decision_id, monotonic() + REMEMBER_S))
 
     def release(self, charges: Charges, decision_id: str) -> None:
         if charges:
-            until_s = self._now_s() + max(self._lease_s, REMEMBER_S)
+            until_s = monotonic() + max(self._lease_s, REMEMBER_S)
             self._say(Settlement(self, "release", charges, decision_id, until_s))
 
     def extend(self, charges: Charges, decision_id: str) -> None:
         if self._link.wire:
-            self._say(Settlement(self, "extend", charges, decision_id, self._now_s()))
+            self._say(Settlement(self, "extend", charges, decision_id, monotonic()))
 
     def charge_later(self, charges: Charges, decision_id: str, within_s: float) -> None:
         """Charge what was admitted without the store, whatever the limit: now, or when it is back within that time."""
         if charges:
-            self._say(Settlement(self, "charge", charges, decision_id, self._now_s() + within_s))
+            self._say(Settlement(self, "charge", charges, decision_id, monotonic() + within_s))
 
     async def look(self, charges: Charges) -> tuple[CounterState, ...]:
         await self._link.ready()  # the arguments name its epoch
@@ -340,8 +342,8 @@ class RedisCounters:
         """Record an error reply, and leave a server that does not (or no longer) own the counters."""
         if counts_no_more(error):
             self._link.heard(error, wire)
-        elif self._now_s() - self._complained_s > COMPLAIN_EVERY_S:  # a missing permission, full memory, a foreign key
-            self._complained_s = self._now_s()
+        elif monotonic() - self._complained_s > COMPLAIN_EVERY_S:  # a missing permission, full memory, a foreign key
+            self._complained_s = monotonic()
             log.error("the store refuses what it is asked", extra={"error": printable(error)})
 
     def _guarded(
@@ -366,7 +368,7 @@ class RedisCounters:
             arguments += (charge.kind, charge.amount, charge.most, charge.interval_us)
         return arguments
 
-    def _pack(self, verb: Verb, charges: Charges) -> PackedCommand:
+    def _packed_for(self, verb: Verb, charges: Charges) -> PackedCommand:
         known = self._packed.get((verb, id(charges)))
         if known is None:
             if len(self._packed) >= MAX_PACKED:
@@ -394,11 +396,11 @@ class RedisCounters:
             arguments = self._guarded(_whatever(charges), decision_id, self._number)
             wire.send(pack(("EVALSHA", self._scripts.admit.sha, *arguments)), settlement)
         else:
-            wire.send(self._pack(verb, charges).filled(decision_id), settlement)
+            wire.send(self._packed_for(verb, charges).filled(decision_id), settlement)
 
     def settled(self, settlement: Settlement) -> None:
         """The store did what it was asked."""
-        if self._refusing:
+        if self._refusing.current:
             self._refusing.done(settlement.verb, settlement.charges)
         self._over(settlement)
 
@@ -413,10 +415,15 @@ class RedisCounters:
         elif isinstance(error, PipelineLost):
             self._owe(settlement.again())
         elif isinstance(error, ResponseError) and passes(error):
-            self._refusing.refused(verb, error, charges, self._now_s())
+            self._refusing.refused(verb, error, charges, monotonic())
             self._owe(settlement.again())
         else:  # the counter is not in our format: its next reservation is refused
             self._over(settlement)
+
+    def _over(self, settlement: Settlement) -> None:
+        """Finish an operation. Only now may a lost charge of the call be repeated without its slots."""
+        if settlement.verb == "release":
+            self._recall.released(settlement.charges, settlement.decision_id)
 
     def _owe(self, settlement: Settlement) -> None:
         if settlement.verb == "extend":  # the next heartbeat extends again
@@ -427,26 +434,21 @@ class RedisCounters:
 
     def _drop(self, settlement: Settlement) -> None:
         """Give up an operation: too many are pending, or it is too late. A slot that expired meanwhile is no loss."""
-        if settlement.until_s > self._now_s() or any(charge.kind != "concurrency" for charge in settlement.charges):
+        if settlement.until_s > monotonic() or any(charge.kind != "concurrency" for charge in settlement.charges):
             self._untold[settlement.verb] += 1
         self._over(settlement)
-        if self._now_s() - self._told_untold_s > COMPLAIN_EVERY_S:
+        if monotonic() - self._told_untold_s > COMPLAIN_EVERY_S:
             self._tell_untold()
 
     def _tell_untold(self) -> None:
         if self._untold:
-            self._told_untold_s = self._now_s()
+            self._told_untold_s = monotonic()
             counts, self._untold = self._untold, Counter()
             self._observer.untold(counts)
 
-    def _over(self, settlement: Settlement) -> None:
-        """Finish an operation. Only now may a lost charge of the call be repeated without its slots."""
-        if settlement.verb == "release":
-            self._recall.released(settlement.charges, settlement.decision_id)
-
     def _settle_debts(self) -> None:
         """Settle all debts in batches, so that current calls are not delayed; one batch where the store refuses."""
-        self._settle_next(AT_ONCE if self._refusing else len(self._owed))
+        self._settle_next(AT_ONCE if self._refusing.current else len(self._owed))
 
     def _settle_next(self, left: int, before: asyncio.Future[Any] | None = None) -> None:
         if before is not None and before.exception():
@@ -458,7 +460,7 @@ class RedisCounters:
     def _settle_some(self, most: int) -> None:
         for _ in range(min(most, len(self._owed))):
             settlement = self._owed.popleft()
-            if settlement.until_s > self._now_s():
+            if settlement.until_s > monotonic():
                 self._say(settlement)
             else:
                 self._drop(settlement)
@@ -494,9 +496,9 @@ class RedisCounters:
             self._packed.clear()
             for decision_id, charges in self._recall.held:  # running calls take their slots in this store too
                 await self._force(wire, decision_id, tuple(one for one in charges if one.kind == "concurrency"))
-            self._held_until_s = self._now_s() + self._hold_s
+            self._held_until_s = monotonic() + self._hold_s
             await self._observer.forgot("emptied", raised)
-        if (left_s := self._held_until_s - self._now_s()) > 0:
+        if (left_s := self._held_until_s - monotonic()) > 0:
             await asyncio.sleep(left_s)
             await self._beat(wire)
 
@@ -506,10 +508,10 @@ class RedisCounters:
             raise LeaveError("this is another store, or it was emptied")
         if self._owed:
             self._settle_debts()
-        if self._now_s() - self._told_untold_s > COMPLAIN_EVERY_S:
+        if monotonic() - self._told_untold_s > COMPLAIN_EVERY_S:
             self._tell_untold()
-        if self._now_s() - self._looked_s > LOOK_EVERY_S:
-            self._looked_s = self._now_s()
+        if monotonic() - self._looked_s > LOOK_EVERY_S:
+            self._looked_s = monotonic()
             self.warning = ""
             with suppress(ResponseError):  # the user may lack permission for INFO
                 self.warning = eviction_warning(await wire.ask("INFO", "memory"))
@@ -525,7 +527,7 @@ class RedisCounters:
 
     async def _charge_again(self, wire: RedisPipeline, tide: int) -> None:
         """Repeat charges that a promoted replica did not receive, or that a restored backup lacks."""
-        lost = self._recall.after(tide, self._now_s())
+        lost = self._recall.after(tide, monotonic())
         for first in range(0, len(lost), PAGE):
             await asyncio.gather(*(self._force(wire, *call) for call in lost[first : first + PAGE]))
         if lost:
@@ -544,7 +546,7 @@ class RedisCounters:
             if passes(error):
                 raise
             return  # the counter is not in our format: its next reservation is refused
-        self._recall.admitted(whatever, verdict, decision_id, number, self._now_s())
+        self._recall.admitted(whatever, verdict, decision_id, number, monotonic())
 
     async def _restore(self, wire: RedisPipeline) -> int:
         """Raise every counter to what we saw of it. Returns how many were lower."""
@@ -558,9 +560,6 @@ class RedisCounters:
                 raise LeaveError("a foreign reply")
             raised += reply
         return raised
-
-    def _now_s(self) -> float:
-        return asyncio.get_running_loop().time()
 
 
 class _ForeignReplyError(LeaveError):
@@ -600,7 +599,7 @@ def _verdict(reply: Any, charges: Charges, decision_id: str) -> Verdict:
     if not isinstance(reply, list) or len(reply) != 3 + 3 * len(charges) or reply[0] != decision_id.encode():
         raise _ForeignReplyError("a foreign reply")
     numbers = reply[1:]
-    if set(map(type, numbers)) != {int} or min(numbers) < 0:
+    if set(map(type, numbers)) != _INTEGERS or min(numbers) < 0:
         raise _ForeignReplyError("a foreign reply")
     if numbers[0] == 2:
         raise CounterUnreadable("this call was given up before its charge arrived")

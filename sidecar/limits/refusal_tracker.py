@@ -62,33 +62,30 @@ class _No(NamedTuple):
 
 
 class RefusalTracker:
-    """The current refusals by operation: `charge`, or a verb of settling. Times are loop times."""
+    """The `current` refusals by operation: `charge`, or a verb of settling; while there are any, `done` must be called.
+    Times are monotonic."""
 
     def __init__(self) -> None:
-        self._nos: dict[str, _No] = {}
-
-    def __bool__(self) -> bool:
-        """Whether any refusal is recorded, so that `done` must be called."""
-        return bool(self._nos)
+        self.current: dict[str, _No] = {}
 
     def refused(self, what: str, error: ResponseError, charges: Iterable[LimitCharge], now_s: float) -> None:
         """Record an error reply. One about a counter that is not in our format says nothing about others."""
         if counts_no_more(error) or not passes(error):
             return
         kinds = frozenset(charge.kind for charge in charges) if is_forbidden(error) else frozenset[Kind]()
-        self._nos[what] = _No(printable(error), kinds, now_s)
+        self.current[what] = _No(printable(error), kinds, now_s)
 
     def done(self, what: str, charges: Iterable[LimitCharge]) -> None:
         """Record that the operation succeeded."""
-        no = self._nos.get(what)
+        no = self.current.get(what)
         if no is not None and no.kinds <= {charge.kind for charge in charges}:
-            del self._nos[what]
+            del self.current[what]
 
     def why(self, now_s: float, what: str = "") -> str:
         """The server's reason for refusing `what`, or anything, for operators; "" if nothing is refused."""
-        for asked, no in tuple(self._nos.items()):
+        for asked, no in tuple(self.current.items()):
             if now_s - no.at_s > HOLDS_S:
-                del self._nos[asked]
+                del self.current[asked]
             elif what in ("", asked):
                 return f"it refuses what it is asked ({asked}): {no.why}"
         return ""

@@ -93,7 +93,7 @@ async def test_how_calls_ended_is_owed_to_a_store_that_refuses_to_hear_it(fresh_
 
 def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> None:
     refusing = RefusalTracker()
-    assert not refusing and not refusing.why(0.0)
+    assert not refusing.current and not refusing.why(0.0)
     for error, still in ((OutOfMemoryError("OOM"), ""), (NoPermissionError("NOPERM"), "yes"), (FORBIDDEN, "yes")):
         refusing.refused("charge", error, (HOUR, SLOTS), 0.0)
         refusing.done("give_back", (HOUR, SLOTS))
@@ -103,10 +103,10 @@ def test_a_no_is_over_when_the_same_is_done_or_nobody_asked_for_a_minute() -> No
         refusing.done("charge", (RATE, SLOTS, HOUR))
         assert not refusing.why(1.0)
         refusing.refused("charge", error, (HOUR,), 0.0)
-        assert not refusing.why(HOLDS_S + 1) and not refusing
+        assert not refusing.why(HOLDS_S + 1) and not refusing.current
     for error in (ReadOnlyError("READONLY"), ResponseError("EPOCH another"), ResponseError("WRONGTYPE")):
         refusing.refused("charge", error, (HOUR,), 0.0)
-        assert not refusing, "another counts, or this one counter makes no sense"
+        assert not refusing.current, "another counts, or this one counter makes no sense"
 
 
 @pytest.mark.parametrize("policy", ["volatile-ttl", "allkeys-lru", "noeviction"])
