@@ -287,7 +287,7 @@ class Pipeline:
     async def _take(self, request: RequestContext, caller: Caller) -> web.StreamResponse:
         """Accepts a message that is answered on its session's stream (MCP 2024-11-05): 202 here, at once."""
         session, paired = self.forwarder.paired(routing.session_in(request.path), caller, request.server)
-        message = await self.mcp.read(request)
+        message = request.message_in(await request.body())
         request.shape = AnswerShape.STATELESS  # a refusal here is answered over HTTP
         if self.stages.draining and isinstance(message, Request):
             raise Refusal(Reason.DRAINING)

@@ -30,13 +30,12 @@ from sidecar.http.server.event_stream import EventStream, open_stream
 from sidecar.http.server.request import HttpRequest
 from sidecar.limits import Lease, LimitPlan
 from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import Id, Message, Request
+from sidecar.protocols.jsonrpc import Id, Message, Request, Response
 from sidecar.protocols.mcp import eras
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
 from sidecar.upstreams.mcp.transport import Outbound, UpstreamAnswer
 from sidecar.vocabulary import Call, Caller, Decision
 
-CORRELATED = frozenset({"run_id", "thread_id", "traceparent"})
 NO_META: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -168,28 +167,31 @@ class RequestContext(CallContext):
     def asks(self, method: str) -> None:
         self.method = self.record.method = method
 
-    def address(self, message: jsonrpc.Message) -> None:
-        """Sets the message, so that refusals carry its id and have the form of its era."""
-        record = self.record
+    def message_in(self, raw: bytes) -> Message:
+        """Reads a body as MCP's message. From then on refusals carry its id, and have the form of its era. Raises
+        Refusal(MALFORMED_CALL), which carries the id too if the body looks like a request."""
+        envelope, record = jsonrpc.parse_json(raw), self.record
+        try:
+            message = jsonrpc.message_from(envelope)
+        except Refusal:
+            self.request_id = record.request_id = jsonrpc.request_id_in(envelope)
+            if self.request_id is not None and not eras.speaks_stateless(self.headers, envelope):
+                self.shape = AnswerShape.SESSION
+            raise
+        if isinstance(message, Response):
+            self.shape = AnswerShape.SESSION
+            return message
         if isinstance(message, Request):
             self.request_id = record.request_id = message.id
-        if isinstance(message, jsonrpc.Response):
-            self.shape = AnswerShape.SESSION
-            return
         self.method = record.method = message.method
         meta = message.params.get("_meta", NO_META)
-        if not meta.keys().isdisjoint(CORRELATED):  # ids of the message override those of headers
+        if "run_id" in meta or "thread_id" in meta or "traceparent" in meta:  # they override those of headers
             record.run_id = routing.correlation_in(meta.get("run_id")) or record.run_id
             record.thread_id = routing.correlation_in(meta.get("thread_id")) or record.thread_id
             record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
         if eras.META_VERSION not in meta and not eras.names_stateless(self.headers, message):
             self.shape = AnswerShape.SESSION
-
-    def address_faulty(self, envelope: object) -> None:
-        """Handles a JSON value that is not a message: its refusal carries its id if it looks like a request."""
-        self.request_id = self.record.request_id = jsonrpc.request_id_in(envelope)
-        if self.request_id is not None and not eras.speaks_stateless(self.headers, envelope):
-            self.shape = AnswerShape.SESSION
+        return message
 
     def in_session(self) -> None:
         """Marks the message's session as existing, so that an error in the message does not end it."""

@@ -22,7 +22,6 @@ from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import Route
 from sidecar.policy.similar_keys import SIMILAR_KEY
-from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Message
 from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import Era
@@ -56,7 +55,7 @@ class McpFrontend:
         # The message is read before its session is loaded, so that an error about that carries the message's id; an
         # invalid request is answered in its session if it exists.
         try:
-            message = await self.read(request)
+            message = request.message_in(await request.body())
         except Refusal:
             if request.request_id is not None and request.shape is AnswerShape.SESSION:
                 with suppress(Refusal):
@@ -72,17 +71,6 @@ class McpFrontend:
     ) -> ParsedOperation:
         """Reads a message of HTTP+SSE that belongs to this session."""
         return operation_of(request, self.reader.of_message(request, caller, message, session))
-
-    async def read(self, request: RequestContext) -> Message:
-        """Reads the message in the body. Raises Refusal: malformed, too large, or of another media type."""
-        envelope = jsonrpc.parse_json(await request.body())
-        try:
-            message = jsonrpc.message_from(envelope)
-        except Refusal:
-            request.address_faulty(envelope)
-            raise
-        request.address(message)
-        return message
 
     async def check(
         self, request: RequestContext, caller: Caller, intent: ServerIntent, decision: Decision
