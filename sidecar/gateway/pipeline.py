@@ -129,7 +129,9 @@ class Pipeline:
 
     def handle(self, http: HttpRequest, entrance: Entrance) -> Coroutine[Any, Any, web.StreamResponse]:
         """Returns the answer to one request. `entrance` is the listener that received it."""
-        headers, path, now = routing.headers_of(http), routing.origin_form(http.raw_path), self.live.current
+        headers, path, now = routing.headers_of(http), http.raw_path, self.live.current
+        if path[:1] != "/":
+            path = routing.origin_form(path)
         place = now.places.get((path, http.method, entrance.prefix))
         protocol = routing.protocol_of(path, now.aliases) if place is None else place.protocol
         record = Recording(self.audit, protocol, http.remote or "local")
@@ -144,7 +146,7 @@ class Pipeline:
             request.shared = shared_with(headers, entrance.shared)
         if now.shadow_until is not None and now.shadows(self.live.clock()):
             request.shadow, record.enforcement = True, "shadow"
-        self.metrics.request_started(protocol)
+        self.metrics.inflight_rows[protocol][0] += 1.0
         return self._answered(request, self._read(request, entrance, place))
 
     async def _answered(
@@ -179,7 +181,9 @@ class Pipeline:
     def _finish(self, request: RequestContext) -> None:
         self.live.requests.discard(request)
         measure(self.metrics, request)
-        request.let_go()
+        # These refer back here: a body of a megabyte must not wait for the garbage collector.
+        request.refusal = request.lease = request.task = None
+        request.excused = ()
 
     async def _read(
         self, request: RequestContext, entrance: Entrance, place: Place | None

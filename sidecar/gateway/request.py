@@ -240,11 +240,6 @@ class RequestContext(CallContext):
                 await self.record.refused(unrecorded, http_status=self._told(unrecorded.answer.http))
             return unrecorded
 
-    def let_go(self) -> None:
-        """Drops references that lead back here: a body of a megabyte must not wait for the garbage collector."""
-        self.refusal = self.lease = self.task = None
-        self.excused = ()
-
     def _told(self, status: int) -> int:
         """Returns the HTTP status, which is 202 if the answer goes out on another stream."""
         return status if self.paired is None else 202

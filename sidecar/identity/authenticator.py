@@ -78,7 +78,7 @@ class Remembered(NamedTuple):
         """Whether it would verify again: it has not expired, its issuer's keys are unchanged and fresh, and so is what
         the route requires."""
         same = self.audience is audience or self.audience == audience
-        return same and now < self.until and self.keys.proves(self.generation)
+        return same and now < self.until and self.generation == self.keys.generation and self.keys.usable
 
 
 class Identity:

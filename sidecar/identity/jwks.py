@@ -131,10 +131,6 @@ class IssuerKeys:
     def usable(self) -> bool:
         return self._mono() - self._fetched_mono_s < STALE_S
 
-    def proves(self, generation: int) -> bool:
-        """Whether what these keys verified in that generation would verify again."""
-        return generation == self.generation and self._mono() - self._fetched_mono_s < STALE_S
-
     @property
     def state(self) -> KeyState:
         age_s = self._mono() - self._fetched_mono_s

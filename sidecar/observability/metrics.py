@@ -252,7 +252,7 @@ class Metrics:
         self._decisions.declare(KINDS, ("allow",), (NONE,))
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
         self._stage_rows = {stage: self._stage_s.row(stage) for stage in STAGES}
-        self._inflight_rows = {protocol: self._inflight.row(protocol) for protocol in PROTOCOLS}
+        self.inflight_rows = {protocol: self._inflight.row(protocol) for protocol in PROTOCOLS}
         self.known_series: dict[object, RequestSeries] = {}
         self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
 
@@ -302,11 +302,11 @@ class Metrics:
 
     def request_started(self, protocol: str) -> None:
         """Counts a request in progress. Paired with `request_finished` or `request_ended`."""
-        row = self._inflight_rows.get(protocol) or self._inflight.row(protocol)
+        row = self.inflight_rows.get(protocol) or self._inflight.row(protocol)
         row[0] += 1.0
 
     def _inflight_row(self, protocol: str) -> Row:
-        return self._inflight_rows.get(protocol) or self._inflight.row(protocol)
+        return self.inflight_rows.get(protocol) or self._inflight.row(protocol)
 
     def request_finished(
         self, protocol: str, upstream: str, method: str, status: str, duration_s: float, stages_s: Mapping[str, float]

@@ -358,7 +358,7 @@ class ServerConnection(web.RequestHandler):
                     self._waiter = loop.create_future()
                     await self._waiter
                 message, body = messages.popleft()
-                is_late = not body.is_eof()
+                is_late = body is not EMPTY_PAYLOAD and not body._eof
                 if self._parser is not None and not is_late:
                     self._parser.message_consumed()
                 if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:

@@ -14,19 +14,6 @@ if TYPE_CHECKING:
     from sidecar.http.server.listeners import ServerConnection
 
 
-def whole_body(content: StreamReader) -> bytes | None:
-    """Returns a body that is complete; None if there is more to wait for, or its reader must learn of a fault."""
-    if type(content) is not StreamReader:  # it stands for a body of no bytes
-        return content.read_nowait(-1) if content.is_eof() else None
-    if not content._eof or content._exception is not None:
-        return None
-    # One piece, as nearly all arrive, is taken as it is: `read_nowait` asks four other methods about it.
-    if len(content._buffer) == 1 and not content._buffer_offset:
-        content._size = 0
-        return content._buffer.popleft()
-    return content.read_nowait(-1)
-
-
 class HttpRequest(web.BaseRequest):
     """One request. The rest of aiohttp's request, with the writer of event streams, is made when first used."""
 
