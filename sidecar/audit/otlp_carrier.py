@@ -142,9 +142,7 @@ class OtlpCarrier:
         if not reader.reusable:
             self._disconnect()
         head = reader.head
-        assert head is not None
-        media_type = head.headers.get("content-type", "").partition(";")[0].strip().lower()
-        return OtlpReply(head.status, media_type, head.headers.get("retry-after", ""), whole)
+        return OtlpReply(head.status, head.media_type, head.headers.get("retry-after", ""), whole)
 
     def _wait_until(self, until: float) -> None:
         left_s = until - time.monotonic()

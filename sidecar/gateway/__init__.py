@@ -6,6 +6,5 @@ A call on the common way, a stateless request that a server answers with one JSO
     1  Pipeline._answered           1  Forwarder._ask
     2  Stages.carry_out             2  GuardedTransport.exchange
     3  Snapshot.decide              3  HttpUpstream.exchange
-    4  Engine.decide                4  HttpAddress.send
-                                    5  ClientConnection.exchange
+    4  Engine.decide                4  ClientConnection.exchange
 """

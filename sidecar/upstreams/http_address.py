@@ -6,8 +6,8 @@ becomes a refusal; none is ever retried, because the upstream may have executed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import (
@@ -78,19 +78,40 @@ class HttpAddress:
         *,
         streams: bool = False,
     ) -> ClientResponse:
-        """Send a request; returns with the head of the response. Raises Refusal; Unsent without a credential."""
-        shown = None
-        if self.credential.varies:
-            shown, deadline_s = await self.credential.header_within(caller, deadline_s)
-            if shown is not None:
-                headers = [*headers, shown]
-        client = self._streams if streams else self._calls
+        """Sends a request; returns with the head of the response. Raises Refusal; Unsent without a credential."""
         try:
-            message, until = form.message(headers, body), client.until(deadline_s)
-            connection = client.take(until) or await client.connection(until)
-            response = await connection.exchange(message, until)
+            return await self.exchange(form, headers, body, caller, deadline_s, streams)
         except EgressError as failure:
             raise refusal_from(failure) from failure
+
+    def exchange(
+        self,
+        form: RequestForm,
+        headers: Sequence[Header],
+        body: bytes | None,
+        caller: Caller | None,
+        deadline_s: float,
+        streams: bool,
+    ) -> Coroutine[Any, Any, ClientResponse]:
+        """Like `send`, but raises EgressError for what `refusal_from` makes a refusal of."""
+        client = self._streams if streams else self._calls
+        if self.credential.varies:
+            return self._with_credential(client, form, headers, body, caller, deadline_s)
+        return client.send(form.message(headers, body), deadline_s=deadline_s)
+
+    async def _with_credential(
+        self,
+        client: HttpClient,
+        form: RequestForm,
+        headers: Sequence[Header],
+        body: bytes | None,
+        caller: Caller | None,
+        deadline_s: float,
+    ) -> ClientResponse:
+        shown, deadline_s = await self.credential.header_within(caller, deadline_s)
+        if shown is not None:
+            headers = [*headers, shown]
+        response = await client.send(form.message(headers, body), deadline_s=deadline_s)
         if response.status == 401 and shown is not None:
             self.credential.refused(caller, shown)
         return response
@@ -106,11 +127,6 @@ async def body_of(response: ClientResponse, max_bytes: int) -> bytes:
         return await response.read(max_bytes)
     except EgressError as failure:
         raise refusal_from(failure) from failure
-
-
-def media_type_of(response: ClientResponse) -> str:
-    """The media type in lower case, without its parameters; "" if there is none."""
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def hold(share: Share, size: int, deadline: Deadline) -> None:

@@ -28,7 +28,7 @@ from sidecar.protocols.jsonrpc import (
     message_from,
     parse_answer,
 )
-from sidecar.protocols.mcp.eras import META_VERSION, parameter_headers, routing_headers
+from sidecar.protocols.mcp.eras import META_VERSION, name_of, parameter_headers, routing_headers
 from sidecar.protocols.sse import SseParser
 from sidecar.upstreams.mcp.arguments import SchemaRefused
 from sidecar.upstreams.mcp.tools import mirrored_in
@@ -140,7 +140,7 @@ class StdioBridge:
             if request.method == "initialize" and response.status == 200:
                 self._opened += 1
                 self.session_id = response.headers.get("mcp-session-id")
-            if _media_type(response) != "text/event-stream":
+            if response.media_type != "text/event-stream":
                 self._take_answer(request, response.status, await response.read(MAX_LINE_BYTES))
                 return
             last_id, found = await self._streamed(response, request)
@@ -150,7 +150,7 @@ class StdioBridge:
             if not last_id:
                 break
             with await self._get(last_id) as response:
-                if response.status != 200 or _media_type(response) != "text/event-stream":
+                if response.status != 200 or response.media_type != "text/event-stream":
                     break
                 newer_id, found = await self._streamed(response, request)
                 last_id = newer_id or last_id
@@ -241,7 +241,7 @@ class StdioBridge:
         while True:
             try:
                 with await self._get(last_id) as response:
-                    if response.status in (400, 404, 405) or _media_type(response) != "text/event-stream":
+                    if response.status in (400, 404, 405) or response.media_type != "text/event-stream":
                         return
                     newer_id, _ = await self._streamed(response, None)
                     last_id, failed = newer_id or last_id, 0
@@ -253,7 +253,7 @@ class StdioBridge:
         given = [("Accept", "application/json, text/event-stream"), ("Content-Type", "application/json")]
         version = _stateless_version(message)
         if version and isinstance(message, Request):
-            given += [("MCP-Protocol-Version", version), *routing_headers(message)]
+            given += [("MCP-Protocol-Version", version), *routing_headers(message.method, name_of(message))]
             if message.method == "tools/call":
                 declared = self._parameters.get(str(message.params.get("name")), {})
                 given += parameter_headers(declared, message.params.get("arguments") or {})
@@ -302,7 +302,3 @@ def _stateless_version(message: Message) -> str:
         if isinstance(meta, dict) and isinstance(meta.get(META_VERSION), str):
             return str(meta[META_VERSION])
     return ""
-
-
-def _media_type(response: ClientResponse) -> str:
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower()

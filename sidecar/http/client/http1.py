@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import httptools
@@ -33,6 +34,7 @@ MAX_CHUNK_LINE_BYTES: Final = 64
 MAX_TRAILER_BYTES: Final = 8 * 1024
 # The cost of a piece beside its payload, so that one-byte chunks fill the buffer as fast as large ones.
 _PIECE_BYTES: Final = 64
+_MAX_KNOWN_BYTES: Final = 1024  # of a head that is remembered
 
 _PLAIN_END: Final = b"\r\n0\r\n\r\n"  # of a chunked body: no trailer field ends like this, because it has a colon
 
@@ -60,22 +62,21 @@ class RequestForm:
     """The common parts of similar requests, checked and encoded once: verb, target, and the headers `first` and `last`
     around the varying ones. Framing, `Host` and `Accept-Encoding` are set here; who names them is refused."""
 
-    __slots__ = ("_first", "_last")
+    __slots__ = ("_first", "_last", "_whole")
 
     def __init__(
         self, verb: str, path: str, host: str, first: Sequence[tuple[str, str]], last: Sequence[tuple[str, str]] = ()
     ) -> None:
         if not _TOKEN.fullmatch(verb) or verb == "HEAD" or not _TARGET.fullmatch(path):
             raise InvalidRequest("bad verb or target")
-        self._first = f"{verb} {path} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n{_lines(first)}"
-        self._last = _lines(last)
+        fixed = f"{verb} {path} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n{_lines(first)}"
+        self._first, self._last = fixed.encode("ascii"), _lines(last).encode("ascii")
+        self._whole = self._first + self._last
 
     def message(self, headers: Sequence[tuple[str, str]], body: bytes | None) -> bytes:
         """Returns one whole request, built only from these values. Raises InvalidRequest."""
-        if body is None:
-            return f"{self._first}{_lines(headers)}{self._last}\r\n".encode("ascii")
-        head = f"{self._first}{_lines(headers)}{self._last}Content-Length: {len(body)}\r\n\r\n"
-        return head.encode("ascii") + body
+        head = self._first + _lines(headers).encode("ascii") + self._last if headers else self._whole
+        return b"%s\r\n" % head if body is None else b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body)
 
 
 def _lines(headers: Sequence[tuple[str, str]]) -> str:
@@ -95,37 +96,43 @@ def _checked(name: str) -> str:
 
 
 class ResponseHead(NamedTuple):
-    """Status and headers of a response. Names are lower-case; repeated ones are joined; cookies are removed."""
+    """The head of a response. Names in `headers` are lower-case; repeated ones are joined; cookies are removed.
+    `media_type` is lower-case, without parameters, "" if there is none. A body that is not `chunked` and has no
+    `length` ends with the connection, which is otherwise `reusable` unless the peer closes it."""
 
     status: int
     headers: Mapping[str, str]
+    media_type: str
+    length: int | None
+    chunked: bool
+    reusable: bool
+
+
+NO_HEAD: Final = ResponseHead(0, MappingProxyType({}), "", None, chunked=False, reusable=False)
 
 
 class ResponseReader:
-    """Reads one response. Feed it bytes; read `head`, take pieces of the body, until `complete`.
+    """Reads one response. Feed it bytes; read `head`, NO_HEAD at first; take pieces of the body, until `complete`.
 
     `reusable` is decided on completion: whether the connection is certainly between two responses. `buffered` is the
     size of the data not yet taken, in bytes, with the overhead of holding it."""
 
-    __slots__ = (
-        "_chunk_count", "_head_bytes", "_interim", "_overhead", "_parser", "_pieces", "_remaining", "_tail",
-        "_until_close", "buffered", "complete", "head", "reusable",
-    )  # fmt: skip
+    # Most responses change few of these, so they are defaults of the class.
+    head = NO_HEAD
+    complete = False
+    reusable = True
+    buffered = 0
+    _head_bytes = b""
+    _interim = 0
+    _remaining: int | None = None
+    _until_close = False
+    _overhead = MAX_TRAILER_BYTES
+    _chunk_count = 0
+    _tail = b"\r\n"  # of the head
+    _parser: httptools.HttpResponseParser | None = None
 
     def __init__(self) -> None:
-        self.head: ResponseHead | None = None
-        self.complete = False
-        self.reusable = True
-        self.buffered = 0
         self._pieces: list[bytes] = []
-        self._head_bytes = b""
-        self._interim = 0
-        self._remaining: int | None = None
-        self._until_close = False
-        self._overhead = MAX_TRAILER_BYTES
-        self._chunk_count = 0
-        self._tail = b"\r\n"  # of the head
-        self._parser: httptools.HttpResponseParser | None = None
 
     def take(self) -> bytes:
         """Returns the part of the body that has arrived since the last call."""
@@ -137,7 +144,19 @@ class ResponseReader:
     def feed(self, data: bytes) -> None:
         """Parses the peer's bytes. Raises ConnectionBroken, UnacceptableResponse."""
         while data and not self.complete:
-            data = self._feed_head(data) if self.head is None else self._feed_body(data)
+            if self.head is NO_HEAD:
+                data = self._feed_head(data)
+            elif (remaining := self._remaining) is None:
+                self._feed_unmeasured(data)
+                return
+            else:
+                piece = data if len(data) <= remaining else data[:remaining]
+                self._pieces.append(piece)
+                self.buffered += len(piece) + _PIECE_BYTES
+                self._remaining = remaining - len(piece)
+                if not self._remaining:
+                    self.complete, self._parser = True, None
+                data = data[len(piece) :]
         if data:  # unexpected bytes could not be told apart from a later response
             self.reusable = False
 
@@ -164,67 +183,29 @@ class ResponseReader:
             return b""
         if self._parser is not None:
             self._parse(data[start:size])
-        self._head_bytes = b""
-        self._begin(data[:size])
+            self._head_bytes = b""
+        raw = data[:size]
+        head = _known_head(raw) if size <= _MAX_KNOWN_BYTES else _head_from(raw)
+        if head.status < 200:
+            self._interim += 1
+            if self._interim > MAX_INTERIM:
+                raise ConnectionBroken("interim responses without end")
+            return data[size:]
+        self.head, self._remaining = head, head.length
+        if not head.reusable:
+            self.reusable = False
+        if head.length == 0:
+            self._finish()
+        elif head.length is None:
+            self._until_close = not head.chunked
+            if head.chunked and self._parser is None:
+                self._parse(raw)
         return data[size:]
 
-    def _begin(self, head: bytes) -> None:
-        match = _HEAD.fullmatch(head.decode("latin-1"))
-        if match is None:
-            raise ConnectionBroken("the response head is not HTTP/1.1")
-        minor, status, lines = match.groups()
-        if status[0] != "1":
-            self.head = ResponseHead(int(status), _joined(lines.split("\r\n")[1:]))
-            self._frame(self.head, head, http_11=minor == "1")
-            return
-        self._interim += 1
-        if status == "101":
-            raise UnacceptableResponse("an upgrade that nobody asked for")
-        if self._interim > MAX_INTERIM:
-            raise ConnectionBroken("interim responses without end")
-
-    def _frame(self, head: ResponseHead, raw: bytes, *, http_11: bool) -> None:
-        """Decides how the body ends (RFC 9112, 6.3), and refuses contradictory framing."""
-        headers = head.headers
-        coding, length = headers.get("transfer-encoding"), headers.get("content-length")
-        if coding is not None and (coding.lower() != "chunked" or length is not None or not http_11):
-            raise ConnectionBroken("bad response framing")
-        if length is not None and not _LENGTH.fullmatch(length):
-            raise ConnectionBroken("bad Content-Length")
-        # Identity was requested. Inflating allows decompression bombs, and a body that is not decoded cannot be
-        # checked.
-        if "content-encoding" in headers and headers["content-encoding"].lower() != "identity":
-            raise UnacceptableResponse("a content coding that nobody asked for")
-        if not http_11 or ("connection" in headers and "close" in headers["connection"].lower()):
-            self.reusable = False
-        if head.status in _NO_BODY:
-            self._finish()
-        elif length is not None:
-            self._remaining = int(length)
-            if self._remaining == 0:
-                self._finish()
-        elif coding is None:
-            self._until_close = True
-        elif self._parser is None:
-            self._parse(raw)
-
-    def _feed_body(self, data: bytes) -> bytes:
+    def _feed_unmeasured(self, data: bytes) -> None:
         if self._until_close:
             self.on_body(data)
-            return b""
-        remaining, size = self._remaining, len(data)
-        if remaining is None:
-            return self._feed_chunks(data)
-        if size < remaining:
-            self._remaining = remaining - size
-            self.on_body(data)
-            return b""
-        self.on_body(data if size == remaining else data[:remaining])
-        self._remaining = 0
-        self._finish()
-        return data[remaining:]
-
-    def _feed_chunks(self, data: bytes) -> bytes:
+            return
         self._overhead -= len(data)
         self._tail = (self._tail + data if len(data) < len(_PLAIN_END) else data)[-len(_PLAIN_END) :]
         self._parse(data)
@@ -233,7 +214,6 @@ class ResponseReader:
         # llhttp accepts line ends after the last chunk; only the plain ending proves that nothing follows.
         if self.complete and self._tail != _PLAIN_END:
             self.reusable = False
-        return b""
 
     def _parse(self, data: bytes) -> None:
         if self._parser is None:
@@ -276,8 +256,35 @@ class ResponseReader:
             self.reusable = False
 
     def on_message_complete(self) -> None:
-        if self.head is not None and self._remaining is None and not self._until_close:
+        if self.head is not NO_HEAD and self._remaining is None and not self._until_close:
             self.complete = True
+
+
+def _head_from(raw: bytes) -> ResponseHead:
+    """Reads a head, of an interim response too, and decides how the body ends (RFC 9112, 6.3)."""
+    match = _HEAD.fullmatch(raw.decode("latin-1"))
+    if match is None:
+        raise ConnectionBroken("the response head is not HTTP/1.1")
+    minor, code, lines = match.groups()
+    http_11, status = minor == "1", int(code)
+    if status == 101:
+        raise UnacceptableResponse("an upgrade that nobody asked for")
+    headers = _joined(lines.split("\r\n")[1:]) if status >= 200 else {}
+    coding, length = headers.get("transfer-encoding"), headers.get("content-length")
+    if coding is not None and (coding.lower() != "chunked" or length is not None or not http_11):
+        raise ConnectionBroken("bad response framing")
+    if length is not None and not _LENGTH.fullmatch(length):
+        raise ConnectionBroken("bad Content-Length")
+    # Identity was requested. Inflating allows decompression bombs, and a body that is not decoded cannot be checked.
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise UnacceptableResponse("a content coding that nobody asked for")
+    reusable = http_11 and "close" not in headers.get("connection", "").lower()
+    size = 0 if status in _NO_BODY else None if length is None else int(length)
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    return ResponseHead(status, MappingProxyType(headers), media_type, size, coding is not None, reusable)
+
+
+_known_head = lru_cache(maxsize=128)(_head_from)  # a server's heads differ in their date, once a second
 
 
 def _joined(lines: Sequence[str]) -> dict[str, str]:

@@ -11,8 +11,8 @@ import asyncio
 import errno
 import re
 import ssl
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
 
 from sidecar.http.client.connection import ClientConnection, ClientResponse
 from sidecar.http.client.failures import ClientTimeout, ConnectFailed, QueueFull
@@ -73,31 +73,23 @@ class HttpClient:
         form = RequestForm(verb, path, self.origin.host_header, headers)
         return await self.send(form.message((), body), deadline_s=deadline_s)
 
-    async def send(self, message: bytes, *, deadline_s: float) -> ClientResponse:
+    def send(self, message: bytes, *, deadline_s: float) -> Coroutine[Any, Any, ClientResponse]:
         """Sends a request that is already encoded by a `RequestForm` for this origin. Otherwise like `request`."""
-        until = self.until(deadline_s)
-        connection = self.take(until) or await self.connection(until)
-        return await connection.exchange(message, until)
-
-    def until(self, deadline_s: float) -> float:
-        """Returns a deadline in loop time. Raises ClientTimeout if no time is left; the request is not sent then."""
         if deadline_s <= 0:
             raise ClientTimeout("no time is left")
-        return asyncio.get_running_loop().time() + deadline_s
-
-    def take(self, until: float) -> ClientConnection | None:
-        """Takes an idle connection for an exchange; None if there is none, or others wait for one."""
-        if not self._idle or not self._line.step_in():
-            return None
-        if (connection := self._taken(asyncio.get_running_loop().time())) is None:
+        loop = self._idle[-1].loop if self._idle else asyncio.get_running_loop()
+        now = loop.time()
+        if self._idle and self._line.step_in():
+            if (connection := self._taken(now)) is not None:
+                return connection.exchange(message, now + deadline_s)
             self._line.step_out()
-        return connection
+        return self._send_when_free(message, now + deadline_s, loop)
 
-    async def connection(self, until: float) -> ClientConnection:
-        """Waits for a connection, up to the loop time `until`. Raises EgressError."""
+    async def _send_when_free(self, message: bytes, until: float, loop: asyncio.AbstractEventLoop) -> ClientResponse:
         if not self._line.step_in():
             await self._line.wait(until)
-        return self._taken(asyncio.get_running_loop().time()) or await self._connect(until)
+        connection = self._taken(loop.time()) or await self._connect(until, loop)
+        return await connection.exchange(message, until)
 
     async def close(self) -> None:
         """Closes every connection, also those in use; waiting requests fail."""
@@ -119,8 +111,8 @@ class HttpClient:
             connection.close()
         return None
 
-    async def _connect(self, until: float) -> ClientConnection:
-        loop, origin = asyncio.get_running_loop(), self.origin
+    async def _connect(self, until: float, loop: asyncio.AbstractEventLoop) -> ClientConnection:
+        origin = self.origin
         connection = ClientConnection(loop, self._free, self._lost)
         self._busy.add(connection)
         limit = min(until, loop.time() + self.connect_timeout_s)
@@ -150,7 +142,7 @@ class HttpClient:
         return connection
 
     def _free(self, connection: ClientConnection, head: ResponseHead) -> None:
-        loop, seconds = asyncio.get_running_loop(), self._max_idle_s
+        loop, seconds = connection.loop, self._max_idle_s
         if "keep-alive" in head.headers and (hint := _HINT.search(head.headers["keep-alive"].lower())):
             seconds = min(seconds, int(hint[1]) - 1.0)
         if self._closed or seconds <= 0 or len(self._idle) >= self._max_idle:

@@ -112,12 +112,17 @@ def check_routing(headers: Headers, message: Request | Notification) -> None:
         raise _mismatch(f"Mcp-Name does not match the body's {key}")
 
 
-def routing_headers(message: Request) -> list[tuple[str, str]]:
-    """Stateless era: the mirrored headers, made anew from the message that was decided on."""
-    headers = [("Mcp-Method", message.method)]
+def name_of(message: Request) -> str | None:
+    """What `Mcp-Name` says of a message that was decided on; None without that header."""
     key = _NAMED_BY.get(message.method)
-    if key is not None:
-        headers.append(("Mcp-Name", encoded_header(message.params[key])))
+    return None if key is None else message.params[key]
+
+
+def routing_headers(method: str, name: str | None) -> list[tuple[str, str]]:
+    """Stateless era: the mirrored headers, made anew from the message that was decided on."""
+    headers = [("Mcp-Method", method)]
+    if name is not None:
+        headers.append(("Mcp-Name", encoded_header(name)))
     return headers
 
 

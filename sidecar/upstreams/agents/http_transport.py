@@ -29,7 +29,7 @@ from sidecar.upstreams.agents.transport import (
     unsaid,
     written,
 )
-from sidecar.upstreams.http_address import HttpAddress, body_of, hold, media_type_of, refusal_from
+from sidecar.upstreams.http_address import HttpAddress, body_of, hold, refusal_from
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_of
 
@@ -93,7 +93,7 @@ class HttpAgent(ABC):
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
         sent = await self._sent(outgoing, self._version())
-        if sent.response.status == 200 and media_type_of(sent.response) == EVENT_STREAM:
+        if sent.response.status == 200 and sent.response.media_type == EVENT_STREAM:
             return HttpStream(sent, self._max_bytes)
         with sent.response:
             answer = await self._whole(sent)
@@ -129,7 +129,7 @@ class HttpAgent(ABC):
     async def _failed(self, sent: _Sent) -> Refusal:
         """The refusal of a response that carries only its status; with the error's text if the status is passed on."""
         refusal = _no_a2a(sent.response)
-        if not passes_on(refusal) or media_type_of(sent.response) not in (JSON, A2A_JSON):
+        if not passes_on(refusal) or sent.response.media_type not in (JSON, A2A_JSON):
             return refusal
         try:
             said = sent.take(await body_of(sent.response, MAX_ERROR_BYTES))
@@ -161,7 +161,7 @@ class JsonRpcAgent(HttpAgent):
     async def _whole(self, sent: _Sent) -> Result | AgentError:
         response = sent.response
         status = response.status
-        if status >= 500 or status == LIMITED or media_type_of(response) != JSON:
+        if status >= 500 or status == LIMITED or response.media_type != JSON:
             raise await self._failed(sent)
         return sent.read(await body_of(response, self._max_bytes))
 
@@ -198,7 +198,7 @@ class HttpJsonAgent(HttpAgent):
         response, status = sent.response, sent.response.status
         if status == LIMITED or (status >= 500 and status not in (500, 501)):
             raise await self._failed(sent)
-        if media_type_of(response) not in (JSON, A2A_JSON):
+        if response.media_type not in (JSON, A2A_JSON):
             if status in (404, 405):  # the agent has no such address: not every agent has every operation
                 return AgentError(-32601, "")
             raise _no_a2a(response)

@@ -96,7 +96,7 @@ class TokenEndpoint:
 async def _object(response: ClientResponse) -> Mapping[str, Any]:
     """The JSON object of a response; an empty one if there is none."""
     raw = await response.read(MAX_ANSWER_BYTES)
-    if response.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+    if response.media_type != "application/json":
         return {}
     try:
         value = parse_json(raw)

@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import ClientResponse, EgressError, RequestForm, parse_origin
 from sidecar.protocols.sse import SseEvent, SseParser
-from sidecar.upstreams.http_address import MAX_STREAMS, HttpAddress, body_of, media_type_of, refusal_from
+from sidecar.upstreams.http_address import MAX_STREAMS, HttpAddress, body_of, refusal_from
 from sidecar.upstreams.mcp.duplex_transport import DuplexWire
 from sidecar.upstreams.mcp.line_sessions import LineBounds, LineTransport
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON
@@ -151,7 +151,7 @@ class SseUpstream(LineTransport):
         form = self._address.form("GET", self._address.origin.path, [("Accept", EVENT_STREAM)])
         stream = await self._address.send(form, (), None, caller, self.timeout_s, streams=True)
         try:
-            self.offered = stream.status == 200 and media_type_of(stream) == EVENT_STREAM
+            self.offered = stream.status == 200 and stream.media_type == EVENT_STREAM
             if not self.offered:
                 raise Refusal(Reason.UPSTREAM_FAILED, f"it opens no stream: {words_of(stream)}")
             size = self.max_response_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import lru_cache
@@ -10,16 +9,17 @@ from typing import Final
 
 from sidecar.errors import Refusal
 from sidecar.http.client import ENDLESS, ClientResponse, Deadline, EgressError, RequestForm
-from sidecar.protocols.jsonrpc import Request, encode_message
-from sidecar.protocols.mcp.eras import STATELESS_SET, routing_headers
-from sidecar.upstreams.http_address import HttpAddress, media_type_of, refusal_from
+from sidecar.protocols.jsonrpc import Request, encode_message, encode_request
+from sidecar.protocols.mcp.eras import STATELESS_SET, name_of, routing_headers
+from sidecar.upstreams.http_address import HttpAddress, refusal_from
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, McpTransport, Outbound, UpstreamAnswer
 
 _EXTRA = frozenset({"traceparent", "tracestate"})
 _PARAMETER_PREFIX = "mcp-param-"
 _ACCEPTED = {"POST": f"{JSON}, {EVENT_STREAM}", "GET": EVENT_STREAM, "DELETE": JSON}
 ELSEWHERE: Final = frozenset({400, 404, 405})
-MAX_FORMS: Final = 64  # there are fewer combinations of verb, revision and Accept
+MAX_FORMS: Final = 256  # combinations of verb, revision, method and name
+MAX_KEPT_CHARS: Final = 256
 
 
 class HttpAnswer(UpstreamAnswer):
@@ -28,7 +28,8 @@ class HttpAnswer(UpstreamAnswer):
     __slots__ = ("_response",)
 
     def __init__(self, response: ClientResponse) -> None:
-        self.status, self.media_type, self.headers = response.status, media_type_of(response), response.headers
+        head = response.head
+        self.status, self.media_type, self.headers = head.status, head.media_type, head.headers
         self._response = response
 
     async def read(self, max_bytes: int) -> bytes:
@@ -61,7 +62,7 @@ class HttpUpstream(McpTransport):
     ) -> None:
         super().__init__(name, timeout_s, max_response_bytes, address.credential)
         self._address = address
-        self._forms: dict[tuple[str, str, bool], RequestForm] = {}
+        self._forms: dict[tuple[str, str, tuple[str, str | None] | None, bool], RequestForm] = {}
 
     @property
     def open_connections(self) -> int:
@@ -72,48 +73,54 @@ class HttpUpstream(McpTransport):
         credential."""
         if self.is_legacy:
             return await self.over_sse(outbound)
-        verb, message = outbound.verb, outbound.message
-        headers = []
+        message, headers, routing, body = outbound.message, [], None, None
         if outbound.session_id is not None:
             headers.append(("Mcp-Session-Id", outbound.session_id))
         if outbound.last_event_id is not None:
             headers.append(("Last-Event-ID", outbound.last_event_id))
-        if isinstance(message, Request) and outbound.version in STATELESS_SET:
-            headers += routing_headers(message)
         for header in outbound.extra:
             if not _goes_upstream(header[0]):
                 raise ValueError(f"{header[0]} is not a header that goes upstream")
             headers.append(header)
-        body = None if message is None else encode_message(message)
-        form = self._form(verb, outbound.version, body is not None)
-        streams, began_s = outbound.endless or verb == "GET", asyncio.get_running_loop().time()
-        answer = HttpAnswer(
-            await self._address.send(form, headers, body, outbound.caller, outbound.deadline_s, streams=streams)
-        )
-        return answer if answer.status not in ELSEWHERE else await self.refused(outbound, answer, began_s)
+        if isinstance(message, Request):
+            body = encode_request(message)
+            if outbound.version in STATELESS_SET:
+                routing = message.method, name_of(message)
+        elif message is not None:
+            body = encode_message(message)
+        kind = outbound.verb, outbound.version, routing, body is not None
+        form = self._forms.get(kind) or self._form(*kind)
+        streams = outbound.endless or outbound.verb == "GET"
+        try:
+            response = await self._address.exchange(form, headers, body, outbound.caller, outbound.deadline_s, streams)
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
+        answer = HttpAnswer(response)
+        return answer if answer.status not in ELSEWHERE else await self.refused(outbound, answer, response.until)
 
     async def over_sse(self, outbound: Outbound) -> UpstreamAnswer:
         """Sends a message over the transport that the server turned out to speak."""
         raise NotImplementedError
 
-    async def refused(self, outbound: Outbound, answer: UpstreamAnswer, began_s: float) -> UpstreamAnswer:
+    async def refused(self, outbound: Outbound, answer: UpstreamAnswer, until_s: float) -> UpstreamAnswer:
         """Returns the answer to a message that may have been refused because the server speaks another transport.
-        `began_s` is the loop's time at which it was sent."""
+        `until_s` is its deadline in the loop's time."""
         return answer
 
-    def _form(self, verb: str, version: str, has_body: bool) -> RequestForm:
+    def _form(self, verb: str, version: str, routing: tuple[str, str | None] | None, has_body: bool) -> RequestForm:
         """The common part of all requests of one kind. Raises Refusal(MALFORMED_CALL)."""
-        kind = (verb, version, has_body)
-        form = self._forms.get(kind)
-        if form is None:
-            first = [("Accept", _ACCEPTED[verb])]
-            if has_body:
-                first.append(("Content-Type", JSON))
-            if version:
-                first.append(("MCP-Protocol-Version", version))
-            form = self._address.form(verb, self._address.origin.path, first)
-            if len(self._forms) < MAX_FORMS:
-                self._forms[kind] = form
+        first = [("Accept", _ACCEPTED[verb])]
+        if has_body:
+            first.append(("Content-Type", JSON))
+        if version:
+            first.append(("MCP-Protocol-Version", version))
+        if routing is not None:
+            first += routing_headers(*routing)
+        form = self._address.form(verb, self._address.origin.path, first)
+        if sum(map(len, first[-1])) <= MAX_KEPT_CHARS:
+            while len(self._forms) >= MAX_FORMS:
+                del self._forms[next(iter(self._forms))]
+            self._forms[verb, version, routing, has_body] = form
         return form
 
     def roams(self, session_id: str | None) -> bool:

@@ -69,13 +69,13 @@ class DetectingUpstream(HttpUpstream):
                 self.is_legacy, self._next_probe_s = False, 0.0
             raise
 
-    async def refused(self, outbound: Outbound, answer: UpstreamAnswer, began_s: float) -> UpstreamAnswer:
+    async def refused(self, outbound: Outbound, answer: UpstreamAnswer, until_s: float) -> UpstreamAnswer:
         opens = isinstance(outbound.message, Request) and outbound.message.method in _OPENERS
         if not opens:  # later a 404 is about the request
             return answer
         with answer:
             refusal = await answer.read(MAX_ERROR_BYTES) if answer.media_type == JSON else b""
-        left_s = outbound.deadline_s - (asyncio.get_running_loop().time() - began_s)
+        left_s = until_s - asyncio.get_running_loop().time()
         if not _says_json_rpc(refusal) and await self._finds_a_stream(outbound.caller, left_s):
             return await self.over_sse(outbound._replace(deadline_s=left_s))
         return answer.with_body(refusal)
