@@ -68,7 +68,8 @@ class ChainHead:
     mac: str
 
     def made_with(self, key: AuditKey) -> bool:
-        return self.key_id == key.id and hmac.compare_digest(self.mac, _mac(key, self.end, self.next))
+        ours = head_line(key, self.end, self.next)
+        return self.key_id == key.id and hmac.compare_digest(self.mac, ours[-65:-1].decode())
 
     def made_with_any(self, keys: Iterable[AuditKey]) -> bool:
         return any(map(self.made_with, keys))
@@ -131,9 +132,11 @@ def json_object(raw: bytes) -> Mapping[str, Any]:
 
 def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) -> bytes:
     """The whole content of the anchor file: HEAD_BYTES bytes, so that one write replaces it."""
-    ahead = next_end or end
-    ends = f"{end.seq:020d} {end.hash} {ahead.seq:020d} {ahead.hash}"
-    return f"sidecar-audit-head 1 {ends} {key.id} {_mac(key, end, ahead)}\n".encode("ascii")
+    seq, digest, next_seq, next_digest = *end, *(next_end or end)
+    first, second = b"%d" % seq, b"%d" % next_seq
+    words = len(first), first, digest.encode("ascii"), len(second), second, next_digest.encode("ascii")
+    mac = key.anchor(b"\0\0\0%c%b\0\0\0\x40%b\0\0\0%c%b\0\0\0\x40%b" % words)  # as `digest.frame` of each
+    return f"sidecar-audit-head 1 {seq:020d} {digest} {next_seq:020d} {next_digest} {key.id} {mac}\n".encode("ascii")
 
 
 def parse_head(raw: bytes) -> ChainHead | None:
@@ -158,9 +161,3 @@ _NOT_PLAIN = re.compile("[\x7f-\U0010ffff]")
 def _escape(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
-
-
-def _mac(key: AuditKey, end: ChainEnd, ahead: ChainEnd) -> str:
-    seq, next_seq = b"%d" % end.seq, b"%d" % ahead.seq
-    words = (len(seq), seq, end.hash.encode("ascii"), len(next_seq), next_seq, ahead.hash.encode("ascii"))
-    return key.anchor(b"\0\0\0%c%b\0\0\0\x40%b\0\0\0%c%b\0\0\0\x40%b" % words)  # as `digest.frame` of each

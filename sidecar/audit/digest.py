@@ -56,11 +56,12 @@ class AuditKey:
 class Digests:
     """The keyed digests of one namespace: equal values have equal digests only within it."""
 
-    __slots__ = ("_args", "_begin", "_begun", "_fact", "_facts", "_name")
+    __slots__ = ("_args", "_begin", "_begun", "_fact", "_name", "known_facts")
 
     def __init__(self, key: AuditKey, namespace: str) -> None:
         own = frame(_utf8(namespace))
-        self._facts: dict[object, str] = {}  # what conditions read is often the same from call to call
+        self.known_facts: dict[object, str] = {}
+        """Digests of `int` and `str` that conditions read, which are often the same from call to call."""
         self._begin, self._args = key.begin, frame(ARGS) + own
         self._begun: dict[tuple[str, str], Mac] = {}  # by action and object
         self._fact, self._name = (key.begin(frame(purpose) + own) for purpose in (FACT, NAME))
@@ -87,16 +88,16 @@ class Digests:
         """The digest of a condition's input, which does not reveal it; None if that is not JSON: a time, a CEL type."""
         kind = type(value)
         is_short = kind is int or (kind is str and len(value) <= REMEMBERED_CHARS)  # type: ignore[arg-type]
-        if is_short and (digest := self._facts.get(value)) is not None:
+        if is_short and (digest := self.known_facts.get(value)) is not None:
             return digest
         try:
             digest = self._fact(frame(canonical_json(value)))[:FACT_HASH_CHARS]
         except NotCanonicalError:
             return None
         if is_short:
-            if len(self._facts) >= REMEMBERED:
-                self._facts.clear()
-            self._facts[value] = digest
+            if len(self.known_facts) >= REMEMBERED:
+                self.known_facts.clear()
+            self.known_facts[value] = digest
         return digest
 
     def name_hash(self, name: str) -> str:

@@ -250,11 +250,14 @@ def describe(record: Record, decision: Decision | None, enforcement: str, excuse
 
 def ground(links: str, facts: tuple[Fact, ...], digests: Digests) -> str:
     """The segment of `links` with facts, which were none. Their inputs are keyed digests: comparable, not readable."""
-    told = []
+    told, known = [], digests.known_facts
     for fact in facts[:ENTRIES]:
         link, inputs = fact.link, {}
         for path, value in islice(fact.inputs.items(), INPUTS):
-            name, digest = _path(path), digests.fact_hash(value)
+            name, kind = _path(path), type(value)
+            digest = known.get(value) if kind is str or kind is int else None
+            if digest is None:
+                digest = digests.fact_hash(value)
             inputs[name] = f'{name}:"{digest}"' if digest else f"{name}:null"
         form = _fact_form(link.subject, link.action[: ID_CHARS + 1], fact.condition, fact.outcome)
         told.append(form % ",".join(inputs.values()))
@@ -359,29 +362,25 @@ def peer(address: str) -> str:
 
 
 def answer(
-    http_status: int | None,
+    started_s: float,
+    marks: Mapping[str, float],
     bytes_in: int,
-    bytes_out: int | None,
-    duration_s: float | None,
-    stages_s: Mapping[str, float],
+    http_status: int | None = None,
+    bytes_out: int | None = None,
+    ended_s: float | None = None,
 ) -> str:
-    """What was answered, and how long it took. All but `bytes_in` is None before the answer."""
-    latency = {}
-    for stage, spent_s in stages_s.items():
-        latency[stage] = int(spent_s * 1e6 + 0.5) / 1000  # `_ms`, inlined
+    """What was answered, and how long it took, in milliseconds to the microsecond. `marks` are the ends of stages."""
+    latency, before_s = {}, started_s
+    for stage, mark_s in marks.items():  # (`round` with digits takes five times as long.)
+        latency[stage], before_s = int((mark_s - before_s) * 1e6 + 0.5) / 1000, mark_s
     told = {
         "http_status": http_status,
         "bytes_in": bytes_in,
         "bytes_out": bytes_out,
-        "duration_ms": None if duration_s is None else _ms(duration_s),
+        "duration_ms": None if ended_s is None else int((ended_s - started_s) * 1e6 + 0.5) / 1000,
         "latency": latency,
     }
     return orjson.dumps(told).decode("ascii")[1:-1]
-
-
-def _ms(spent_s: float) -> float:
-    """Seconds as milliseconds, to the microsecond. (`round` with digits takes five times as long.)"""
-    return int(spent_s * 1e6 + 0.5) / 1000
 
 
 def control(key_id: str, what: str, by: str, given: Mapping[str, object]) -> Record:

@@ -1,7 +1,8 @@
 """Records each request's decision, outcome or refusal before it takes effect.
 
     recording = Recording(audit, protocol="mcp", peer="127.0.0.1:5000")
-    recording.caller = ...; recording.mark("auth")        facts, as the pipeline learns them
+    recording.caller = ...                                    facts, as the pipeline learns them
+    recording.marks["auth"] = recording.now_s()               when a stage has ended
     await recording.decided()                                 the record first, then the upstream
     await recording.outcome(http_status=200, bytes_out=512)   or .refused(refusal, http_status=403): exactly one of them
 
@@ -147,8 +148,9 @@ class Recording:
     `charged` is 1 while the call may be forwarded, 0 once the charges of `limits` were returned. `tool_error` says that
     the response reports a failure at the upstream. `redactions` counts what was removed from the response; None if no
     rule examined it. `names` decides which names are known; other names in a refused call are recorded as digests.
-    `upstream` and `method` are for a request that ends before there is a call. `stages_s` holds the seconds spent, by
-    stage."""
+    `upstream` and `method` are for a request that ends before there is a call. `marks` holds the end of each
+    stage, in their order; a stage may be marked again before the next one is. Its keys are our names, never a
+    caller's."""
 
     request_id: str | int | None = None
     trace_id: str | None = None
@@ -184,31 +186,33 @@ class Recording:
         self.audit, self.protocol, self.peer = audit, protocol, peer
         if request_id is not None:
             self.request_id = request_id
-        self.stages_s: dict[str, float] = {}
+        self.marks: dict[str, float] = {}
         self.decision_id = audit.new_id()
-        self._now_s = audit.clock.monotonic
-        self._started_mono_s = self._marked_mono_s = self._now_s()
+        self.now_s = audit.clock.monotonic
+        self._started_mono_s = self.now_s()
 
     @property
     def duration_s(self) -> float:
-        return self._now_s() - self._started_mono_s
+        return self.now_s() - self._started_mono_s
 
-    def mark(self, stage: str) -> None:
-        """Assign the time since the last mark to `stage`, which is one of our names, never a caller's."""
-        now_s, stages_s = self._now_s(), self.stages_s
-        stages_s[stage] = stages_s.get(stage, 0.0) + now_s - self._marked_mono_s
-        self._marked_mono_s = now_s
+    @property
+    def stages_s(self) -> dict[str, float]:
+        """The seconds spent, by stage."""
+        stages_s, before_s = {}, self._started_mono_s
+        for stage, ended_s in self.marks.items():
+            stages_s[stage], before_s = ended_s - before_s, ended_s
+        return stages_s
 
     async def decided(self) -> None:
         """Write `decision`, immediately before the upstream is written to. Raises Refusal: AUDIT_UNAVAILABLE, or
         MALFORMED_CALL for arguments that cannot be hashed."""
         if self._record is not None or self.done:
             raise AssertionError("a decision is recorded once, and before the end")
-        digest = self.args_hash = (
-            self._hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(self._hash)
-        )
+        known = self.audit.describer.caller(self.caller)
+        is_small = self.bytes_in <= HASHED_HERE_BYTES
+        self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
         self._told_limits = self.limits, self.charged
-        self._record = record = self._gather(self.charged, digest)
+        self._record = record = self._gather(known, self.charged, self.args_hash)
         try:
             if (job := self.audit.write("decision", record)) is not None and (error := await job) is not None:
                 raise UnwrittenRecord(error)
@@ -239,14 +243,14 @@ class Recording:
     async def judged(self, question: Question, decision: Decision, enforcement: Enforcement = "enforce") -> None:
         """Write the policy decision on something inside this request: a request from the server to its client, or the
         response to an earlier call. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        record = self._gather(0, None, self.audit.new_id())
+        known = self.audit.describer.caller(self.caller)
+        record = self._gather(known, 0, None, self.audit.new_id())
         about = {**shape.about(*self._words()), "tool": None, "method": question.action}
         about |= {"action": question.action, "object": question.object}
         record[shape.CALL] = shape.segment(shape.CALL, about)
         record[shape.END] = shape.segment(shape.END, {"reason": None if enforcement == "shadow" else decision.reason})
         shape.describe(record, decision, enforcement)
-        digests = self.audit.describer.caller(self.caller).digests
-        record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, digests)
+        record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
         if (job := self.audit.write("decision", record)) is not None and (error := await job) is not None:
             raise UnwrittenRecord(error)
 
@@ -263,8 +267,7 @@ class Recording:
                 record[shape.LIMITS] = self.audit.describer.limits(self.limits, self.charged)
         else:
             record = await self._gather_refused()
-        took_s = self._now_s() - self._started_mono_s
-        if self.task_id or self._record is not None:
+        if self.task_id or record[shape.TASK] is not self.audit.describer.blank[shape.TASK]:
             record[shape.TASK] = shape.task(self.task_id)  # the response may have created it
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
@@ -278,7 +281,9 @@ class Recording:
             }
             record[shape.CONTENT] = shape.segment(shape.CONTENT, content)
         record[shape.END] = shape.end(reason, self.tool_error if event == "outcome" else None)
-        record[shape.ANSWER] = shape.answer(http_status, self.bytes_in, bytes_out, took_s, self.stages_s)
+        record[shape.ANSWER] = shape.answer(
+            self._started_mono_s, self.marks, self.bytes_in, http_status, bytes_out, self.now_s()
+        )
         self.done = True  # also if the caller does not wait for it
         if self._is_under_way:
             self._is_under_way = False
@@ -306,9 +311,11 @@ class Recording:
 
     async def _gather_refused(self) -> Record:
         """The record of a request without a decision: nothing was charged, and names that nobody gave are digests."""
+        known = self.audit.describer.caller(self.caller)
         with suppress(Refusal):  # unhashable arguments are refused, and that refusal must be recorded
-            self.args_hash = self._hash() if self.bytes_in <= HASHED_HERE_BYTES else await asyncio.to_thread(self._hash)
-        record = self._gather(0, self.args_hash)
+            is_small = self.bytes_in <= HASHED_HERE_BYTES
+            self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
+        record = self._gather(known, 0, self.args_hash)
         if self.names is not None:
             allowed = self.decision is not None and self.decision.allowed
             about = shape.about(*self._words())
@@ -320,12 +327,11 @@ class Recording:
                     record[place] = shape.segment(place, {"redaction_applied": self._redacts, **about})
         return record
 
-    def _hash(self) -> str | None:
+    def _hash(self, known: shape.KnownCaller) -> str | None:
         if self.call is None:
             return None
         asked = self.call.questions[0]
-        digests = self.audit.describer.caller(self.caller).digests
-        return digests.args_hash(asked.action, asked.object, asked.arguments)
+        return known.digests.args_hash(asked.action, asked.object, asked.arguments)
 
     def _words(self) -> tuple[str, ...]:
         """The parameters of `record.about`."""
@@ -336,12 +342,11 @@ class Recording:
         words = self.protocol, call.protocol_version, call.upstream, call.method
         return *words, asked.object, asked.action, asked.server, asked.name
 
-    def _gather(self, charged: int, args_hash: str | None, decision_id: str = "") -> Record:
+    def _gather(self, known: shape.KnownCaller, charged: int, args_hash: str | None, decision_id: str = "") -> Record:
         """What is known before the answer, in the order of `LAYOUT`."""
-        call, describer, decision, caller = self.call, self.audit.describer, self.decision, self.caller
+        call, describer, decision = self.call, self.audit.describer, self.decision
         asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
         same, shows_all, _ = describer.call(self._words(), decision, self.enforcement)
-        known = describer.caller(caller)
         record = same.copy()
         record[shape.IDS] = shape.ids(
             decision_id or self.decision_id, asked_as, self.trace_id, self.run_id, self.thread_id
@@ -365,7 +370,7 @@ class Recording:
         if decision is not None and decision.facts:
             record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
         record[shape.LIMITS] = describer.limits(self.limits, charged)
-        record[shape.ANSWER] = shape.answer(None, self.bytes_in, None, None, self.stages_s)
+        record[shape.ANSWER] = shape.answer(self._started_mono_s, self.marks, self.bytes_in)
         return record
 
 

@@ -141,7 +141,14 @@ class RecordWriter:
             if self._is_calm(now_s) and self.sink.is_quick(1):
                 self._append_one(job, now_s)
                 return None
-        self._put(job)
+        if self._closed or len(self._waiting) >= self._max_waiting or (self.stalled and job.waits):
+            job.result = _cannot()
+            _close((job,))
+            return job
+        self._waiting.append(job)
+        if not self._begins and not self._at_work:
+            self._begins = True
+            self._loop.call_soon(self._begin)
         return job
 
     async def run(self, work: Callable[[], Any]) -> Any:
@@ -151,7 +158,7 @@ class RecordWriter:
         self._work_waits = True
         job = WriteJob("", "", ([0.0], [0.0]))
         job.work = work
-        self._put(job)
+        self.put(job)
         return _value(await job)
 
     def post(self, job: WriteJob) -> None:
@@ -173,18 +180,6 @@ class RecordWriter:
             self.sink.close()
         else:  # the daemon thread hangs in a write; unwritten records were refused
             self.sink.abandon()
-
-    def _put(self, job: WriteJob) -> None:
-        is_late = self.stalled and job.waits
-        if self._closed or is_late or len(self._waiting) >= self._max_waiting:
-            job.result = _cannot()
-            _close((job,))
-            return
-        self._waiting.append(job)
-        if not self._begins and not self._at_work:
-            self._begins = True
-            assert self._loop is not None
-            self._loop.call_soon(self._begin)
 
     def _begin(self) -> None:
         self._begins = False

@@ -210,12 +210,12 @@ class Pipeline:
         token = "" if now.identity.trusts_proxies else routing.lone_token(headers, entrance, request.http.shown)
         if token and (caller := now.identity.recall(token, audience)) is not None:
             request.presented_kind, request.record.caller = "jwt", caller
-            request.record.mark("auth")
+            request.record.marks["auth"] = request.record.now_s()
         else:
             caller = await self._identify(request, entrance, audience)
         operation = await frontend.parse(request, caller, route)
         request.record.call = operation.call
-        request.record.mark("parse")
+        request.record.marks["parse"] = request.record.now_s()
         return caller, frontend, operation
 
     def _place(self, request: RequestContext, route: Route) -> Place | None:
@@ -276,7 +276,7 @@ class Pipeline:
     async def _identify(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Caller:
         presented = self._present(request, entrance, audience)
         caller = request.record.caller = await request.now.identity.identify(presented, audience)
-        request.record.mark("auth")
+        request.record.marks["auth"] = request.record.now_s()
         return caller
 
     def _present(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Presented:
@@ -313,7 +313,7 @@ class Pipeline:
     async def _read_there(self, request: RequestContext, caller: Caller, session: Session, message: Message) -> Asked:
         operation = self.mcp.parse_paired(request, caller, session, message)
         request.record.call = operation.call
-        request.record.mark("parse")
+        request.record.marks["parse"] = request.record.now_s()
         return caller, self.mcp, operation
 
     def _abandoned(self, request: RequestContext, task: asyncio.Task[None]) -> None:

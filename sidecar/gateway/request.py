@@ -218,7 +218,7 @@ class RequestContext(CallContext):
 
     def ended(self, status: int, bytes_out: int) -> Coroutine[Any, Any, None]:
         """Records that the upstream's answer was delivered. Raises Refusal(AUDIT_UNAVAILABLE)."""
-        self.record.mark("upstream")
+        self.record.marks["upstream"] = self.record.now_s()
         return self.record.outcome(http_status=status if self.paired is None else 202, bytes_out=bytes_out)
 
     def break_off(self) -> None:

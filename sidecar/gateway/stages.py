@@ -68,7 +68,7 @@ class Stages:
             if self.switch.ledger.flips or now.disabled.entries:
                 self.refuse_disabled(now, caller, call, now_s)
             decision = record.decision = now.decide(caller.chain, call, now_s)
-            record.mark("policy")
+            record.marks["policy"] = record.now_s()
             if not decision.allowed and not request.shadow:
                 decision.or_refuse()
             if call.session:
@@ -95,9 +95,9 @@ class Stages:
                 record.limits, record.charged = lease, lease.charged
                 if lease.degraded and not request.shadow:
                     record.enforcement = "degraded"
-                record.mark("limits")
+                record.marks["limits"] = record.now_s()
                 await record.decided()  # the decision is recorded before the upstream is called
-                record.mark("audit")
+                record.marks["audit"] = record.now_s()
                 try:
                     if request.large:
                         await asyncio.sleep(0)
@@ -109,7 +109,8 @@ class Stages:
                 finally:
                     if not lease.forwarded:
                         record.charged = 0  # the charge is returned
-                    record.mark("upstream")
+                    if "upstream" not in record.marks:  # otherwise its end is that in the record
+                        record.marks["upstream"] = record.now_s()
             finally:
                 lease.end()
         finally:

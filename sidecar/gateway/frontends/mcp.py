@@ -108,7 +108,7 @@ class McpFrontend:
             if intent.era is Era.STATELESS and not request.plain:
                 eras.check_parameter_headers(request.headers, tool.param_headers, question.arguments)
             request.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
-        request.record.mark("arguments")
+        request.record.marks["arguments"] = request.record.now_s()
         return intent
 
     def carry_out(self, charged: Charged) -> Coroutine[Any, Any, web.StreamResponse]:

@@ -116,10 +116,10 @@ def understood(audit: Audit, **changes: Any) -> Recording:
     recording.trace_id, recording.run_id, recording.thread_id = "t" * 32, "run", "th"
     recording.bytes_in = 300
     recording.caller = caller()
-    recording.mark("identify")
+    recording.marks["identify"] = recording.now_s()
     recording.call = call(**changes)
     recording.decision = decision()
-    recording.mark("decide")
+    recording.marks["decide"] = recording.now_s()
     recording.limits = (LimitState("row:reads-github", 120, 119, 3600.0),)
     return recording
 

@@ -125,7 +125,7 @@ def test_a_forwarded_call_says_who_what_why_and_how_it_ended(audit: Audit, path:
     at_once(recording.decided())
     assert isinstance(audit.clock, FakeClock)
     audit.clock.now += 0.25
-    recording.mark("upstream")
+    recording.marks["upstream"] = recording.now_s()
     at_once(recording.outcome(http_status=200, bytes_out=512))
     decision, outcome = records(path)
     digest = peer.args_hash(KEY.secret, "corp", "tools/call", "tool:github/search", ARGUMENTS)
@@ -501,14 +501,14 @@ def test_a_record_of_kept_segments_is_the_record_made_plainly(
     for _ in range(2):
         assert isinstance(audit.clock, FakeClock)
         audit.clock.now += took_s
-        recording.mark("policy")
+        recording.marks["policy"] = recording.now_s()
     if decides:
         with contextlib.suppress(Refusal):
             at_once(recording.decided())
             expected.append(("decision", plain_record.decided(recording)))
     for name, value in later.items():
         setattr(recording, name, value)
-    recording.mark("upstream")
+    recording.marks["upstream"] = recording.now_s()
     before = expected[0][1] if expected else None
     event = "refusal" if before is None and reason is not None else "outcome"
     if reason is None:

@@ -154,7 +154,7 @@ class AggregateFrontend(McpFrontend):
         view = fan_out.view_of(request.now, caller, spread, now_s, self.switch, shadow=request.shadow)
         request.record.call = spread.call._replace(questions=view.questions)
         request.record.decision = view.decision
-        request.record.mark("policy")
+        request.record.marks["policy"] = request.record.now_s()
         if not request.shadow or not view.servers:
             view.decision.or_refuse()
         note(request, view.servers, ())
