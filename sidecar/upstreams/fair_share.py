@@ -12,16 +12,13 @@ from sidecar.vocabulary import Caller
 
 MAX_WAITING: Final = 10_000  # calls of one caller
 
-Owner = tuple[tuple[str, str], ...]
-"""Issuer and name of each principal in a chain."""
-
 
 class CallerShare(SendQueue):
     """The share of one caller, with the number of its calls that are in it or wait for it."""
 
     __slots__ = ("_lines", "_owner", "inside")
 
-    def __init__(self, lines: dict[Owner, CallerShare], owner: Owner, places: int) -> None:
+    def __init__(self, lines: dict[str, CallerShare], owner: str, places: int) -> None:
         super().__init__(places, MAX_WAITING)
         self._lines, self._owner, self.inside = lines, owner, 0
 
@@ -43,7 +40,7 @@ class FairShares:
 
     def __init__(self, places: int) -> None:
         self.places = places
-        self._lines: dict[Owner, CallerShare] = {}
+        self._lines: dict[str, CallerShare] = {}
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -54,7 +51,7 @@ class FairShares:
 
     def of(self, caller: Caller) -> CallerShare:
         """Returns the share of a caller, whose call is counted in it until `give_back`."""
-        owner = tuple([(principal.issuer, principal.name) for principal in caller.chain])
+        owner = caller.binding
         share = self._lines.get(owner)
         if share is None:
             share = self._lines[owner] = CallerShare(self._lines, owner, self.places)

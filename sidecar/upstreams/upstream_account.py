@@ -93,7 +93,7 @@ class UpstreamAccount:
         self.last_error = self._redirected = ""
         self.last_error_at = self.last_call_at = self.last_check_at = self.breaker_moved_at = 0.0
         self.answered_mono_s = float("-inf")  # when a caller was last answered
-        self._clock = clock
+        self.clock = clock
         self._latencies_s: deque[float] = deque(maxlen=LATENCIES)
         self._observer: Metrics | None = None
 
@@ -110,10 +110,12 @@ class UpstreamAccount:
 
     def answered(self, given: BreakerPass, *, own: bool = False) -> None:
         """The upstream answered, with a result or an error. `own` marks a request of the sidecar itself."""
+        breaker = self.breaker
         if not own:
             self.answered_mono_s = self.clock_mono()
-        self.breaker.answered(given, own=own)
-        if self.breaker.state is BreakerState.CLOSED and not self.breaker.falters:
+        if breaker.in_a_row or breaker.state is not BreakerState.CLOSED:
+            breaker.answered(given, own=own)
+        if self.standing is not UpstreamState.UP and breaker.state is BreakerState.CLOSED and not breaker.falters:
             self._heard(UpstreamNews.ANSWERED)
 
     def faulted(self, given: BreakerPass, why: str, *, own: bool = False) -> None:
@@ -129,11 +131,7 @@ class UpstreamAccount:
         self._heard(UpstreamNews.UNWELCOME)
 
     def checked(self) -> None:
-        self.last_check_at = self._clock()
-
-    def called(self) -> None:
-        self.calls += 1
-        self.last_call_at = self._clock()
+        self.last_check_at = self.clock()
 
     def call_ended(self, took_s: float, error: str) -> None:
         """A caller's call was answered, or ended with an `error`."""
@@ -199,7 +197,7 @@ class UpstreamAccount:
         }
 
     def _note(self, why: str) -> None:
-        self.last_error, self.last_error_at = why, self._clock()
+        self.last_error, self.last_error_at = why, self.clock()
 
     def _heard(self, news: UpstreamNews) -> None:
         standing = TRANSITIONS[self.standing, news]
@@ -210,7 +208,7 @@ class UpstreamAccount:
             self._observer.upstream_stands(self.name, standing.status)
 
     def _breaker_moved(self, to: BreakerState) -> None:
-        self.breaker_moved_at = self._clock()
+        self.breaker_moved_at = self.clock()
         if to is not BreakerState.HALF_OPEN:
             self._heard(UpstreamNews.OPENED if to is BreakerState.OPEN else UpstreamNews.ANSWERED)
         if self._observer is not None:
@@ -226,7 +224,7 @@ class CallOutcome:
     at this upstream may take `timeout_s`; `own` marks a request of the sidecar itself, `counts` a caller's call. Faults
     are what callers cannot cause (listed in `mcp/guarded_transport.py`). Raises Refusal(UPSTREAM_OPEN)."""
 
-    __slots__ = ("_account", "_began_mono_s", "_counts", "_done", "_own", "_pass", "_patient")
+    _done = False
 
     def __init__(
         self, account: UpstreamAccount, deadline_s: float, timeout_s: float, *, own: bool, counts: bool
@@ -237,15 +235,17 @@ class CallOutcome:
         self._own = own
         self._counts = counts
         self._began_mono_s = account.clock_mono()
-        self._done = False
         if counts:
-            account.called()
+            account.calls += 1
+            account.last_call_at = account.clock()
 
     def answered(self, error: str = "") -> None:
         if not self._done:
             self._done = True
-            self._account.answered(self._pass, own=self._own)
-            self._count(error)
+            account = self._account
+            account.answered(self._pass, own=self._own)
+            if self._counts:  # it is a caller's
+                account.call_ended(account.answered_mono_s - self._began_mono_s, error)
 
     def faulted(self, why: str) -> None:
         if not self._done:

@@ -49,6 +49,7 @@ PING_S: Final = 5.0
 MAX_LOST: Final = 1_024  # lost sessions that are remembered, so that each is pinged, counted and logged once
 _BAD_REQUEST, _UNAUTHORIZED, _NOT_FOUND = 400, 401, 404
 _LOST: Final = frozenset({_BAD_REQUEST, _NOT_FOUND})
+_EMPTY: Final = "its answer was empty"
 
 log = logging.getLogger("sidecar.upstreams")
 
@@ -69,30 +70,29 @@ class GuardedTransport(TransportLayer):
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """See `McpTransport.exchange`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
-        share, visit = None, None
-        if outbound.caller is not None and not outbound.endless and outbound.message is not None:
-            shares = self.shares if isinstance(outbound.message, Request) else self.words
+        message, session_id, share, answer = outbound.message, outbound.session_id, None, None
+        if outbound.caller is not None and not outbound.endless and message is not None:
+            shares = self.shares if isinstance(message, Request) else self.words
             share = shares.of(outbound.caller)
             if not share.step_in():
                 outbound = outbound._replace(deadline_s=await shares.wait(share, outbound.deadline_s))
         try:
-            visit = ExchangeOutcome(self.account, outbound, self.timeout_s)
+            answer = GuardedAnswer(self.account, outbound, self.timeout_s, share)
             inner = await self.inner.exchange(outbound)
         except BaseException as error:
-            if visit is not None:
-                visit.raised(error)
+            if answer is not None:
+                answer.raised(error)
             if share is not None:
                 share.give_back()
             raise
-        visit.head(inner)
+        answer.begin(inner)
         if inner.status in UNFIT and outbound.version in STATELESS_SET:
             self._eras.doubt()
-        answer = GuardedAnswer(inner, visit, share)
-        if outbound.session_id is None:
-            if SESSION_ID in answer.headers:  # a server may reuse session ids after a restart
-                self._lost.pop(answer.headers[SESSION_ID], None)
-        elif answer.status in _LOST and outbound.verb != "DELETE" and not outbound.own:
-            return await self._judged(outbound, outbound.session_id, answer)
+        if session_id is None:
+            if SESSION_ID in inner.headers:  # a server may reuse session ids after a restart
+                self._lost.pop(inner.headers[SESSION_ID], None)
+        elif inner.status in _LOST and outbound.verb != "DELETE" and not outbound.own:
+            return await self._judged(outbound, session_id, answer)
         return answer
 
     async def _judged(self, outbound: Outbound, session_id: str, answer: UpstreamAnswer) -> UpstreamAnswer:
@@ -139,40 +139,36 @@ class GuardedTransport(TransportLayer):
         self.account.closed()
 
 
-class ExchangeOutcome(CallOutcome):
-    """The outcome of one exchange for the account."""
+class GuardedAnswer(CallOutcome, UpstreamAnswer):
+    """An exchange and its answer: it reports its outcome to the account, and then returns its place in the caller's
+    share."""
 
-    __slots__ = ("_expired", "_waits")
-
-    def __init__(self, account: UpstreamAccount, outbound: Outbound, timeout_s: float) -> None:
+    def __init__(
+        self, account: UpstreamAccount, outbound: Outbound, timeout_s: float, share: CallerShare | None
+    ) -> None:
         message, own = outbound.message, outbound.own or outbound.caller is None
         self._waits = isinstance(message, Request) and message.method != "subscriptions/listen"
-        self._expired = outbound.expired
-        super().__init__(account, outbound.deadline_s, timeout_s, own=own, counts=self._waits and not own)
+        self._expired, self._share = outbound.expired, share
+        CallOutcome.__init__(self, account, outbound.deadline_s, timeout_s, own=own, counts=self._waits and not own)
 
-    def head(self, answer: UpstreamAnswer) -> None:
+    def begin(self, inner: UpstreamAnswer) -> None:
         """The head of the answer has arrived, which often decides the outcome."""
-        status = answer.status
+        self._inner, self.headers = inner, inner.headers
+        status, media_type = self.status, self.media_type = inner.status, inner.media_type
         if status >= 500:
-            self.faulted(words_of(answer))
+            self.faulted(words_of(inner))
         elif not self._waits:
             self.given_up()
         elif status >= 300:
-            self.answered(words_of(answer))
-        elif answer.media_type == EVENT_STREAM:
+            self.answered(words_of(inner))
+        elif media_type == EVENT_STREAM:
             self._account.breaker.seen(self._pass)
-        elif answer.media_type != JSON:
+        elif media_type != JSON:
             self.faulted("its media type is neither JSON nor an event stream")
         if status == _UNAUTHORIZED:
-            self._account.unwelcome(words_of(answer))
+            self._account.unwelcome(words_of(inner))
         elif 300 <= status < 400:
-            self._account.redirected(words_of(answer))
-
-    def ended(self, *, said_something: bool) -> None:
-        if said_something:
-            self.answered()
-        else:
-            self.faulted("its answer was empty")
+            self._account.redirected(words_of(inner))
 
     def raised(self, error: BaseException) -> None:
         if isinstance(error, Refusal):
@@ -191,23 +187,16 @@ class ExchangeOutcome(CallOutcome):
         else:
             self.given_up()
 
-
-class GuardedAnswer(UpstreamAnswer):
-    """An answer that reports its end to the account, and then returns its place in the caller's share."""
-
-    __slots__ = ("_inner", "_share", "_visit")
-
-    def __init__(self, inner: UpstreamAnswer, visit: ExchangeOutcome, share: CallerShare | None) -> None:
-        self.status, self.media_type, self.headers = inner.status, inner.media_type, inner.headers
-        self._inner, self._visit, self._share = inner, visit, share
-
     async def read(self, max_bytes: int) -> bytes:
         try:
             body = await self._inner.read(max_bytes)
         except Refusal as refusal:
-            self._visit.refused(refusal)
+            self.refused(refusal)
             raise
-        self._visit.ended(said_something=bool(body))
+        if body:
+            self.answered()
+        else:
+            self.faulted(_EMPTY)
         return body
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
@@ -219,15 +208,19 @@ class GuardedAnswer(UpstreamAnswer):
                     said_something = True
                     yield chunk
         except Refusal as refusal:
-            self._visit.refused(refusal)
+            self.refused(refusal)
             raise
         except GeneratorExit:
-            self._visit.left(said_something=said_something)
+            self.left(said_something=said_something)
             raise
-        self._visit.ended(said_something=said_something)
+        if said_something:
+            self.answered()
+        else:
+            self.faulted(_EMPTY)
 
     def close(self) -> None:
-        self._visit.left()
+        if not self._done:
+            self.left()
         self._inner.close()
         share, self._share = self._share, None
         if share is not None:
@@ -236,10 +229,11 @@ class GuardedAnswer(UpstreamAnswer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._visit.answered()  # an accepted message without an answer to read
-        elif isinstance(error, Refusal):
-            self._visit.refused(error)
+        if not self._done:
+            if error is None:
+                self.answered()  # an accepted message without an answer to read
+            elif isinstance(error, Refusal):
+                self.refused(error)
         self.close()
 
 
