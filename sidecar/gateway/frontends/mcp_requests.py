@@ -16,7 +16,7 @@ from sidecar.gateway.routing import check_accept
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Id, Notification, Request, Response, malformed
 from sidecar.protocols.mcp import eras, messages, task_messages
-from sidecar.protocols.mcp.eras import SESSION_VERSIONS, VERSION_HEADER, Era
+from sidecar.protocols.mcp.eras import SESSION, SESSION_VERSIONS, STATELESS, VERSION_HEADER, Era
 from sidecar.upstreams.mcp.sessions import Session, Sessions
 from sidecar.vocabulary import Call, Caller, Question
 
@@ -103,12 +103,12 @@ class RequestReader:
             return self._of_pair(request, message, paired)
         era, version = eras.version_of(request.headers, message)
         session = None
-        if era is Era.SESSION and message.method != "initialize":
+        if era is SESSION and message.method != "initialize":
             session = self.session(request, caller)
             version = session.version
         if isinstance(message, Request):
             check_accept(request.headers, JSON, EVENT_STREAM)
-        if era is Era.STATELESS:
+        if era is STATELESS:
             eras.check_routing(request.headers, message)
         return self._of(request.server, message, era, version, session)
 
@@ -128,7 +128,7 @@ class RequestReader:
             raise malformed("this transport has the session era only")
         if (message.method == "initialize") is bool(session.version):
             raise malformed("initialize comes first, and once")
-        return self._of(request.server, message, Era.SESSION, session.version, session)
+        return self._of(request.server, message, SESSION, session.version, session)
 
     def of_stream(self, request: RequestContext) -> PairIntent:
         """Returns the intent of a GET at the HTTP+SSE transport's address."""

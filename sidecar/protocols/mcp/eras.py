@@ -57,6 +57,9 @@ class Era(StrEnum):
     STATELESS = "stateless"
 
 
+SESSION, STATELESS = Era.SESSION, Era.STATELESS  # the members of an enumeration are found slowly
+
+
 def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, str]:
     """The era and revision of one message. Raises Refusal if header and body disagree, or the revision is unknown.
 
@@ -70,14 +73,14 @@ def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, 
             raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
         if header not in STATELESS_SET:
             raise unsupported(header, STATELESS_VERSIONS)
-        return Era.STATELESS, header
+        return STATELESS, header
     if message.method == "initialize":  # it negotiates in its body
-        return Era.SESSION, header if header in SESSION_VERSIONS_SET else ""
+        return SESSION, header if header in SESSION_VERSIONS_SET else ""
     if header in STATELESS_SET:  # the header alone: MCP 2026-07-28 requires the metadata too
         raise malformed(f"params._meta must name {META_VERSION}", INVALID_PARAMS)
     if header is not None and header not in SESSION_VERSIONS_SET:
         raise unsupported(header)
-    return Era.SESSION, header or ""
+    return SESSION, header or ""
 
 
 def names_stateless(headers: Headers, message: Request | Notification) -> bool:

@@ -25,7 +25,7 @@ from sidecar.protocols.jsonrpc import (
     spellings,
 )
 from sidecar.protocols.mcp import task_messages
-from sidecar.protocols.mcp.eras import META_CAPABILITIES, TASKS_EXTENSION, Era
+from sidecar.protocols.mcp.eras import META_CAPABILITIES, SESSION, STATELESS, TASKS_EXTENSION, Era
 from sidecar.settings.uris import fault_in_uri, normal_uri
 from sidecar.vocabulary import Call, Question
 
@@ -45,7 +45,7 @@ MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session hold
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
     """The call of a message, with its questions (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, METHOD_UNKNOWN."""
     params, meta = message.params, message.params.get("_meta", _NO_META)
-    if era is Era.STATELESS:
+    if era is STATELESS:
         capabilities = meta.get(META_CAPABILITIES)
         if not isinstance(capabilities, dict):
             raise malformed(f"params._meta must name {META_CAPABILITIES}", INVALID_PARAMS)
@@ -54,11 +54,11 @@ def call_from(message: Request | Notification, era: Era, version: str, server: s
     request_id = message.id if isinstance(message, Request) else None
     method = (METHODS if request_id is not None else NOTIFICATIONS).get(message.method)
     if method is None or era not in method.eras:
-        raise Refusal(Reason.METHOD_UNKNOWN, code=METHOD_NOT_FOUND if era is Era.STATELESS else None)
+        raise Refusal(Reason.METHOD_UNKNOWN, code=METHOD_NOT_FOUND if era is STATELESS else None)
     tasks: tuple[str, ...] = ()
     if method.session or task_messages.RELATED_TASK in meta:  # no other method names tasks of its own
         tasks = task_messages.named_by_caller(message.method, params)
-        if tasks and era is Era.STATELESS:
+        if tasks and era is STATELESS:
             task_messages.check_declared(params)
     questions = method.questions(server, message.method, params)
     wants_task = "task" in params and _wants_task(message, version)
@@ -339,7 +339,7 @@ def _ask_subscriptions(server: str, method: str, params: Mapping[str, Any]) -> t
     return (server_question(server, method), *named)
 
 
-_SESSION, _STATELESS = (Era.SESSION,), (Era.STATELESS,)
+_SESSION, _STATELESS = (SESSION,), (STATELESS,)
 
 METHODS: Mapping[str, McpMethod] = {
     "tools/call": McpMethod(_ask_tool),
