@@ -125,15 +125,15 @@ class Forwarder:
         with exchange:
             if message.method in messages.NAMING_URIS:
                 message = await _with_spelled_uris(exchange, message)
-            params = _forwarded(exchange, message)
-            if params is not message.params:
+            if messages.may_speak_of_tasks(message):
+                params = _forwarded(exchange, message)
+                if task_messages.may_become_task(message.method, params):
+                    creators = {message.id: exchange.call.question}
                 message = message._replace(params=params)
             if message.method == "subscriptions/listen":
                 exchange.has_no_end()
                 with self.place(exchange), await exchange.post(message) as answer:
                     return await self.relay(exchange, (message.id,)).answer(answer)
-            if task_messages.may_become_task(message.method, params):
-                creators = {message.id: exchange.call.question}
             with await exchange.post(message) as answer:
                 if message.method == "initialize":
                     return await self._begin(exchange, message, answer)

@@ -72,6 +72,13 @@ def server_question(server: str, action: str) -> Question:
     return Question(object=f"nhi:{server}", action=action, server=server)
 
 
+def may_speak_of_tasks(message: Request) -> bool:
+    """Whether a request may ask for a task, or name tasks among its client's capabilities."""
+    if "task" in message.params or message.method == "initialize":
+        return True
+    return bool(message.params.get("_meta", _NO_META).get(META_CAPABILITIES))
+
+
 def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:
     """The forwarded parameters. Without `tasks` for this caller, the upstream gets no mention of tasks, not even that
     its client could keep them, and must answer as if there were none."""
