@@ -314,6 +314,7 @@ class SqliteFile:
                 raise RecordStoreOut("its file was written by a newer version")
             connection.execute("PRAGMA journal_mode = WAL")  # after the version, which is thus in the file's header
             connection.execute("PRAGMA synchronous = FULL")  # a committed transaction survives a power cut
+            connection.execute("PRAGMA temp_store = MEMORY")  # no file for what one statement may have to undo
         except BaseException:
             connection.close()
             raise
