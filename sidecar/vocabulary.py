@@ -213,6 +213,13 @@ class Link(NamedTuple):
     rules: tuple[RuleRef, ...] = ()
 
 
+class Read(NamedTuple):
+    """What a condition reads of arguments: names by place, and names read in a loop, wherever its items are."""
+
+    tree: Mapping[str, Any] = {}
+    anywhere: frozenset[str] = frozenset()
+
+
 class Fact(NamedTuple):
     """The outcome of one condition for one link: a digest of its text, its result, and the inputs it read
     (path → value)."""
@@ -233,8 +240,8 @@ class RowLimit(NamedTuple):
 
 class Decision(NamedTuple):
     """The answer for a whole chain, under one policy revision. `until` is the nearest expiry among the rules it rests
-    on. `roles` are those through which the last link's rules matched, for the audit's `agent_role`. Equal answers share
-    every field but `facts`, which are those of the call."""
+    on. `roles` are those through which the last link's rules matched, for the audit's `agent_role`. `names_read`: what
+    conditions read of the arguments. Equal answers share every field but `facts`, which are those of the call."""
 
     allowed: bool
     revision: str
@@ -245,6 +252,7 @@ class Decision(NamedTuple):
     roles: tuple[str, ...] = ()
     would_deny: tuple[str, ...] = ()
     would_allow: tuple[str, ...] = ()
+    names_read: tuple[Read, ...] = ()
     facts: tuple[Fact, ...] = ()
 
     @property

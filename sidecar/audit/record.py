@@ -218,7 +218,7 @@ class Describer:
         held: tuple[object, ...] = ()
         key: tuple[object, ...] = (words, enforcement)
         if decision is not None:
-            allowed, revision, links, _, _, _, roles, would_deny, would_allow, _ = decision
+            allowed, revision, links, _, _, _, roles, would_deny, would_allow, _, _ = decision
             held = links, roles, would_deny, would_allow
             key = (words, enforcement, allowed, revision, id(links), id(roles), id(would_deny), id(would_allow))
         if (known := self._calls.get(key)) is not None:

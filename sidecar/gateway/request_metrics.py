@@ -27,18 +27,18 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
     if request.unanswered:
         metrics.request_unanswered(request.protocol)
         return
-    status = refusal.answer.status if refusal else TOOL_ERROR if record.tool_error else "success"
     # Of a call to no server, or to all of them, the aggregate frontend counts each server.
     answered = bool(server) and "upstream" in record.stages_s
-    called = request.protocol, server, request.method, status
-    decision, series, key = record.decision, None, None
-    if refusal is None and record.enforcement == "enforce" and (decision is None or decision.allowed):
-        key = *called, answered, "" if decision is None else decision.links[-1].kind, id(plan)
-        series = metrics.known_series.get(key)
-    if series is None:
+    decision, series = record.decision, None
+    kind = None if decision is None else decision.links[-1].kind
+    key = request.protocol, server, request.method, record.tool_error, answered, id(kind), id(plan)
+    is_usual = refusal is None and record.enforcement == "enforce" and (decision is None or decision.allowed)
+    if not is_usual or (series := metrics.known_series.get(key)) is None:
+        status = refusal.answer.status if refusal else TOOL_ERROR if record.tool_error else "success"
         counts = _judgement(metrics, record, plan, refusal, request.excused, shadow=request.shadow)
+        called = request.protocol, server, request.method, status
         series = metrics.request_series(*called, *counts, answered=answered, about=plan)
-        if key is not None:
+        if is_usual:
             metrics.keep_series(key, series)
     metrics.request_ended(series, record.duration_s, record.stages_s)
     if plan is not None and plan.paid:

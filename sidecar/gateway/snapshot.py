@@ -38,7 +38,7 @@ from sidecar.limits.budgets import entries_of
 from sidecar.limits.session_calls import LABEL as SESSION_CALLS
 from sidecar.observability.metrics import WIRE_METHODS
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy.similar_keys import Keys, Read, similar_key
+from sidecar.policy.similar_keys import Keys, similar_key
 from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
@@ -109,9 +109,9 @@ class Snapshot:
 
     `shadow_until` (seconds since the epoch) is when enforcement begins; None is from the start. `keys_digest` changes
     with every file of keys and credentials that settings name. `required` holds the digest of each tool of a server
-    that requires pins. `signer` signs sidecar's tokens, `tls` applies to the data listener's next handshake. `offers`
-    describe how agents are offered, `aliases` map agents' own paths to names, `places` are those of calls as the
-    pipeline found them. `waiting` are the changed sections of
+    that requires pins. `lenient` are the servers that may be sent similar keys. `signer` signs sidecar's tokens, `tls`
+    applies to the data listener's next handshake. `offers` describe how agents are offered, `aliases` map agents' own
+    paths to names, `places` are those of calls as the pipeline found them. `waiting` are the changed sections of
     settings that need a restart; `settings` has them as they run.
     """
 
@@ -133,6 +133,7 @@ class Snapshot:
     keys_digest: str = ""
     pins: Pins = NO_PINS
     required: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    lenient: frozenset[str] = frozenset()
     signer: TokenSigner = NO_SIGNER
     waiting: tuple[str, ...] = ()
     tls: TlsContexts | None = None
@@ -163,14 +164,10 @@ class Snapshot:
     def similar_key(self, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
         """Returns a pointer to a key of the arguments that a rule, or the upstream, may confuse with another one. In a
         message to an agent only the keys that a rule reads matter."""
-        upstream = self.settings.upstreams.get(call.upstream)
-        if upstream is not None and upstream.similar_keys == "allow":
+        if call.upstream in self.lenient:
             return None
-        names, reads = self.engine.names_read, list[Read]()
-        for fact in decision.facts:
-            if fact.condition in names:
-                reads.append(names[fact.condition])
-        return similar_key(call.questions[0].arguments, keys, reads, siblings=call.protocol == "mcp")
+        arguments, names_read = call.questions[0].arguments, decision.names_read
+        return similar_key(arguments, keys, names_read, siblings=call.protocol == "mcp")
 
     def has_upstream(self, name: str) -> bool:
         return name in self.services or name in self.agents
@@ -286,6 +283,7 @@ def any_of(answers: Mapping[str, Decision]) -> Decision | None:
     return told[0]._replace(
         links=tuple(link for answer in told for link in answer.links),
         facts=tuple(fact for answer in told for fact in answer.facts),
+        names_read=tuple(read for answer in told for read in answer.names_read),
         until=None if None in ends else max((end for end in ends if end is not None), default=None),
         would_deny=_each_once(answer.would_deny for answer in told),
         would_allow=_each_once(answer.would_allow for answer in told),
@@ -298,6 +296,7 @@ def all_of(answers: Sequence[Decision]) -> Decision:
     return decisive._replace(
         links=tuple(link for answer in answers for link in answer.links),
         facts=tuple(fact for answer in answers for fact in answer.facts),
+        names_read=tuple(read for answer in answers for read in answer.names_read),
         limits=_each_once(answer.limits for answer in answers) if decisive.allowed else (),
         until=min((answer.until for answer in answers if answer.until is not None), default=None),
         would_deny=_each_once(answer.would_deny for answer in answers),
@@ -395,6 +394,7 @@ def snapshot_from(
         shadow_until=policy.shadow_until if policy.mode == "shadow" else None,
         keys_digest=keys_digest,
         pins=pins,
+        lenient=frozenset(name for name, one in settings.upstreams.items() if one.similar_keys == "allow"),
         required=pins.required({name: service.definition.pins for name, service in services.items()}),
         signer=signer,
         tls=tls,

@@ -110,7 +110,9 @@ class Limiter:
                 lease.pending = True
             else:
                 lease.numbers, lease.charged = numbers, 1
-                self._hold(plan, decision_id)
+                self.held[decision_id] = plan
+                if self._beat is None:
+                    self._extend_later()
         return lease
 
     async def charge(self, plan: LimitPlan, decision_id: str) -> Verdict:
@@ -121,14 +123,10 @@ class Limiter:
             raise Refusal(Reason.STORE_UNAVAILABLE, retry_after_s=RETRY_OUTAGE_S) from error
         if not verdict.admitted:
             raise _refusal(plan, verdict)
-        self._hold(plan, decision_id)
-        return verdict
-
-    def _hold(self, plan: LimitPlan, decision_id: str) -> None:
-        """Extend the leases of a charged call until it ends."""
         self.held[decision_id] = plan
         if self._beat is None:
-            self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
+            self._extend_later()
+        return verdict
 
     async def close(self) -> None:
         """Stop extending leases and close the store."""
@@ -136,12 +134,16 @@ class Limiter:
             self._beat.cancel()
         await self.store.close()
 
+    def _extend_later(self) -> None:
+        """Extend the leases of charged calls from time to time, until they end."""
+        self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
+
     def _extend(self) -> None:
         self._beat = None
         for decision_id, plan in self.held.items():
             self.store.extend(plan.slots, decision_id)
         if self.held:
-            self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
+            self._extend_later()
 
 
 class Lease:

@@ -81,7 +81,9 @@ class MemoryCounters:
             numbers += told
         if bound is None:
             self._bind(charges, counters, now_us, decision_id)
-        self._remember(decision_id, now_us, now_us)
+        if now_us >= self._none_ends_before_us or len(self._records) >= MAX_RECORDS:
+            self._forget(now_us)
+        self._records[decision_id] = now_us, now_us + self._remember_us
         return numbers
 
     async def reserve(self, charges: Charges, decision_id: str) -> Verdict:
@@ -104,7 +106,9 @@ class MemoryCounters:
             for charge in charges:
                 if counter := self._tables[charge.kind].get(charge.key):
                     counter.give_back(charge, charged_us, decision_id)
-        self._remember(decision_id, 0, self._now_us())
+        now_us = self._now_us()
+        self._forget(now_us)
+        self._records[decision_id] = 0, now_us + self._remember_us
 
     def release(self, charges: Charges, decision_id: str) -> None:
         charged_us, _ = self._records.pop(decision_id, (0, 0))
@@ -125,7 +129,7 @@ class MemoryCounters:
     def extend(self, charges: Charges, decision_id: str) -> None:
         now_us = self._now_us()
         if record := self._records.pop(decision_id, None):
-            self._remember(decision_id, record[0], now_us)
+            self._records[decision_id] = record[0], now_us + self._remember_us
         for charge in charges:
             counter = self._tables[charge.kind].get(charge.key)
             if isinstance(counter, ConcurrencySlots):
@@ -172,11 +176,6 @@ class MemoryCounters:
                 self._bound.clear()
             else:
                 table[key] = counter
-
-    def _remember(self, decision_id: str, charged_us: int, now_us: int) -> None:
-        if now_us >= self._none_ends_before_us or len(self._records) >= MAX_RECORDS:
-            self._forget(now_us)
-        self._records[decision_id] = (charged_us, now_us + self._remember_us)
 
     def _forget(self, now_us: int) -> None:
         records = self._records

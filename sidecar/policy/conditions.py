@@ -25,9 +25,9 @@ from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy.plain_conditions import UNITS_PER_CHAR, UNITS_PER_NODE, PlainCondition, Ran, plain_condition
 from sidecar.policy.plain_parser import parsed
-from sidecar.policy.similar_keys import Read, read_of
+from sidecar.policy.similar_keys import read_of
 from sidecar.policy.syntax import CalledFunction, Path, Syntax, name_of, syntax_of
-from sidecar.vocabulary import Chain, Principal, Question
+from sidecar.vocabulary import Chain, Principal, Question, Read
 
 if TYPE_CHECKING:
     from cel_expr_python import cel

@@ -31,6 +31,7 @@ from sidecar.vocabulary import (
     PermissionKind,
     Principal,
     Question,
+    Read,
     RowLimit,
     RuleRef,
 )
@@ -48,9 +49,10 @@ CaseKey = tuple[object, ...]  # mode, object, action, server, and the subjects o
 
 
 class Result(NamedTuple):
-    """The decision of a case without facts, and the condition, outcome and link of each fact."""
+    """The decision of a case without facts, its fields before them, and the condition, outcome and link of each."""
 
     decision: Decision
+    fields: tuple[Any, ...]
     ran: Sequence[tuple[str, Ran, Link]]
 
 
@@ -137,9 +139,6 @@ class Engine:
             for kind, model in source.models.items()
         }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
-        names = ((condition.digest, condition.names) for condition in source.conditions.values())
-        self.names_read = {digest: read for digest, read in names if read.tree or read.anywhere}
-        """What conditions read of the arguments, by their digest."""
         self._guarded = bool(len(self._guardrails.table))
         self._chains: dict[int, tuple[Chain, tuple[PolicySubject, ...]]] = {}  # by identity
         self._cases = _CaseCache()
@@ -170,10 +169,10 @@ class Engine:
             reads.append(read)
         outcomes = tuple(came_out)
         result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
-        facts = []
-        for ran, read in zip(result.ran, reads, strict=True):
-            facts.append(_new(Fact, (*ran, read)))
-        return _new(Decision, (*result.decision[:-1], tuple(facts)))
+        facts: tuple[Fact, ...] = ()
+        for ran, read in zip(result.ran, reads):  # noqa: B905 - each condition that ran has one entry in both
+            facts += (_new(Fact, (*ran, read)),)
+        return _new(Decision, (*result.fields, facts))
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
         """Whether an entry may be shown in a list: false only if every call of it would be denied. Conditions on what
@@ -254,6 +253,7 @@ class Engine:
         last, at = len(subjects) - 1, 0
         answers: list[LinkAnswer] = []
         ran: list[tuple[str, Ran, Link]] = []
+        names: list[Read] = []
         for place, found in enumerate(case.links):
             came_out = outcomes[at : at + len(found.conditions)]
             at += len(found.conditions)
@@ -265,11 +265,13 @@ class Engine:
             for condition, outcome in zip(found.conditions, came_out, strict=True):
                 if outcome != "assumed":
                     ran.append((condition.digest, outcome, answer.link))
+                    names += (condition.names,) if any(condition.names) else ()
             # A guardrail that neither denies nor has facts says nothing.
             if place <= last or not answer.link.allowed or len(ran) > before or answer.would_deny:
                 answers.append(answer)
         decision = self._decision(subjects, question.action, answers, limited=mode == "call")
-        result = Result(decision, ran)
+        decision = decision._replace(names_read=tuple(names))
+        result = Result(decision, decision[:-1], ran)
         if len(case.results) >= MAX_CASE_RESULTS:  # a caller's arguments can produce many
             case.results.clear()
         case.results[outcomes] = result

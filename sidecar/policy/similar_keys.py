@@ -11,7 +11,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+from sidecar.vocabulary import Read
 
 SIMILAR_KEY: Final = "distinct-names"  # the keyword reported when a call is refused
 MAX_STEPS: Final = 50_000  # schemas visited while the places of one schema are distinguished
@@ -36,13 +38,6 @@ def folded(key: str) -> str:
     if key.isascii():
         return key.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", key).casefold())
-
-
-class Read(NamedTuple):
-    """What conditions read of arguments: names by place, and names read in a loop, wherever its items are."""
-
-    tree: Mapping[str, Any] = {}
-    anywhere: frozenset[str] = frozenset()
 
 
 NOTHING: Final = Read()
@@ -124,7 +119,8 @@ def similar_key(
     `siblings`, the keys of one object are not compared with each other."""
     if not siblings and not reads:
         return None
-    anywhere, trees = _NO_NAMES, list[Mapping[str, Any]]()
+    anywhere = _NO_NAMES
+    trees: list[Mapping[str, Any]] = []
     for tree, names in reads:
         anywhere |= names
         if tree:

@@ -33,6 +33,7 @@ def measured() -> Metrics:
 
 
 def samples(measured: Metrics) -> dict[Sample, float]:
+    measured.settle()
     _, body = measured.render("")
     families = parse_text(body.decode())
     found = (sample for family in families for sample in family.samples)
