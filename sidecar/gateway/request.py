@@ -126,7 +126,7 @@ class RequestContext(CallContext):
         self.headers, self.record, self.body_admission = headers, record, body_admission
         self.protocol = protocol = record.protocol
         self.plain = protocol == "http"  # without MCP's envelope
-        self.started_s = loop.time()
+        self.loop, self.started_s = loop, loop.time()
 
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""
@@ -319,7 +319,7 @@ class WatchedExchange:
 
     def __enter__(self) -> Self:
         self.open.calls.add(self)
-        task = self._task = asyncio.current_task()
+        task = self._task = asyncio.current_task(self.request.loop)
         assert task is not None
         self._cancelling = task.cancelling()
         return self
@@ -343,7 +343,7 @@ class WatchedExchange:
             ends_at = self.clock().at
         else:
             ends_at = None if self.timeout_s is None else self.request.started_s + self.timeout_s
-        return None if ends_at is None else max(0.0, ends_at - asyncio.get_running_loop().time())
+        return None if ends_at is None else max(0.0, ends_at - self.request.loop.time())
 
     def clock(self) -> Deadline:
         """The running deadline, for readers of the answer. Changes to it apply to them."""
@@ -405,37 +405,38 @@ class UpstreamExchange(WatchedExchange):
         """Gives the caller at least `sessions.question_timeout_s` more: the server's request may need a person."""
         if (deadline := self._deadline) is not None and deadline.at is not None:
             patience_s = self.request.now.settings.sessions.question_timeout_s
-            deadline.at = max(deadline.at, asyncio.get_running_loop().time() + patience_s)
+            deadline.at = max(deadline.at, self.request.loop.time() + patience_s)
 
     def progressed(self) -> None:
         """Handles a progress notification, which restarts the call's deadline if the server's settings say so."""
         deadline, timeout_s = self._deadline, self.timeout_s
         if deadline is None or deadline.at is None or timeout_s is None or self.longest_s <= timeout_s:
             return
-        again = min(asyncio.get_running_loop().time() + timeout_s, self.request.started_s + self.longest_s)
+        again = min(self.request.loop.time() + timeout_s, self.request.started_s + self.longest_s)
         deadline.at = max(deadline.at, again)
 
-    def post(self, message: Message) -> Coroutine[Any, Any, UpstreamAnswer]:
+    def post(self, message: Message | None, last_event_id: str | None = None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Sends a message to the upstream. Awaited, it returns when the head of the answer is here."""
-        outbound = self._outbound("POST", message, None)
+        request, session, left_s = self.request, self.session, self.left_s
+        extra = routing.trace_headers(request.headers) if "traceparent" in request.headers else []
+        if message is not None and request.parameter_headers:
+            extra += request.parameter_headers
+        outbound = Outbound(
+            "GET" if message is None else "POST",
+            message,
+            self.call.protocol_version,
+            self.service.timeout_s if left_s is None else left_s,
+            None if session is None else session.upstream_id,
+            self.caller,
+            last_event_id,
+            extra,
+            self.endless,
+        )
         return self.service.upstream.directly(outbound).exchange(outbound)
 
     def listen(self, last_event_id: str | None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Opens the upstream session's own stream, or resumes one of its streams."""
-        return self.service.upstream.exchange(self._outbound("GET", None, last_event_id))
-
-    def _outbound(self, verb: Literal["POST", "GET"], message: Message | None, last_event_id: str | None) -> Outbound:
-        return Outbound(
-            verb,
-            message,
-            self.call.protocol_version,
-            self.patience_s,
-            self.session.upstream_id if self.session else None,
-            self.caller,
-            last_event_id,
-            [*routing.trace_headers(self.request.headers), *(self.request.parameter_headers if verb == "POST" else ())],
-            self.endless,
-        )
+        return self.post(None, last_event_id)
 
     @property
     def patience_s(self) -> float:

@@ -76,7 +76,8 @@ def may_speak_of_tasks(message: Request) -> bool:
     """Whether a request may ask for a task, or name tasks among its client's capabilities."""
     if "task" in message.params or message.method == "initialize":
         return True
-    return bool(message.params.get("_meta", _NO_META).get(META_CAPABILITIES))
+    capabilities = message.params.get("_meta", _NO_META).get(META_CAPABILITIES)
+    return isinstance(capabilities, dict) and ("extensions" in capabilities or "tasks" in capabilities)
 
 
 def forwarded_params(message: Request | Notification, version: str, *, tasks: bool) -> dict[str, Any]:

@@ -27,6 +27,7 @@ def forwarded(
     before = json.dumps(params)
     sent = messages.forwarded_params(Request(1, method, params), version, tasks=tasks)
     assert json.dumps(params) == before, "the message itself, which audit reads, is not changed"
+    assert sent is params or messages.may_speak_of_tasks(Request(1, method, params))
     return sent
 
 
