@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Any, Final, Generic
+from typing import Final, Generic
 
 from sidecar.storage.record_store import (
     FORGOTTEN_AT_ONCE,
@@ -33,20 +33,32 @@ class _Entry(Generic[R]):
     at: Place
     holder: str
     until_s: float
+    target: str
+    is_done: bool
 
 
 @dataclass(slots=True)
 class _History:
     """The finished records of one target, or of all. `ranks` is a heap of their owners: the one with most of them
-    first, then the one with the oldest. An owner's former ranks stay in it until they come first."""
+    first, then the one with the oldest. An owner's former ranks stay in it until they come first; the ranks of those
+    in `changed` are not in it yet."""
 
     count: int = 0
     of_owner: dict[str, list[Place]] = field(default_factory=dict)
     ranks: list[tuple[int, Place, str]] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
 
     @property
     def first(self) -> str:
         """The id of the next record to evict. There must be one."""
+        of_owner = self.of_owner
+        if len(self.ranks) + len(self.changed) > 2 * len(of_owner) + MAX_FORMER_RANKS:
+            self.ranks = [(-len(those), those[0], whose) for whose, those in of_owner.items()]
+            heapify(self.ranks)
+        else:
+            for owner in self.changed:
+                heappush(self.ranks, (-len(of_owner[owner]), of_owner[owner][0], owner))
+        self.changed.clear()
         while True:
             count, oldest, owner = self.ranks[0]
             mine = self.of_owner.get(owner)
@@ -57,18 +69,17 @@ class _History:
     def tally(self, owner: str, at: Place, by: int) -> None:
         """Adds a record (`by` is 1), or takes one away (-1)."""
         self.count += by
-        mine = self.of_owner.setdefault(owner, [])
-        if by > 0:
+        self.changed.add(owner)
+        mine = self.of_owner.get(owner)
+        if mine is None:
+            self.of_owner[owner] = [at]
+        elif by > 0:
             insort(mine, at)
+        elif len(mine) > 1:
+            del mine[bisect_left(mine, at)]
         else:
-            _drop(mine, at)
-        if not mine:
             del self.of_owner[owner]
-        elif len(self.ranks) < 2 * len(self.of_owner) + MAX_FORMER_RANKS:
-            heappush(self.ranks, (-len(mine), mine[0], owner))
-        else:
-            self.ranks = [(-len(those), those[0], whose) for whose, those in self.of_owner.items()]
-            heapify(self.ranks)
+            self.changed.discard(owner)
 
 
 @dataclass(slots=True)
@@ -87,13 +98,16 @@ class MemoryRecordStore(Generic[R]):
     _added: int = 0
 
     async def add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
-        record_id, owner, every = record.id, record.owner, self._done[""]
+        return self._add(record, holder, until_s, bounds)
+
+    def _add(self, record: R, holder: str, until_s: float, bounds: RecordBounds) -> AddedRecord:
+        record_id, owner, target, every = record.id, record.owner, record.target, self._done[""]
         if (known := self._entries.get(record_id)) is not None:
             if ends_at(known.record, self.is_work) > record.created_at:
                 return AddedRecord.KNOWN
             self._forget(record_id)
         if bounds.done_per_target is not None:
-            done = self._done[record.target]
+            done = self._done[target]
             for _ in range(min(done.count - bounds.done_per_target, FORGOTTEN_AT_ONCE)):
                 self._forget(done.first)
         mine = self._of_owner.get(owner, [])
@@ -109,15 +123,15 @@ class MemoryRecordStore(Generic[R]):
             return AddedRecord.FULL
         self._added += 1
         at = (record.created_at, self._added, record_id)
-        entry = self._entries[record_id] = _Entry(record, at, holder, until_s)
+        entry = self._entries[record_id] = _Entry(record, at, holder, until_s, target, record.is_done)
         insort(self._of_owner[owner], at)
-        if record.target:
+        if target:
             insort(self._shown, at)
         self._tally(entry, 1)
         return AddedRecord.KEPT
 
     async def add_all(self, records: Sequence[R], bounds: RecordBounds) -> list[AddedRecord]:
-        return [await self.add(record, "", 0.0, bounds) for record in records]
+        return [self._add(record, "", 0.0, bounds) for record in records]
 
     async def get(self, record_id: str) -> R | None:
         entry = self._entries.get(record_id)
@@ -201,19 +215,19 @@ class MemoryRecordStore(Generic[R]):
         if (entry.record.is_done and not record.is_done) != reopens:
             return False
         self._tally(entry, -1)
-        entry.record = record
+        entry.record, entry.target, entry.is_done = record, record.target, record.is_done
         self._tally(entry, 1)
         return True
 
     def _tally(self, entry: _Entry[R], by: int) -> None:
         """Counts a record as it is now (`by` is 1), or takes it out of the counts (-1)."""
-        record, at = entry.record, entry.at
-        if record.target:
-            self._counts[record.target, record.standing] += by
-        if record.is_done:
+        record, at, target = entry.record, entry.at, entry.target
+        if target:
+            self._counts[target, record.standing] += by
+        if entry.is_done:
             self._done[""].tally(record.owner, at, by)
-            if record.target:
-                self._done[record.target].tally(record.owner, at, by)
+            if target:
+                self._done[target].tally(record.owner, at, by)
         elif self.is_work:
             if by > 0:
                 self._open[at[2]] = entry
@@ -223,14 +237,11 @@ class MemoryRecordStore(Generic[R]):
     def _forget(self, record_id: str) -> None:
         entry = self._entries.pop(record_id)
         self._tally(entry, -1)
-        if entry.record.target:
-            _drop(self._shown, entry.at)
-        mine = self._of_owner[entry.record.owner]
-        _drop(mine, entry.at)
-        if not mine:
-            del self._of_owner[entry.record.owner]
-
-
-def _drop(places: list[Any], at: tuple[Any, ...]) -> None:
-    """Removes an item from a sorted list."""
-    del places[bisect_left(places, at)]
+        at, owner = entry.at, entry.record.owner
+        if entry.target:
+            del self._shown[bisect_left(self._shown, at)]
+        mine = self._of_owner[owner]
+        if len(mine) > 1:
+            del mine[bisect_left(mine, at)]
+        else:
+            del self._of_owner[owner]
