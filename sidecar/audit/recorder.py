@@ -189,19 +189,11 @@ class Recording:
         self.marks: dict[str, float] = {}
         self.decision_id = audit.new_id()
         self.now_s = audit.clock.monotonic
-        self._started_mono_s = self.now_s()
+        self.started_s = self.now_s()
 
     @property
     def duration_s(self) -> float:
-        return self.now_s() - self._started_mono_s
-
-    @property
-    def stages_s(self) -> dict[str, float]:
-        """The seconds spent, by stage."""
-        stages_s, before_s = {}, self._started_mono_s
-        for stage, ended_s in self.marks.items():
-            stages_s[stage], before_s = ended_s - before_s, ended_s
-        return stages_s
+        return self.now_s() - self.started_s
 
     async def decided(self) -> None:
         """Write `decision`, immediately before the upstream is written to. Raises Refusal: AUDIT_UNAVAILABLE, or
@@ -282,7 +274,7 @@ class Recording:
             record[shape.CONTENT] = shape.segment(shape.CONTENT, content)
         record[shape.END] = shape.end(reason, self.tool_error if event == "outcome" else None)
         record[shape.ANSWER] = shape.answer(
-            self._started_mono_s, self.marks, self.bytes_in, http_status, bytes_out, self.now_s()
+            self.started_s, self.marks, self.bytes_in, http_status, bytes_out, self.now_s()
         )
         self.done = True  # also if the caller does not wait for it
         if self._is_under_way:
@@ -370,7 +362,7 @@ class Recording:
         if decision is not None and decision.facts:
             record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
         record[shape.LIMITS] = describer.limits(self.limits, charged)
-        record[shape.ANSWER] = shape.answer(self._started_mono_s, self.marks, self.bytes_in)
+        record[shape.ANSWER] = shape.answer(self.started_s, self.marks, self.bytes_in)
         return record
 
 

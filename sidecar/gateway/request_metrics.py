@@ -28,7 +28,7 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
         metrics.request_unanswered(request.protocol)
         return
     # Of a call to no server, or to all of them, the aggregate frontend counts each server.
-    answered = bool(server) and "upstream" in record.stages_s
+    answered = bool(server) and "upstream" in record.marks
     decision, series = record.decision, None
     kind = None if decision is None else decision.links[-1].kind
     key = request.protocol, server, request.method, record.tool_error, answered, id(kind), id(plan)
@@ -40,7 +40,7 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
         series = metrics.request_series(*called, *counts, answered=answered, about=plan)
         if is_usual:
             metrics.keep_series(key, series)
-    metrics.request_ended(series, record.duration_s, record.stages_s)
+    metrics.request_ended(series, record.started_s, record.now_s(), record.marks)
     if plan is not None and plan.paid:
         _count_spending(metrics, record)
     if refusal is not None and refusal.reason is Reason.BAD_ARGUMENTS:

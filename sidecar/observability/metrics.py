@@ -255,7 +255,7 @@ class Metrics:
         self._stage_rows = {stage: self._stage_s.row(stage) for stage in STAGES}
         self.inflight_rows = {protocol: self._inflight.row(protocol) for protocol in PROTOCOLS}
         self.known_series: dict[object, RequestSeries] = {}
-        self._ended: list[tuple[RequestSeries, float, Mapping[str, float]]] = []
+        self._ended: list[tuple[RequestSeries, float, float, Mapping[str, float]]] = []
         self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
 
     def reconfigured(
@@ -311,10 +311,10 @@ class Metrics:
         return self.inflight_rows.get(protocol) or self._inflight.row(protocol)
 
     def request_finished(
-        self, protocol: str, upstream: str, method: str, status: str, duration_s: float, stages_s: Mapping[str, float]
+        self, protocol: str, upstream: str, method: str, status: str, duration_s: float, marks: Mapping[str, float]
     ) -> None:
-        """Counts an answered request. `status` is the audit's; `stages_s` the seconds spent by stage."""
-        self.request_ended(self.request_series(protocol, upstream, method, status), duration_s, stages_s)
+        """Counts an answered request. `status` is the audit's; `marks` are the ends of its stages, after its start."""
+        self.request_ended(self.request_series(protocol, upstream, method, status), 0.0, duration_s, marks)
 
     def request_series(
         self,
@@ -345,29 +345,30 @@ class Metrics:
             self.known_series.clear()
         self.known_series[key] = series
 
-    def request_ended(self, series: RequestSeries, duration_s: float, stages_s: Mapping[str, float]) -> None:
+    def request_ended(
+        self, series: RequestSeries, started_s: float, ended_s: float, marks: Mapping[str, float]
+    ) -> None:
         """Counts an answered request, as `request_finished`; its numbers are added by `settle`."""
-        self._ended.append((series, duration_s, stages_s))
+        self._ended.append((series, started_s, ended_s, marks))
         if len(self._ended) >= MAX_ENDED:
             self.settle()
 
     def settle(self) -> None:
         """Adds the numbers of the requests that ended: together they cost less than one by one, on cold caches."""
-        ended, self._ended, stage_rows = self._ended, [], self._stage_rows
-        for (inflight, durations, upstream_durations, counts, _), duration_s, stages_s in ended:
+        waiting, self._ended, stage_rows = self._ended, [], self._stage_rows
+        for (inflight, durations, upstream_durations, counts, _), before_s, ended_s, marks in waiting:
             inflight[0] -= 1.0
             for row in counts:
                 row[0] += 1.0
-            durations[bisect_left(REQUEST_BUCKETS_S, duration_s)] += 1.0
-            durations[-1] += duration_s
-            for stage, spent_s in stages_s.items():
-                row = stage_rows.get(stage) or self._stage_s.row(stage)
+            durations[bisect_left(REQUEST_BUCKETS_S, ended_s - before_s)] += 1.0
+            durations[-1] += ended_s - before_s
+            for stage, mark_s in marks.items():
+                row, spent_s, before_s = stage_rows.get(stage) or self._stage_s.row(stage), mark_s - before_s, mark_s
                 row[bisect_left(STAGE_BUCKETS_S, spent_s)] += 1.0
                 row[-1] += spent_s
-            if upstream_durations is not None:
-                spent_s = stages_s["upstream"]
-                upstream_durations[bisect_left(REQUEST_BUCKETS_S, spent_s)] += 1.0
-                upstream_durations[-1] += spent_s
+                if stage == "upstream" and upstream_durations is not None:
+                    upstream_durations[bisect_left(REQUEST_BUCKETS_S, spent_s)] += 1.0
+                    upstream_durations[-1] += spent_s
 
     def request_unanswered(self, protocol: str) -> None:
         """Counts a request that was closed without an answer. Replaces `request_finished`."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from sidecar.audit.digest import Digests, namespace_of
@@ -44,7 +44,14 @@ def ended(
         "http_status": 200,
         "bytes_out": bytes_out,
         "duration_ms": ms(recording.duration_s),
-        "latency": {stage: ms(spent_s) for stage, spent_s in recording.stages_s.items()},
+        "latency": latency(recording),
+    }
+
+
+def latency(recording: Recording) -> dict[str, float]:
+    ends_s = [recording.started_s, *recording.marks.values()]
+    return {
+        stage: ms(end_s - begin_s) for stage, (begin_s, end_s) in zip(recording.marks, pairwise(ends_s), strict=True)
     }
 
 
@@ -61,7 +68,7 @@ def gathered(recording: Recording, digest: str | None, charged: int) -> dict[str
         "limits": limits(recording, charged),
         "enforcement": recording.enforcement,
         "bytes_in": recording.bytes_in,
-        "latency": {stage: ms(spent_s) for stage, spent_s in recording.stages_s.items()},
+        "latency": latency(recording),
         "key_id": KEY.id,
     }
     for name in ("trace_id", "run_id", "thread_id", "task_id", "protocol", "upstream", "method"):

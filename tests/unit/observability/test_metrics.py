@@ -23,7 +23,7 @@ TABLES = tables("observability/metrics")
 
 CONTRACT_8 = TABLES["contract_8"]
 BUDGET = "budgets:nhi:*:usd:day"
-STAGES_S = {"auth": 0.00005, "policy": 0.0003, "upstream": 0.02}
+MARKS = {"auth": 0.00005, "policy": 0.00035, "upstream": 0.02035}
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
 
@@ -46,7 +46,7 @@ def value(measured: Metrics, name: str, **labels: str) -> float:
 
 def finish(measured: Metrics, upstream: str = "github", method: str = "tools/call", status: str = "success") -> None:
     measured.request_started("mcp")
-    measured.request_finished("mcp", upstream, method, status, 0.021, STAGES_S)
+    measured.request_finished("mcp", upstream, method, status, 0.021, MARKS)
 
 
 def test_of_a_budget_the_fullest_counter_is_told_until_its_period_is_over(measured: Metrics) -> None:
@@ -76,7 +76,7 @@ def test_every_series_of_the_contract_is_there_with_its_labels(measured: Metrics
 def test_a_request_moves_its_counter_and_its_histograms(measured: Metrics) -> None:
     measured.request_started("mcp")
     assert value(measured, "inflight_requests", protocol="mcp") == 1
-    measured.request_finished("mcp", "github", "tools/call", "success", 0.021, STAGES_S)
+    measured.request_finished("mcp", "github", "tools/call", "success", 0.021, MARKS)
     assert value(measured, "inflight_requests", protocol="mcp") == 0
     labels = {"protocol": "mcp", "upstream": "github"}
     assert value(measured, "requests_total", method="tools/call", status="success", **labels) == 1
@@ -180,7 +180,7 @@ def test_rows_that_are_kept_are_those_of_the_settings_and_none_that_others_are_f
         measured.keep_series(key, measured.request_series(*key, measured.limit_row("unknown", "admitted")))
         series = measured.known_series.get(key)
         assert series is not None
-        measured.request_ended(series, 0.1, {})
+        measured.request_ended(series, 0.0, 0.1, {})
         assert value(measured, "limit_checks_total", limit="other", outcome="admitted") == before + 1
     labels = dict(zip(("protocol", "upstream", "method", "status"), key, strict=True))
     assert value(measured, "requests_total", **labels) == 2
