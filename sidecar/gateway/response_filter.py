@@ -84,8 +84,8 @@ class ResponseFilter:
         return self.expected[0] if isinstance(self.expected, tuple) and len(self.expected) == 1 else None
 
     async def response(self, response: jsonrpc.Response, owned: Owned, *, plain: bool) -> FilteredMessage:
-        """Filters a response; `owned` are those of its tasks that are the reader's, `plain` is a result of content
-        alone (`messages.is_plain`). Yields to other work during long lists. Raises Refusal: RESPONSE_REFUSED, or a
+        """Filters a response; `owned` are those of its tasks that are the reader's, `plain` is a complete result
+        of `messages.CONTENT` alone. Yields to other work during long lists. Raises Refusal: RESPONSE_REFUSED, or a
         denial of what it requests of the caller."""
         exchange, request_id, result = self.exchange, response.id, response.result
         call, earlier, created, version = exchange.call, None, None, ""

@@ -27,7 +27,7 @@ from sidecar.http.client import Share
 from sidecar.http.server.event_stream import EventSink, EventStream
 from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.protocols import jsonrpc, sse
-from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.messages import COMPLETE, CONTENT
 from sidecar.protocols.streamed import Streamed, addressed
 from sidecar.upstreams.http_address import hold
 from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES, UpstreamAnswer
@@ -124,7 +124,8 @@ class ResponseStream:
         if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
             await asyncio.sleep(0)
         exchange, call, tasks = self.exchange, self.exchange.call, passage.shared.tasks
-        plain = isinstance(message, jsonrpc.Response) and messages.is_plain(message.result)
+        result = message.result if isinstance(message, jsonrpc.Response) else None
+        plain = isinstance(result, dict) and result.keys() <= CONTENT and result.get("resultType", COMPLETE) == COMPLETE
         owned = NOTHING if plain and not call.tasks else await owned_in(tasks, exchange.caller, call, message)
         screen = exchange.judged_by.services.get(exchange.service.name, exchange.service).screen
         inspection = None if screen is None else await inspect(exchange, screen, message, raw, owned)

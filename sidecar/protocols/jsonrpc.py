@@ -95,27 +95,43 @@ def message_from(envelope: object) -> Message:
         raise malformed("the message has a member that JSON-RPC does not know")
     if envelope.get("jsonrpc") != "2.0":
         raise malformed('jsonrpc must be "2.0"')
-    if "method" not in envelope:
-        return _response_from(envelope)
-    method, params = envelope["method"], envelope.get("params")
-    if params is None:  # some libraries write `"params": null` if there are none
-        params = {}
-    if "result" in envelope or "error" in envelope:
-        raise malformed("a message is a call or a response, never both")
-    if not isinstance(method, str) or not 0 < len(method) <= 128:
-        raise malformed("method must be a string of 1 to 128 characters")
-    if not isinstance(params, dict):
-        raise malformed("params must be an object")
-    if not params.keys() <= PARAMS:
-        refuse_variants(params, _PARAMS, "params")
-    if "_meta" in params:
-        if not isinstance(params["_meta"], dict):
-            raise malformed("params._meta must be an object", INVALID_PARAMS)
-        if not params["_meta"].keys() <= META:
-            refuse_variants(params["_meta"], _META, "params._meta")
-    if "id" not in envelope:
-        return Notification(method, params)
-    return _new(Request, (_id_from(envelope["id"]), method, params))
+    has_result, has_error, given = "result" in envelope, "error" in envelope, envelope.get("id")
+    if "method" in envelope:
+        method, params = envelope["method"], envelope.get("params")
+        if params is None:  # some libraries write `"params": null` if there are none
+            params = {}
+        if has_result or has_error:
+            raise malformed("a message is a call or a response, never both")
+        if not isinstance(method, str) or not 0 < len(method) <= 128:
+            raise malformed("method must be a string of 1 to 128 characters")
+        if not isinstance(params, dict):
+            raise malformed("params must be an object")
+        if not params.keys() <= PARAMS:
+            refuse_variants(params, _PARAMS, "params")
+        if "_meta" in params:
+            if not isinstance(params["_meta"], dict):
+                raise malformed("params._meta must be an object", INVALID_PARAMS)
+            if not params["_meta"].keys() <= META:
+                refuse_variants(params["_meta"], _META, "params._meta")
+        if "id" not in envelope:
+            return Notification(method, params)
+        message: Request | Response = _new(Request, (given, method, params))
+    else:
+        if has_result and has_error:  # some libraries write both members of every response, one of them null
+            has_result, has_error = envelope["result"] is not None, envelope["error"] is not None
+        if "params" in envelope or has_result is has_error:
+            raise malformed("a message has a method, or exactly one of result and error")
+        if has_error:
+            _check_error(envelope["error"])
+            if given is None:
+                return Response(None, error=envelope["error"])
+        message = _new(Response, (given, envelope.get("result"), envelope.get("error")))
+    # bool is an int to Python
+    if not (isinstance(given, str) and len(given) <= MAX_ID_CHARS) and not (
+        type(given) is int and INT64_MIN <= given <= UINT64_MAX
+    ):
+        raise malformed("id must be a string of at most 256 characters or an integer of at most 64 bits")
+    return message
 
 
 def id_in(envelope: object) -> Id | None:
@@ -123,9 +139,10 @@ def id_in(envelope: object) -> Id | None:
     if not isinstance(envelope, dict) or "id" not in envelope:
         return None
     try:
-        return _id_from(envelope["id"])
+        answer = message_from({"jsonrpc": "2.0", "id": envelope["id"], "result": None})
     except Refusal:
         return None
+    return answer.id if isinstance(answer, Response) else None
 
 
 def request_id_in(envelope: object) -> Id | None:
@@ -231,27 +248,9 @@ def _unparsable(detail: str) -> Refusal:
     return malformed(detail, PARSE_ERROR)
 
 
-def _response_from(envelope: dict[str, Any]) -> Response:
-    has_result, has_error = "result" in envelope, "error" in envelope
-    if has_result and has_error:  # some libraries write both members of every response, one of them null
-        has_result, has_error = envelope["result"] is not None, envelope["error"] is not None
-    if "params" in envelope or has_result is has_error:
-        raise malformed("a message has a method, or exactly one of result and error")
-    if has_result:
-        return _new(Response, (_id_from(envelope.get("id")), envelope["result"], None))
-    error = envelope["error"]
+def _check_error(error: object) -> None:
     if not isinstance(error, dict) or not isinstance(error.get("message"), str) or type(error.get("code")) is not int:
         raise malformed("error must be an object with an integer code and a string message")
-    given = envelope.get("id")
-    return Response(None if given is None else _id_from(given), error=error)
-
-
-def _id_from(value: object) -> Id:
-    if isinstance(value, str) and len(value) <= MAX_ID_CHARS:
-        return value
-    if type(value) is int and INT64_MIN <= value <= UINT64_MAX:  # bool is an int to Python
-        return value
-    raise malformed("id must be a string of at most 256 characters or an integer of at most 64 bits")
 
 
 def _refuse_excess(raw: bytes, max_depth: int, max_keys: int, max_values: int) -> None:

@@ -22,6 +22,7 @@ from sidecar.vocabulary import Call, Caller, Question
 
 _new = tuple.__new__
 JSON, EVENT_STREAM = "application/json", "text/event-stream"
+_BOTH = (f"{JSON}, {EVENT_STREAM}",)  # the line that nearly every client sends
 STREAM, END = "session/stream", "session/end"  # the methods of a GET and a DELETE, for which MCP defines no name
 
 
@@ -106,7 +107,7 @@ class RequestReader:
         if era is SESSION and message.method != "initialize":
             session = self.session(request, caller)
             version = session.version
-        if isinstance(message, Request):
+        if isinstance(message, Request) and request.headers.get("accept") != _BOTH:
             check_accept(request.headers, JSON, EVENT_STREAM)
         if era is STATELESS:
             eras.check_routing(request.headers, message)

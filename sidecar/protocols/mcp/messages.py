@@ -129,7 +129,8 @@ SERVER_NOTIFICATIONS = frozenset(
      "notifications/elicitation/complete", "notifications/subscriptions/acknowledged", *task_messages.NOTIFICATIONS}
 )  # fmt: skip
 COMPLETE = "complete"
-_CONTENT = frozenset({"content", "structuredContent", "isError", "resultType"})
+# A complete result of these members alone holds a tool's content, and nothing by which results are judged.
+CONTENT = frozenset({"content", "structuredContent", "isError", "resultType"})
 RESULT_TYPES = (COMPLETE, "input_required", "task")  # others belong to extensions that are not supported
 # A result is checked by its content, not by the request: a lying upstream, or an id used twice, changes nothing.
 LISTS = ("tools", "prompts", "resources", "resourceTemplates")
@@ -141,11 +142,6 @@ _JUDGED_IN_RESULT = spellings(
     )
 )
 _JUDGED_IN_ENTRY = spellings(("name", "uri", "uriTemplate"))
-
-
-def is_plain(result: object) -> bool:
-    """Whether a result is complete and holds a tool's content alone: nothing by which results are judged."""
-    return isinstance(result, dict) and result.keys() <= _CONTENT and result.get("resultType", COMPLETE) == COMPLETE
 
 
 def evades(result: Mapping[str, Any]) -> bool:
