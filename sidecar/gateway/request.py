@@ -394,7 +394,8 @@ class UpstreamExchange(WatchedExchange):
         service: Service,
         session: Session | None,
     ) -> None:
-        super().__init__(request, caller, call, timeout_s, open_exchanges, until)
+        self.request, self.caller, self.call, self.timeout_s = request, caller, call, timeout_s
+        self.open, self.judged_by, self.until = open_exchanges, request.now, until
         self.service, self.session = service, session
 
     @property

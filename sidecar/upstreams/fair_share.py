@@ -24,7 +24,10 @@ class CallerShare(SendQueue):
 
     def give_back(self) -> None:
         """Returns a place that was taken."""
-        self.step_out()
+        if self._waiting:
+            self.step_out()
+        else:
+            self._left += 1
         self.leave()
 
     def leave(self) -> None:
@@ -49,14 +52,18 @@ class FairShares:
     def waiting(self) -> int:
         return sum(map(len, self._lines.values()))
 
-    def of(self, caller: Caller) -> CallerShare:
-        """Returns the share of a caller, whose call is counted in it until `give_back`."""
+    def of(self, caller: Caller) -> tuple[CallerShare, bool]:
+        """Returns the share of a caller, whose call is counted in it until `give_back`; whether it has a place, or else
+        has to `wait` for one."""
         owner = caller.binding
         share = self._lines.get(owner)
         if share is None:
             share = self._lines[owner] = CallerShare(self._lines, owner, self.places)
         share.inside += 1
-        return share
+        has_place = share._left > 0
+        if has_place:
+            share._left -= 1
+        return share, has_place
 
     async def wait(self, share: CallerShare, deadline_s: float) -> float:
         """Waits for a place; returns the seconds left. Raises Unsent(TOO_MANY_CONCURRENT), and uncounts the call."""

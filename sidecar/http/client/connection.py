@@ -127,7 +127,8 @@ class ClientConnection(asyncio.Protocol):
         elif response.buffered > MAX_BUFFERED_BYTES and not self._paused and transport is not None:
             self._paused = True
             transport.pause_reading()
-        self._wake()
+        if (waiter := self._waiter) is not None and not waiter.done():
+            waiter.set_result(None)
 
     def eof_received(self) -> None:
         self.connection_lost(None)
@@ -144,7 +145,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._response = None
         self.close()
-        self._wake()
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _fail(self, failure: EgressError) -> None:
         if self._failure is None:
@@ -188,11 +190,6 @@ class ClientConnection(asyncio.Protocol):
             self._set_timer(self._until)
         else:
             self._fail(ClientTimeout("the peer did not answer in time"))
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
     def _resume(self) -> None:
         self._paused = False

@@ -34,8 +34,8 @@ class GuardedAgent:
         """See `AgentTransport.ask`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
         share = None
         if outgoing.caller is not None:
-            share = self.shares.of(outgoing.caller)
-            if not share.step_in():
+            share, has_place = self.shares.of(outgoing.caller)
+            if not has_place:
                 outgoing = outgoing._replace(deadline_s=await self.shares.wait(share, outgoing.deadline_s))
         try:
             visit = self._visit(outgoing)

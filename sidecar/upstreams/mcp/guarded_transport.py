@@ -73,8 +73,8 @@ class GuardedTransport(TransportLayer):
         message, session_id, share, answer = outbound.message, outbound.session_id, None, None
         if outbound.caller is not None and not outbound.endless and message is not None:
             shares = self.shares if isinstance(message, Request) else self.words
-            share = shares.of(outbound.caller)
-            if not share.step_in():
+            share, has_place = shares.of(outbound.caller)
+            if not has_place:
                 outbound = outbound._replace(deadline_s=await shares.wait(share, outbound.deadline_s))
         try:
             answer = GuardedAnswer(self.account, outbound, self.timeout_s, share)
