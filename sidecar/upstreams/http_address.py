@@ -108,7 +108,9 @@ class HttpAddress:
         caller: Caller | None,
         deadline_s: float,
     ) -> ClientResponse:
-        shown, deadline_s = await self.credential.header_within(caller, deadline_s)
+        shown = self.credential.at_hand(caller)
+        if shown is None:
+            shown, deadline_s = await self.credential.header_within(caller, deadline_s)
         if shown is not None:
             headers = [*headers, shown]
         response = await client.send(form.message(headers, body), deadline_s=deadline_s)

@@ -37,25 +37,30 @@ A2A_JSON: Final = "application/a2a+json"
 MAX_FORMS: Final = 16  # an address with an id of a task is used a few times only
 
 
-class _Sent(NamedTuple):
-    """A request whose response has begun. `number` is its JSON-RPC id, None in HTTP+JSON."""
+class _Request(NamedTuple):
+    """An operation as the agent receives it. `number` is its JSON-RPC id, None in HTTP+JSON."""
 
-    response: ClientResponse
     operation: Operation
     form: WireForm
+    verb: str
+    path: str
+    body: bytes | None
     number: int | None = None
 
-    def take(self, raw: bytes) -> Any | AgentError:
+    def take(self, raw: bytes, status: int) -> Any | AgentError:
         """The result or the agent's error in one message. Raises Refusal(RESPONSE_REFUSED)."""
-        said = _parsed(raw)
+        try:
+            said = jsonrpc.parse_answer(raw)
+        except Refusal as refusal:
+            raise _refused(refusal.detail) from None
         if self.number is not None:
             return _rpc_result(self.number, said)
-        error = _error_in(said, self.response.status)
+        error = _error_in(said, status)
         return said if error is None else error
 
-    def read(self, raw: bytes) -> Result | AgentError:
+    def read(self, raw: bytes, status: int) -> Result | AgentError:
         """The same, with a result in the canonical form."""
-        said = self.take(raw)
+        said = self.take(raw, status)
         try:
             return said if isinstance(said, AgentError) else self.form.read_result(self.operation, said)
         except UnreadableMessage as error:
@@ -81,58 +86,65 @@ class HttpAgent(ABC):
         self._forms: dict[tuple[str, str, bool, bool, Version], RequestForm] = {}
 
     @abstractmethod
-    async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent: ...
+    def _request(self, outgoing: OutgoingOperation, version: Version) -> _Request: ...
 
     @abstractmethod
-    async def _whole(self, sent: _Sent) -> Result | AgentError: ...
+    async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError: ...
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
-        sent = await self._sent(outgoing, self._version())
-        with sent.response:
-            return await self._whole(sent)
+        try:
+            asked, sending = self._send(outgoing)
+            with await sending as response:
+                return await self._whole(asked, response)
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
-        sent = await self._sent(outgoing, self._version())
-        if sent.response.status == 200 and sent.response.media_type == EVENT_STREAM:
-            return HttpStream(sent, self._max_bytes)
-        with sent.response:
-            answer = await self._whole(sent)
+        try:
+            asked, sending = self._send(outgoing)
+            response = await sending
+            if response.status == 200 and response.media_type == EVENT_STREAM:
+                return HttpStream(asked, response, self._max_bytes)
+            with response:
+                answer = await self._whole(asked, response)
+        except EgressError as failure:
+            raise refusal_from(failure) from failure
         if isinstance(answer, AgentError):
             return answer
         raise _refused("it answered in one body where a stream was requested")
 
-    def _send(
-        self, verb: str, path: str, body: bytes | None, outgoing: OutgoingOperation, version: Version, media_type: str
-    ) -> Awaitable[ClientResponse]:
-        """Send one request; returns when the head of the response is here. Raises Refusal."""
-        streams = outgoing.operation.streams
+    def _send(self, outgoing: OutgoingOperation) -> tuple[_Request, Awaitable[ClientResponse]]:
+        """The request, and the head of its response once it is here. Raises Refusal, EgressError."""
+        version, streams = self._version(), outgoing.operation.streams
+        asked = self._request(outgoing, version)
+        _, _, verb, path, body, _ = asked
         what = (verb, path, body is not None, streams, version)
         form = self._forms.get(what) if not outgoing.extensions else None
         if form is None:
-            form = self._form(verb, path, body is not None, outgoing, version, media_type)
+            form = self._form(asked, outgoing, version)
             if not outgoing.extensions and len(self._forms) < MAX_FORMS:
                 self._forms[what] = form
-        return self._address.send(form, outgoing.extra, body, outgoing.caller, outgoing.deadline_s, streams=streams)
+        caller, deadline_s = outgoing.caller, outgoing.deadline_s
+        return asked, self._address.exchange(form, outgoing.extra, body, caller, deadline_s, streams)
 
-    def _form(
-        self, verb: str, path: str, has_body: bool, outgoing: OutgoingOperation, version: Version, media_type: str
-    ) -> RequestForm:
+    def _form(self, asked: _Request, outgoing: OutgoingOperation, version: Version) -> RequestForm:
+        media_type = A2A_JSON if asked.number is None and version == "1.0" else JSON
         accepted = EVENT_STREAM if outgoing.operation.streams else f"{media_type}, {JSON}"
         headers = [("Accept", accepted), ("A2A-Version", version)]
-        if has_body:
+        if asked.body is not None:
             headers.append(("Content-Type", media_type))
         if outgoing.extensions:
             name = "A2A-Extensions" if version == "1.0" else "X-A2A-Extensions"
             headers.append((name, ", ".join(outgoing.extensions)))
-        return self._address.form(verb, path, headers)
+        return self._address.form(asked.verb, asked.path, headers)
 
-    async def _failed(self, sent: _Sent) -> Refusal:
+    async def _failed(self, asked: _Request, response: ClientResponse) -> Refusal:
         """The refusal of a response that carries only its status; with the error's text if the status is passed on."""
-        refusal = _no_a2a(sent.response)
-        if not passes_on(refusal) or sent.response.media_type not in (JSON, A2A_JSON):
+        refusal = _no_a2a(response)
+        if not passes_on(refusal) or response.media_type not in (JSON, A2A_JSON):
             return refusal
         try:
-            said = sent.take(await body_of(sent.response, MAX_ERROR_BYTES))
+            said = asked.take(await body_of(response, MAX_ERROR_BYTES), response.status)
         except Refusal:
             return refusal
         if not isinstance(said, AgentError) or not said.message:
@@ -150,26 +162,23 @@ class JsonRpcAgent(HttpAgent):
         super().__init__(address, version, max_response_bytes)
         self._numbers = itertools.count(1)
 
-    async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent:
+    def _request(self, outgoing: OutgoingOperation, version: Version) -> _Request:
         operation, form, number = outgoing.operation, FORMS[version, "jsonrpc"], next(self._numbers)
         params = written(form, outgoing)
         message = {"jsonrpc": "2.0", "id": number, "method": operation.rpc(version), "params": params}
-        path = self._address.origin.path
-        response = await self._send("POST", path, orjson.dumps(message), outgoing, version, JSON)
-        return _Sent(response, operation, form, number)
+        return _Request(operation, form, "POST", self._address.origin.path, orjson.dumps(message), number)
 
-    async def _whole(self, sent: _Sent) -> Result | AgentError:
-        response = sent.response
+    async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError:
         status = response.status
         if status >= 500 or status == LIMITED or response.media_type != JSON:
-            raise await self._failed(sent)
-        return sent.read(await body_of(response, self._max_bytes))
+            raise await self._failed(asked, response)
+        return asked.read(await response.read(self._max_bytes), status)
 
 
 class HttpJsonAgent(HttpAgent):
     """An agent that speaks HTTP+JSON: each operation has an address of its own."""
 
-    async def _sent(self, outgoing: OutgoingOperation, version: Version) -> _Sent:
+    def _request(self, outgoing: OutgoingOperation, version: Version) -> _Request:
         operation, form, params = outgoing.operation, FORMS[version, "http_json"], dict(outgoing.params)
         route = operation.http(version)[0]
         tenant = str(params.pop("tenant", "")) if version == "1.0" else ""
@@ -183,52 +192,51 @@ class HttpJsonAgent(HttpAgent):
             body = orjson.dumps(told)
         else:
             path += http.query_from((name, told[name]) for name in rest if name in told)
-        media_type = A2A_JSON if version == "1.0" else JSON
-        return _Sent(await self._send(route.verb, path, body, outgoing, version, media_type), operation, form)
+        return _Request(operation, form, route.verb, path, body)
 
-    async def _whole(self, sent: _Sent) -> Result | AgentError:
-        if sent.response.status != 200:
-            return await self._error(sent)
-        if not sent.operation.response:
+    async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError:
+        if response.status != 200:
+            return await self._error(asked, response)
+        if not asked.operation.response:
             return {}
-        return sent.read(await body_of(sent.response, self._max_bytes))
+        return asked.read(await response.read(self._max_bytes), 200)
 
-    async def _error(self, sent: _Sent) -> AgentError:
+    async def _error(self, asked: _Request, response: ClientResponse) -> AgentError:
         """The agent's error. Raises Refusal if the error does not come from the agent."""
-        response, status = sent.response, sent.response.status
+        status = response.status
         if status == LIMITED or (status >= 500 and status not in (500, 501)):
-            raise await self._failed(sent)
+            raise await self._failed(asked, response)
         if response.media_type not in (JSON, A2A_JSON):
             if status in (404, 405):  # the agent has no such address: not every agent has every operation
                 return AgentError(-32601, "")
             raise _no_a2a(response)
-        raw = await body_of(response, MAX_ERROR_BYTES)
+        raw = await response.read(MAX_ERROR_BYTES)
         if status == 500:  # either the agent's own error, or a failing server in front of it
             if (error := _own_error_in(raw)) is None:
                 raise _no_a2a(response)
             return error
-        return _error_in(_parsed(raw), status) or AgentError(_CODE_OF_STATUS.get(status, -32603), "")
+        said = asked.take(raw, status)
+        return said if isinstance(said, AgentError) else AgentError(_CODE_OF_STATUS.get(status, -32603), "")
 
 
 class HttpStream:
     """Events over a connection. One of another type than `message` counts only if it is an answer."""
 
-    def __init__(self, sent: _Sent, max_event_bytes: int) -> None:
-        self._sent = sent
-        self._max_event_bytes = max_event_bytes
+    def __init__(self, asked: _Request, response: ClientResponse, max_event_bytes: int) -> None:
+        self._asked, self._response, self._max_event_bytes = asked, response, max_event_bytes
 
     async def events(self, deadline: Deadline, idle_s: float) -> AsyncGenerator[Result | AgentError | None, None]:
         parser, share = sse.SseParser(self._max_event_bytes), Share()
         try:
-            async with aclosing(self._sent.response.chunks(idle_s=idle_s, deadline=deadline)) as chunks:
+            async with aclosing(self._response.chunks(idle_s=idle_s, deadline=deadline)) as chunks:
                 async for chunk in chunks:
                     await hold(share, parser.held_bytes + len(chunk), deadline)
                     for event in parser.feed(chunk):
                         data = (event.data or "").encode()
-                        if not event.message and not (data and self._sent.is_answer(data)):
+                        if not event.message and not (data and self._asked.is_answer(data)):
                             yield None
                             continue
-                        said = self._sent.read(data)
+                        said = self._asked.read(data, self._response.status)
                         yield said
                         if isinstance(said, AgentError):
                             return
@@ -238,17 +246,10 @@ class HttpStream:
             share.close()
 
     def close(self) -> None:
-        self._sent.response.close()
+        self._response.close()
 
 
 _CODE_OF_STATUS: Final = {404: -32001, 400: -32602, 405: -32601, 409: -32002, 415: -32005, 501: -32004}
-
-
-def _parsed(raw: bytes) -> Any:
-    try:
-        return jsonrpc.parse_answer(raw)
-    except Refusal as refusal:
-        raise _refused(refusal.detail) from None
 
 
 def _rpc_result(number: int, said: Any) -> Any | AgentError:

@@ -93,6 +93,9 @@ class SignedSource(CredentialSource):
     varies: ClassVar[bool] = True
 
     async def header(self, caller: Caller | None, deadline_s: float) -> Header | None:
+        return self.at_hand(caller)
+
+    def at_hand(self, caller: Caller | None) -> Header:
         names = () if caller is None else tuple([principal.name for principal in caller.chain])
         ends_s = None if caller is None else caller.expires_at
         roles = caller.first.roles if caller is not None and self.roles else _NO_ROLES

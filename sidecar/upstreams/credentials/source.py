@@ -31,6 +31,10 @@ class CredentialSource:
         """The header for a caller's exchange, None is the sidecar; None if none is sent. Raises Unsent."""
         return self.fixed
 
+    def at_hand(self, caller: Caller | None) -> Header | None:
+        """The header if no other party has to be asked for it; None if `header` may know one."""
+        return None
+
     async def header_within(self, caller: Caller | None, deadline_s: float) -> tuple[Header | None, float]:
         """The header to send, and the time that is left. Raises Unsent."""
         if not self.varies:
