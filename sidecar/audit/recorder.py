@@ -28,7 +28,7 @@ from sidecar.audit.chain import Unsealed
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import FoundEnd
 from sidecar.audit.record import Event, Record
-from sidecar.audit.record_ids import Clock, time_ordered_ids, timestamp
+from sidecar.audit.record_ids import Clock, date_of, time_ordered_ids, timestamp
 from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
 from sidecar.audit.rotation import Attester, ChainSink, RotatingSink
 from sidecar.audit.writer import Counts, RecordWriter, WriteJob
@@ -181,6 +181,8 @@ class Recording:
     _told_limits: tuple[object, int] = (None, 0)
     """The limits of `_record`, and what was charged to them."""
     _results: Sequence[NamedResult] = ()
+    _words: tuple[str, ...] = ()
+    """The parameters of `record.about`."""
 
     def __init__(self, audit: Audit, protocol: str, peer: str, request_id: str | int | None = None) -> None:
         self.audit, self.protocol, self.peer = audit, protocol, peer
@@ -237,7 +239,7 @@ class Recording:
         response to an earlier call. Raises Refusal(AUDIT_UNAVAILABLE)."""
         known = self.audit.describer.caller(self.caller)
         record = self._gather(known, 0, None, self.audit.new_id())
-        about = {**shape.about(*self._words()), "tool": None, "method": question.action}
+        about = {**shape.about(*self._words), "tool": None, "method": question.action}
         about |= {"action": question.action, "object": question.object}
         record[shape.CALL] = shape.segment(shape.CALL, about)
         record[shape.END] = shape.segment(shape.END, {"reason": None if enforcement == "shadow" else decision.reason})
@@ -310,7 +312,7 @@ class Recording:
         record = self._gather(known, 0, self.args_hash)
         if self.names is not None:
             allowed = self.decision is not None and self.decision.allowed
-            about = shape.about(*self._words())
+            about = shape.about(*self._words)
             hashed = self.audit.describer.foreign(self.caller, about, self.names, self.call, allowed=allowed)
             if hashed:
                 about |= hashed
@@ -325,20 +327,20 @@ class Recording:
         asked = self.call.questions[0]
         return known.digests.args_hash(asked.action, asked.object, asked.arguments)
 
-    def _words(self) -> tuple[str, ...]:
-        """The parameters of `record.about`."""
-        call = self.call
-        if call is None:
-            return self.protocol, "", self.upstream, self.method
-        asked = call.questions[0]
-        words = self.protocol, call.protocol_version, call.upstream, call.method
-        return *words, asked.object, asked.action, asked.server, asked.name
-
     def _gather(self, known: shape.KnownCaller, charged: int, args_hash: str | None, decision_id: str = "") -> Record:
         """What is known before the answer, in the order of `LAYOUT`."""
         call, describer, decision = self.call, self.audit.describer, self.decision
+        if call is None:
+            words: tuple[str, ...] = (self.protocol, "", self.upstream, self.method)
+        else:
+            asked = call.questions[0]
+            words = (
+                self.protocol, call.protocol_version, call.upstream, call.method,
+                asked.object, asked.action, asked.server, asked.name,
+            )  # fmt: skip
+        self._words = words
         asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
-        same, shows_all, _ = describer.call(self._words(), decision, self.enforcement)
+        same, shows_all, _ = describer.call(words, decision, self.enforcement)
         record = same.copy()
         record[shape.IDS] = shape.ids(
             decision_id or self.decision_id, asked_as, self.trace_id, self.run_id, self.thread_id
@@ -349,11 +351,11 @@ class Recording:
             record[shape.TASK] = shape.task(self.task_id)
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
-        self._redacts = call is not None and (bool(call.questions[0].arguments) or not shows_all)
+        self._redacts = call is not None and (bool(asked.arguments) or not shows_all)
         if self._redacts:
             record[shape.CONTENT] = shape.REDACTED
         if describer.clear is not None and call is not None:
-            fields = {"args_hash": args_hash, "clear_arguments": describer.clear.of(call.questions[0])}
+            fields = {"args_hash": args_hash, "clear_arguments": describer.clear.of(asked)}
             record[shape.ARGUMENTS] = shape.segment(shape.ARGUMENTS, fields)
         elif args_hash is not None:
             record[shape.ARGUMENTS] = shape.ARGS_HASH % args_hash
@@ -371,12 +373,14 @@ class RecordStamp:
 
     def __init__(self, instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> None:
         place = shape.json_text(shape.text(instance, shape.ID_CHARS)).replace("%", "%%")
-        self._form, self._key_id = shape.form(shape.STAMP) % ('"%s"', '"%s"', place), key_id
+        self._form, self._key_id = shape.form(shape.STAMP) % ('"%s"', '"%s.%06dZ"', place), key_id
         self._now_s, self._new_id = clock.time, new_id
 
     def __call__(self, record: Record) -> str:
         """The `Unsealed.rest` of this record."""
-        record[shape.STAMP] = self._form % (self._new_id(), timestamp(self._now_s()))
+        now_s = self._now_s()
+        whole_s = int(now_s)  # as `timestamp`
+        record[shape.STAMP] = self._form % (self._new_id(), date_of(whole_s), (now_s - whole_s) * 1e6)
         return ",".join(record)
 
     def control(self, what: str, by: str, facts: Mapping[str, object]) -> Unsealed:

@@ -71,7 +71,7 @@ class RotatingSink:
         evidence: ResultFile,
     ) -> None:
         self.sink, self._file, self._evidence = sink, sink.file, evidence
-        self.abandon, self.close = sink.abandon, sink.close
+        self.abandon, self.close, self._is_quick = sink.abandon, sink.close, sink.is_quick(1)
         self._stamp, self._clock = stamp, clock
         self._attester, self._rotation = attester, rotation
         self._attested = BEGINNING  # the chain's end after the last checkpoint
@@ -96,7 +96,7 @@ class RotatingSink:
 
     def is_quick(self, count: int) -> bool:
         """Whether so many records are appended without a new file or a checkpoint, and the sink is quick."""
-        if not self.sink.is_quick(count) or (self._rotation.max_bytes is not None and self._is_full()):
+        if not self._is_quick or (self._rotation.max_bytes is not None and self._is_full()):
             return False
         attester = self._attester
         return attester is None or self.sink.end.seq + count - self._attested.seq < attester.every_records
