@@ -11,59 +11,59 @@ from sidecar.http.client.send_queue import SendQueue
 from sidecar.vocabulary import Caller
 
 MAX_WAITING: Final = 10_000  # calls of one caller
+MAX_UNUSED: Final = 256  # shares that are kept for a caller's next call
 
 
 class CallerShare(SendQueue):
     """The share of one caller, with the number of its calls that are in it or wait for it."""
 
-    __slots__ = ("_lines", "_owner", "inside")
+    __slots__ = ("inside",)
 
-    def __init__(self, lines: dict[str, CallerShare], owner: str, places: int) -> None:
+    def __init__(self, places: int) -> None:
         super().__init__(places, MAX_WAITING)
-        self._lines, self._owner, self.inside = lines, owner, 0
+        self.inside = 0
 
     def give_back(self) -> None:
         """Returns a place that was taken."""
+        self.inside -= 1
         if self._waiting:
             self.step_out()
         else:
             self._left += 1
-        self.leave()
-
-    def leave(self) -> None:
-        self.inside -= 1
-        if not self.inside:
-            del self._lines[self._owner]
 
 
 class FairShares:
     """The shares of one upstream. `places` is the number of concurrent calls of one caller."""
 
-    __slots__ = ("_lines", "places")
+    __slots__ = ("_shares", "_swept_at", "places")
 
     def __init__(self, places: int) -> None:
         self.places = places
-        self._lines: dict[str, CallerShare] = {}
+        self._shares: dict[str, CallerShare] = {}
+        self._swept_at = MAX_UNUSED
 
     def __len__(self) -> int:
-        return len(self._lines)
+        """The number of callers with a call in their share, or waiting for it."""
+        return sum(share.inside > 0 for share in self._shares.values())
 
     @property
     def waiting(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._shares.values()))
 
     def of(self, caller: Caller) -> tuple[CallerShare, bool]:
         """Returns the share of a caller, whose call is counted in it until `give_back`; whether it has a place, or else
         has to `wait` for one."""
-        owner = caller.binding
-        share = self._lines.get(owner)
+        share = self._shares.get(caller.binding)
         if share is None:
-            share = self._lines[owner] = CallerShare(self._lines, owner, self.places)
+            if len(self._shares) >= self._swept_at:
+                self._shares = {owner: used for owner, used in self._shares.items() if used.inside}
+                self._swept_at = max(MAX_UNUSED, 2 * len(self._shares))
+            share = self._shares[caller.binding] = CallerShare(self.places)
         share.inside += 1
-        has_place = share._left > 0
-        if has_place:
-            share._left -= 1
-        return share, has_place
+        if share._left <= 0:
+            return share, False
+        share._left -= 1
+        return share, True
 
     async def wait(self, share: CallerShare, deadline_s: float) -> float:
         """Waits for a place; returns the seconds left. Raises Unsent(TOO_MANY_CONCURRENT), and uncounts the call."""
@@ -72,7 +72,7 @@ class FairShares:
         try:
             await share.wait(until)
         except BaseException as error:
-            share.leave()
+            share.inside -= 1
             if isinstance(error, EgressError):
                 raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from error
             raise
