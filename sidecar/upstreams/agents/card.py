@@ -61,8 +61,7 @@ class CardKeeper:
 
     async def prepare(self) -> None:
         """Learn the agent's version if it is not configured. After a failed fetch no call waits for a while."""
-        now = self._clock()
-        if self._spoken is not None or now - max(self._fetched_s, self._failed_s) < KEPT_S:
+        if self._spoken is not None or self._clock() - max(self._fetched_s, self._failed_s) < KEPT_S:
             return
         if self._card is None:
             await self._renewed()

@@ -48,10 +48,12 @@ _UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED",
 
 
 class CheckedOperation(NamedTuple):
-    """A permitted operation, with its agent and the tasks that it names, which are the caller's."""
+    """A permitted operation, with its agent and the tasks that it names, which are the caller's; or why the agent is
+    `unable` to carry it out for anyone."""
 
     agent: AgentUpstream
     owning: TaskOwnership
+    unable: AgentError | None
 
 
 class AgentExchange(WatchedExchange):
@@ -70,7 +72,7 @@ class AgentExchange(WatchedExchange):
         until = end_of(caller, charged.decision, request.now)
         super().__init__(request, caller, self.owning.intent.call, timeout_s, open_exchanges, until)
         self.dialect = _dialect(request)
-        left_s = request.started_s + timeout_s - asyncio.get_running_loop().time()
+        left_s = request.started_s + timeout_s - request.loop.time()
         self.deadline_s = left_s if left_s > 0 else timeout_s
 
     def outgoing(self, params: dict[str, Any]) -> OutgoingOperation:
@@ -220,20 +222,19 @@ class AgentFrontend:
         agent = request.now.agent(request.front or "")
         if not request.now.speaks(agent.name, cards.TRANSPORT_OF[_dialect(request).binding]):
             raise Refusal(Reason.ROUTE_UNKNOWN)
-        owning = TaskOwnership(self.forwarder.tasks, caller, intent)
-        if agent.unable(intent.operation) is None:  # otherwise no task may be disclosed
+        owning, unable = TaskOwnership(self.forwarder.tasks, caller, intent), agent.unable(intent.operation)
+        if unable is None:  # otherwise no task may be disclosed
             await owning.check()
             request.record.task_id = owning.task
         agent.account.breaker.check()
-        return CheckedOperation(agent, owning)
+        return CheckedOperation(agent, owning, unable)
 
     async def carry_out(self, charged: Charged) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
         call that is refused before anything was sent to the agent costs nothing."""
-        content: CheckedOperation = charged.content
-        agent, owning = content
+        agent, owning, unable = charged.content
         request, timeout_s, intent = charged.request, charged.timeout_s, owning.intent
-        if (unable := agent.unable(intent.operation)) is not None:
+        if unable is not None:
             return await _whole(request, _dialect(request).error(unable))
         exchange = AgentExchange(
             charged, min(agent.timeout_s, timeout_s or agent.timeout_s), self.forwarder.oversight.open
@@ -251,7 +252,9 @@ class AgentFrontend:
             if intent.operation is LIST:
                 return await self._listed(exchange)
             try:
-                answer = await agent.wire.ask(exchange.outgoing(await _outward(exchange, pushing)))
+                plain = pushing is None and not intent.context
+                params = intent.params if plain else await _outward(exchange, pushing)
+                answer = await agent.wire.ask(exchange.outgoing(params))
                 if isinstance(answer, AgentError):
                     return await exchange.failed(answer)
                 exchange.hear(answer)

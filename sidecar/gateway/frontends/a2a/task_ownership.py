@@ -9,7 +9,6 @@ answered alike (threats G1-G3).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Final
@@ -39,10 +38,10 @@ _MEMBERS: Final = {"task": "id", "message": "taskId", "statusUpdate": "taskId", 
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-@dataclass(slots=True)
 class TaskOwnership:
     """The tasks of one caller at one agent, for one operation. `mine` are those that it names, `known` is what became
-    the caller's by this operation, `context` the context's id at the agent.
+    the caller's by this operation, `context` the context's id at the agent. `task` is the task that the operation
+    names, or that its answer began; "" for none.
 
     An id has one owner at the agent, whatever tenant it was named under, and is refused under any other tenant: an
     agent may number tasks for each tenant separately, and the same id would be another owner's task there.
@@ -51,15 +50,14 @@ class TaskOwnership:
     anonymous caller can query or continue them (threats G2).
     """
 
-    tasks: TaskOwners
-    caller: Caller
-    intent: AgentOperation
-    mine: Mapping[str, OwnerRecord] = field(default_factory=dict)
-    known: dict[tuple[Namespace, str], OwnerRecord | None] = field(default_factory=dict)
-    context: str = field(init=False)
+    mine: Mapping[str, OwnerRecord] = _NONE
+    task = ""
 
-    def __post_init__(self) -> None:
-        self.context = self.intent.context
+    def __init__(self, tasks: TaskOwners, caller: Caller, intent: AgentOperation) -> None:
+        self.tasks, self.caller, self.intent, self.context = tasks, caller, intent, intent.context
+        self.known: dict[tuple[Namespace, str], OwnerRecord | None] = {}
+        if intent.tasks:
+            self.task = str(intent.params["message"].get("taskId", "")) if intent.sends else intent.tasks[0]
 
     async def check(self) -> None:
         """Checks an operation before it is sent. Raises Refusal: TASK_UNKNOWN, UNAUTHENTICATED if the operation would
@@ -83,15 +81,6 @@ class TaskOwnership:
                     await self.tasks.used(record)
         if intent.context and intent.operation is not LIST:
             await self._check_context()
-
-    @property
-    def task(self) -> str:
-        """The task of the operation: the one that it names, or that its answer began; "" for none."""
-        if not self.intent.sends:
-            return "".join(self.intent.tasks[:1])
-        if named := self.intent.params["message"].get("taskId", ""):
-            return str(named)
-        return next((name for namespace, name in self.known if namespace == TASKS), "") if self.known else ""
 
     async def can_find(self) -> bool:
         """Reports whether a list can have results. A list for another owner's context, or an unknown one, is empty
@@ -169,19 +158,22 @@ class TaskOwnership:
             for namespace, name, _ in claims:
                 if await self.tasks.is_anothers("", call.upstream, name, namespace=namespace):
                     raise Refusal(otherwise)
-                self.known[namespace, name] = None
+                self._has_begun(namespace, name, None)
             return
-        first = call.question
+        by = Question(call.question.object, SEND.action, "")
         try:
-            records = await self.tasks.claimed(
-                self.caller, call.upstream, claims, by=Question(first.object, SEND.action, ""), method=self._method
-            )
+            records = await self.tasks.claimed(self.caller, call.upstream, claims, by=by, method=self._method)
         except Refusal as refusal:
             if refusal.reason is Reason.RESPONSE_REFUSED:
                 raise Refusal(otherwise) from None
             raise
         for record in records:
-            self.known[record.namespace, record.task_id] = record
+            self._has_begun(record.namespace, record.task_id, record)
+
+    def _has_begun(self, namespace: Namespace, name: str, record: OwnerRecord | None) -> None:
+        self.known[namespace, name] = record
+        if namespace == TASKS:
+            self.task = self.task or name
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
         """Returns a result, or one event, about the caller's tasks, as the caller may see it; new tasks in it are
@@ -190,7 +182,7 @@ class TaskOwnership:
         if intent.operation is PUSH_LIST:
             return result
         named = _named(response, result)
-        if response in _ABOUT_TASKS and not ("message" in result or any(map(itemgetter(0), named))):
+        if response in _ABOUT_TASKS and "message" not in result and not any(map(itemgetter(0), named)):
             # a message alone belongs to no task
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
         contexts, claims = self._contexts, list[TaskClaim]()
@@ -206,7 +198,7 @@ class TaskOwnership:
         if claims:
             await self._claim(claims, Reason.RESPONSE_REFUSED)
         for task, _, ended in named:
-            if task and ended:
+            if task and ended and not ((record := self.known.get((TASKS, task))) and record.state):
                 await self._ended(task, ended)
         shown: dict[str, Any] = contexts.shown(result)
         return shown
@@ -217,9 +209,11 @@ class TaskOwnership:
         namespace, name, _ = claim
         if (namespace, name) in self.known or claim in claims:
             return
-        chosen = self._contexts.key(self.context) if namespace == CONTEXTS and self.known and self.context else ""
-        begun = [one for one, called in self.known if called != chosen] if self.known else []
-        if namespace in begun or namespace in [one.namespace for one in claims]:
+        begun = [one for one, _, _ in claims] if claims else []
+        if self.known:
+            chosen = self._contexts.key(self.context) if namespace == CONTEXTS and self.context else ""
+            begun += [one for one, called in self.known if called != chosen]
+        if namespace in begun:
             raise Refusal(Reason.RESPONSE_REFUSED, "it begins more than one task, or conversation, for one message")
         claims.append(claim)
 
