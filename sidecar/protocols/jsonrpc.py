@@ -156,8 +156,10 @@ def parse_json(
     raw: bytes, *, max_depth: int = MAX_DEPTH, max_keys: int = MAX_KEYS, max_values: int = MAX_VALUES
 ) -> Any:
     """One JSON value, parsed as strictly as CONTRACT 2 and threats P1-P9 require. Raises Refusal(MALFORMED_CALL)."""
-    # As in `parse_answer`: a shorter body has room for no more keys and values.
-    if len(raw) > max_keys or raw.count(b"{") + raw.count(b"[") > max_depth:
+    # As in `parse_answer`: a shorter body has room for no more keys and values, and without its brackets it is shorter
+    # by their number. Removing them takes a third of the time of counting, and ends beyond the bound.
+    over = max_depth + 1
+    if len(raw) > max_keys or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) > max_depth:
         _refuse_excess(raw, max_depth, max_keys, max_values)
     # If our own serialisation of a value is these very bytes, every reader reads them alike. Most clients write them,
     # and are parsed at a fifth of the cost; escapes need the strict parser, and blanks after colons are not ours.
@@ -187,7 +189,8 @@ def _parsed_strictly(raw: bytes) -> Any:
 
 def parse_answer(raw: bytes) -> Any:
     """An upstream's JSON: its size is checked, its spelling is not. Raises Refusal(MALFORMED_CALL)."""
-    if len(raw) > MAX_ANSWER_KEYS or raw.count(b"{") + raw.count(b"[") > MAX_ANSWER_DEPTH:
+    over = MAX_ANSWER_DEPTH + 1
+    if len(raw) > MAX_ANSWER_KEYS or len(raw) - len(raw.replace(b"{", b"", over).replace(b"[", b"", over)) >= over:
         _refuse_excess(raw, MAX_ANSWER_DEPTH, MAX_ANSWER_KEYS, MAX_ANSWER_VALUES)
     try:
         return orjson.loads(raw)
