@@ -137,11 +137,10 @@ def similar_key(
                 ]
         elif isinstance(value, dict):
             # The common case: all keys are names of the schema, which differ, and nothing else is read.
-            clear = False
-            if keys is not None and keys.distinct and value.keys() <= keys.names and anywhere <= keys.names:
-                clear = True
-                for tree in trees:
-                    clear = clear and tree.keys() <= keys.names
+            names = keys.names if keys is not None and keys.distinct else _NO_NAMES
+            clear = value.keys() <= names and anywhere <= names
+            for tree in trees:
+                clear = clear and tree.keys() <= names
             if not clear and (found := _similar_in(value, keys, trees, anywhere, siblings)) is not None:
                 return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in (*at, found))
             for key, below in value.items():

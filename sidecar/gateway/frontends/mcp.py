@@ -99,7 +99,8 @@ class McpFrontend:
         if now.required and not now.approves(question.server, tool.name, tool.definition.digest):
             raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
         key = now.similar_key(call, decision, tool.schema.keys)
-        violation = tool.schema.violation(question.arguments) if key is None else Violation(key, SIMILAR_KEY)
+        size = request.record.bytes_in
+        violation = tool.schema.violation(question.arguments, size) if key is None else Violation(key, SIMILAR_KEY)
         if violation is not None:
             pointer = f"/arguments{violation.pointer}"
             data = {"pointer": pointer, "keyword": violation.keyword}

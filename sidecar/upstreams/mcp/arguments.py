@@ -94,10 +94,11 @@ class ArgumentSchema:
     _validator: Any
     keys: Keys | None = None
 
-    def violation(self, arguments: Any) -> Violation | None:
-        """The first violation in parsed arguments, or in a result, if any. Its time is bounded for any value."""
+    def violation(self, arguments: Any, size: int = 0) -> Violation | None:
+        """The first violation in parsed arguments, or in a result, if any. Its time is bounded for any value. `size` is
+        that of the JSON text which they were in, if it is known."""
         try:  # it is little work even with one value and one character per byte; counting takes much longer
-            size = len(orjson.dumps(arguments))
+            size = size or len(orjson.dumps(arguments))
             little = size * self.weight <= MAX_WORK and size * self.patterns <= MAX_PATTERN_WORK
         except TypeError:  # orjson cannot write it: count
             little = False
