@@ -38,7 +38,9 @@ from sidecar.limits.budgets import entries_of
 from sidecar.limits.session_calls import LABEL as SESSION_CALLS
 from sidecar.observability.metrics import WIRE_METHODS
 from sidecar.policy import Engine, PolicySource
-from sidecar.policy.similar_keys import Keys, similar_key
+from sidecar.policy.similar_keys import Keys, folded, similar_key
+from sidecar.protocols.a2a.messages import V10
+from sidecar.protocols.a2a.operations import SEND, STREAM
 from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
@@ -67,6 +69,17 @@ _noticed = attrgetter(
 )
 BUDGETS_FILE = "budgets.yaml"
 TESTS_FOLDER = "tests"
+
+
+def _names_in(message: str) -> Keys:
+    """Returns the names of a message to an agent, with those of the messages in it. Others do not reach policy."""
+    fields = V10.messages[message].fields
+    names = frozenset(one.json for one in fields)
+    below = {one.json: _names_in(one.type) for one in fields if one.type in V10.messages and not one.many}
+    return Keys(names, frozenset(map(folded, names)), dict(below))
+
+
+_MESSAGES = {operation.action: _names_in(operation.request) for operation in (SEND, STREAM)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +180,8 @@ class Snapshot:
         if call.upstream in self.lenient:
             return None
         arguments, names_read = call.questions[0].arguments, decision.names_read
-        return similar_key(arguments, keys, names_read, siblings=call.protocol == "mcp")
+        is_mcp = call.protocol == "mcp"
+        return similar_key(arguments, keys if is_mcp else _MESSAGES.get(call.method), names_read, siblings=is_mcp)
 
     def has_upstream(self, name: str) -> bool:
         return name in self.services or name in self.agents

@@ -125,13 +125,13 @@ def similar_key(
         anywhere |= names
         if tree:
             trees.append(tree)
-    everywhere = siblings or bool(anywhere)  # otherwise only places that a schema or a condition names matter
+    everywhere = siblings or bool(anywhere)  # otherwise only places that a condition names matter
     waiting: list[tuple[Path, Any, Keys | None, list[Mapping[str, Any]]]] = [((), arguments, keys, trees)]
     while waiting:
         at, value, keys, trees = waiting.pop()
         if isinstance(value, list):
             items = keys.items if keys is not None else None
-            if everywhere or items is not None:
+            if everywhere:
                 waiting += [
                     ((*at, str(i)), item, items, []) for i, item in enumerate(value) if type(item) in _CONTAINERS
                 ]
@@ -148,7 +148,7 @@ def similar_key(
                 if below if kind is dict else kind is list and not _CONTAINERS.isdisjoint(map(type, below)):
                     place = keys.at(key) if keys is not None else None
                     read = [tree[key] for tree in trees if tree.get(key)]
-                    if everywhere or read or place is not None:
+                    if everywhere or read:
                         waiting.append(((*at, key), below, place, read))
     return None
 
