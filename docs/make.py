@@ -245,7 +245,7 @@ def methods() -> str:
     """What each method of MCP is asked as, and in which era it exists."""
     rows = []
     for name, method in (*messages.METHODS.items(), *messages.NOTIFICATIONS.items()):
-        eras = "both" if method.eras == frozenset(Era) else next(iter(method.eras)).value
+        eras = "both" if method.eras == tuple(Era) else method.eras[0].value
         rows.append((f"`{name}`", eras, _asked(name, session=method.session)))
     rows += [
         (f"`{name}` (from the server)", "both", f"`{name}` on `nhi:<server>`; needs a row") for name in _ASKED_BACK
