@@ -45,10 +45,7 @@ _SENT = {
         "message": {
             "messageId": "0199-bench",
             "role": "ROLE_USER",
-            "parts": [
-                {"text": "Which handlers answer POST?"},
-                {"data": {"repo": "acme/site", "limit": 20}},
-            ],
+            "parts": [{"text": "Which handlers answer POST?"}, {"data": {"repo": "acme/site", "limit": 20}}],
             "metadata": {"skill": "search"},
         },
         "configuration": {"acceptedOutputModes": ["text/plain"], "returnImmediately": True},

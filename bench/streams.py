@@ -246,12 +246,7 @@ async def abandon(stage: Stage, count: int) -> dict[str, Any]:
     took_s = time.monotonic() - began
     await stage.settled()
     after = await stage.held()
-    return {
-        "sessions": count,
-        "seconds": round(took_s, 1),
-        "before": before._asdict(),
-        "after": after._asdict(),
-    }
+    return {"sessions": count, "seconds": round(took_s, 1), "before": before._asdict(), "after": after._asdict()}
 
 
 async def revoke(stage: Stage, count: int) -> dict[str, Any]:

@@ -12,10 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
-    ExportLogsServiceRequest,
-    ExportLogsServiceResponse,
-)
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
 PROTOBUF = "application/x-protobuf"
 Answer = Callable[[], web.Response]

@@ -83,9 +83,7 @@ COMMANDS: Mapping[str, Command] = {
 
 
 @click.group(
-    cls=Root,
-    commands_in=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
+    cls=Root, commands_in=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None}
 )
 @click.version_option(__version__, prog_name="sidecar")
 def main() -> None:

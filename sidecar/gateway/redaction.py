@@ -26,15 +26,7 @@ from sidecar.policy.patterns import glob
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.json_pointers import Pointer, parse_pointer, places
 from sidecar.protocols.jsonrpc import Message, Response
-from sidecar.protocols.secret_patterns import (
-    CLASSES,
-    LOCAL_CHARS,
-    MIN_CHARS,
-    Finder,
-    Span,
-    is_card,
-    prefixed_alike,
-)
+from sidecar.protocols.secret_patterns import CLASSES, LOCAL_CHARS, MIN_CHARS, Finder, Span, is_card, prefixed_alike
 from sidecar.settings.responses import RedactionSettings, ResponseSettings
 
 TOOL_CALL: Final = "tools/call"

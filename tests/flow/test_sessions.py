@@ -284,10 +284,7 @@ async def test_the_rest_of_an_answer_comes_on_the_resumed_stream(house: World) -
         assert [message["result"].get("n") for message in heard] == ["1_0", "1_0"], "what nobody asked is dropped"
 
 
-WRONG: list[tuple[str, Any, int]] = [
-    *tables("flow/sessions")["wrong"],
-    ("prompts/get", {"name": "x" * 129}, -32602),
-]
+WRONG: list[tuple[str, Any, int]] = [*tables("flow/sessions")["wrong"], ("prompts/get", {"name": "x" * 129}, -32602)]
 
 
 async def test_a_wrong_request_in_a_live_session_is_answered_to_its_id(house: World) -> None:

@@ -16,13 +16,7 @@ NAMES = [b"agent_to_tool.\x1b]0;owned\x07.csv", b"user_to_nhi.\xc2\x9b31m.csv", 
 OBEYED = ("\x1b", "\x07", "\x9b", "\r", "\udcff", "\u202e")
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        *tables("errors")["shown"],
-        (os.fsdecode(b"\xff"), r"\udcff"),
-    ],
-)
+@pytest.mark.parametrize(("text", "shown"), [*tables("errors")["shown"], (os.fsdecode(b"\xff"), r"\udcff")])
 def test_what_a_terminal_would_obey_is_an_escape(text: str, shown: str) -> None:
     assert visible(text) == shown
     assert visible_lines(f"{text}\nb") == f"{visible_lines(text)}\nb"

@@ -10,16 +10,7 @@ import click
 from sidecar.cli.agent.formatting import OPERATOR, asks, ending, row_for
 from sidecar.cli.agent.run_output import RunOutput, written
 from sidecar.cli.command import NO, USAGE, CommandFailed, config_and_json, print_json, settings_in
-from sidecar.cli.operator_socket import (
-    answer_in,
-    ask,
-    ask_control,
-    events,
-    exchange,
-    path_of,
-    reaching,
-    refused,
-)
+from sidecar.cli.operator_socket import answer_in, ask, ask_control, events, exchange, path_of, reaching, refused
 from sidecar.protocols.hidden_characters import shown
 
 MAX_PROMPT_BYTES: Final = 64 * 2**20  # definitions accept far less

@@ -15,7 +15,7 @@ _LOOKS_LIKE_ONE = re.compile(
 )
 _HARMLESS = re.compile(
     r"|[a-z]{1,24}|true|false|[0-9]{1,6}|[0-9]{1,3}(\.[0-9]{1,3}){1,3}(:[0-9]{1,5})?|[a-z]{2}[-_][A-Z]{2}(\.UTF-8)?"
-    r"|(DEBUG|INFO|WARN|WARNING|ERROR|TRACE)|\.{0,2}(/[\w.@ +-]{1,64})+/?|[a-z]{2}-[a-z]+-[0-9]",
+    r"|(DEBUG|INFO|WARN|WARNING|ERROR|TRACE)|\.{0,2}(/[\w.@ +-]{1,64})+/?|[a-z]{2}-[a-z]+-[0-9]"
 )
 _LONG = 20
 _BITS_PER_CHARACTER = 3.2  # kebab-case English words have less, random base 36 of this length more

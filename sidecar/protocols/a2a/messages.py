@@ -154,10 +154,7 @@ ListTasksRequest: 2 context_id:string, 3 status:TaskState, 4 page_size:int32?, 5
 )
 
 # JSON of 0.3; the numbers of fields are not used.
-JSON_STATES: Final = (
-    "unknown",
-    *(state.removeprefix("TASK_STATE_").lower().replace("_", "-") for state in STATES[1:]),
-)
+JSON_STATES: Final = ("unknown", *(state.removeprefix("TASK_STATE_").lower().replace("_", "-") for state in STATES[1:]))
 JSON03: Final[Schema] = schema_from(
     "",
     """

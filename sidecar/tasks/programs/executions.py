@@ -21,14 +21,7 @@ from sidecar.tasks.programs.attempt import CANCELED, Objection, ProgramRunner, P
 from sidecar.tasks.programs.concurrency import RunSlots
 from sidecar.tasks.programs.prompts import prompt_from
 from sidecar.tasks.programs.run_lifecycle import RunLifecycle, RunOffer
-from sidecar.tasks.programs.run_record import (
-    MAX_TRANSITIONS,
-    Category,
-    Execution,
-    RunState,
-    RunStatus,
-    Transition,
-)
+from sidecar.tasks.programs.run_record import MAX_TRANSITIONS, Category, Execution, RunState, RunStatus, Transition
 from sidecar.tasks.programs.stored_text import kept_beginning
 from sidecar.tasks.programs.write_leases import LEASE_S, WriteLeases
 from sidecar.tasks.worker import HeldRecords, Worker

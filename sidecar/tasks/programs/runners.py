@@ -4,18 +4,9 @@ from collections.abc import Mapping
 from functools import partial
 
 from sidecar.settings.agents import CliAgent
-from sidecar.tasks.programs.attempt import (
-    Dialogue,
-    Objection,
-    ProgramOrder,
-    ProgramRunner,
-    no_objection,
-)
+from sidecar.tasks.programs.attempt import Dialogue, Objection, ProgramOrder, ProgramRunner, no_objection
 from sidecar.tasks.programs.command_line import CommandLine, command_from
-from sidecar.tasks.programs.conversation import (
-    ConversationProcess,
-    OutputFile,
-)
+from sidecar.tasks.programs.conversation import ConversationProcess, OutputFile
 from sidecar.tasks.programs.conversations import Conversations, Endings
 from sidecar.tasks.programs.executions import MakeRunner
 from sidecar.tasks.programs.json_rpc import RpcDialogue

@@ -118,11 +118,6 @@ def _wire(
         return GrpcAgent(
             section.url, version, credential=credential, headers=headers, max_response_bytes=max_response_bytes
         )
-    address = HttpAddress(
-        section.url,
-        credential=credential,
-        headers=headers,
-        max_connections=section.max_connections,
-    )
+    address = HttpAddress(section.url, credential=credential, headers=headers, max_connections=section.max_connections)
     kind = JsonRpcAgent if section.spoken == "jsonrpc" else HttpJsonAgent
     return kind(address, version, max_response_bytes)

@@ -39,11 +39,7 @@ class Tool:
 
 
 def tools_from(
-    entries: Sequence[object],
-    known: Mapping[str, Tool],
-    *,
-    refuse_hidden: bool = False,
-    checks_output: bool = False,
+    entries: Sequence[object], known: Mapping[str, Tool], *, refuse_hidden: bool = False, checks_output: bool = False
 ) -> dict[str, Tool]:
     """The tools of a list, by name, without entries that no call can name (CONTRACT 1.2); unchanged ones are those of
     `known`, as compiling is expensive. With `refuse_hidden`, a tool with hidden characters is quarantined."""

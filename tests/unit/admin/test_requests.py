@@ -71,11 +71,7 @@ def test_an_order_is_of_strings_or_refused(body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        *[(raw.encode("latin-1"), *rest) for raw, *rest in TABLES["bodies"]],
-        (b"[" * 100, ""),
-    ],
+    ("body", "says"), [*[(raw.encode("latin-1"), *rest) for raw, *rest in TABLES["bodies"]], (b"[" * 100, "")]
 )
 def test_an_order_of_another_shape_is_refused(body: bytes, says: str) -> None:
     assert says in refused(order_in, body, RunOrder)

@@ -299,11 +299,7 @@ def test_the_configured_files_are_the_default(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        *TABLES["orders"],
-        ("mint", "--sub", "user:alice", "--aud", GITHUB, "--key", "missing.pem"),
-    ],
+    "arguments", [*TABLES["orders"], ("mint", "--sub", "user:alice", "--aud", GITHUB, "--key", "missing.pem")]
 )
 def test_wrong_usage_exits_with_2(folder: Path, arguments: tuple[str, ...]) -> None:
     assert run(folder, *arguments).exit_code == 2

@@ -74,10 +74,7 @@ def listing_audiences() -> World:
     return plain(audiences=tuple(AUDIENCES))
 
 
-FORGED_ACTS: dict[str, Any] = {
-    **TABLES["forged_acts"],
-    "nine actors": acting(*(f"nhi:a{n}" for n in range(9))),
-}
+FORGED_ACTS: dict[str, Any] = {**TABLES["forged_acts"], "nine actors": acting(*(f"nhi:a{n}" for n in range(9)))}
 EIGHT = [f"nhi:a{n}" for n in range(8)]
 NAMES = (ALICE, PLANNER, "user:a", "user:" + "a" * 256, "nhi:spiffe://td/ns/x")
 NO_NAMES = ("alice", "role:admin", "anonymous", "User:alice", "group:x", ":alice", "user:", "user:" + "a" * 257)

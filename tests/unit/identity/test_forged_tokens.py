@@ -193,11 +193,7 @@ def test_who_was_believed_and_is_not_any_more_was_revoked() -> None:
     assert Refusal(Reason.CREDENTIAL_CONFLICT).credential_fault is None
 
 
-BAD_VALUES: dict[str, Any] = {
-    **TABLES["bad_values"],
-    "a date in milliseconds": NOW * 1000,
-    "huge": 10**18,
-}
+BAD_VALUES: dict[str, Any] = {**TABLES["bad_values"], "a date in milliseconds": NOW * 1000, "huge": 10**18}
 
 
 BAD_NAMES = [None, True, 7, {"x": 1}, [["x"]], "", "\x00"]

@@ -18,16 +18,7 @@ from sidecar.errors import Refusal
 from sidecar.http.client import EgressError, fetch
 from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.identity.jwks import MAX_KEYS, JwksError, parse_jwks
-from tests.unit.identity.world import (
-    IDP,
-    World,
-    a_world,
-    an_issuer,
-    b64,
-    claims,
-    minted,
-    signing_key,
-)
+from tests.unit.identity.world import IDP, World, a_world, an_issuer, b64, claims, minted, signing_key
 
 NEW = "rotated"
 

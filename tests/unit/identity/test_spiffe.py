@@ -63,11 +63,7 @@ async def test_a_workload_is_what_the_pattern_or_the_table_says(world: World) ->
         assert await world.chain(svid(typ=typ)) == ["nhi:planner"]
 
 
-NOBODY = [
-    *TABLES["subjects"],
-    f"{ISSUER}/ns/prod/sa/{'a' * 257}",
-    f"{ISSUER}/{'a/' * 1024}a",
-]
+NOBODY = [*TABLES["subjects"], f"{ISSUER}/ns/prod/sa/{'a' * 257}", f"{ISSUER}/{'a/' * 1024}a"]
 
 
 @pytest.mark.parametrize("subject", NOBODY)

@@ -32,10 +32,7 @@ def test_a_link_that_leads_nowhere_is_a_fault_and_lifts_no_limit_by_silence(tmp_
 
 
 def test_every_key_of_a_tool_and_of_a_principal_becomes_a_cap(tmp_path: Path) -> None:
-    budgets = load(
-        tmp_path,
-        TABLES["keys"],
-    )
+    budgets = load(tmp_path, TABLES["keys"])
     caps = (LimitCap("rate", 20, 100_000), LimitCap("concurrency", 5), LimitCap("day", 5000))
     assert budgets.tools == (
         BudgetRule("tools", "tool:github/*", False, caps, 30.0),
@@ -50,10 +47,7 @@ def test_every_key_of_a_tool_and_of_a_principal_becomes_a_cap(tmp_path: Path) ->
 
 
 def test_costs_and_budgets_are_counted_in_whole_millionths(tmp_path: Path) -> None:
-    budgets = load(
-        tmp_path,
-        TABLES["costs"],
-    )
+    budgets = load(tmp_path, TABLES["costs"])
     assert budgets.costs == (
         CallCost("tool:llm/complete", "usd", 2_000, 500_000, ("_meta", "usage", "cost")),
         CallCost("tool:llm/*", "tokens", 4_000_000_000, 4_000_000_000, ("_meta", "acme.example/tokens")),

@@ -136,11 +136,7 @@ def test_what_an_expression_reads_is_known(text: str, paths: list[str], from_cal
 
 @pytest.mark.parametrize(
     ("text", "code", "offset", "hint"),
-    [
-        *TABLES["faults"],
-        ("x" * 5000, "P401", 0, ""),
-        ("(" * 500 + "true" + ")" * 500, "P401", 0, ""),
-    ],
+    [*TABLES["faults"], ("x" * 5000, "P401", 0, ""), ("(" * 500 + "true" + ")" * 500, "P401", 0, "")],
 )
 def test_a_bad_condition_is_refused_at_its_place(text: str, code: str, offset: int, hint: str) -> None:
     with pytest.raises(Wrong) as wrong:

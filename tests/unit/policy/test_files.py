@@ -34,11 +34,7 @@ def test_what_is_not_understood_is_a_fault_at_its_place(tmp_path: Path, text: st
 
 
 @pytest.mark.parametrize("pattern", ["*/x", "*/admin/*", "[", "(", "{", "?", "[a-z]*", "(a|b)", "{id}", "^x$", "x.*("])
-@pytest.mark.parametrize(
-    ("row", "code"),
-    TABLES["other_languages"],
-    ids=["object", "action", "subject"],
-)
+@pytest.mark.parametrize(("row", "code"), TABLES["other_languages"], ids=["object", "action", "subject"])
 def test_a_pattern_of_another_language_is_a_fault_at_its_place(
     tmp_path: Path, row: str, code: str, pattern: str
 ) -> None:

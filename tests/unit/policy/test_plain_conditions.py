@@ -28,10 +28,7 @@ CHAIN = (
     Principal("user:alice", roles=frozenset({"role:oncall"}), scopes=frozenset({"read", "write"})),
     Principal("nhi:planner", scopes=frozenset({"read"})),
 )
-_TEXTS = (
-    *TABLES["texts"],
-    "\ud800",
-)
+_TEXTS = (*TABLES["texts"], "\ud800")
 _NUMBERS = (
     *(0, 1, -1, 50, 20.0, 0.0, -0.0, 1.5, -1.5, 1e300, math.inf, -math.inf, math.nan),
     *(2**53 - 1, 2**53, 2**53 + 1, -(2**53), -(2**53) - 1, 2.0**53, float(2**53 + 2)),

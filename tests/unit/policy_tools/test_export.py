@@ -30,10 +30,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "export"
 POLICY = {path.name: path.read_text() for path in GOLDEN.glob("*.csv")}
 QUESTIONS = yaml.safe_load((GOLDEN / "questions.yaml").read_text())
 CHAINS, ASKED = ([tuple(words.split(" ")) for words in QUESTIONS[name]] for name in ("chains", "asked"))
-ARGUMENTS: tuple[Mapping[str, Any], ...] = (
-    *TABLES["arguments"],
-    {"repo": "acme/\0x", "l": [1], "other": 2**70},
-)
+ARGUMENTS: tuple[Mapping[str, Any], ...] = (*TABLES["arguments"], {"repo": "acme/\0x", "l": [1], "other": 2**70})
 METAS: tuple[Mapping[str, Any], ...] = ({}, {"x": 1}, {}, {"x": 1}, {})
 LINK = "  agent_to_tool: "
 DENIED = (

@@ -190,12 +190,7 @@ def test_a_query_that_is_not_on_record_is_never_guessed(tmp_path: Path) -> None:
 # --- the judge: the real arguments ------------------------------------------------------------------------------------
 
 WHENS = TABLES["conditions"]
-VALUES = st.sampled_from(
-    [
-        *TABLES["values"],
-        2.0**53,
-    ]
-)
+VALUES = st.sampled_from([*TABLES["values"], 2.0**53])
 REPOS = st.sampled_from(["acme/site", "acme/x", "evil"])
 ARGS = st.one_of(
     st.fixed_dictionaries({"repo": REPOS}, optional={"force": VALUES, "n": VALUES, "other": REPOS, "deep": VALUES}),

@@ -265,11 +265,7 @@ SHADOW = {"enforcement": "shadow", "links": [DENIED]}
 
 
 @pytest.mark.parametrize(
-    ("change", "denied", "counted"),
-    [
-        *TABLES["counted"],
-        (SHADOW | {"links": [LINK, GUARD]}, True, "denied-by-rule"),
-    ],
+    ("change", "denied", "counted"), [*TABLES["counted"], (SHADOW | {"links": [LINK, GUARD]}, True, "denied-by-rule")]
 )
 def test_what_of_a_log_counts_as_used(change: dict[str, Any], denied: bool, counted: str) -> None:
     evidence = read([RECORD | change], SuggestQuery(denied=denied))

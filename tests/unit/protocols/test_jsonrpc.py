@@ -183,10 +183,7 @@ def test_an_id_comes_back_as_it_was(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("envelope", "expected"),
-    [
-        *TABLES["envelopes"],
-        ({"jsonrpc": "2.0", "id": 2**64 - 1, "method": "m", "params": []}, 2**64 - 1),
-    ],
+    [*TABLES["envelopes"], ({"jsonrpc": "2.0", "id": 2**64 - 1, "method": "m", "params": []}, 2**64 - 1)],
 )
 def test_the_id_of_a_faulty_request_is_known(envelope: Any, expected: Any) -> None:
     """NR-207: a refusal with another id leaves its client waiting."""

@@ -115,8 +115,7 @@ class PushConfigs:
         told = {name: value for name, value in config.items() if name in ("tenant", "id", "taskId")}
         ours = {"url": f"{self.base_url()}{PATH}{record.handle}", "token": record.secret}
         return RewrittenConfig(
-            record.handle,
-            {**told, **ours, "authentication": {"scheme": "Bearer", "credentials": record.secret}},
+            record.handle, {**told, **ours, "authentication": {"scheme": "Bearer", "credentials": record.secret}}
         )
 
     async def accepted(self, handle: str, task_id: str, config_id: str = "") -> None:

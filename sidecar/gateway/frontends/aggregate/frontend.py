@@ -32,15 +32,7 @@ from sidecar.gateway.frontends.aggregate.names import AggregateNames, joined
 from sidecar.gateway.frontends.aggregate.request_reader import EACH, AggregateReader, params_without_cursor
 from sidecar.gateway.frontends.aggregate.stream_merge import StreamMerge
 from sidecar.gateway.frontends.mcp import McpFrontend
-from sidecar.gateway.frontends.mcp_requests import (
-    END,
-    JSON,
-    STREAM,
-    AskIntent,
-    Intent,
-    ServerIntent,
-    SpreadIntent,
-)
+from sidecar.gateway.frontends.mcp_requests import END, JSON, STREAM, AskIntent, Intent, ServerIntent, SpreadIntent
 from sidecar.gateway.reauthorization import end_of
 from sidecar.gateway.request import Charged, RequestContext, UpstreamExchange, asked_of
 from sidecar.gateway.request_state import Seal

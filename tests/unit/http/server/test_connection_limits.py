@@ -86,12 +86,6 @@ def test_those_that_linger_have_a_bound_of_their_own() -> None:
     assert len(seats) == 4, "who has no place takes none by it"
 
 
-@pytest.mark.parametrize(
-    ("host", "peer"),
-    [
-        *TABLES["peers"],
-        (LOCAL, LOCAL),
-    ],
-)
+@pytest.mark.parametrize(("host", "peer"), [*TABLES["peers"], (LOCAL, LOCAL)])
 def test_a_subnet_of_ipv6_is_one_peer(host: str, peer: str) -> None:
     assert peer_of(host) == peer

@@ -116,9 +116,7 @@ def test_a_filter_chooses_by_suite_and_name(tmp_path: Path) -> None:
         assert [test["name"] for test in chosen] == names
 
 
-def test_a_filter_that_is_no_expression_is_wrong_usage_and_an_unwritten_report_is_told(
-    tmp_path: Path,
-) -> None:
+def test_a_filter_that_is_no_expression_is_wrong_usage_and_an_unwritten_report_is_told(tmp_path: Path) -> None:
     assert invoke(write(tmp_path, {"tests/s.yaml": GOOD}), "--filter", "/(/").exit_code == 2
     report, config = str(tmp_path / "no" / "report.xml"), str(tmp_path / "sidecar.yaml")
     told = CliRunner().invoke(main, ["policy", "test", "-c", config, "--junit", report])

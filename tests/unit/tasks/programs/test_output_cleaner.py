@@ -88,10 +88,7 @@ def test_bytes_are_utf_8_wherever_they_are_cut(said: bytes, cuts: list[int]) -> 
 
 @pytest.mark.parametrize(
     ("said", "shown"),
-    [
-        *tables("tasks/programs/output_cleaner")["shown"],
-        ("never ended \x1b]0;" + "x" * 1000, "never ended "),
-    ],
+    [*tables("tasks/programs/output_cleaner")["shown"], ("never ended \x1b]0;" + "x" * 1000, "never ended ")],
 )
 def test_control_sequences_are_not_shown(said: str, shown: str) -> None:
     """X8."""

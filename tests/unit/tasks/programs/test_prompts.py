@@ -110,10 +110,7 @@ def test_a_program_that_speaks_json_rpc_may_be_told_whatever_else_stands_there()
 
 @pytest.mark.parametrize(
     ("part", "reason", "told"),
-    [
-        *TABLES["refused"],
-        ({"text": "x" * 2000}, "INVALID_PARAMS", "say 2000 bytes, and this agent takes 1024"),
-    ],
+    [*TABLES["refused"], ({"text": "x" * 2000}, "INVALID_PARAMS", "say 2000 bytes, and this agent takes 1024")],
 )
 def test_what_a_program_cannot_be_told_is_refused(part: dict[str, Any], reason: str, told: str) -> None:
     error = refused(part, a2a={"capabilities": {"max_input_size": 1024}})
@@ -158,11 +155,7 @@ def test_several_lines_are_refused_where_a_line_is_a_message(parts: list[dict[st
 
 @pytest.mark.parametrize(
     ("pattern", "value", "may"),
-    [
-        *TABLES["patterns"],
-        ("(a|a)*b|[a-z]+x", "a" * 256, False),
-        ("(a|a)*b|[a-z]+x", "a" * 255 + "b", True),
-    ],
+    [*TABLES["patterns"], ("(a|a)*b|[a-z]+x", "a" * 256, False), ("(a|a)*b|[a-z]+x", "a" * 255 + "b", True)],
 )
 def test_a_value_is_matched_as_a_whole_and_in_no_time(pattern: str, value: str, may: bool) -> None:
     assert Allowed(matches=pattern).admits(value) is may
