@@ -130,13 +130,27 @@ def json_object(raw: bytes) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) -> bytes:
+class AnchoredEnd(NamedTuple):
+    """An end as anchors hold it: its text, and its part of the message under the MAC."""
+
+    text: bytes
+    framed: bytes
+
+
+def anchored(end: ChainEnd) -> AnchoredEnd:
+    seq, digest = b"%d" % end.seq, end.hash.encode("ascii")
+    framed = b"\0\0\0%c%b\0\0\0\x40%b" % (len(seq), seq, digest)  # `digest.frame` of each
+    return AnchoredEnd(b"%b %b" % (seq.zfill(20), digest), framed)
+
+
+def anchor_line(key: AuditKey, end: AnchoredEnd, ahead: AnchoredEnd) -> bytes:
     """The whole content of the anchor file: HEAD_BYTES bytes, so that one write replaces it."""
-    seq, digest, next_seq, next_digest = *end, *(next_end or end)
-    first, second = b"%d" % seq, b"%d" % next_seq
-    words = len(first), first, digest.encode("ascii"), len(second), second, next_digest.encode("ascii")
-    mac = key.anchor(b"\0\0\0%c%b\0\0\0\x40%b\0\0\0%c%b\0\0\0\x40%b" % words)  # as `digest.frame` of each
-    return f"sidecar-audit-head 1 {seq:020d} {digest} {next_seq:020d} {next_digest} {key.id} {mac}\n".encode("ascii")
+    words = end.text, ahead.text, key.id.encode("ascii"), key.anchor(end.framed + ahead.framed).encode("ascii")
+    return b"sidecar-audit-head 1 %b %b %b %b\n" % words
+
+
+def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) -> bytes:
+    return anchor_line(key, anchored(end), anchored(next_end or end))
 
 
 def parse_head(raw: bytes) -> ChainHead | None:

@@ -46,6 +46,8 @@ from sidecar.audit.chain import (
     ChainHead,
     SealedRecord,
     Unsealed,
+    anchor_line,
+    anchored,
     head_line,
     parse_head,
     seal,
@@ -81,7 +83,7 @@ class AuditFile:
         self.path, self._head_path = path, path.with_name(path.name + HEAD_SUFFIX)
         self.found, self.end, self.size = found, found.end, found.size  # `size` without the earlier parts
         self._key, self._file, self._head, self._to_disk = key, descriptor, head_descriptor, to_disk
-        self._unsettled, self._look_mono_s = False, 0.0
+        self._anchored, self._unsettled, self._look_mono_s = anchored(found.end), False, 0.0
 
     @classmethod
     def open(cls, path: Path, key: AuditKey, *, older: Sequence[AuditKey] = (), to_disk: bool = False) -> AuditFile:
@@ -107,22 +109,22 @@ class AuditFile:
             self._take_back()
         self._see_that_it_is_ours()
         lines, end = seal(records, self.end)
-        data = b"".join(lines)
+        data, after = b"".join(lines), anchored(end)
         self._unsettled = True
         try:
-            os.pwrite(self._head, head_line(self._key, self.end, end), 0)
+            os.pwrite(self._head, anchor_line(self._key, self._anchored, after), 0)
             if self._to_disk:
                 os.fdatasync(self._head)
             if (written := os.write(self._file, data)) < len(data):
                 write_all(self._file, data[written:])
             if self._to_disk:
                 os.fdatasync(self._file)
-            os.pwrite(self._head, head_line(self._key, end), 0)
+            os.pwrite(self._head, anchor_line(self._key, after, after), 0)
         except OSError:
             self._take_back()
             raise
         self._unsettled = False
-        self.end, self.size = end, self.size + len(data)
+        self.end, self._anchored, self.size = end, after, self.size + len(data)
         return len(lines)
 
     def is_quick(self, count: int) -> bool:

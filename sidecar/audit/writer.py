@@ -133,14 +133,15 @@ class RecordWriter:
     def put(self, job: WriteJob, *, alone: bool = False) -> WriteJob | None:
         """Begin to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
         written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
-        if self._loop is None:
-            self._append_one(job, monotonic())
+        now_s, is_free = monotonic(), alone and not (self._waiting or self._at_work or self._closed)
+        if self._loop is None or (is_free and self._is_calm(now_s) and self.sink.is_quick(1)):
+            _, job.result = _first_of((job,), self.sink)
+            self._look_at_time(now_s)
+            self._judge(job.result)
+            _close((job,))
+            if job.value is not None:
+                _value(job.value)
             return None
-        if alone and not (self._waiting or self._at_work or self._closed):
-            now_s = monotonic()
-            if self._is_calm(now_s) and self.sink.is_quick(1):
-                self._append_one(job, now_s)
-                return None
         if self._closed or len(self._waiting) >= self._max_waiting or (self.stalled and job.waits):
             job.result = _cannot()
             _close((job,))
@@ -202,14 +203,6 @@ class RecordWriter:
     def _is_calm(self, now_s: float) -> bool:
         """Whether the loop may append: not for a while after a slow append, nor after a pause."""
         return now_s >= self._quick_from_mono_s and now_s - self._appended_mono_s < IDLE_S
-
-    def _append_one(self, job: WriteJob, began_mono_s: float) -> None:
-        _, job.result = _first_of((job,), self.sink)
-        self._look_at_time(began_mono_s)
-        self._judge(job.result)
-        _close((job,))
-        if job.value is not None:
-            _value(job.value)
 
     def _look_at_time(self, began_mono_s: float) -> None:
         """Leave appends to the thread for a while if this one was slow."""
