@@ -92,8 +92,8 @@ Asked = tuple[Caller, Frontend, ParsedOperation]
 """Who asks, and what: a request that was read."""
 
 
-class Place(NamedTuple):
-    """What an address of calls stands for under one snapshot."""
+class CallRoute(NamedTuple):
+    """How calls at one address are read under one snapshot."""
 
     protocol: str
     route: Route
@@ -132,8 +132,8 @@ class Pipeline:
         headers, path, now = routing.headers_of(http), http.raw_path, self.live.current
         if path[:1] != "/":
             path = routing.origin_form(path)
-        place = now.places.get((path, http.method, entrance.prefix))
-        protocol = routing.protocol_of(path, now.aliases) if place is None else place.protocol
+        known = now.call_routes.get((path, http.method, entrance.prefix))
+        protocol = routing.protocol_of(path, now.aliases) if known is None else known.protocol
         record = Recording(self.audit, protocol, http.remote or "local")
         if "traceparent" in headers:
             record.trace_id = routing.trace_id_of(headers)
@@ -147,7 +147,7 @@ class Pipeline:
         if now.shadow_until is not None and now.shadows(self.live.clock()):
             request.shadow, record.enforcement = True, "shadow"
         self.metrics.inflight_rows[protocol][0] += 1.0
-        return self._answered(request, self._read(request, entrance, place))
+        return self._answered(request, self._read(request, entrance, known))
 
     async def _answered(
         self, request: RequestContext, reading: Awaitable[Asked | web.StreamResponse]
@@ -186,9 +186,9 @@ class Pipeline:
         request.excused = ()
 
     async def _read(
-        self, request: RequestContext, entrance: Entrance, place: Place | None
+        self, request: RequestContext, entrance: Entrance, known: CallRoute | None
     ) -> Asked | web.StreamResponse:
-        """Reads a request, at this place if that is known. Returns the response to what needs no decision."""
+        """Reads a request, by its route if that is known. Returns the response to what needs no decision."""
         headers, now = request.headers, request.now
         if entrance.grpc:
             request.task = asyncio.current_task()
@@ -196,14 +196,14 @@ class Pipeline:
         routing.check_envelope(request.http, headers, entrance)
         if entrance.principal and headers.get("host"):  # a local listener, which knows its principal
             request.base = f"http://{headers['host'][0]}"
-        if place is None:
+        if known is None:
             preflight = wanted_verb(request.verb, headers) if request.shared else ""
             route = routing.route_of(request.path, preflight or request.verb, now.aliases, request.prefix)
             if preflight:
                 return await _public(request, "preflight", 204, headers=allowed(preflight, headers))
-            if (place := self._place(request, route)) is None:
+            if (known := self._call_route(request, route)) is None:
                 return await self._read_other(request, route, entrance)
-        _, route, frontend, audience = place
+        _, route, frontend, audience = known
         if frontend is self.agents:
             self.agents.enter(request, route)
         request.enter(route.server, frontend.folder, route.alias)
@@ -218,18 +218,18 @@ class Pipeline:
         request.record.marks["parse"] = request.record.now_s()
         return caller, frontend, operation
 
-    def _place(self, request: RequestContext, route: Route) -> Place | None:
-        """Returns the place of a route, None if it is none of calls. Those of upstreams themselves are kept."""
+    def _call_route(self, request: RequestContext, route: Route) -> CallRoute | None:
+        """Returns None for a route that takes no calls. The routes to whole upstreams are kept."""
         frontend, now = self._frontends.get(route.kind), request.now
         if frontend is None:
             return None
         if frontend is self.mcp and route.server == routing.EVERY:
             frontend = self.aggregate
-        place = Place(request.protocol, route, frontend, now.audience(route.server, frontend.folder))
-        known = route.server == routing.EVERY or now.has_upstream(route.server)
-        if known and not route.rest and "?" not in request.path:  # so that callers cannot make them many
-            now.places[request.path, request.verb, request.prefix] = place
-        return place
+        found = CallRoute(request.protocol, route, frontend, now.audience(route.server, frontend.folder))
+        exists = route.server == routing.EVERY or now.has_upstream(route.server)
+        if exists and not route.rest and "?" not in request.path:  # so that callers cannot make them many
+            now.call_routes[request.path, request.verb, request.prefix] = found
+        return found
 
     async def _read_other(self, request: RequestContext, route: Route, entrance: Entrance) -> web.StreamResponse:
         """Answers what is no call: documents, cards, agents' pushes, and the messages of HTTP+SSE."""

@@ -124,8 +124,8 @@ class Snapshot:
     with every file of keys and credentials that settings name. `required` holds the digest of each tool of a server
     that requires pins. `lenient` are the servers that may be sent similar keys. `signer` signs sidecar's tokens, `tls`
     applies to the data listener's next handshake. `offers` describe how agents are offered, `aliases` map agents' own
-    paths to names, `places` are those of calls as the pipeline found them. `waiting` are the changed sections of
-    settings that need a restart; `settings` has them as they run.
+    paths to names, `call_routes` are those that the pipeline found, by path, verb and prefix. `waiting` are the changed
+    sections of settings that need a restart; `settings` has them as they run.
     """
 
     settings: Settings
@@ -152,7 +152,7 @@ class Snapshot:
     tls: TlsContexts | None = None
     offers: Mapping[str, AgentOffer] = field(default_factory=dict)
     aliases: Aliases = field(default_factory=dict)
-    places: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, compare=False)
+    call_routes: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, compare=False)
 
     def shadows(self, now_s: float) -> bool:
         """Reports whether refusals by policy or limits are only recorded."""
