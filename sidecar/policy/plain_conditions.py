@@ -22,6 +22,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from itertools import groupby
 from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.policy.syntax import (
@@ -73,6 +74,8 @@ _SCALAR, _LIST, _ANY = "scalar", "list", "any"  # the form that an input must ha
 class Inputs(dict[str, Any]):
     """The inputs of one run by dotted path, without absent ones."""
 
+    __slots__ = ()
+
 
 class Node(NamedTuple):
     """One test. Its value is True, False or ERROR: `tests[type(value)](value, constant)`, where `value` is the input of
@@ -85,21 +88,21 @@ class Node(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """One input of one variable: its dotted name, the keys above the last one, the last key, the form that it must
-    have, and the units that its key and value cost at least."""
+    """One input: its dotted name, its last key, the form that it must have, and the units that its key and value cost
+    at least."""
 
     name: str
-    above: tuple[str, ...]
     key: str
     form: str
     units: float
 
 
 class PlainCondition(NamedTuple):
-    """A compiled condition. `groups` are its inputs by variable; `units` cost the variables and the keys between."""
+    """A compiled condition. `groups` are its inputs in order, by variable and the keys above the last one; `units` cost
+    the variables and the keys between."""
 
     test: Node
-    groups: tuple[tuple[str, tuple[Leaf, ...]], ...]
+    groups: tuple[tuple[str, Path, tuple[Leaf, ...]], ...]
     units: float
 
     def run(
@@ -107,37 +110,35 @@ class PlainCondition(NamedTuple):
     ) -> tuple[Ran, Mapping[str, Any], float] | None:
         """Return the outcome, the inputs by dotted path, and what is left of `units`; None if the inputs are not plain.
         `args` are the arguments, `variable` returns any other variable."""
-        inputs, spent = Inputs(), self.units
-        for name, leaves in self.groups:
+        inputs, left = Inputs(), units - self.units
+        for name, above, leaves in self.groups:
             whole = args if name == "args" else variable(name)
             if name == "now":
                 inputs["now"] = whole.timestamp()
                 continue
-            for leaf, above, key, form, leaf_units in leaves:
-                value = whole
-                for step in above:
-                    if type(value) is not dict:
-                        return None
-                    value = value.get(step)
-                if type(value) is not dict:
+            for step in above:
+                if type(whole) is not dict:
                     return None
-                value = value.get(key, _ABSENT)
+                whole = whole.get(step)
+            if type(whole) is not dict:
+                return None
+            for leaf, key, form, leaf_units in leaves:
+                value = whole.get(key, _ABSENT)
                 if value is _ABSENT:
                     continue
                 inputs[leaf] = value
-                spent += leaf_units
+                left -= leaf_units
                 kind = type(value)
                 if kind is str and form is not _LIST:
                     if not value.isascii() or "\0" in value:
                         return None
-                    spent += len(value) * UNITS_PER_CHAR
+                    left -= len(value) * UNITS_PER_CHAR
                 elif (kind is list and form is not _SCALAR) or (kind is dict and form is _ANY):
                     if (inside := _units_inside(value)) is None:
                         return None
-                    spent += inside
+                    left -= inside
                 elif form is _LIST or kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
                     return None
-        left = units - spent
         name, tests, constant = self.test
         value = inputs.get(name, inputs)
         value = tests.get(type(value), _fails)(value, constant) if left >= 0 else ERROR
@@ -186,23 +187,22 @@ def plain_condition(serialized: bytes) -> PlainCondition | None:
         return None
 
 
-def _grouped(reads: Mapping[Path, str]) -> tuple[tuple[tuple[str, tuple[Leaf, ...]], ...], float]:
-    """Return the inputs by variable, and the units of everything but the inputs: each key and each value above them is
-    a node. Raises _NotPlainError for an input inside another one."""
+def _grouped(reads: Mapping[Path, str]) -> tuple[tuple[tuple[str, Path, tuple[Leaf, ...]], ...], float]:
+    """Return the inputs in groups, and the units of everything but the inputs: each key and each value above them is a
+    node. Raises _NotPlainError for an input inside another one."""
     between = {path[:size] for path in reads for size in range(1, len(path))}
     if between & reads.keys():
         raise _NotPlainError
-    groups: dict[str, list[Leaf]] = {}
-    for path in sorted(reads):
-        leaves = groups.setdefault(path[0], [])
-        if len(path) > 1:
-            units = 2 * UNITS_PER_NODE + len(path[-1]) * UNITS_PER_CHAR
-            leaves.append(Leaf(name_of(path), path[1:-1], path[-1], reads[path], units))
+    groups = []
+    for above, paths in groupby(sorted(reads), lambda path: path[:-1] or path):
+        leaves = [
+            Leaf(name_of(path), path[-1], reads[path], 2 * UNITS_PER_NODE + len(path[-1]) * UNITS_PER_CHAR)
+            for path in paths
+        ]
+        groups.append((above[0], above[1:], tuple(leaves)))
     keys = [path[-1] for path in between if len(path) > 1]
-    nodes, chars = len(groups) + 2 * len(keys), sum(map(len, keys))
-    return tuple((name, tuple(leaves)) for name, leaves in groups.items()), (
-        nodes * UNITS_PER_NODE + chars * UNITS_PER_CHAR
-    )
+    nodes, chars = len({path[0] for path in reads}) + 2 * len(keys), sum(map(len, keys))
+    return tuple(groups), nodes * UNITS_PER_NODE + chars * UNITS_PER_CHAR
 
 
 class _Compiler:
