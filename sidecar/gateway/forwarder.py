@@ -110,8 +110,8 @@ class Forwarder:
                 assert_never(intent)
 
     def opened(self, charged: Charged, intent: ServerIntent) -> UpstreamExchange:
-        request, caller, timeout_s = charged.request, charged.caller, charged.timeout_s
-        service, until = request.now.services[request.server], end_of(caller, charged.decision, request.now)
+        request, caller, _, decision, _, timeout_s = charged
+        service, until = request.now.services[request.server], end_of(caller, decision, request.now)
         limit_s = service.timeout_s if timeout_s is None else min(service.timeout_s, timeout_s)
         exchange = UpstreamExchange(
             request, caller, intent.call, limit_s, self.oversight.open, until, service, intent.session
@@ -122,20 +122,21 @@ class Forwarder:
 
     async def _ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
         message, session, creators = intent.message, intent.session, NOTHING
+        method = message.method
         with exchange:
-            if message.method in messages.NAMING_URIS:
+            if method in messages.NAMING_URIS:
                 message = await _with_spelled_uris(exchange, message)
             if messages.may_speak_of_tasks(message):
                 params = _forwarded(exchange, message)
-                if task_messages.may_become_task(message.method, params):
+                if task_messages.may_become_task(method, params):
                     creators = {message.id: exchange.call.question}
                 message = message._replace(params=params)
-            if message.method == "subscriptions/listen":
+            if method == "subscriptions/listen":
                 exchange.has_no_end()
                 with self.place(exchange), await exchange.post(message) as answer:
                     return await self.relay(exchange, (message.id,)).answer(answer)
             with await exchange.post(message) as answer:
-                if message.method == "initialize":
+                if method == "initialize":
                     return await self._begin(exchange, message, answer)
                 if session is not None:
                     self.check_alive(session, answer)

@@ -186,19 +186,20 @@ class ResponseReader:
             self._head_bytes = b""
         raw = data[:size]
         head = _known_head(raw) if size <= _MAX_KNOWN_BYTES else _head_from(raw)
-        if head.status < 200:
+        status, _, _, length, chunked, reusable = head
+        if status < 200:
             self._interim += 1
             if self._interim > MAX_INTERIM:
                 raise ConnectionBroken("interim responses without end")
             return data[size:]
-        self.head, self._remaining = head, head.length
-        if not head.reusable:
+        self.head, self._remaining = head, length
+        if not reusable:
             self.reusable = False
-        if head.length == 0:
+        if length == 0:
             self._finish()
-        elif head.length is None:
-            self._until_close = not head.chunked
-            if head.chunked and self._parser is None:
+        elif length is None:
+            self._until_close = not chunked
+            if chunked and self._parser is None:
                 self._parse(raw)
         return data[size:]
 

@@ -70,12 +70,13 @@ class GuardedTransport(TransportLayer):
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """See `McpTransport.exchange`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
-        message, session_id, share, answer = outbound.message, outbound.session_id, None, None
-        if outbound.caller is not None and not outbound.endless and message is not None:
+        verb, message, version, deadline_s, session_id, caller, _, _, endless, own, _ = outbound
+        share, answer = None, None
+        if caller is not None and not endless and message is not None:
             shares = self.shares if isinstance(message, Request) else self.words
-            share, has_place = shares.of(outbound.caller)
+            share, has_place = shares.of(caller)
             if not has_place:
-                outbound = outbound._replace(deadline_s=await shares.wait(share, outbound.deadline_s))
+                outbound = outbound._replace(deadline_s=await shares.wait(share, deadline_s))
         try:
             answer = GuardedAnswer(self.account, outbound, self.timeout_s, share)
             inner = await self.inner.exchange(outbound)
@@ -86,12 +87,12 @@ class GuardedTransport(TransportLayer):
                 share.give_back()
             raise
         answer.begin(inner)
-        if inner.status in UNFIT and outbound.version in STATELESS_SET:
+        if inner.status in UNFIT and version in STATELESS_SET:
             self._eras.doubt()
         if session_id is None:
             if SESSION_ID in inner.headers:  # a server may reuse session ids after a restart
                 self._lost.pop(inner.headers[SESSION_ID], None)
-        elif inner.status in _LOST and outbound.verb != "DELETE" and not outbound.own:
+        elif inner.status in _LOST and verb != "DELETE" and not own:
             return await self._judged(outbound, session_id, answer)
         return answer
 
@@ -146,10 +147,11 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
     def __init__(
         self, account: UpstreamAccount, outbound: Outbound, timeout_s: float, share: CallerShare | None
     ) -> None:
-        message, own = outbound.message, outbound.own or outbound.caller is None
+        _, message, _, deadline_s, _, caller, _, _, _, own, self._expired = outbound
+        own = own or caller is None
         self._waits = isinstance(message, Request) and message.method != "subscriptions/listen"
-        self._expired, self._share = outbound.expired, share
-        CallOutcome.__init__(self, account, outbound.deadline_s, timeout_s, own=own, counts=self._waits and not own)
+        self._share = share
+        CallOutcome.__init__(self, account, deadline_s, timeout_s, own=own, counts=self._waits and not own)
 
     def begin(self, inner: UpstreamAnswer) -> None:
         """The head of the answer has arrived, which often decides the outcome."""

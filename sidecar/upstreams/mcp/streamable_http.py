@@ -28,8 +28,7 @@ class HttpAnswer(UpstreamAnswer):
     __slots__ = ("_response",)
 
     def __init__(self, response: ClientResponse) -> None:
-        head = response.head
-        self.status, self.media_type, self.headers = head.status, head.media_type, head.headers
+        self.status, self.headers, self.media_type, *_ = response.head
         self._response = response
 
     async def read(self, max_bytes: int) -> bytes:
@@ -73,26 +72,26 @@ class HttpUpstream(McpTransport):
         credential."""
         if self.is_legacy:
             return await self.over_sse(outbound)
-        message, headers, routing, body = outbound.message, [], None, None
-        if outbound.session_id is not None:
-            headers.append(("Mcp-Session-Id", outbound.session_id))
-        if outbound.last_event_id is not None:
-            headers.append(("Last-Event-ID", outbound.last_event_id))
-        for header in outbound.extra:
+        verb, message, version, deadline_s, session_id, caller, last_event_id, extra, endless, _, _ = outbound
+        headers, routing, body = [], None, None
+        if session_id is not None:
+            headers.append(("Mcp-Session-Id", session_id))
+        if last_event_id is not None:
+            headers.append(("Last-Event-ID", last_event_id))
+        for header in extra:
             if not _goes_upstream(header[0]):
                 raise ValueError(f"{header[0]} is not a header that goes upstream")
             headers.append(header)
         if isinstance(message, Request):
             body = encode_request(message)
-            if outbound.version in STATELESS_SET:
+            if version in STATELESS_SET:
                 routing = message.method, name_of(message)
         elif message is not None:
             body = encode_message(message)
-        kind = outbound.verb, outbound.version, routing, body is not None
+        kind = verb, version, routing, body is not None
         form = self._forms.get(kind) or self._form(*kind)
-        streams = outbound.endless or outbound.verb == "GET"
         try:
-            response = await self._address.exchange(form, headers, body, outbound.caller, outbound.deadline_s, streams)
+            response = await self._address.exchange(form, headers, body, caller, deadline_s, endless or verb == "GET")
         except EgressError as failure:
             raise refusal_from(failure) from failure
         answer = HttpAnswer(response)
