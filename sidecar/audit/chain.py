@@ -9,9 +9,9 @@ Each line ends with its own seal and contains the seal of the line before it:
 
 A line can be checked without a key: `sed 's/,"hash":"[0-9a-f]*"}$//' | tr -d '\\n' | sha256sum`.
 
-The anchor proves the end of the chain: `<file>.head`, one line of fixed length under a MAC, is rewritten twice for each
-append: before it with the current and the intended end, after it with the reached end. So lines cannot be cut off or
-added unnoticed, and the remains of a killed append differ from tampering.
+The anchor proves the end of the chain: `<file>.head`, one line of fixed length under a MAC, is rewritten before each
+append with the current and the intended end, and with the reached end when no append follows. So lines cannot be cut
+off or added unnoticed, and the remains of a killed append differ from tampering.
 """
 
 import errno

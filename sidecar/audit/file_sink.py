@@ -3,7 +3,8 @@
 Each file has one writer, enforced by a lock, and one `write` per append of one or more lines, which the operating
 system has received before `append` returns: a crash of the process loses no lines. With `to_disk`, the lines and the
 anchor that announced them are on disk by then: a power failure loses none either. Partially written lines are removed.
-The anchor beside the file states before each append where the log will end, and after it where it ends.
+The anchor beside the file states before each append where the log ends and where it will end. That the append is done
+is stated by the next append, or by `settle` when none follows.
 
 Rotation (`turn_over`) keeps the chain and the anchor. It is two renames; a kill between them leaves no file and an
 anchor that matches the last line of the renamed file, which the next start accepts.
@@ -11,7 +12,7 @@ anchor that matches the last line of the renamed file, which the next start acce
 `open` reports every irregularity that it finds:
 
     torn-tail        bytes after the last newline, from an append that was never acknowledged; removed
-    cut-short        the anchor announces an append that a kill interrupted, or that was not confirmed
+    cut-short        the anchor announces an append that a kill interrupted, or that was not yet confirmed
     continued        no lines, but an anchor: the file was moved away; the chain continues
     key-changed      the anchor was made with another key: one of `older`, and checked, or an unknown one; then the
                      record holds the anchor, and `verify` reports the evidence as broken until it gets that key
@@ -29,7 +30,7 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -83,7 +84,9 @@ class AuditFile:
         self.path, self._head_path = path, path.with_name(path.name + HEAD_SUFFIX)
         self.found, self.end, self.size = found, found.end, found.size  # `size` without the earlier parts
         self._key, self._file, self._head, self._to_disk = key, descriptor, head_descriptor, to_disk
-        self._anchored, self._unsettled, self._look_mono_s = anchored(found.end), False, 0.0
+        self._anchored, self._look_mono_s = anchored(found.end), 0.0
+        self._torn = False  # an append failed, and is not yet undone
+        self._unconfirmed = False  # the anchor does not yet say that the last append is done
 
     @classmethod
     def open(cls, path: Path, key: AuditKey, *, older: Sequence[AuditKey] = (), to_disk: bool = False) -> AuditFile:
@@ -105,12 +108,12 @@ class AuditFile:
 
     def append(self, records: Sequence[Unsealed]) -> int:
         """Append records (see `RecordSink.append`). Raises OSError; the file is then unchanged."""
-        if self._unsettled:
+        if self._torn:
             self._take_back()
         self._see_that_it_is_ours()
         lines, end = seal(records, self.end)
         data, after = b"".join(lines), anchored(end)
-        self._unsettled = True
+        self._torn = True
         try:
             os.pwrite(self._head, anchor_line(self._key, self._anchored, after), 0)
             if self._to_disk:
@@ -119,11 +122,10 @@ class AuditFile:
                 write_all(self._file, data[written:])
             if self._to_disk:
                 os.fdatasync(self._file)
-            os.pwrite(self._head, anchor_line(self._key, after, after), 0)
         except OSError:
             self._take_back()
             raise
-        self._unsettled = False
+        self._torn, self._unconfirmed = False, True
         self.end, self._anchored, self.size = end, after, self.size + len(data)
         return len(lines)
 
@@ -131,8 +133,11 @@ class AuditFile:
         return not self._to_disk
 
     def settle(self) -> None:
-        if self._unsettled:
+        if self._torn:
             self._take_back()
+        if self._unconfirmed:
+            os.pwrite(self._head, anchor_line(self._key, self._anchored, self._anchored), 0)
+            self._unconfirmed = False
 
     def abandon(self) -> None:
         """Does nothing: a disk write cannot be interrupted safely."""
@@ -164,6 +169,9 @@ class AuditFile:
 
     def close(self) -> None:
         """Close the file; later appends fail."""
+        if self._file != -1:
+            with suppress(OSError):  # the next start then finds the append unconfirmed, or torn
+                self.settle()
         for descriptor in {self._file, self._head} - {-1}:
             os.close(descriptor)
         self._file = self._head = -1
@@ -185,11 +193,11 @@ class AuditFile:
         self._look_mono_s = now_s + LOOK_S
 
     def _take_back(self) -> None:
-        """Truncate to the last whole append. If that fails, `_unsettled` stays set and the next append tries again."""
+        """Truncate to the last whole append. If that fails, `_torn` stays set and the next append tries again."""
         if os.fstat(self._file).st_size > self.size:
             os.ftruncate(self._file, self.size)
         os.pwrite(self._head, head_line(self._key, self.end), 0)
-        self._unsettled = False
+        self._torn = self._unconfirmed = False
 
 
 def is_at(path: Path, status: os.stat_result) -> bool:

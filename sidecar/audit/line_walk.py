@@ -245,7 +245,7 @@ class LineWalk:
 
 _NOTES = {
     "torn-tail": "the run before ended in the middle of an append that was never acknowledged",
-    "cut-short": "the run before was killed in the middle of an append that was never acknowledged",
+    "cut-short": "the run before was killed before the anchor had followed its last append",
     "continued": "the file before this one had been moved away",
 }
 

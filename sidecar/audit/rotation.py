@@ -45,9 +45,6 @@ class ChainSink(RecordSink, Protocol):
     def file(self) -> AuditFile | None:
         """The file that can be rotated, if the sink is one."""
 
-    def settle(self) -> None:
-        """Finish or undo a started append, so that `end` is where the next record follows. Raises OSError."""
-
 
 @dataclass(frozen=True, slots=True)
 class Attester:
@@ -71,7 +68,7 @@ class RotatingSink:
         evidence: ResultFile,
     ) -> None:
         self.sink, self._file, self._evidence = sink, sink.file, evidence
-        self.abandon, self.close, self._is_quick = sink.abandon, sink.close, sink.is_quick(1)
+        self.settle, self.abandon, self.close, self._is_quick = sink.settle, sink.abandon, sink.close, sink.is_quick(1)
         self._stamp, self._clock = stamp, clock
         self._attester, self._rotation = attester, rotation
         self._attested = BEGINNING  # the chain's end after the last checkpoint

@@ -146,8 +146,8 @@ def _check_end(
         report.add(path, 0, "inserted", f"the anchor knows {head.next.seq} records, the log has {last_seq}")
     elif head.end != head.next and after == head:
         report.notes.append(
-            f"an append that would have ended with record {head.next.seq} was cut short by a kill: it was never "
-            "acknowledged, and a cut in it does not show"
+            f"the sidecar was writing, or was killed, before the anchor had followed the append up to record "
+            f"{head.next.seq}: a cut in that append does not show"
         )
 
 

@@ -17,6 +17,8 @@ disk that stalled in the meantime holds up only the calls whose records wait.
     stalled     the thread is late by `deadline_s`: waiting and new callers are refused until it returns. Its records
                 may still be written: the log may contain more than the caller was told, never less
 
+A sink is settled `SETTLE_S` after its last append, when no other has followed.
+
 A record is not dropped while a caller waits for it. With `best_effort` callers do not wait; then a record that finds
 `MAX_WAITING` records queued is dropped and counted. Before `start`, records are written synchronously.
 """
@@ -42,6 +44,7 @@ CLOSE_S: Final = 5.0
 SLOW_S: Final = 0.05  # a usual append takes 0.00002; a busy machine may not let us run for some hundredths
 CALM_FACTOR: Final = 20
 IDLE_S: Final = 1.0
+SETTLE_S: Final = 0.05  # after the last append
 
 log = logging.getLogger("sidecar.audit")
 
@@ -55,6 +58,10 @@ class RecordSink(Protocol):
 
     def is_quick(self, count: int) -> bool:
         """Whether the next append of so many records does not wait for a device, a network or a reader."""
+
+    def settle(self) -> None:
+        """Finish or undo the last append, so that the next record follows on what is there, and what is there can be
+        proved. Raises OSError."""
 
     def abandon(self) -> None:
         """Give up the running append if possible. Called from another thread."""
@@ -111,7 +118,9 @@ class RecordWriter:
         self._at_work: Sequence[WriteJob] = ()
         self._late: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
-        self._begins = self.stalled = self._failed = self._closed = False
+        self._settling: asyncio.TimerHandle | None = None
+        self._finished: Sequence[WriteJob] | None = None  # by the thread; the loop is to hear of it
+        self._begins = self.stalled = self._failed = self._closed = self._unsettled = False
         self._work_waits = False
         self._quick_from_mono_s = 0.0
         self._appended_mono_s = -IDLE_S
@@ -135,9 +144,11 @@ class RecordWriter:
         written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
         now_s, is_free = monotonic(), alone and not (self._waiting or self._at_work or self._closed)
         if self._loop is None or (is_free and self._is_calm(now_s) and self.sink.is_quick(1)):
-            _, job.result = _first_of((job,), self.sink)
+            _, job.result = self._append((job,))
             self._look_at_time(now_s)
             self._judge(job.result)
+            if self._loop is None:
+                self._settle()
             _close((job,))
             if job.value is not None:
                 _value(job.value)
@@ -156,11 +167,7 @@ class RecordWriter:
         """Run other blocking work before all later records. Raises OSError."""
         if self._loop is None:
             return _value(_tried(work))
-        self._work_waits = True
-        job = WriteJob("", "", ([0.0], [0.0]))
-        job.work = work
-        self.put(job)
-        return _value(await job)
+        return _value(await self._do_later(work))
 
     def post(self, job: WriteJob) -> None:
         """Write a record that no caller waits for."""
@@ -168,11 +175,20 @@ class RecordWriter:
         with suppress(OSError):
             self.put(job)
 
+    def _do_later(self, work: Callable[[], Any]) -> WriteJob:
+        self._work_waits = True
+        job = WriteJob("", "", ([0.0], [0.0]))
+        job.work = work
+        self.put(job)
+        return job
+
     async def close(self) -> None:
         if self._thread is not None and not self._closed and self.depth:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._idle], timeout=CLOSE_S)
         self._closed = True
+        if self._settling is not None:
+            self._settling.cancel()
         if self._thread is None:
             self.sink.close()
         elif not self._at_work:
@@ -215,7 +231,7 @@ class RecordWriter:
             self._late.cancel()
             self._late = None
         self._judge(jobs[-1].result)
-        self._at_work = ()
+        self._at_work, self._finished = (), None
         _close(jobs)
         if self._waiting:
             self._begin()
@@ -224,6 +240,8 @@ class RecordWriter:
 
     def _judge(self, last: Any) -> None:
         """Whether records can be written, by the result of the last one."""
+        if self._unsettled and self._settling is None and self._loop is not None:
+            self._settling = self._loop.call_later(SETTLE_S, self._settle_if_idle)
         if last is None and not self._failed and not self.stalled:
             return
         was_up, self.stalled = self.up, False
@@ -236,8 +254,29 @@ class RecordWriter:
                 "audit records cannot be written; calls that need them are refused", extra={"error": str(last)[:200]}
             )
 
+    def _settle_if_idle(self) -> None:
+        """Settle the sink if no append has followed; one that failed is settled by the next append."""
+        self._settling, now_s = None, monotonic()
+        if self._failed or self.stalled or self._closed:
+            return
+        if self.depth or now_s - self._appended_mono_s < SETTLE_S:
+            self._judge(None)
+        elif self._is_calm(now_s) and self.sink.is_quick(1):
+            self._settle()
+            self._look_at_time(now_s)
+            self._judge(None)
+        else:
+            self._do_later(self._settle)
+
+    def _settle(self) -> None:
+        with suppress(OSError):  # the next append fails likewise, and tells its callers
+            self.sink.settle()
+            self._unsettled = False
+
     def _stall(self) -> None:
         """Fail waiting callers now; later results of the thread's records are ignored."""
+        if self._finished is self._at_work:  # in time, and the loop had no turn until now
+            return
         self.stalled = True
         log.error(
             "audit records cannot be written: the sink does not answer in time", extra={"deadline_s": self._deadline_s}
@@ -256,6 +295,7 @@ class RecordWriter:
             began = monotonic()
             self._do(jobs)
             self._look_at_time(began)
+            self._finished = jobs
             try:
                 loop.call_soon_threadsafe(self._end, jobs)
             except RuntimeError:  # the loop is gone, with all waiting callers
@@ -270,10 +310,28 @@ class RecordWriter:
                 done += 1
                 continue
             other = next(filter(_WORK, rest), None)
-            count, error = _first_of(rest if other is None else rest[: rest.index(other)], self.sink)
+            count, error = self._append(rest if other is None else rest[: rest.index(other)])
             for job in rest[:count]:
                 job.result = error
             done += count
+
+    def _append(self, records: Sequence[Unsealed]) -> tuple[int, OSError | None]:
+        """Append the first records. Returns how many, and their error. A record that fits nowhere fails alone."""
+        self._unsettled = True
+        while True:
+            try:
+                return self.sink.append(records), None
+            except UnfitHead as unfit:
+                if len(records) == 1:
+                    extra = {"record": records[0].rest[:64], "error": str(unfit)[:200]}
+                    log.error("an audit record cannot be written anywhere and is lost", extra=extra)
+                    return 1, _bare(unfit)
+                records = records[: len(records) // 2]
+            except OSError as error:
+                return len(records), _bare(error)
+            except Exception as error:
+                log.error("an audit sink failed unexpectedly", exc_info=error)
+                return len(records), OSError(errno.EIO, f"{type(error).__name__}: {error}"[:200])
 
 
 def _close(jobs: Iterable[WriteJob]) -> None:
@@ -285,24 +343,6 @@ def _close(jobs: Iterable[WriteJob]) -> None:
             job.value, job.is_done = result, True
         else:
             job.answer(result)
-
-
-def _first_of(records: Sequence[Unsealed], sink: RecordSink) -> tuple[int, OSError | None]:
-    """Append the first records. Returns how many, and their error. A record that fits nowhere fails alone."""
-    while True:
-        try:
-            return sink.append(records), None
-        except UnfitHead as unfit:
-            if len(records) == 1:
-                extra = {"record": records[0].rest[:64], "error": str(unfit)[:200]}
-                log.error("an audit record cannot be written anywhere and is lost", extra=extra)
-                return 1, _bare(unfit)
-            records = records[: len(records) // 2]
-        except OSError as error:
-            return len(records), _bare(error)
-        except Exception as error:
-            log.error("an audit sink failed unexpectedly", exc_info=error)
-            return len(records), OSError(errno.EIO, f"{type(error).__name__}: {error}"[:200])
 
 
 def _bare(error: OSError) -> OSError:

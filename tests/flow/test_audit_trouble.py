@@ -35,6 +35,10 @@ class Frozen:
     def is_quick(self, count: int) -> bool:
         return self.thawed.is_set() and self.disk.is_quick(count)
 
+    def settle(self) -> None:
+        self.thawed.wait(20)
+        self.disk.settle()
+
     def close(self) -> None:
         self.disk.close()
 

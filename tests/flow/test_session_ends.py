@@ -113,6 +113,9 @@ class FullDisk:
     def is_quick(self, count: int) -> bool:
         return bool(self.file.is_quick(count))
 
+    def settle(self) -> None:
+        self.file.settle()
+
     def close(self) -> None:
         self.file.close()
 

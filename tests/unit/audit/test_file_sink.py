@@ -145,7 +145,7 @@ def test_an_append_that_was_cut_short_anywhere_is_closed_by_a_control_record(pat
     path.write_bytes(b"".join(whole[: 7 + written]))
     head_of(path).write_bytes(head_line(KEY, ChainEnd(7, lines[6]["hash"]), ChainEnd(10, lines[9]["hash"])))
     before = verify([path], key=KEY)
-    assert before.ok and "cut short by a kill" in before.notes[0]
+    assert before.ok and "up to record 10: a cut in" in before.notes[0]
     assert found_at_start(path) == ("cut-short",)
     control = records(path)[-1]["control"]
     assert (control["last_seq"], control["anchor_seq"], control["found"]) == (7 + written, 7, ["cut-short"])

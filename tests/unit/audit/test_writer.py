@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -31,6 +32,7 @@ class Disk:
         self.full = False
         self.most = MAX_AT_ONCE
         self.closed = self.quick = False
+        self.settled: list[list[int]] = []  # what was written by then
 
     def append(self, given: Sequence[Unsealed]) -> int:
         self.go.wait(10)
@@ -42,6 +44,11 @@ class Disk:
 
     def is_quick(self, count: int) -> bool:
         return self.quick
+
+    def settle(self) -> None:
+        self.settled.append(self.written)
+        if self.full:
+            raise OSError(errno.ENOSPC, "no space left on device")
 
     def close(self) -> None:
         self.closed = True
@@ -167,6 +174,40 @@ async def test_a_frozen_disk_refuses_who_waits_in_time_and_who_comes_at_once_unt
         await until(lambda: not writer.stalled)
         await append(writer, numbered(6))
         assert disk.written == [1, 6], "what the disk had it wrote; what nobody had given it is not there"
+
+
+async def test_a_thread_that_was_in_time_is_not_late_for_a_loop_that_was_held() -> None:
+    disk = Disk()
+    async with writing(disk) as writer:
+        disk.go.clear()
+        (task,) = appended(writer, 1)
+        await until(lambda: bool(writer._at_work))
+        disk.go.set()
+        while writer._finished is not writer._at_work:
+            time.sleep(0.001)
+        writer._stall()
+        assert not writer.stalled and await task is None
+
+
+@pytest.mark.parametrize("quick", [True, False])
+async def test_what_no_append_follows_is_settled_once(quick: bool) -> None:
+    disk = Disk()
+    disk.quick = quick
+    async with writing(disk) as writer:
+        for number in range(3):
+            await append(writer, numbered(number))
+        disk.full = True
+        await until(lambda: len(disk.settled) >= 2)
+        disk.full = False
+        settled = len(disk.settled)
+        await until(lambda: len(disk.settled) > settled and writer._settling is None)
+        assert disk.settled[0] == [0, 1, 2] and writer.up and not writer._unsettled
+        disk.full = True
+        with pytest.raises(OSError, match="no space"):
+            await append(writer, numbered(4))
+        settled = len(disk.settled)
+        await asyncio.sleep(0.1)
+        assert len(disk.settled) == settled, "after a failure it is for the next append"
 
 
 async def test_who_goes_away_has_not_undone_what_was_begun() -> None:
