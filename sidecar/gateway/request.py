@@ -422,18 +422,19 @@ class UpstreamExchange(WatchedExchange):
         extra = routing.trace_headers(request.headers) if "traceparent" in request.headers else []
         if message is not None and request.parameter_headers:
             extra += request.parameter_headers
+        service = self.service
         outbound = Outbound(
             "GET" if message is None else "POST",
             message,
             self.call.protocol_version,
-            self.service.timeout_s if left_s is None else left_s,
+            service.timeout_s if left_s is None else left_s,
             None if session is None else session.upstream_id,
             self.caller,
             last_event_id,
             extra,
             self.endless,
         )
-        return self.service.upstream.directly(outbound).exchange(outbound)
+        return service.upstream.exchange(outbound)
 
     def listen(self, last_event_id: str | None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Opens the upstream session's own stream, or resumes one of its streams."""

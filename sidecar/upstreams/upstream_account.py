@@ -108,11 +108,15 @@ class UpstreamAccount:
         if observer is not None:
             observer.upstream_stands(self.name, self.standing.status)
 
-    def answered(self, given: BreakerPass, *, own: bool = False) -> None:
-        """The upstream answered, with a result or an error. `own` marks a request of the sidecar itself."""
+    def answered(self, given: BreakerPass, *, own: bool = False, begun_mono_s: float | None = None) -> None:
+        """The upstream answered, with a result or an error. `own` marks a request of the sidecar itself; a caller's
+        call that succeeded tells when it began."""
         breaker = self.breaker
         if not own:
             self.answered_mono_s = self.clock_mono()
+        if begun_mono_s is not None:
+            self.successes += 1
+            self._latencies_s.append(self.answered_mono_s - begun_mono_s)
         if breaker.in_a_row or breaker.state is not BreakerState.CLOSED:
             breaker.answered(given, own=own)
         if self.standing is not UpstreamState.UP and breaker.state is BreakerState.CLOSED and not breaker.falters:
@@ -133,14 +137,10 @@ class UpstreamAccount:
     def checked(self) -> None:
         self.last_check_at = self.clock()
 
-    def call_ended(self, took_s: float, error: str) -> None:
-        """A caller's call was answered, or ended with an `error`."""
-        if error:
-            self.errors += 1
-            self._note(error)
-        else:
-            self.successes += 1
-            self._latencies_s.append(took_s)
+    def call_failed(self, error: str) -> None:
+        """A caller's call ended with an error."""
+        self.errors += 1
+        self._note(error)
 
     def tool_failed(self) -> None:
         """A call was answered, and the answer reports a failure of the tool."""
@@ -242,10 +242,10 @@ class CallOutcome:
     def answered(self, error: str = "") -> None:
         if not self._done:
             self._done = True
-            account = self._account
-            account.answered(self._pass, own=self._own)
-            if self._counts:  # it is a caller's
-                account.call_ended(account.answered_mono_s - self._began_mono_s, error)
+            begun = self._began_mono_s if self._counts and not error else None
+            self._account.answered(self._pass, own=self._own, begun_mono_s=begun)
+            if error:
+                self._count(error)
 
     def faulted(self, why: str) -> None:
         if not self._done:
@@ -276,4 +276,4 @@ class CallOutcome:
 
     def _count(self, error: str) -> None:
         if self._counts:
-            self._account.call_ended(self._account.clock_mono() - self._began_mono_s, error)
+            self._account.call_failed(error)

@@ -52,18 +52,22 @@ class ClientConnection(asyncio.Protocol):
             raise self._failed() or ConnectionBroken("the connection cannot carry an exchange")
         response = self._response = ClientResponse(self, until)
         transport.write(message)
+        self._waiter, self._until = self.loop.create_future(), until
+        if self._timer is None or until < self._timer_at:
+            self._set_timer(until)
         try:
-            await self._progress(until)
+            await self._waiter  # see `_progress`
         except asyncio.CancelledError:
             self._given_up(response)
             raise
         return response
 
-    @property
-    def quiet(self) -> bool:
-        """Whether an idle connection is open and silent. Asks the kernel, because the loop may not have polled yet: a
-        closed connection would fail the next request, and early bytes would be taken for its answer."""
-        return self._transport is not None and not self._transport.is_closing() and not self._poll.poll(0)
+    def is_usable(self, now: float) -> bool:
+        """Whether an idle connection is open, silent, and not idle for too long. Asks the kernel, because the loop may
+        not have polled yet: a closed connection would fail the next request, and early bytes would be taken for its
+        answer."""
+        transport = self._transport
+        return self.idle_until > now and transport is not None and not transport.is_closing() and not self._poll.poll(0)
 
     async def more(self, response: ClientResponse, until: float | None) -> None:
         """Waits until more of the body has arrived, up to the loop time `until`. Raises EgressError."""

@@ -143,20 +143,18 @@ class ResponseReader:
 
     def feed(self, data: bytes) -> None:
         """Parses the peer's bytes. Raises ConnectionBroken, UnacceptableResponse."""
-        while data and not self.complete:
-            if self.head is NO_HEAD:
-                data = self._feed_head(data)
-            elif (remaining := self._remaining) is None:
+        while self.head is NO_HEAD and data:
+            data = self._feed_head(data)
+        if data and not self.complete:
+            if (remaining := self._remaining) is None:
                 self._feed_unmeasured(data)
                 return
-            else:
-                piece = data if len(data) <= remaining else data[:remaining]
-                self._pieces.append(piece)
-                self.buffered += len(piece) + _PIECE_BYTES
-                self._remaining = remaining - len(piece)
-                if not self._remaining:
-                    self.complete, self._parser = True, None
-                data = data[len(piece) :]
+            piece, data = data[:remaining], data[remaining:]
+            self._pieces.append(piece)
+            self.buffered += len(piece) + _PIECE_BYTES
+            self._remaining = remaining - len(piece)
+            if not self._remaining:
+                self.complete, self._parser = True, None
         if data:  # unexpected bytes could not be told apart from a later response
             self.reusable = False
 

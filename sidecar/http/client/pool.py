@@ -77,13 +77,17 @@ class HttpClient:
         """Sends a request that is already encoded by a `RequestForm` for this origin. Otherwise like `request`."""
         if deadline_s <= 0:
             raise ClientTimeout("no time is left")
-        loop = self._idle[-1].loop if self._idle else asyncio.get_running_loop()
+        if not self._idle:
+            loop = asyncio.get_running_loop()
+            return self._send_when_free(message, loop.time() + deadline_s, loop)
+        connection = self._idle[-1]  # the most recently used first, so that the others become idle and are closed
+        loop = connection.loop
         now = loop.time()
-        if self._idle and self._line.step_in():
-            if (connection := self._taken(now)) is not None:
-                return connection.exchange(message, now + deadline_s)
-            self._line.step_out()
-        return self._send_when_free(message, now + deadline_s, loop)
+        if not connection.is_usable(now) or not self._line.step_in():
+            return self._send_when_free(message, now + deadline_s, loop)
+        self._idle.pop()
+        self._busy.add(connection)
+        return connection.exchange(message, now + deadline_s)
 
     async def _send_when_free(self, message: bytes, until: float, loop: asyncio.AbstractEventLoop) -> ClientResponse:
         if not self._line.step_in():
@@ -104,8 +108,8 @@ class HttpClient:
 
     def _taken(self, now: float) -> ClientConnection | None:
         while self._idle:
-            connection = self._idle.pop()  # the most recently used first, so that the others become idle and are closed
-            if connection.idle_until > now and connection.quiet:
+            connection = self._idle.pop()
+            if connection.is_usable(now):
                 self._busy.add(connection)
                 return connection
             connection.close()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from itertools import count
 from types import TracebackType
@@ -70,15 +70,21 @@ class GuardedTransport(TransportLayer):
 
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """See `McpTransport.exchange`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
-        verb, message, version, deadline_s, session_id, caller, _, _, endless, own, _ = outbound
-        share, answer = None, None
+        verb, message, version, deadline_s, session_id, caller, _, _, endless, own, expired = outbound
+        method = message.method if isinstance(message, Request) else ""
+        share, answer, waits = None, None, method not in ("", "subscriptions/listen")
         if caller is not None and not endless and message is not None:
-            shares = self.shares if isinstance(message, Request) else self.words
+            shares = self.shares if method else self.words
             share, has_place = shares.of(caller)
             if not has_place:
-                outbound = outbound._replace(deadline_s=await shares.wait(share, deadline_s))
+                deadline_s = await shares.wait(share, deadline_s)
+                outbound = outbound._replace(deadline_s=deadline_s)
         try:
-            answer = GuardedAnswer(self.account, outbound, self.timeout_s, share)
+            of_caller = caller is not None and not own
+            answer = GuardedAnswer(
+                self.account, deadline_s, self.timeout_s, own=not of_caller, counts=waits and of_caller
+            )
+            answer.waits, answer.expired, answer.share = waits, expired, share
             inner = await self.inner.exchange(outbound)
         except BaseException as error:
             if answer is not None:
@@ -142,16 +148,11 @@ class GuardedTransport(TransportLayer):
 
 class GuardedAnswer(CallOutcome, UpstreamAnswer):
     """An exchange and its answer: it reports its outcome to the account, and then returns its place in the caller's
-    share."""
+    `share`. `waits`: a request that is answered, not accepted or endless. `expired` is the message's."""
 
-    def __init__(
-        self, account: UpstreamAccount, outbound: Outbound, timeout_s: float, share: CallerShare | None
-    ) -> None:
-        _, message, _, deadline_s, _, caller, _, _, _, own, self._expired = outbound
-        own = own or caller is None
-        self._waits = isinstance(message, Request) and message.method != "subscriptions/listen"
-        self._share = share
-        CallOutcome.__init__(self, account, deadline_s, timeout_s, own=own, counts=self._waits and not own)
+    waits: bool
+    expired: Callable[[], bool]
+    share: CallerShare | None
 
     def begin(self, inner: UpstreamAnswer) -> None:
         """The head of the answer has arrived, which often decides the outcome."""
@@ -159,7 +160,7 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
         status, media_type = self.status, self.media_type = inner.status, inner.media_type
         if status >= 500:
             self.faulted(words_of(inner))
-        elif not self._waits:
+        elif not self.waits:
             self.given_up()
         elif status >= 300:
             self.answered(words_of(inner))
@@ -182,7 +183,7 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
         """The reader stopped: it has what it wanted, or its time is over."""
         if self._done:
             return
-        if self._expired():
+        if self.expired():
             self.refused(Refusal(Reason.UPSTREAM_TIMEOUT))
         elif said_something:
             self.answered()
@@ -190,11 +191,13 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
             self.given_up()
 
     async def read(self, max_bytes: int) -> bytes:
-        try:
-            body = await self._inner.read(max_bytes)
-        except Refusal as refusal:
-            self.refused(refusal)
-            raise
+        body = self._inner.arrived
+        if body is None or len(body) > max_bytes:
+            try:
+                body = await self._inner.read(max_bytes)
+            except Refusal as refusal:
+                self.refused(refusal)
+                raise
         if body:
             self.answered()
         else:
@@ -223,8 +226,9 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
     def close(self) -> None:
         if not self._done:
             self.left()
-        self._inner.close()
-        share, self._share = self._share, None
+        if self._inner.arrived is None:
+            self._inner.close()
+        share, self.share = self.share, None
         if share is not None:
             share.give_back()
 

@@ -25,19 +25,23 @@ MAX_KEPT_CHARS: Final = 256
 class HttpAnswer(UpstreamAnswer):
     """An answer whose body comes over a connection."""
 
-    __slots__ = ("_response",)
+    __slots__ = ("_response", "arrived")
 
     def __init__(self, response: ClientResponse) -> None:
-        self.status, self.headers, self.media_type, *_ = response.head
-        self._response = response
+        self.status, self.headers, self.media_type = response.head[:3]
+        self._response, self.arrived = response, response.take() if response.complete else None
 
     async def read(self, max_bytes: int) -> bytes:
+        if self.arrived is not None:
+            return await super().read(max_bytes)
         try:
             return await self._response.read(max_bytes)
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
     async def chunks(self, *, deadline: Deadline = ENDLESS) -> AsyncGenerator[bytes, None]:
+        if self.arrived:
+            yield self.arrived
         try:
             async with aclosing(self._response.chunks(idle_s=None, deadline=deadline)) as chunks:
                 async for chunk in chunks:

@@ -82,9 +82,11 @@ class OfOneCaller(Exception):
 class UpstreamAnswer(ABC):
     """An upstream's answer whose head has arrived: read it to its end or close it; `with` closes it either way. Names
     in `headers` and `media_type` are lower-case, the latter without parameters, "" if there is none. Headers are the
-    upstream's: pass on only what is known to be harmless."""
+    upstream's: pass on only what is known to be harmless. `arrived` is the whole body if it came with the head: then
+    nothing is left to read or close."""
 
     __slots__ = ("headers", "media_type", "status")
+    arrived: bytes | None = None
 
     def __init__(self, status: int, media_type: str, headers: Mapping[str, str] = _NO_HEADERS) -> None:
         self.status = status
@@ -148,10 +150,6 @@ class McpTransport(ABC):
     @abstractmethod
     async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
         """Send one message; returns with the answer's head. Never retried: it may be executed. Raises Refusal."""
-
-    def directly(self, outbound: Outbound) -> McpTransport:
-        """The transport that this message goes to: a bridge that has nothing to translate steps aside."""
-        return self
 
     @abstractmethod
     async def end_session(self, session_id: str, version: str, deadline_s: float) -> None:

@@ -12,7 +12,8 @@ The sidecar's own requests go unchanged. All answers show which eras the server 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.jsonrpc import Request
@@ -50,22 +51,19 @@ class Bridge(TransportLayer):
         self._player = SessionToStateless(inner, idle_s)
         self._asking = asyncio.Lock()
 
-    async def exchange(self, outbound: Outbound) -> UpstreamAnswer:
+    def exchange(self, outbound: Outbound) -> Coroutine[Any, Any, UpstreamAnswer]:
+        """See `McpTransport.exchange`. What needs no translation is the inner transport's own coroutine."""
+        message = outbound.message
         if outbound.version in STATELESS_SET:
-            return await self._stateless(outbound)
+            if self.eras.stateless and not (isinstance(message, Request) and message.method == DISCOVER):
+                return self.inner.exchange(outbound)
+            return self._stateless(outbound)
         if outbound.caller is not None and outbound.session_id in self._player:
             _refuse_tasks(outbound)
-            return await self._player.exchange(outbound)
-        message = outbound.message
+            return self._player.exchange(outbound)
         if isinstance(message, Request) and message.method == "initialize":
-            return await self._initialize(outbound, message)
-        return await self.inner.exchange(without_parameters(outbound))
-
-    def directly(self, outbound: Outbound) -> McpTransport:
-        """See `McpTransport.directly`."""
-        message = outbound.message
-        discovers = isinstance(message, Request) and message.method == DISCOVER
-        return self.inner if self.eras.stateless and outbound.version in STATELESS_SET and not discovers else self
+            return self._initialize(outbound, message)
+        return self.inner.exchange(without_parameters(outbound))
 
     def roams(self, session_id: str | None) -> bool:
         """See `McpTransport.roams`: an emulated session does not."""

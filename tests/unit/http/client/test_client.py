@@ -92,13 +92,13 @@ async def test_early_bytes_that_the_loop_has_not_read_yet_are_seen_too() -> None
     async with meeting(say(OK)) as (server, client):
         (await post(client)).close()
         [connection] = client._idle
-        assert connection.quiet
+        assert connection.is_usable(0.0)
         transport = connection._transport
         assert transport is not None
         transport.pause_reading()  # as if the loop had been busy elsewhere
         server.writers[0].write(b"poison")
         await asyncio.sleep(0.02)
-        assert not connection.quiet
+        assert not connection.is_usable(0.0)
 
 
 async def test_few_connections_are_kept_the_warmest_is_used_first_and_idle_ones_close() -> None:
