@@ -152,9 +152,9 @@ class Question(NamedTuple):
 def skill_in(arguments: Mapping[str, Any]) -> str:
     """The skill that a message to an agent requests, "" for none."""
     message = arguments.get("message")
-    for part in (arguments, message if isinstance(message, Mapping) else _EMPTY):
+    for part in (arguments, message if isinstance(message, dict) else _EMPTY):
         metadata = part.get("metadata")
-        said = metadata.get(SKILL) if isinstance(metadata, Mapping) else None
+        said = metadata.get(SKILL) if isinstance(metadata, dict) else None
         if isinstance(said, str) and 0 < len(said) <= MAX_SKILL_CHARS:
             return said
     return ""

@@ -227,7 +227,7 @@ class Pipeline:
             frontend = self.aggregate
         found = CallRoute(request.protocol, route, frontend, now.audience(route.server, frontend.folder))
         exists = route.server == routing.EVERY or now.has_upstream(route.server)
-        if exists and not route.rest and "?" not in request.path:  # so that callers cannot make them many
+        if exists and route.rest in routing.WHOLE and "?" not in request.path:  # so that callers cannot make them many
             now.call_routes[request.path, request.verb, request.prefix] = found
         return found
 

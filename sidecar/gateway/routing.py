@@ -77,6 +77,8 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
 MAX_NAMES, MAX_NAME_BYTES = 1024, 64
 _ABSOLUTE = re.compile(r"https?://([A-Za-z0-9.:\[\]_-]{1,300})((?:[/?].*)?)", re.IGNORECASE)
 _TOOL = re.compile(rf"{_NAME}\Z")
+WHOLE = frozenset({"", "/", "/v1", "/v1/"})
+"""What is left of a path that names a whole upstream. An agent has three such paths: the seed's is /agents/{id}/v1."""
 _A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
 _PLAIN = re.compile(rf"/mcp/{_SERVER}/tools(?:[/?]|\Z)")
 _SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")

@@ -114,7 +114,7 @@ class HttpAddress:
         if shown is not None:
             headers = [*headers, shown]
         response = await client.send(form.message(headers, body), deadline_s=deadline_s)
-        if response.status == 401 and shown is not None:
+        if response.head.status == 401 and shown is not None:
             self.credential.refused(caller, shown)
         return response
 

@@ -23,13 +23,16 @@ class CanonicalForm:
     """The form of 1.0. As in every form, what is read is checked, and what the sidecar writes is not."""
 
     def read_params(self, operation: Operation, given: object) -> Params:
-        return V10.read(operation.request, given)
+        name = operation.request
+        return (V10.readers.get((name, False)) or V10.reader(name, defaults=False)).read(given)
 
     def write_params(self, operation: Operation, params: Params) -> Params:
         return params
 
     def read_result(self, operation: Operation, given: object) -> Params:
-        return V10.read(operation.response, given, defaults=True) if operation.response else {}
+        if not (name := operation.response):
+            return {}
+        return (V10.readers.get((name, True)) or V10.reader(name, defaults=True)).read(given)
 
     def write_result(self, operation: Operation, result: Params) -> Any:
         return result

@@ -32,13 +32,13 @@ class GuardedAgent:
 
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
         """See `AgentTransport.ask`. Also raises UPSTREAM_OPEN and TOO_MANY_CONCURRENT, both with nothing sent."""
-        share = None
+        share, own = None, outgoing.caller is None
         if outgoing.caller is not None:
             share, has_place = self.shares.of(outgoing.caller)
             if not has_place:
                 outgoing = outgoing._replace(deadline_s=await self.shares.wait(share, outgoing.deadline_s))
         try:
-            visit = self._visit(outgoing)
+            visit = CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
             try:
                 answer = await self.inner.ask(outgoing)
             except BaseException as error:

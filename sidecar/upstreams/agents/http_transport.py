@@ -20,15 +20,7 @@ from sidecar.protocols.a2a.errors import BY_CODE, BY_REASON, ERROR_INFO, AgentEr
 from sidecar.protocols.a2a.forms import FORMS, WireForm
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.protocols.a2a.schema import UnreadableMessage
-from sidecar.upstreams.agents.transport import (
-    AgentEvents,
-    Declined,
-    OutgoingOperation,
-    Result,
-    unreadable,
-    unsaid,
-    written,
-)
+from sidecar.upstreams.agents.transport import AgentEvents, Declined, OutgoingOperation, Result, unreadable, unsaid
 from sidecar.upstreams.http_address import HttpAddress, body_of, hold, refusal_from
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_of
@@ -86,7 +78,8 @@ class HttpAgent(ABC):
         self._forms: dict[tuple[str, str, bool, bool, Version], RequestForm] = {}
 
     @abstractmethod
-    def _request(self, outgoing: OutgoingOperation, version: Version) -> _Request: ...
+    def _request(self, outgoing: OutgoingOperation, version: Version) -> _Request:
+        """Raises UnreadableMessage for what this version cannot express."""
 
     @abstractmethod
     async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError: ...
@@ -94,8 +87,11 @@ class HttpAgent(ABC):
     async def ask(self, outgoing: OutgoingOperation) -> Result | AgentError:
         try:
             asked, sending = self._send(outgoing)
-            with await sending as response:
+            response = await sending
+            try:
                 return await self._whole(asked, response)
+            finally:
+                response.close()
         except EgressError as failure:
             raise refusal_from(failure) from failure
 
@@ -116,7 +112,10 @@ class HttpAgent(ABC):
     def _send(self, outgoing: OutgoingOperation) -> tuple[_Request, Awaitable[ClientResponse]]:
         """The request, and the head of its response once it is here. Raises Refusal, EgressError."""
         version, streams = self._version(), outgoing.operation.streams
-        asked = self._request(outgoing, version)
+        try:
+            asked = self._request(outgoing, version)
+        except UnreadableMessage as error:
+            raise unsaid(error) from None
         _, _, verb, path, body, _ = asked
         what = (verb, path, body is not None, streams, version)
         form = self._forms.get(what) if not outgoing.extensions else None
@@ -164,13 +163,14 @@ class JsonRpcAgent(HttpAgent):
 
     def _request(self, outgoing: OutgoingOperation, version: Version) -> _Request:
         operation, form, number = outgoing.operation, FORMS[version, "jsonrpc"], next(self._numbers)
-        params = written(form, outgoing)
+        params = form.write_params(operation, outgoing.params)
         message = {"jsonrpc": "2.0", "id": number, "method": operation.rpc(version), "params": params}
         return _Request(operation, form, "POST", self._address.origin.path, orjson.dumps(message), number)
 
     async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError:
-        status = response.status
-        if status >= 500 or status == LIMITED or response.media_type != JSON:
+        head = response.head
+        status = head.status
+        if status >= 500 or status == LIMITED or head.media_type != JSON:
             raise await self._failed(asked, response)
         return asked.read(await response.read(self._max_bytes), status)
 
@@ -183,11 +183,8 @@ class HttpJsonAgent(HttpAgent):
         route = operation.http(version)[0]
         tenant = str(params.pop("tenant", "")) if version == "1.0" else ""
         ids, rest = _apart(operation, params)
-        try:
-            path = self._address.origin.path.rstrip("/") + http.path_to(route, ids, tenant)
-        except UnreadableMessage as error:
-            raise unsaid(error) from None
-        told, body = written(form, outgoing), None
+        path = self._address.origin.path.rstrip("/") + http.path_to(route, ids, tenant)
+        told, body = form.write_params(operation, outgoing.params), None
         if route.has_body:
             body = orjson.dumps(told)
         else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar, Final, NamedTuple
 
 import orjson
@@ -23,6 +24,7 @@ from sidecar.vocabulary import Caller
 MAX_KEPT: Final = 10_000
 MAX_PUBLISHED: Final = 16
 _NO_ROLES: Final[frozenset[str]] = frozenset()
+_NAME: Final = attrgetter("name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,9 @@ class SignedSource(CredentialSource):
         return self.at_hand(caller)
 
     def at_hand(self, caller: Caller | None) -> Header:
-        names = () if caller is None else tuple([principal.name for principal in caller.chain])
+        names = () if caller is None else tuple(map(_NAME, caller.chain))
         ends_s = None if caller is None else caller.expires_at
-        roles = caller.first.roles if caller is not None and self.roles else _NO_ROLES
+        roles = caller.chain[0].roles if caller is not None and self.roles else _NO_ROLES
         now, place = self.clock(), (names, roles)
         kept = self._kept.get(place)
         # A clock that was set back makes a new one.

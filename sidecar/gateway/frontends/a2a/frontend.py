@@ -41,7 +41,6 @@ from sidecar.protocols.sse import KEEP_ALIVE
 from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperation
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
-_OF_RPC = frozenset({"", "/", "/v1", "/v1/"})  # the seed's base path is /agents/{id}/v1
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _FAILED: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
 _UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"})
@@ -69,9 +68,10 @@ class AgentExchange(WatchedExchange):
         content: CheckedOperation = charged.content
         self.agent, self.owning, self.lease = content.agent, content.owning, charged.lease
         request, caller = charged.request, charged.caller
-        until = end_of(caller, charged.decision, request.now)
-        super().__init__(request, caller, self.owning.intent.call, timeout_s, open_exchanges, until)
-        self.dialect = _dialect(request)
+        self.request, self.caller, self.call, self.timeout_s = request, caller, self.owning.intent.call, timeout_s
+        self.open, self.judged_by = open_exchanges, request.now
+        self.until = end_of(caller, charged.decision, request.now)
+        self.dialect: ResponseWriter = request.dialect
         left_s = request.started_s + timeout_s - request.loop.time()
         self.deadline_s = left_s if left_s > 0 else timeout_s
 
@@ -80,7 +80,8 @@ class AgentExchange(WatchedExchange):
         charged."""
         intent = self.owning.intent
         self.lease.forwarded = True
-        extra = routing.trace_headers(self.request.headers)
+        headers = self.request.headers
+        extra = routing.trace_headers(headers) if "traceparent" in headers else ()
         return OutgoingOperation(
             intent.operation, params, self.caller, self.deadline_s, intent.extensions, extra, self.owning.admit
         )
@@ -97,7 +98,8 @@ class AgentExchange(WatchedExchange):
 
     def hear(self, result: Mapping[str, Any]) -> None:
         """Reads the cost, and whether it is final, from a result or an event."""
-        self.lease.heard(result)
+        if self.lease.plan.settles:
+            self.lease.heard(result)
         if "message" in result:
             self.is_final = True
         elif (told := result.get("task", result.get("statusUpdate"))) is not None:
@@ -108,7 +110,7 @@ class AgentExchange(WatchedExchange):
 
     def heard_all(self) -> None:
         """Returns the unused part of the charge if the cost is final."""
-        if self.is_final:
+        if self.is_final and self.lease.plan.settles:
             self.request.answered()
 
     async def failed(self, error: AgentError) -> WholeResponse:
@@ -134,7 +136,7 @@ class AgentFrontend:
         """Sets the writer that the address implies, so that refusals are in the caller's version and binding."""
         if request.dialect is None:
             said = request_reader.version_said(request.headers)
-            if route.rest in _OF_RPC:
+            if route.rest in routing.WHOLE:
                 request.dialect = JsonRpcWriter(said or "0.3")
             else:
                 request.dialect = HttpJsonWriter("0.3" if route.rest.startswith("/v1/") and said != "1.0" else "1.0")
@@ -144,13 +146,13 @@ class AgentFrontend:
         if (called := _called(request)) is not None:
             await request.came(called.body)
             intent = request_reader.read_call(route.server, called, extensions_of(request.headers))
-        elif route.rest in _OF_RPC:
+        elif route.rest in routing.WHOLE:
             if request.verb != "POST":
                 raise Refusal(Reason.VERB_NOT_ALLOWED, allow=("POST",))
             intent = _rpc(request, route, await request.body(a2a=True))
         else:
             intent = await self._http(request, route)
-        request.asks(intent.call.method)
+        request.method = request.record.method = intent.call.method
         return ParsedOperation(intent.call, intent)
 
     async def _http(self, request: RequestContext, route: Route) -> AgentOperation:
@@ -220,7 +222,8 @@ class AgentFrontend:
         """Checks that the agent speaks the caller's binding, and that the tasks named are the caller's. Runs after
         policy, so that only callers with permission learn what the agent speaks."""
         agent = request.now.agent(request.front or "")
-        if not request.now.speaks(agent.name, cards.TRANSPORT_OF[_dialect(request).binding]):
+        dialect: Any = request.dialect
+        if not request.now.speaks(agent.name, cards.TRANSPORT_OF[dialect.binding]):
             raise Refusal(Reason.ROUTE_UNKNOWN)
         owning, unable = TaskOwnership(self.forwarder.tasks, caller, intent), agent.unable(intent.operation)
         if unable is None:  # otherwise no task may be disclosed
@@ -259,11 +262,14 @@ class AgentFrontend:
                     return await exchange.failed(answer)
                 exchange.hear(answer)
                 exchange.heard_all()
-                admitted = await exchange.admit(answer)
+                admitted = await owning.admit(answer)
+                request.record.task_id = owning.task
                 if pushing is not None:
                     await pushing.settle(admitted)
                     admitted = await pushing.shown(admitted)
-                return await _whole(request, exchange.dialect.result(intent.operation, admitted))
+                told = exchange.dialect.result(intent.operation, admitted)
+                await request.ended(told.status, len(told.body))
+                return WholeResponse(told.status, told.body, told.content_type, told.headers)
             finally:
                 if pushing is not None:
                     await pushing.undo()
@@ -400,12 +406,16 @@ async def _begun(
 
 def _rpc(request: RequestContext, route: Route, raw: bytes) -> AgentOperation:
     dialect, envelope = request.dialect, jsonrpc.parse_json(raw)
-    assert isinstance(dialect, JsonRpcWriter)
-    dialect.request_id = request.request_id = request.record.request_id = jsonrpc.request_id_in(envelope)
-    # a refusal of the version also carries the request's id
-    if dialect.version == "0.3" or "?" in request.path:  # otherwise the one header says 1.0
-        dialect.version = version_of(request.headers, _query(request))
-    message = jsonrpc.message_from(envelope)
+    assert type(dialect) is JsonRpcWriter
+    try:
+        if dialect.version == "0.3" or "?" in request.path:  # otherwise the one header says 1.0
+            dialect.version = version_of(request.headers, _query(request))
+        message = jsonrpc.message_from(envelope)
+    except Refusal:  # it carries the request's id too
+        dialect.request_id = request.request_id = request.record.request_id = jsonrpc.request_id_in(envelope)
+        raise
+    if isinstance(message, jsonrpc.Request):
+        dialect.request_id = request.request_id = request.record.request_id = message.id
     return request_reader.read_rpc(route.server, dialect, message, extensions_of(request.headers))
 
 

@@ -58,6 +58,8 @@ def sentence_for(refusal: Refusal, facts: Mapping[str, Any]) -> str:
 
 def written(writer: ResponseWriter, operation: Operation, result: dict[str, Any]) -> Any:
     """Returns an agent's result, or one event, in the caller's form. Raises Refusal(RESPONSE_REFUSED)."""
+    if writer.version == "1.0":
+        return result  # the canonical form
     try:
         return FORMS[writer.version, writer.binding].write_result(operation, result)
     except UnreadableMessage as error:

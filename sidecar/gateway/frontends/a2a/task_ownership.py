@@ -70,7 +70,7 @@ class TaskOwnership:
                 raise Refusal(Reason.UNAUTHENTICATED, "push notifications need an authenticated caller")
         elif intent.sends:
             await self.tasks.may_create(self.caller)
-        if len(self._tenant) > MAX_ID_CHARS:
+        if "tenant" in intent.params and len(self._tenant) > MAX_ID_CHARS:
             raise Refusal(Reason.TASK_UNKNOWN)
         if intent.tasks:
             self.mine = await self._mine(intent.tasks, TASKS)
