@@ -336,14 +336,13 @@ class WatchedExchange:
     def has_no_end(self) -> None:
         self.endless, self.timeout_s = True, None
 
-    @property
-    def left_s(self) -> float | None:
-        """The rest of the deadline, in seconds."""
+    def left_s(self, endless_s: float) -> float:
+        """The rest of the deadline, in seconds; `endless_s` without a deadline."""
+        request, timeout_s = self.request, self.timeout_s
+        ends_at = None if timeout_s is None else request.started_s + timeout_s
         if self._deadline is not None:
             ends_at = self.clock().at
-        else:
-            ends_at = None if self.timeout_s is None else self.request.started_s + self.timeout_s
-        return None if ends_at is None else max(0.0, ends_at - self.request.loop.time())
+        return endless_s if ends_at is None else max(0.0, ends_at - request.loop.time())
 
     def clock(self) -> Deadline:
         """The running deadline, for readers of the answer. Changes to it apply to them."""
@@ -418,23 +417,16 @@ class UpstreamExchange(WatchedExchange):
 
     def post(self, message: Message | None, last_event_id: str | None = None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Sends a message to the upstream. Awaited, it returns when the head of the answer is here."""
-        request, session, left_s = self.request, self.session, self.left_s
+        request, session = self.request, self.session
         extra = routing.trace_headers(request.headers) if "traceparent" in request.headers else []
         if message is not None and request.parameter_headers:
             extra += request.parameter_headers
-        service = self.service
-        outbound = Outbound(
-            "GET" if message is None else "POST",
-            message,
-            self.call.protocol_version,
-            service.timeout_s if left_s is None else left_s,
-            None if session is None else session.upstream_id,
-            self.caller,
-            last_event_id,
-            extra,
-            self.endless,
+        verb: Literal["GET", "POST"] = "GET" if message is None else "POST"
+        service, version, endless = self.service, self.call.protocol_version, self.endless
+        left_s, upstream_id = self.left_s(service.timeout_s), None if session is None else session.upstream_id
+        return service.upstream.exchange(
+            Outbound(verb, message, version, left_s, upstream_id, self.caller, last_event_id, extra, endless)
         )
-        return service.upstream.exchange(outbound)
 
     def listen(self, last_event_id: str | None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Opens the upstream session's own stream, or resumes one of its streams."""
@@ -443,5 +435,4 @@ class UpstreamExchange(WatchedExchange):
     @property
     def patience_s(self) -> float:
         """How long the upstream may take to begin its answer: the rest of the deadline, or its time-out."""
-        left_s = self.left_s
-        return self.service.timeout_s if left_s is None else left_s
+        return self.left_s(self.service.timeout_s)

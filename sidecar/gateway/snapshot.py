@@ -174,14 +174,14 @@ class Snapshot:
             raise Refusal(Reason.UPSTREAM_UNKNOWN)
         return service
 
-    def similar_key(self, call: Call, decision: Decision, keys: Keys | None = None) -> str | None:
+    def similar_key(self, call: Call, decision: Decision) -> str | None:
         """Returns a pointer to a key of the arguments that a rule, or the upstream, may confuse with another one. In a
-        message to an agent only the keys that a rule reads matter."""
+        message to an agent only the keys that a rule reads matter. A tool's keys are those of its schema."""
         if call.upstream in self.lenient:
             return None
-        arguments, names_read = call.questions[0].arguments, decision.names_read
         is_mcp = call.protocol == "mcp"
-        return similar_key(arguments, keys if is_mcp else _MESSAGES.get(call.method), names_read, siblings=is_mcp)
+        keys = None if is_mcp else _MESSAGES.get(call.method)
+        return similar_key(call.questions[0].arguments, keys, decision.names_read, siblings=is_mcp)
 
     def has_upstream(self, name: str) -> bool:
         return name in self.services or name in self.agents

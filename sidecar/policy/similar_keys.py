@@ -54,7 +54,8 @@ def read_of(paths: Iterable[Path], anywhere: Iterable[str]) -> Read:
 
 @dataclass(slots=True, eq=False)
 class Keys:
-    """The properties of one place in a schema, and the places below it. `distinct`: no two properties are similar."""
+    """The properties of one place in a schema, and the places below it. `distinct`: no two properties are similar.
+    `covered` are the names read last by rules that are all properties of this place."""
 
     names: frozenset[str] = frozenset()
     similar: frozenset[str] = frozenset()
@@ -62,6 +63,13 @@ class Keys:
     others: Keys | None = None
     items: Keys | None = None
     distinct: bool = True
+    covered: Sequence[Read] | None = None
+
+    def covers(self, reads: Sequence[Read]) -> bool:
+        """Whether the properties are distinct, and rules read no other names here. A decision's names never change."""
+        covers = self.distinct and all(tree.keys() | anywhere <= self.names for tree, anywhere in reads)
+        self.covered = reads if covers and isinstance(reads, tuple) else None
+        return covers
 
     def at(self, key: str) -> Keys | None:
         return self.below.get(key, self.others)
@@ -119,6 +127,14 @@ def similar_key(
     `siblings`, the keys of one object are not compared with each other."""
     if not siblings and not reads:
         return None
+    if (  # the common case: all keys are names of the schema, and nothing is below them
+        keys is not None
+        and (reads is keys.covered or keys.covers(reads))
+        and isinstance(arguments, dict)
+        and arguments.keys() <= keys.names
+        and _CONTAINERS.isdisjoint(map(type, arguments.values()))
+    ):
+        return None
     anywhere = _NO_NAMES
     trees: list[Mapping[str, Any]] = []
     for tree, names in reads:
@@ -136,11 +152,8 @@ def similar_key(
                     ((*at, str(i)), item, items, []) for i, item in enumerate(value) if type(item) in _CONTAINERS
                 ]
         elif isinstance(value, dict):
-            # The common case: all keys are names of the schema, which differ, and nothing else is read.
             names = keys.names if keys is not None and keys.distinct else _NO_NAMES
-            clear = value.keys() <= names and anywhere <= names
-            for tree in trees:
-                clear = clear and tree.keys() <= names
+            clear = value.keys() <= names and anywhere <= names and all(tree.keys() <= names for tree in trees)
             if not clear and (found := _similar_in(value, keys, trees, anywhere, siblings)) is not None:
                 return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in (*at, found))
             for key, below in value.items():

@@ -21,7 +21,7 @@ from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveInten
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import Route
-from sidecar.policy.similar_keys import SIMILAR_KEY
+from sidecar.policy.similar_keys import SIMILAR_KEY, similar_key
 from sidecar.protocols.jsonrpc import Message
 from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import Era
@@ -98,9 +98,10 @@ class McpFrontend:
             raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
         if now.required and not now.approves(question.server, tool.name, tool.definition.digest):
             raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
-        key = now.similar_key(call, decision, tool.schema.keys)
-        size = request.record.bytes_in
-        violation = tool.schema.violation(question.arguments, size) if key is None else Violation(key, SIMILAR_KEY)
+        schema, arguments, key = tool.schema, question.arguments, None
+        if call.upstream not in now.lenient:
+            key = similar_key(arguments, schema.keys, decision.names_read)
+        violation = schema.violation(arguments, request.record.bytes_in) if key is None else Violation(key, SIMILAR_KEY)
         if violation is not None:
             pointer = f"/arguments{violation.pointer}"
             data = {"pointer": pointer, "keyword": violation.keyword}

@@ -165,7 +165,7 @@ class ResponseReader:
             return
         if not self._until_close:
             raise ConnectionBroken("the connection closed before the response was whole")
-        self._finish()
+        self.complete, self._parser = True, None
 
     def _feed_head(self, data: bytes) -> bytes:
         start = len(self._head_bytes)
@@ -194,7 +194,7 @@ class ResponseReader:
         if not reusable:
             self.reusable = False
         if length == 0:
-            self._finish()
+            self.complete, self._parser = True, None
         elif length is None:
             self._until_close = not chunked
             if chunked and self._parser is None:
@@ -228,10 +228,6 @@ class ResponseReader:
             self.reusable = False
         if self.complete:
             self.let_go()
-
-    def _finish(self) -> None:
-        self.complete = True
-        self.let_go()
 
     def let_go(self) -> None:
         """Releases the parser, which refers back here: reference cycles are freed late, and thousands of streams that

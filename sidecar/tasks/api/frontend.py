@@ -170,8 +170,8 @@ class TaskFrontend:
         until, opened = end_of(caller, charged.decision, request.now), self.forwarder.oversight.open
         charged.lease.forwarded = True
         with WatchedExchange(request, caller, intent.call, limit_s, opened, until) as overseen:
-            extra = routing.trace_headers(request.headers)
-            outgoing = OutgoingOperation(intent.operation, intent.params, caller, overseen.left_s or limit_s, (), extra)
+            extra, left_s = routing.trace_headers(request.headers), overseen.left_s(limit_s) or limit_s
+            outgoing = OutgoingOperation(intent.operation, intent.params, caller, left_s, (), extra)
             answer = await agent.wire.ask(outgoing)
             if isinstance(answer, AgentError):
                 if answer.kind.reason in ("TASK_NOT_CANCELABLE", "UNSUPPORTED_OPERATION", "TASK_NOT_FOUND"):

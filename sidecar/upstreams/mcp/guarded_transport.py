@@ -92,13 +92,16 @@ class GuardedTransport(TransportLayer):
             if share is not None:
                 share.give_back()
             raise
-        answer.begin(inner)
-        if inner.status in UNFIT and version in STATELESS_SET:
+        status, media_type, headers = inner.status, inner.media_type, inner.headers
+        answer.inner, answer.status, answer.media_type, answer.headers = inner, status, media_type, headers
+        if session_id is None and SESSION_ID in headers:  # a server may reuse session ids after a restart
+            self._lost.pop(headers[SESSION_ID], None)
+        if status == 200 and media_type == JSON and waits:
+            return answer
+        answer.begin()
+        if status in UNFIT and version in STATELESS_SET:
             self._eras.doubt()
-        if session_id is None:
-            if SESSION_ID in inner.headers:  # a server may reuse session ids after a restart
-                self._lost.pop(inner.headers[SESSION_ID], None)
-        elif inner.status in _LOST and verb != "DELETE" and not own:
+        if session_id is not None and status in _LOST and verb != "DELETE" and not own:
             return await self._judged(outbound, session_id, answer)
         return answer
 
@@ -150,14 +153,14 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
     """An exchange and its answer: it reports its outcome to the account, and then returns its place in the caller's
     `share`. `waits`: a request that is answered, not accepted or endless. `expired` is the message's."""
 
+    inner: UpstreamAnswer
     waits: bool
     expired: Callable[[], bool]
     share: CallerShare | None
 
-    def begin(self, inner: UpstreamAnswer) -> None:
-        """The head of the answer has arrived, which often decides the outcome."""
-        self._inner, self.headers = inner, inner.headers
-        status, media_type = self.status, self.media_type = inner.status, inner.media_type
+    def begin(self) -> None:
+        """The head of the answer has arrived, which decides the outcome unless its body is to be read."""
+        status, media_type, inner = self.status, self.media_type, self.inner
         if status >= 500:
             self.faulted(words_of(inner))
         elif not self.waits:
@@ -191,10 +194,10 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
             self.given_up()
 
     async def read(self, max_bytes: int) -> bytes:
-        body = self._inner.arrived
+        body = self.inner.arrived
         if body is None or len(body) > max_bytes:
             try:
-                body = await self._inner.read(max_bytes)
+                body = await self.inner.read(max_bytes)
             except Refusal as refusal:
                 self.refused(refusal)
                 raise
@@ -208,7 +211,7 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
         """See `UpstreamAnswer.chunks`. A reader that stops after the first bytes has what it wanted."""
         said_something = False
         try:
-            async with aclosing(self._inner.chunks(deadline=deadline)) as chunks:
+            async with aclosing(self.inner.chunks(deadline=deadline)) as chunks:
                 async for chunk in chunks:
                     said_something = True
                     yield chunk
@@ -226,8 +229,8 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
     def close(self) -> None:
         if not self._done:
             self.left()
-        if self._inner.arrived is None:
-            self._inner.close()
+        if self.inner.arrived is None:
+            self.inner.close()
         share, self.share = self.share, None
         if share is not None:
             share.give_back()

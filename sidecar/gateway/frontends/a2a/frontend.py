@@ -276,7 +276,7 @@ class AgentFrontend:
 
     async def _listed(self, exchange: AgentExchange) -> web.StreamResponse:
         async def ask(params: dict[str, Any]) -> dict[str, Any] | AgentError:
-            exchange.deadline_s = exchange.left_s or 0.001
+            exchange.deadline_s = exchange.left_s(0.0) or 0.001
             return await exchange.agent.wire.ask(exchange.outgoing(params))
 
         page, dialect = await self.pages.page(exchange.owning, ask), exchange.dialect
