@@ -1,31 +1,22 @@
 """Checks and records the ownership of tasks in MCP messages, in both directions.
 
 Before a call goes out, each task that it names must be its caller's, and the question that created it still allowed.
-Before an upstream's message is filtered: which of its tasks are the reader's (`response_filter.py` runs without I/O).
+Before an upstream's message is filtered: which of its tasks are the reader's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from sidecar.errors import Refusal
 from sidecar.protocols.jsonrpc import Message, Response
 from sidecar.protocols.mcp import task_messages
-from sidecar.protocols.mcp.task_messages import SeenTasks
 from sidecar.storage.task_owners import OwnerRecord, TaskOwners
 from sidecar.vocabulary import Call, Caller, Question
 
 Owned = Mapping[str, OwnerRecord]
 NOTHING: Owned = MappingProxyType({})
-
-
-class CreatedTasks(NamedTuple):
-    """A task that an answer creates, and the question that it answers."""
-
-    task: SeenTasks
-    by: Question
 
 
 async def created_by(tasks: TaskOwners, caller: Caller, call: Call) -> tuple[Question, ...]:

@@ -29,14 +29,15 @@ from sidecar.http.server.cors import Lines
 from sidecar.http.server.event_stream import EventStream, open_stream
 from sidecar.http.server.request import HttpRequest
 from sidecar.limits import Lease, LimitPlan
-from sidecar.protocols import jsonrpc
-from sidecar.protocols.jsonrpc import Id, Message, Request, Response
+from sidecar.protocols.jsonrpc import Id, Message, Request, Response, message_from, parse_json, request_id_in
 from sidecar.protocols.mcp import eras
+from sidecar.protocols.mcp.eras import META_VERSION
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
 from sidecar.upstreams.mcp.transport import Outbound, UpstreamAnswer
 from sidecar.vocabulary import Call, Caller, Decision
 
 NO_META: Mapping[str, Any] = MappingProxyType({})
+CORRELATIONS = frozenset({"run_id", "thread_id", "traceparent"})
 
 
 class RefusalWriter(Protocol):
@@ -131,9 +132,13 @@ class RequestContext(CallContext):
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""
         raw = routing.arrived_body(self.http, self.headers, self.now.bounds, a2a=a2a)
-        if raw is not None and len(raw) <= SMALL_BYTES:
-            self.record.bytes_in = len(raw)
-            return raw
+        if raw is None or len(raw) > SMALL_BYTES:
+            return await self.admitted(raw, a2a=a2a)
+        self.record.bytes_in = len(raw)
+        return raw
+
+    async def admitted(self, raw: bytes | None, *, a2a: bool = False) -> bytes:
+        """Returns a body that is not small, or (None) has not arrived."""
         with self._room() as room:
             if raw is None:
                 raw = await routing.read_body(
@@ -170,26 +175,28 @@ class RequestContext(CallContext):
     def message_in(self, raw: bytes) -> Message:
         """Reads a body as MCP's message. From then on refusals carry its id, and have the form of its era. Raises
         Refusal(MALFORMED_CALL), which carries the id too if the body looks like a request."""
-        envelope, record = jsonrpc.parse_json(raw), self.record
+        record = self.record
+        record.bytes_in = len(raw)
+        envelope = parse_json(raw)
         try:
-            message = jsonrpc.message_from(envelope)
+            message = message_from(envelope)
         except Refusal:
-            self.request_id = record.request_id = jsonrpc.request_id_in(envelope)
+            self.request_id = record.request_id = request_id_in(envelope)
             if self.request_id is not None and not eras.speaks_stateless(self.headers, envelope):
                 self.shape = AnswerShape.SESSION
             raise
-        if isinstance(message, Response):
-            self.shape = AnswerShape.SESSION
-            return message
         if isinstance(message, Request):
             self.request_id = record.request_id = message.id
+        elif isinstance(message, Response):
+            self.shape = AnswerShape.SESSION
+            return message
         self.method = record.method = message.method
         meta = message.params.get("_meta", NO_META)
-        if "run_id" in meta or "thread_id" in meta or "traceparent" in meta:  # they override those of headers
+        if not CORRELATIONS.isdisjoint(meta):  # they override those of headers
             record.run_id = routing.correlation_in(meta.get("run_id")) or record.run_id
             record.thread_id = routing.correlation_in(meta.get("thread_id")) or record.thread_id
             record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
-        if eras.META_VERSION not in meta and not eras.names_stateless(self.headers, message):
+        if META_VERSION not in meta and not eras.names_stateless(self.headers, message):
             self.shape = AnswerShape.SESSION
         return message
 

@@ -1,8 +1,8 @@
 """Filters the messages of an upstream that a caller may receive.
 
-Filters one answer without I/O. Every message is parsed, checked and rewritten: a message that cannot be parsed does not
-pass (threats L1), lists name only what the caller may use (I9), and a server's request to its client needs a policy row
-like any call (CONTRACT 1.4).
+Every message is parsed, checked and rewritten: a message that cannot be parsed does not pass (threats L1), lists name
+only what the caller may use (I9), and a server's request to its client needs a policy row like any call (CONTRACT 1.4).
+Tasks are the reader's by `ownership.py`, and `response_rules.py` redacts a message before it is filtered.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from typing import Any, NamedTuple
 import orjson
 
 from sidecar.errors import Reason, Refusal
+from sidecar.gateway.error_responses import error_body, facts_of
 from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.ownership import CreatedTasks, Owned
+from sidecar.gateway.ownership import NOTHING, Owned, owned_in
 from sidecar.gateway.request import UpstreamExchange
 from sidecar.gateway.request_state import MAX_STATE_BYTES, RequestStates
+from sidecar.gateway.response_rules import inspect, refused, screen_of
 from sidecar.gateway.snapshot import Live
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.hidden_characters import AmbiguousKeysError, hidden_in, without_hidden
 from sidecar.protocols.jsonrpc import Id
-from sidecar.protocols.mcp import eras, messages, task_messages
-from sidecar.protocols.mcp.messages import LeftOut
+from sidecar.protocols.mcp import messages, task_messages
+from sidecar.protocols.mcp.eras import SESSION_VERSIONS_SET
+from sidecar.protocols.mcp.messages import COMPLETE, CONTENT, LeftOut
+from sidecar.protocols.mcp.task_messages import SeenTasks
 from sidecar.storage.task_owners import TaskOwners
 from sidecar.upstreams.mcp.pins import digest_of
 from sidecar.upstreams.mcp.sessions import PendingRequest
@@ -34,22 +38,20 @@ from sidecar.vocabulary import Decision, Question
 _new = tuple.__new__
 LEFT_OUT = "sidecar/left_out"  # in the `_meta` of a list: omitted entries, and why
 MAX_LEFT_OUT = 32
+LONG_BYTES = 2**20  # of one message
 SLICE_ENTRIES = 500  # list entries filtered before other work runs: each takes some 10 us (threats I11)
 
 
 class FilteredMessage(NamedTuple):
     """The outcome of one message. `out` goes to the caller, `reply` back to the upstream; either may be None. `final`
     says that the call has its answer; `version` is the revision that an `initialize` agreed on, `result` the result of
-    a call; the owner of a `created` task must be recorded before anything is sent. For a `withheld` answer to an
-    earlier call the caller receives the reason instead. `status` is the HTTP status of an error."""
+    a call. `status` is the HTTP status of an error."""
 
     out: bytes | None = None
     reply: jsonrpc.Response | None = None
     final: bool = False
     version: str = ""
     result: Mapping[str, Any] | None = None
-    created: CreatedTasks | None = None
-    withheld: Reason | None = None
     status: int = 200
 
 
@@ -83,58 +85,78 @@ class ResponseFilter:
         """The id of the one request that this answers; None for a stream that answers none, or many."""
         return self.expected[0] if isinstance(self.expected, tuple) and len(self.expected) == 1 else None
 
-    async def response(self, response: jsonrpc.Response, owned: Owned, *, plain: bool) -> FilteredMessage:
-        """Filters a response; `owned` are those of its tasks that are the reader's, `plain` is a complete result
-        of `messages.CONTENT` alone. Yields to other work during long lists. Raises Refusal: RESPONSE_REFUSED, or a
-        denial of what it requests of the caller."""
-        exchange, request_id, result = self.exchange, response.id, response.result
-        call, earlier, created, version = exchange.call, None, None, ""
+    async def response(self, response: jsonrpc.Response, raw: bytes) -> FilteredMessage:
+        """Filters a response; the owner of a task that it creates is recorded. Yields to other work during long lists.
+        Raises Refusal: RESPONSE_REFUSED, or a denial of what it requests of the caller."""
+        if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
+            await asyncio.sleep(0)
+        exchange, (request_id, result, error) = self.exchange, response
+        call, request, session, tasks = exchange.call, exchange.request, exchange.session, self.shared.tasks
+        given = result if isinstance(result, dict) else None
+        plain = given is not None and CONTENT.issuperset(given) and given.get("resultType", COMPLETE) == COMPLETE
+        plain = plain and not call.session
+        owned = NOTHING if plain and not call.tasks else await owned_in(tasks, exchange.caller, call, response)
+        screen = screen_of(exchange)
+        rules = None if screen is None else await inspect(exchange, screen, response, raw, owned)
         if request_id is None or request_id not in self.expected:
             raise refused("it answers another request")
-        if exchange.session is not None and request_id != call.request_id:
-            earlier = exchange.session.sent.get(request_id)
+        earlier, lost, created, version = None, None, None, ""
+        if session is not None and request_id != call.request_id:
+            earlier = session.sent.get(request_id)
             if earlier is None:  # an id of two calls
                 raise refused("it answers another request")
-        given = result if isinstance(result, dict) else None
         if earlier is None:
-            if not call.session and (response.error is not None or (given and given.get("isError") is True)):
-                exchange.request.tool_failed()
+            if not call.session and (error is not None or (given and given.get("isError") is True)):
+                request.tool_failed()
             # It is charged whether or not the answer passes, unless it became a task.
             if plain or given is None or task_messages.created_in(given) is None:
-                exchange.request.answered(given)
-        if (earlier is not None or owned) and (lost := await self._lost_in_answer(earlier, owned)) is not None:
+                request.answered(given)
+        if earlier is not None or owned:
+            lost = await self._lost_in_answer(earlier, owned)
+        if lost is not None:
+            refusal = Refusal(lost)
             if earlier is None:
-                raise Refusal(lost)
-            return FilteredMessage(final=True, withheld=lost)
-        if response.error is not None:
-            return FilteredMessage(jsonrpc.encode_response(response), final=True)
-        if given is None:
-            raise refused("its result is not an object")
-        if call.method == "initialize":
-            version = str(given.get("protocolVersion"))
-            if version not in eras.SESSION_VERSIONS:
-                raise refused("it agrees on a revision that is not known here")
-        if not plain:
-            foreign = self._is_foreign(response, owned)
-            given = await self._result(given)
-            created = self._creates(request_id, given)
-            if "tasks" in given:
-                given["tasks"] = self._tasks(given["tasks"], owned)
-            elif foreign:
-                raise refused("it tells of a task that is not its caller's")
-        if call.protocol_version in eras.SESSION_VERSIONS_SET:  # after pins and schemas were checked
-            messages.narrow_to_sessions(given)
-        if exchange.outward is not None:
-            given = exchange.outward.result(given)
-        out = orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": given})
-        return _new(FilteredMessage, (out, None, True, version, given, created, None, 200))
+                raise refusal
+            facts = facts_of(refusal, request.record.decision_id, request.now.manner)
+            out, given = error_body(refusal, request_id, facts), None
+        elif error is not None:
+            out, given = jsonrpc.encode_response(response), None
+        else:
+            if given is None:
+                raise refused("its result is not an object")
+            if not plain:
+                version, created = await self._result(response, given, owned)
+            if call.protocol_version in SESSION_VERSIONS_SET:  # after pins and schemas were checked
+                messages.narrow_to_sessions(given)
+            if exchange.outward is not None:
+                given = exchange.outward.result(given)
+            out = orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": given})
+        if rules is not None:
+            await rules.settle(passes=lost is None)
+        if created is not None:
+            task, by = created
+            await tasks.created(exchange.caller, call.upstream, task.id, by=by, method=call.method, ttl_s=task.ttl_s)
+            request.record.task_id = task.id
+        return _new(FilteredMessage, (out, None, True, version, given, 200))
 
-    async def other(self, message: jsonrpc.Request | jsonrpc.Notification, owned: Owned) -> FilteredMessage:
+    async def other(self, message: jsonrpc.Request | jsonrpc.Notification, raw: bytes) -> FilteredMessage:
         """Filters a request or notification. Raises Refusal: RESPONSE_REFUSED, or a denial of a server's request."""
+        if len(raw) > LONG_BYTES:
+            await asyncio.sleep(0)
+        exchange = self.exchange
+        owned = await owned_in(self.shared.tasks, exchange.caller, exchange.call, message)
+        screen = screen_of(exchange)
+        rules = None if screen is None else await inspect(exchange, screen, message, raw, owned)
         foreign = self._is_foreign(message, owned)
         if isinstance(message, jsonrpc.Request):
-            return await self._request(message, owned, foreign=foreign)
-        return FilteredMessage() if foreign or await self._lost_one(owned) else await self._notification(message, owned)
+            passed = await self._request(message, owned, foreign=foreign)
+        elif foreign or await self._lost_one(owned):
+            passed = FilteredMessage()
+        else:
+            passed = await self._notification(message, owned)
+        if rules is not None:
+            await rules.settle(passes=passed.out is not None)
+        return passed
 
     def _is_foreign(self, message: jsonrpc.Message, owned: Owned) -> bool:
         return any(task_id not in owned for task_id in task_messages.named_by_upstream(message))
@@ -163,15 +185,6 @@ class ResponseFilter:
         await exchange.request.record.judged(question, decision)
         return decision.reason
 
-    def _creates(self, request_id: Id, result: dict[str, Any]) -> CreatedTasks | None:
-        task = task_messages.created_in(result)
-        if task is None:
-            return None
-        question = self.creators.get(request_id)
-        if question is None:
-            raise refused("it creates a task where none may be")
-        return CreatedTasks(task, question)
-
     def _tasks(self, entries: object, owned: Owned) -> list[Any]:
         if not isinstance(entries, list):
             raise refused("its tasks are not a list")
@@ -182,7 +195,17 @@ class ResponseFilter:
         asked = ((entry, task.question) for entry, task in mine if task is not None)
         return [entry for entry, by in asked if is_off(by.object, now_s) is None and self._may_list(by, now_s)]
 
-    async def _result(self, result: dict[str, Any]) -> dict[str, Any]:
+    async def _result(
+        self, response: jsonrpc.Response, result: dict[str, Any], owned: Owned
+    ) -> tuple[str, tuple[SeenTasks, Question] | None]:
+        """Filters a result in place. Returns the revision that it agrees on, and the task that it creates with the
+        question that it answers."""
+        version = ""
+        if self.exchange.call.method == "initialize":
+            version = str(result.get("protocolVersion"))
+            if version not in SESSION_VERSIONS_SET:
+                raise refused("it agrees on a revision that is not known here")
+        foreign = self._is_foreign(response, owned)
         if len(result) > messages.MAX_MEMBERS:
             raise refused("its result has too many members")
         if messages.evades(result):
@@ -214,7 +237,17 @@ class ResponseFilter:
         if "cacheScope" in result:
             # It was filtered for one caller, so no shared cache may serve it to another.
             result["cacheScope"] = "private"
-        return result
+        created = None
+        if (task := task_messages.created_in(result)) is not None:
+            by = None if response.id is None else self.creators.get(response.id)
+            if by is None:
+                raise refused("it creates a task where none may be")
+            created = task, by
+        if "tasks" in result:
+            result["tasks"] = self._tasks(result["tasks"], owned)
+        elif foreign:
+            raise refused("it tells of a task that is not its caller's")
+        return version, created
 
     async def _entries(self, member: str, entries: object, left_out: list[LeftOut]) -> list[Any]:
         if not isinstance(entries, list):
@@ -368,7 +401,3 @@ def read_answer(raw: bytes) -> jsonrpc.Message:
         return jsonrpc.message_from(jsonrpc.parse_answer(raw))
     except Refusal as refusal:
         raise refused(refusal.detail) from None
-
-
-def refused(detail: str) -> Refusal:
-    return Refusal(Reason.RESPONSE_REFUSED, detail)

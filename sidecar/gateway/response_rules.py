@@ -14,7 +14,6 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway.ownership import Owned
 from sidecar.gateway.redaction import CompiledReading, ResponseScreen
 from sidecar.gateway.request import UpstreamExchange
-from sidecar.gateway.response_filter import FilteredMessage, refused
 from sidecar.protocols.jsonrpc import Message, Response
 from sidecar.protocols.mcp import task_messages
 from sidecar.upstreams.mcp.sessions import PendingRequest
@@ -31,12 +30,12 @@ class ResponseRules:
     replaced: int
     result: dict[str, Any] | None
 
-    async def settle(self, passed: FilteredMessage) -> None:
-        """Records the redactions of a filtered message, and stores the result if required. Raises Refusal:
-        RESPONSE_REFUSED for a result too large to store, AUDIT_UNAVAILABLE."""
+    async def settle(self, *, passes: bool) -> None:
+        """Records the redactions of a filtered message, and stores the result if required and the message passes.
+        Raises Refusal: RESPONSE_REFUSED for a result too large to store, AUDIT_UNAVAILABLE."""
         record = self.exchange.request.record
         record.replaced(self.replaced)
-        if self.result is not None and passed.out is not None:
+        if self.result is not None and passes:
             meta = self.result.get("_meta")
             await record.keep(
                 server=self.exchange.service.name,
@@ -136,3 +135,7 @@ async def _check_output(
         pointer, keyword = reading.text(f"/structuredContent{violation.pointer}"), violation.keyword
     data = {"pointer": pointer, "keyword": keyword}
     raise Refusal(Reason.RESPONSE_REFUSED, f"its {pointer} does not satisfy {keyword}", data=data)
+
+
+def refused(detail: str) -> Refusal:
+    return Refusal(Reason.RESPONSE_REFUSED, detail)

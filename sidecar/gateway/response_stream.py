@@ -18,22 +18,20 @@ from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.gateway.error_responses import error_body, facts_of
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON
-from sidecar.gateway.ownership import NOTHING, owned_in
+from sidecar.gateway.ownership import NOTHING
 from sidecar.gateway.request import Closable, UpstreamExchange
-from sidecar.gateway.response_filter import FilteredMessage, ResponseFilter, read_answer, refused
-from sidecar.gateway.response_rules import inspect, screen_of
+from sidecar.gateway.response_filter import FilteredMessage, ResponseFilter, read_answer
+from sidecar.gateway.response_rules import inspect, refused, screen_of
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import Share
 from sidecar.http.server.event_stream import EventSink, EventStream
 from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.protocols import jsonrpc, sse
-from sidecar.protocols.mcp.messages import COMPLETE, CONTENT
-from sidecar.protocols.streamed import Streamed, addressed
+from sidecar.protocols.streamed import Streamed
 from sidecar.upstreams.http_address import hold
 from sidecar.upstreams.mcp.transport import MAX_ERROR_BYTES, UpstreamAnswer
 from sidecar.upstreams.statuses import in_words_of, passes_on, refusal_of
 
-LONG_BYTES = 2**20  # of one message
 # How much of a stream is read before other work runs: 16 KiB of the smallest events take 10 ms (threats I11).
 SLICE_BYTES = 16 * 1024
 # Statuses with which an upstream may carry a protocol error; any other status is a failure of the upstream.
@@ -78,12 +76,12 @@ class ResponseStream:
             if passage is None:
                 raise refused("its body is not an answer")
             message = read_answer(raw)
-            if isinstance(message, jsonrpc.Response) and message.id is None:
-                message = addressed(message, passage.answers)
-            passed = await self._judge(passage, message, raw)
-            if not passed.final:
-                raise refused("its body is not an answer")
-            return passed
+            if isinstance(message, jsonrpc.Response):
+                if message.id is None:  # an error, about the only request that it can be about
+                    message = message._replace(id=passage.answers)
+                return await passage.response(message, raw)
+            await passage.other(message, raw)
+            raise refused("its body is not an answer")
         except Refusal:
             withhold(answer)
             raise
@@ -115,35 +113,11 @@ class ResponseStream:
             raise refused(refusal.detail) from None
         if message is None:
             return FilteredMessage()
+        if isinstance(message, jsonrpc.Response):
+            return await passage.response(message, raw)
         if isinstance(message, jsonrpc.Notification) and message.method == "notifications/progress":
             self.exchange.progressed()
-        return await self._judge(passage, message, raw)
-
-    async def _judge(self, passage: ResponseFilter, message: jsonrpc.Message, raw: bytes) -> FilteredMessage:
-        """Filters one message; the owner of a task that it creates is recorded before the message is sent."""
-        if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
-            await asyncio.sleep(0)
-        exchange, call, tasks = self.exchange, self.exchange.call, passage.shared.tasks
-        result = message.result if isinstance(message, jsonrpc.Response) else None
-        plain = isinstance(result, dict) and result.keys() <= CONTENT and result.get("resultType", COMPLETE) == COMPLETE
-        owned = NOTHING if plain and not call.tasks else await owned_in(tasks, exchange.caller, call, message)
-        screen = exchange.judged_by.services.get(exchange.service.name, exchange.service).screen
-        inspection = None if screen is None else await inspect(exchange, screen, message, raw, owned)
-        if isinstance(message, jsonrpc.Response):
-            passed = await passage.response(message, owned, plain=plain)
-        else:
-            passed = await passage.other(message, owned)
-        if inspection is not None:
-            await inspection.settle(passed)
-        if passed.withheld is not None:
-            refusal = Refusal(passed.withheld)
-            request_id = message.id if isinstance(message, jsonrpc.Response) else None
-            passed = passed._replace(out=error_body(refusal, request_id, self._facts(refusal)))
-        if passed.created is not None:
-            task, by = passed.created
-            await tasks.created(exchange.caller, call.upstream, task.id, by=by, method=call.method, ttl_s=task.ttl_s)
-            self._record.task_id = task.id
-        return passed
+        return await passage.other(message, raw)
 
     def _facts(self, refusal: Refusal) -> Mapping[str, Any]:
         return facts_of(refusal, self._record.decision_id, self.exchange.request.now.manner)
@@ -184,7 +158,7 @@ class ResponseStream:
         "server-error" as the id, and a client that probes for the era must receive its 400."""
         own = jsonrpc.Response(self.exchange.request.request_id, error=error)
         if (screen := screen_of(self.exchange)) is not None:
-            await (await inspect(self.exchange, screen, own, raw, NOTHING)).settle(FilteredMessage())
+            await (await inspect(self.exchange, screen, own, raw, NOTHING)).settle(passes=False)
         return own
 
     async def _error(self, answer: UpstreamAnswer) -> jsonrpc.Response:

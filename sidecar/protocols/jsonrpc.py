@@ -90,48 +90,52 @@ def message_from(envelope: object) -> Message:
         # One deviation from 2025-03-26, which had batches: no later revision has, and each was a way past policy.
         batch = isinstance(envelope, list)
         raise malformed("JSON-RPC batches are not supported" if batch else "a JSON-RPC message is an object")
-    if not envelope.keys() <= ENVELOPE:
+    if not ENVELOPE.issuperset(envelope):
         refuse_variants(envelope, _ENVELOPE, "the message")
         raise malformed("the message has a member that JSON-RPC does not know")
     if envelope.get("jsonrpc") != "2.0":
         raise malformed('jsonrpc must be "2.0"')
-    has_result, has_error, given = "result" in envelope, "error" in envelope, envelope.get("id")
+    given = envelope.get("id")
     if "method" in envelope:
         method, params = envelope["method"], envelope.get("params")
+        if "result" in envelope or "error" in envelope:
+            raise malformed("a message is a call or a response, never both")
+        if not isinstance(method, str) or not method or len(method) > 128:
+            raise malformed("method must be a string of 1 to 128 characters")
         if params is None:  # some libraries write `"params": null` if there are none
             params = {}
-        if has_result or has_error:
-            raise malformed("a message is a call or a response, never both")
-        if not isinstance(method, str) or not 0 < len(method) <= 128:
-            raise malformed("method must be a string of 1 to 128 characters")
-        if not isinstance(params, dict):
+        elif not isinstance(params, dict):
             raise malformed("params must be an object")
-        if not params.keys() <= PARAMS:
+        if not PARAMS.issuperset(params):
             refuse_variants(params, _PARAMS, "params")
         if "_meta" in params:
-            if not isinstance(params["_meta"], dict):
+            meta = params["_meta"]
+            if not isinstance(meta, dict):
                 raise malformed("params._meta must be an object", INVALID_PARAMS)
-            if not params["_meta"].keys() <= META:
-                refuse_variants(params["_meta"], _META, "params._meta")
+            if not META.issuperset(meta):
+                refuse_variants(meta, _META, "params._meta")
         if "id" not in envelope:
             return Notification(method, params)
         message: Request | Response = _new(Request, (given, method, params))
     else:
-        if has_result and has_error:  # some libraries write both members of every response, one of them null
-            has_result, has_error = envelope["result"] is not None, envelope["error"] is not None
+        result, error = envelope.get("result"), envelope.get("error")
+        # some libraries write both members of every response, one of them null
+        has_result = "result" in envelope and (result is not None or "error" not in envelope)
+        has_error = "error" in envelope and (error is not None or "result" not in envelope)
         if "params" in envelope or has_result is has_error:
             raise malformed("a message has a method, or exactly one of result and error")
         if has_error:
-            _check_error(envelope["error"])
+            _check_error(error)
             if given is None:
-                return Response(None, error=envelope["error"])
-        message = _new(Response, (given, envelope.get("result"), envelope.get("error")))
+                return Response(None, error=error)
+        message = _new(Response, (given, result, error))
     # bool is an int to Python
-    if not (isinstance(given, str) and len(given) <= MAX_ID_CHARS) and not (
-        type(given) is int and INT64_MIN <= given <= UINT64_MAX
-    ):
-        raise malformed("id must be a string of at most 256 characters or an integer of at most 64 bits")
-    return message
+    if type(given) is int:
+        if INT64_MIN <= given <= UINT64_MAX:
+            return message
+    elif isinstance(given, str) and len(given) <= MAX_ID_CHARS:
+        return message
+    raise malformed("id must be a string of at most 256 characters or an integer of at most 64 bits")
 
 
 def id_in(envelope: object) -> Id | None:
@@ -163,7 +167,7 @@ def parse_json(
         _refuse_excess(raw, max_depth, max_keys, max_values)
     # If our own serialisation of a value is these very bytes, every reader reads them alike. Most clients write them,
     # and are parsed at a fifth of the cost; escapes need the strict parser, and blanks after colons are not ours.
-    if (_BACKSLASH not in raw or b"\\u" not in raw) and raw.find(b'": ', 0, 32) < 0:
+    if (_BACKSLASH not in raw or b"\\u" not in raw) and b'": ' not in raw[:32]:
         try:
             value = orjson.loads(raw)
             if orjson.dumps(value) == raw:

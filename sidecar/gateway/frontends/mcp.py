@@ -21,6 +21,7 @@ from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveInten
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import Route
+from sidecar.http.server.body_admission import SMALL_BYTES
 from sidecar.policy.similar_keys import SIMILAR_KEY, similar_key
 from sidecar.protocols.jsonrpc import Message
 from sidecar.protocols.mcp import eras
@@ -55,7 +56,10 @@ class McpFrontend:
         # The message is read before its session is loaded, so that an error about that carries the message's id; an
         # invalid request is answered in its session if it exists.
         try:
-            message = request.message_in(await request.body())
+            raw = routing.arrived_body(request.http, request.headers, request.now.bounds)
+            if raw is None or len(raw) > SMALL_BYTES:
+                raw = await request.admitted(raw)
+            message = request.message_in(raw)
         except Refusal:
             if request.request_id is not None and request.shape is AnswerShape.SESSION:
                 with suppress(Refusal):

@@ -102,15 +102,15 @@ class RequestReader:
             return self._reply(request, caller, message, paired)
         if paired is not None:
             return self._of_pair(request, message, paired)
-        era, version = eras.version_of(request.headers, message)
-        session = None
+        headers, session = request.headers, None
+        era, version = eras.version_of(headers, message)
         if era is SESSION and message.method != "initialize":
             session = self.session(request, caller)
             version = session.version
-        if isinstance(message, Request) and request.headers.get("accept") != _BOTH:
-            check_accept(request.headers, JSON, EVENT_STREAM)
+        if headers.get("accept") != _BOTH and isinstance(message, Request):
+            check_accept(headers, JSON, EVENT_STREAM)
         if era is STATELESS:
-            eras.check_routing(request.headers, message)
+            eras.check_routing(headers, message)
         return self._of(request.server, message, era, version, session)
 
     def _of(

@@ -23,7 +23,8 @@ from sidecar.gateway.error_responses import PROBLEM_JSON, McpError, members_of
 from sidecar.gateway.frontends.mcp import McpFrontend, operation_of
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON, AskIntent
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext, UpstreamExchange
-from sidecar.gateway.response_filter import FilteredMessage, refused
+from sidecar.gateway.response_filter import FilteredMessage
+from sidecar.gateway.response_rules import refused
 from sidecar.gateway.response_stream import withhold
 from sidecar.gateway.routing import TOOLS, Route, check_no_query, is_tool
 from sidecar.http.server.response import WholeResponse

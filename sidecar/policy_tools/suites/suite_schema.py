@@ -243,7 +243,7 @@ class WrittenTest(Section):
             return Question(f"nhi:{rest}", action, "", arguments=self.args, meta=self.meta)
         server, _, name = rest.partition("/")
         named = {"uri": name} if kind == "resource" else {"name": name, "arguments": self.args}
-        return messages.METHODS[action].questions(server, action, {**named, "_meta": self.meta})[0]
+        return messages.METHODS[action].questions(server, action, named, self.meta)[0]
 
     def _faults(self) -> Iterator[Finding]:
         yield from self._faults_of_chain()

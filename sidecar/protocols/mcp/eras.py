@@ -42,13 +42,14 @@ _NAMED_BY = {
     "tasks/cancel": "taskId",
 }
 _DECIMAL = re.compile(r"(-?[0-9]{1,20})(?:\.0+)?\Z")  # integers compare as numbers: 42 is 42.0
+_CODED_START = "=?base64?"
 _CODED = re.compile(r"=\?base64\?(.*)\?=\Z", re.DOTALL)
 _MAX_HEADER_CHARS = 8 * 1024
 
 
 _NO_META: Mapping[str, Any] = {}  # read-only by its type
 
-Headers = Mapping[str, Sequence[str]]
+Headers = Mapping[str, tuple[str, ...]]
 """Every header line, by lower-case name, in the order received."""
 
 
@@ -67,13 +68,14 @@ def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, 
     lines, meta = headers.get(VERSION_HEADER, ()), message.params.get("_meta", _NO_META)
     if len(lines) > 1:
         raise _ambiguous("MCP-Protocol-Version")
-    header = lines[0] if lines else None
     if META_VERSION in meta:
-        if header is None or meta[META_VERSION] != header:
+        named = meta[META_VERSION]
+        if lines != (named,):
             raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
-        if header not in STATELESS_SET:
-            raise unsupported(header, STATELESS_VERSIONS)
-        return STATELESS, header
+        if named not in STATELESS_SET:
+            raise unsupported(named, STATELESS_VERSIONS)
+        return STATELESS, named
+    header = lines[0] if lines else None
     if message.method == "initialize":  # it negotiates in its body
         return SESSION, header if header in SESSION_VERSIONS_SET else ""
     if header in STATELESS_SET:  # the header alone: MCP 2026-07-28 requires the metadata too
@@ -100,18 +102,19 @@ def speaks_stateless(headers: Headers, envelope: object) -> bool:
 
 def check_routing(headers: Headers, message: Request | Notification) -> None:
     """Stateless era: the mirrored headers must be there, once, and equal to the body (MCP 2026-07-28, threats P13)."""
-    lines = headers.get("mcp-method", ())
-    if len(lines) > 1:
-        raise _ambiguous("Mcp-Method")
-    if not lines or lines[0] != message.method:
-        raise _mismatch("Mcp-Method does not match the body's method")
-    key = _NAMED_BY.get(message.method)
+    method, lines = message.method, headers.get("mcp-method", ())
+    if lines != (method,):
+        raise _ambiguous("Mcp-Method") if len(lines) > 1 else _mismatch("Mcp-Method does not match the body's method")
+    key = _NAMED_BY.get(method)
     if key is None:
         return
     lines = headers.get("mcp-name", ())
+    value: Any = message.params.get(key)
+    if lines == (value,) and len(value) <= _MAX_HEADER_CHARS and not value.startswith(_CODED_START):
+        return
     if len(lines) > 1:
         raise _ambiguous("Mcp-Name")
-    if not lines or _decoded(lines[0], "Mcp-Name") != message.params.get(key):
+    if not lines or _decoded(lines[0], "Mcp-Name") != value:
         raise _mismatch(f"Mcp-Name does not match the body's {key}")
 
 

@@ -26,6 +26,7 @@ from sidecar.protocols.jsonrpc import (
 )
 from sidecar.protocols.mcp import task_messages
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, SESSION, STATELESS, TASKS_EXTENSION, Era
+from sidecar.protocols.mcp.task_messages import RELATED_TASK
 from sidecar.settings.uris import fault_in_uri, normal_uri
 from sidecar.vocabulary import Call, Question
 
@@ -44,27 +45,28 @@ MAX_ASKED_AT_ONCE = 64  # of its client by one result; as many as a session hold
 
 def call_from(message: Request | Notification, era: Era, version: str, server: str) -> Call:
     """The call of a message, with its questions (CONTRACT 1.4). Raises Refusal: MALFORMED_CALL, METHOD_UNKNOWN."""
-    params, meta = message.params, message.params.get("_meta", _NO_META)
+    if isinstance(message, Request):
+        (request_id, name, params), table = message, METHODS
+    else:
+        request_id, (name, params), table = None, message, NOTIFICATIONS
+    meta = params.get("_meta", _NO_META)
     if era is STATELESS:
         capabilities = meta.get(META_CAPABILITIES)
         if not isinstance(capabilities, dict):
             raise malformed(f"params._meta must name {META_CAPABILITIES}", INVALID_PARAMS)
         if capabilities:
             refuse_variants(capabilities, _MEMBERS["capabilities"], f"params._meta.{META_CAPABILITIES}")
-    request_id = message.id if isinstance(message, Request) else None
-    method = (METHODS if request_id is not None else NOTIFICATIONS).get(message.method)
+    method = table.get(name)
     if method is None or era not in method.eras:
         raise Refusal(Reason.METHOD_UNKNOWN, code=METHOD_NOT_FOUND if era is STATELESS else None)
     tasks: tuple[str, ...] = ()
-    if method.session or task_messages.RELATED_TASK in meta:  # no other method names tasks of its own
-        tasks = task_messages.named_by_caller(message.method, params)
+    if method.session or RELATED_TASK in meta:  # no other method names tasks of its own
+        tasks = task_messages.named_by_caller(name, params)
         if tasks and era is STATELESS:
             task_messages.check_declared(params)
-    questions = method.questions(server, message.method, params)
+    questions = method.questions(server, name, params, meta)
     wants_task = "task" in params and _wants_task(message, version)
-    return _new(
-        Call, ("mcp", version, server, message.method, questions, request_id, method.session, tasks, wants_task)
-    )
+    return _new(Call, ("mcp", version, server, name, questions, request_id, method.session, tasks, wants_task))
 
 
 def server_question(server: str, action: str) -> Question:
@@ -262,7 +264,9 @@ def without_tasks(capabilities: dict[str, Any]) -> dict[str, Any]:
 
 # --- the table ------------------------------------------------------------------------------------------------------
 
-Ask = Callable[[str, str, Mapping[str, Any]], tuple[Question, ...]]
+Params = Mapping[str, Any]
+Ask = Callable[[str, str, Params, Params], tuple[Question, ...]]
+"""(server, method, parameters, their `_meta`) → the questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,40 +278,40 @@ class McpMethod:
     eras: tuple[Era, ...] = tuple(Era)
 
 
-def _ask_server(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_server(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     return (server_question(server, method),)
 
 
-def _ask_initialize(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_initialize(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     _string(params, "protocolVersion")
     _object(params, "capabilities")
-    return _ask_server(server, method, params)
+    return _ask_server(server, method, params, meta)
 
 
-def _ask_list(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_list(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     if "cursor" in params:
         _string(params, "cursor")
-    return _ask_server(server, method, params)
+    return _ask_server(server, method, params, meta)
 
 
-def _ask_tool(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_tool(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     name, arguments = params.get("name"), params.get("arguments", _NO_META)
     if not isinstance(name, str) or not NAME.match(name) or not isinstance(arguments, dict):
         name, arguments = _name(params), _object(params, "arguments")  # one of them refuses
-    return (_new(Question, (f"tool:{server}/{name}", method, server, name, arguments, params.get("_meta", _NO_META))),)
+    return (_new(Question, (f"tool:{server}/{name}", method, server, name, arguments, meta)),)
 
 
-def _ask_prompt(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_prompt(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     name = _name(params)
     arguments = _strings(params, "arguments")
-    return (Question(f"prompt:{server}/{name}", method, server, name, arguments, _meta(params)),)
+    return (Question(f"prompt:{server}/{name}", method, server, name, arguments, meta),)
 
 
-def _ask_resource(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
-    return (_resource(server, _uri(params, "uri"), _meta(params)),)
+def _ask_resource(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
+    return (_resource(server, _uri(params, "uri"), meta),)
 
 
-def _ask_completion(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_completion(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     argument = _object(params, "argument")
     _string(argument, "name", "argument.name")
     _string(argument, "value", "argument.value")
@@ -316,29 +320,29 @@ def _ask_completion(server: str, method: str, params: Mapping[str, Any]) -> tupl
     ref = _object(params, "ref")
     if ref.get("type") == "ref/prompt":
         name = _name(ref, "ref.name")
-        return (Question(f"prompt:{server}/{name}", "prompts/get", server, name, {}, _meta(params)),)
+        return (Question(f"prompt:{server}/{name}", "prompts/get", server, name, {}, meta),)
     if ref.get("type") == "ref/resource":
-        return (_resource(server, _uri(ref, "ref.uri"), _meta(params)),)
+        return (_resource(server, _uri(ref, "ref.uri"), meta),)
     raise malformed("params.ref.type must be ref/prompt or ref/resource", INVALID_PARAMS)
 
 
-def _ask_task(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_task(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     """Whether the caller may use the server. The task's owner is checked by `Call.tasks`; the id is for the audit."""
     asked = {"taskId": params.get("taskId")}
-    return (Question(f"nhi:{server}", method, server, "", asked, _meta(params)),)
+    return (Question(f"nhi:{server}", method, server, "", asked, meta),)
 
 
-def _ask_task_update(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_task_update(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     _object(params, "inputResponses")
-    return _ask_task(server, method, params)
+    return _ask_task(server, method, params, meta)
 
 
-def _ask_subscriptions(server: str, method: str, params: Mapping[str, Any]) -> tuple[Question, ...]:
+def _ask_subscriptions(server: str, method: str, params: Params, meta: Params) -> tuple[Question, ...]:
     wanted = _object(params, "notifications")
     uris = wanted.get("resourceSubscriptions", [])
     if not isinstance(uris, list) or len(uris) > MAX_SUBSCRIBED_URIS:
         raise malformed(f"resourceSubscriptions must be a list of at most {MAX_SUBSCRIBED_URIS} URIs", INVALID_PARAMS)
-    where, meta = "notifications.resourceSubscriptions", _meta(params)
+    where = "notifications.resourceSubscriptions"
     named = tuple(_resource(server, _uri({"uri": uri}, where), meta) for uri in uris)
     return (server_question(server, method), *named)
 
@@ -411,11 +415,6 @@ def resource_question(server: str, uri: object, where: str, meta: Mapping[str, A
 
 def _resource(server: str, uri: str, meta: Mapping[str, Any] | None = None) -> Question:
     return Question(f"resource:{server}/{uri}", "resources/read", server, uri, {}, meta or {})
-
-
-def _meta(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    meta: Mapping[str, Any] = params.get("_meta", {})
-    return meta
 
 
 def _object(params: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -86,10 +86,10 @@ def test_headers_and_body_meet_the_verdict_of_the_corpus(row: dict[str, Any]) ->
         assert eras.routing_headers(message.method, eras.name_of(message)) == made
 
 
-def lines_of(headers: list[list[str]]) -> dict[str, list[str]]:
-    lines: dict[str, list[str]] = {}
+def lines_of(headers: list[list[str]]) -> dict[str, tuple[str, ...]]:
+    lines: dict[str, tuple[str, ...]] = {}
     for name, value in headers:
-        lines.setdefault(name.lower(), []).append(value)
+        lines[name.lower()] = (*lines.get(name.lower(), ()), value)
     return lines
 
 
