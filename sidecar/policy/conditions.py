@@ -124,10 +124,13 @@ class Condition:
     def run(self, scene: ConditionContext, units: float = MAX_UNITS) -> Evaluation:
         """Evaluate it with what is left of the decision's `units`. Missing values are not among what was read, and
         `now` is in seconds. Never raises for input that a caller can send."""
+        ran = None if self.plain is None else self.plain.run(scene, units)
+        return self.evaluate(scene, units) if ran is None else ran
+
+    def evaluate(self, scene: ConditionContext, units: float) -> Evaluation:
+        """Evaluate it in CEL's runtime."""
         read: dict[str, Any] = {}
         try:
-            if self.plain is not None and (ran := self.plain.run(scene.args, scene.variable, units)) is not None:
-                return ran
             data = _cut({name: scene.variable(name) for name in self.tree}, self.tree, read)
             if "now" in read:
                 read["now"] = data["now"].timestamp()

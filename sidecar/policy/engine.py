@@ -67,7 +67,7 @@ class Case:
     def __init__(self, mode: Mode, links: Iterable[LinkRows], now_s: float) -> None:
         self.links = tuple(links)
         self.conditions = [
-            (None if mode == "list" and each.from_caller and not link.lends else each.run, link.place, link.lends)
+            (None if mode == "list" and each.from_caller and not link.lends else each, link.place, link.lends)
             for link in self.links
             for each in link.conditions
         ]
@@ -146,8 +146,8 @@ class Engine:
 
     def decide(self, chain: Chain, question: Question, now_s: float, mode: Mode = "call") -> Decision:
         """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
-        known = self._chains.get(id(chain))  # callers keep their chain from call to call
-        subjects = known[1] if known is not None and known[0] is chain else self._subjects_of(chain)
+        kept = self._chains.get(id(chain))  # callers keep their chain from call to call
+        subjects = kept[1] if kept is not None and kept[0] is chain else self._subjects_of(chain)
         key = (mode, question.object, question.action, question.server, subjects)
         case = self._cases.young.get(key) or self._cases.older(key)
         if case is None or not case.since_s <= now_s < case.until_s:
@@ -158,20 +158,23 @@ class Engine:
         units: float = MAX_UNITS
         came_out: list[Outcome] = []
         reads = []
-        for run, place, lends in case.conditions:
-            if run is None:
+        for condition, place, lends in case.conditions:
+            if condition is None:
                 came_out.append("assumed")
                 continue
             arguments = _NO_ARGUMENTS if lends else question.arguments
             scene = _new(ConditionContext, (chain, place, question, arguments, now_s, self._askers.roles_of))
-            outcome, read, units = run(scene, units)
+            plain = condition.plain
+            if plain is None or (ran := plain.run(scene, units)) is None:  # as `Condition.run`
+                ran = condition.evaluate(scene, units)
+            outcome, read, units = ran
             came_out.append(outcome)
             reads.append(read)
         outcomes = tuple(came_out)
         result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
         facts: tuple[Fact, ...] = ()
-        for ran, read in zip(result.ran, reads):  # noqa: B905 - each condition that ran has one entry in both
-            facts += (_new(Fact, (*ran, read)),)
+        for known, read in zip(result.ran, reads):  # noqa: B905 - each condition that ran has one entry in both
+            facts += (_new(Fact, (*known, read)),)
         return _new(Decision, (*result.fields, facts))
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:

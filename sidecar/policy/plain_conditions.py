@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from itertools import groupby
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from sidecar.policy.syntax import (
     CALL,
@@ -40,11 +40,15 @@ from sidecar.policy.syntax import (
     path_of,
 )
 
+if TYPE_CHECKING:
+    from sidecar.policy.conditions import ConditionContext
+
 UNITS_PER_NODE: Final = 20  # to measure and convert one value
 UNITS_PER_CHAR: Final = 0.25
 MAX_INSIDE: Final = 256  # values and keys in one list or map
 MAX_LEVELS: Final = 16
 MAX_INTEGER: Final = 2**53  # doubles are exact up to here
+MAX_TIME_S: Final = 2**35  # of `now`, since the epoch; about the year 3000
 VARIABLES: Final = ("args", "principal", "origin", "now")
 
 Ran = Literal["true", "false", "error"]
@@ -105,17 +109,17 @@ class PlainCondition(NamedTuple):
     groups: tuple[tuple[str, Path, tuple[Leaf, ...]], ...]
     units: float
 
-    def run(
-        self, args: Any, variable: Callable[[str], Any], units: float
-    ) -> tuple[Ran, Mapping[str, Any], float] | None:
-        """Return the outcome, the inputs by dotted path, and what is left of `units`; None if the inputs are not plain.
-        `args` are the arguments, `variable` returns any other variable."""
-        inputs, left = Inputs(), units - self.units
-        for name, above, leaves in self.groups:
-            whole = args if name == "args" else variable(name)
+    def run(self, scene: ConditionContext, units: float) -> tuple[Ran, Mapping[str, Any], float] | None:
+        """Return the outcome, the inputs by dotted path, and what is left of `units`; None if inputs are not plain."""
+        (test_of, tests, constant), groups, own_units = self
+        inputs, left = Inputs(), units - own_units
+        for name, above, leaves in groups:
             if name == "now":
-                inputs["now"] = whole.timestamp()
+                if not 0 <= scene.now_s < MAX_TIME_S:
+                    return None
+                inputs["now"] = scene.variable("now").timestamp()
                 continue
+            whole = scene.args if name == "args" else scene.variable(name)
             for step in above:
                 if type(whole) is not dict:
                     return None
@@ -139,8 +143,7 @@ class PlainCondition(NamedTuple):
                     left -= inside
                 elif form is _LIST or kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
                     return None
-        name, tests, constant = self.test
-        value = inputs.get(name, inputs)
+        value = inputs.get(test_of, inputs)
         value = tests.get(type(value), _fails)(value, constant) if left >= 0 else ERROR
         return "true" if value is True else "false" if value is False else "error", inputs, left
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, cast
 from sidecar.audit.clear import ABSENT, VALUE
 from sidecar.audit.digest import AuditKey, Digests, namespace_of
 from sidecar.audit.record import INPUTS
-from sidecar.policy.conditions import MAX_UNITS, Condition, ConditionContext, Evaluation
+from sidecar.policy.conditions import Condition, ConditionContext, Evaluation
 from sidecar.policy.source import PolicySource
 from sidecar.policy.syntax import name_of
 from sidecar.policy_tools.audit_records import RecordedFact, RecordedQuestion
@@ -66,7 +66,7 @@ class RecordedCase:
     by_record: set[RecordedKey] = field(default_factory=set)
     paths: Mapping[str, tuple[Steps, ...]] = field(default_factory=dict)
 
-    def outcome(self, condition: Condition, scene: ConditionContext, units: float) -> Evaluation:
+    def outcome(self, condition: "StandIn", scene: ConditionContext, units: float) -> Evaluation:
         key = RecordedKey(condition.digest, scene.chain[scene.subject].name, scene.args is not ARGUMENTS)
         told = self._told(condition, scene, key, units)
         if not isinstance(told, str):
@@ -74,7 +74,7 @@ class RecordedCase:
         self.unknown[key] = told
         return self.assumed.get(key, self.otherwise), {}, units
 
-    def _told(self, condition: Condition, scene: ConditionContext, key: RecordedKey, units: float) -> Evaluation | str:
+    def _told(self, condition: "StandIn", scene: ConditionContext, key: RecordedKey, units: float) -> Evaluation | str:
         written = [
             path for path in condition.paths if path[0] == "args" or path == ("call",) or path[:2] == ("call", "meta")
         ]
@@ -82,7 +82,7 @@ class RecordedCase:
             written = [path for path in written if path[0] != "args"]
             scene = scene._replace(args=_NO_VALUES)
         if not written:
-            return Condition.run(condition, scene, units)
+            return condition.original.run(scene, units)
         facts = [fact for fact in self.asked.facts if (fact.subject, fact.lends) == key[1:]]
         fact = next((fact for fact in facts if fact.condition == key.condition), None)
         own_key = self.key if self.key is not None and self.key.id == self.asked.key_id else None
@@ -104,7 +104,7 @@ class RecordedCase:
                 place = place.setdefault(step, {})
             place.update(found[1])
         scene = scene._replace(args=args, question=scene.question._replace(meta=meta))
-        return Condition.run(condition, scene, units)
+        return condition.original.run(scene, units)
 
     def _recorded(
         self, condition: Condition, path: Steps, facts: list[RecordedFact], digests: Digests | None
@@ -144,16 +144,17 @@ class RecordedCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn(Condition):
+    original: Condition
     case: RecordedCase
 
-    def run(self, scene: ConditionContext, units: float = MAX_UNITS) -> Evaluation:
+    def evaluate(self, scene: ConditionContext, units: float) -> Evaluation:
         return self.case.outcome(self, scene, units)
 
 
 def with_stand_ins(source: PolicySource, case: RecordedCase) -> PolicySource:
-    names = [each.name for each in fields(Condition)]
+    names = [each.name for each in fields(Condition) if each.name != "plain"]
     stand_ins: dict[str, Condition] = {
-        text: StandIn(**{name: getattr(condition, name) for name in names}, case=case)
+        text: StandIn(**{name: getattr(condition, name) for name in names}, original=condition, case=case)
         for text, condition in source.conditions.items()
     }
     case.revision = source.revision

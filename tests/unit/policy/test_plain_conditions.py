@@ -139,7 +139,7 @@ def _ran(condition: Condition, scene: ConditionContext, units: float) -> tuple[s
 def _is_plain(condition: Condition, scene: ConditionContext) -> bool:
     """Whether the inputs are plain too; otherwise CEL evaluates the condition in any case."""
     try:
-        return condition.plain is not None and condition.plain.run(scene.args, scene.variable, 0) is not None
+        return condition.plain is not None and condition.plain.run(scene, 0) is not None
     except (ValueError, OverflowError):
         return True
 
