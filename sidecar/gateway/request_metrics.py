@@ -12,7 +12,7 @@ from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.request import RequestContext
 from sidecar.limits import LimitPlan
-from sidecar.observability.metrics import AUTH_REASONS, TOOL_ERROR, Metrics
+from sidecar.observability.metrics import AUTH_REASONS, MAX_ENDED, TOOL_ERROR, Metrics
 from sidecar.observability.registry import Row
 from sidecar.vocabulary import PermissionKind
 
@@ -22,14 +22,17 @@ BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  #
 def measure(metrics: Metrics, request: RequestContext) -> None:
     """Counts a finished request."""
     record, refusal, server, plan = request.record, request.refusal, request.server, request.plan
-    if refusal is not None and refusal.reason in AUTH_REASONS:
-        metrics.auth_failed(request.presented_kind, refusal.reason)
-    if request.unanswered:
-        metrics.request_unanswered(request.protocol)
-        return
+    if refusal is not None:
+        if refusal.reason in AUTH_REASONS:
+            metrics.auth_failed(request.presented_kind, refusal.reason)
+        if request.unanswered:
+            metrics.request_unanswered(request.protocol)
+            return
+        if refusal.reason is Reason.BAD_ARGUMENTS:
+            metrics.schema_violated(server)
+    decision, marks, series = record.decision, record.marks, None
     # Of a call to no server, or to all of them, the aggregate frontend counts each server.
-    answered = bool(server) and "upstream" in record.marks
-    decision, series = record.decision, None
+    answered = "upstream" in marks and bool(server)
     kind = None if decision is None else decision.links[-1].kind
     key = request.protocol, server, request.method, record.tool_error, answered, id(kind), id(plan)
     is_usual = refusal is None and record.enforcement == "enforce" and (decision is None or decision.allowed)
@@ -40,11 +43,11 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
         series = metrics.request_series(*called, *counts, answered=answered, about=plan)
         if is_usual:
             metrics.keep_series(key, series)
-    metrics.request_ended(series, record.started_s, record.now_s(), record.marks)
+    metrics.ended.append((series, record.started_s, record.now_s(), marks))
+    if len(metrics.ended) >= MAX_ENDED:
+        metrics.settle()
     if plan is not None and plan.paid:
         _count_spending(metrics, record)
-    if refusal is not None and refusal.reason is Reason.BAD_ARGUMENTS:
-        metrics.schema_violated(server)
 
 
 def judged(

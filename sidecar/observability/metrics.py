@@ -255,7 +255,8 @@ class Metrics:
         self._stage_rows = {stage: self._stage_s.row(stage) for stage in STAGES}
         self.inflight_rows = {protocol: self._inflight.row(protocol) for protocol in PROTOCOLS}
         self.known_series: dict[object, RequestSeries] = {}
-        self._ended: list[tuple[RequestSeries, float, float, Mapping[str, float]]] = []
+        self.ended: list[tuple[RequestSeries, float, float, Mapping[str, float]]] = []
+        """Answered requests, until `settle`: their rows, start, end, and the ends of their stages."""
         self.reconfigured(upstreams=upstreams, agents=agents, limits=limits, budgets=budgets)
 
     def reconfigured(
@@ -303,9 +304,8 @@ class Metrics:
         self._schedule_success.chosen_anew()
 
     def request_started(self, protocol: str) -> None:
-        """Counts a request in progress. Paired with `request_finished` or `request_ended`."""
-        row = self.inflight_rows.get(protocol) or self._inflight.row(protocol)
-        row[0] += 1.0
+        """Counts a request in progress. Paired with `request_finished` or an entry in `ended`."""
+        self._inflight_row(protocol)[0] += 1.0
 
     def _inflight_row(self, protocol: str) -> Row:
         return self.inflight_rows.get(protocol) or self._inflight.row(protocol)
@@ -314,7 +314,8 @@ class Metrics:
         self, protocol: str, upstream: str, method: str, status: str, duration_s: float, marks: Mapping[str, float]
     ) -> None:
         """Counts an answered request. `status` is the audit's; `marks` are the ends of its stages, after its start."""
-        self.request_ended(self.request_series(protocol, upstream, method, status), 0.0, duration_s, marks)
+        self.ended.append((self.request_series(protocol, upstream, method, status), 0.0, duration_s, marks))
+        self.settle()
 
     def request_series(
         self,
@@ -345,17 +346,9 @@ class Metrics:
             self.known_series.clear()
         self.known_series[key] = series
 
-    def request_ended(
-        self, series: RequestSeries, started_s: float, ended_s: float, marks: Mapping[str, float]
-    ) -> None:
-        """Counts an answered request, as `request_finished`; its numbers are added by `settle`."""
-        self._ended.append((series, started_s, ended_s, marks))
-        if len(self._ended) >= MAX_ENDED:
-            self.settle()
-
     def settle(self) -> None:
         """Adds the numbers of the requests that ended: together they cost less than one by one, on cold caches."""
-        waiting, self._ended, stage_rows = self._ended, [], self._stage_rows
+        waiting, self.ended, stage_rows = self.ended, [], self._stage_rows
         for (inflight, durations, upstream_durations, counts, _), before_s, ended_s, marks in waiting:
             inflight[0] -= 1.0
             for row in counts:

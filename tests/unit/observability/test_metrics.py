@@ -180,7 +180,7 @@ def test_rows_that_are_kept_are_those_of_the_settings_and_none_that_others_are_f
         measured.keep_series(key, measured.request_series(*key, measured.limit_row("unknown", "admitted")))
         series = measured.known_series.get(key)
         assert series is not None
-        measured.request_ended(series, 0.0, 0.1, {})
+        measured.ended.append((series, 0.0, 0.1, {}))
         assert value(measured, "limit_checks_total", limit="other", outcome="admitted") == before + 1
     labels = dict(zip(("protocol", "upstream", "method", "status"), key, strict=True))
     assert value(measured, "requests_total", **labels) == 2
