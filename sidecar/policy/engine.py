@@ -22,19 +22,7 @@ from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
 from sidecar.policy.table import DENY
-from sidecar.vocabulary import (
-    DELEGATE,
-    Chain,
-    Decision,
-    Fact,
-    Link,
-    PermissionKind,
-    Principal,
-    Question,
-    Read,
-    RowLimit,
-    RuleRef,
-)
+from sidecar.vocabulary import DELEGATE, Chain, Decision, Fact, Link, PermissionKind, Question, Read, RowLimit, RuleRef
 
 # CONTRACT 6: of several reasons, the first in this order is reported.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
@@ -133,6 +121,7 @@ class Engine:
         sets.holding("")  # computed here so that no call waits for it
         ways = {"g": roles, "g2": sets}
         self._askers = PolicySubjects(roles)
+        self.roles_of = self._askers.roles_of
         self._members = tuple(name for links in (source.roles, *source.domains.values()) for name in links.parents)
         self._dockets = {
             kind: KindPolicy(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
@@ -148,7 +137,8 @@ class Engine:
         """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
         kept = self._chains.get(id(chain))  # callers keep their chain from call to call
         subjects = kept[1] if kept is not None and kept[0] is chain else self._subjects_of(chain)
-        key = (mode, question.object, question.action, question.server, subjects)
+        target, action, server, _, written, _ = question
+        key = (mode, target, action, server, subjects)
         case = self._cases.young.get(key) or self._cases.older(key)
         if case is None or not case.since_s <= now_s < case.until_s:
             case = Case(mode, self._links(subjects, question), now_s)
@@ -156,26 +146,25 @@ class Engine:
         if not case.conditions:
             return (case.results.get(()) or self._conclude(mode, case, subjects, question, (), now_s)).decision
         units: float = MAX_UNITS
-        came_out: list[Outcome] = []
-        reads = []
+        outcomes: tuple[Outcome, ...] = ()
+        reads: tuple[Mapping[str, Any], ...] = ()
         for condition, place, lends in case.conditions:
             if condition is None:
-                came_out.append("assumed")
+                outcomes += ("assumed",)
                 continue
-            arguments = _NO_ARGUMENTS if lends else question.arguments
-            scene = _new(ConditionContext, (chain, place, question, arguments, now_s, self._askers.roles_of))
+            arguments = _NO_ARGUMENTS if lends else written
+            scene = _new(ConditionContext, (chain, place, question, arguments, now_s, self.roles_of))
             plain = condition.plain
             if plain is None or (ran := plain.run(scene, units)) is None:  # as `Condition.run`
                 ran = condition.evaluate(scene, units)
             outcome, read, units = ran
-            came_out.append(outcome)
-            reads.append(read)
-        outcomes = tuple(came_out)
+            outcomes += (outcome,)
+            reads += (read,)
         result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
         facts: tuple[Fact, ...] = ()
         for known, read in zip(result.ran, reads):  # noqa: B905 - each condition that ran has one entry in both
-            facts += (_new(Fact, (*known, read)),)
-        return _new(Decision, (*result.fields, facts))
+            facts += (_new(Fact, known + (read,)),)  # noqa: RUF005 - faster for short tuples, as below
+        return _new(Decision, result.fields + (facts,))  # noqa: RUF005
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:
         """Whether an entry may be shown in a list: false only if every call of it would be denied. Conditions on what
@@ -192,9 +181,6 @@ class Engine:
         Any live allow row of the last principal on that server opens it, whatever its actions and conditions; a deny
         row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
         return self.decide(chain, question, now_s, "session")
-
-    def roles_of(self, principal: Principal) -> frozenset[str]:
-        return self._askers.roles_of(principal)
 
     def names(self) -> Iterator[str]:
         """Yield every subject and object of the rows and every member of a role; some more than once."""

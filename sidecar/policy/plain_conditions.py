@@ -75,16 +75,14 @@ _NOW: Final = ("now",)
 _SCALAR, _LIST, _ANY = "scalar", "list", "any"  # the form that an input must have; any for `has` and `size`
 
 
-class Inputs(dict[str, Any]):
-    """The inputs of one run by dotted path, without absent ones."""
-
-    __slots__ = ()
+Inputs = dict[str, Any]
+"""The inputs of one run by dotted path, without absent ones."""
 
 
 class Node(NamedTuple):
     """One test. Its value is True, False or ERROR: `tests[type(value)](value, constant)`, where `value` is the input of
-    this name, and ERROR if there is no test for its type. Instead of an absent input, or if the name is "", the test is
-    given all Inputs: so are the tests of several inputs and of other nodes."""
+    this name, and ERROR if there is no test for its type. The tests of several inputs and of other nodes have the name
+    "" and are given all Inputs."""
 
     name: str
     tests: Tests
@@ -112,14 +110,18 @@ class PlainCondition(NamedTuple):
     def run(self, scene: ConditionContext, units: float) -> tuple[Ran, Mapping[str, Any], float] | None:
         """Return the outcome, the inputs by dotted path, and what is left of `units`; None if inputs are not plain."""
         (test_of, tests, constant), groups, own_units = self
-        inputs, left = Inputs(), units - own_units
+        left = units - own_units
+        inputs: Inputs = {}
         for name, above, leaves in groups:
-            if name == "now":
+            if name == "args":
+                whole: Any = scene.args
+            elif name == "now":
                 if not 0 <= scene.now_s < MAX_TIME_S:
                     return None
                 inputs["now"] = scene.variable("now").timestamp()
                 continue
-            whole = scene.args if name == "args" else scene.variable(name)
+            else:
+                whole = scene.variable(name)
             for step in above:
                 if type(whole) is not dict:
                     return None
@@ -137,13 +139,16 @@ class PlainCondition(NamedTuple):
                     if not value.isascii() or "\0" in value:
                         return None
                     left -= len(value) * UNITS_PER_CHAR
+                elif kind in _RANKS:
+                    if form is _LIST or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
+                        return None
                 elif (kind is list and form is not _SCALAR) or (kind is dict and form is _ANY):
                     if (inside := _units_inside(value)) is None:
                         return None
                     left -= inside
-                elif form is _LIST or kind not in _RANKS or (kind is int and not -MAX_INTEGER <= value <= MAX_INTEGER):
+                else:
                     return None
-        value = inputs.get(test_of, inputs)
+        value = inputs.get(test_of, _ABSENT) if test_of else inputs
         value = tests.get(type(value), _fails)(value, constant) if left >= 0 else ERROR
         return "true" if value is True else "false" if value is False else "error", inputs, left
 
@@ -333,7 +338,7 @@ def _value(name: str) -> Node:
 
 
 def _present(name: str) -> Node:
-    return Node(name, {**dict.fromkeys((*_RANKS, *_SIZED), _is_so), Inputs: _is_not_so}, None)
+    return Node(name, {**dict.fromkeys((*_RANKS, *_SIZED), _is_so), type(_ABSENT): _is_not_so}, None)
 
 
 def _sized(comparison: Test, name: str, size: int) -> Node:
@@ -345,8 +350,9 @@ def _not(operand: Node) -> Node:
 
 
 def _opposite(inputs: Inputs, operand: Node) -> Any:
-    value = inputs.get(operand.name, inputs)
-    value = operand.tests.get(type(value), _fails)(value, operand.constant)
+    name, tests, constant = operand
+    value = inputs.get(name, _ABSENT) if name else inputs
+    value = tests.get(type(value), _fails)(value, constant)
     return ERROR if value is ERROR else not value
 
 
@@ -362,7 +368,7 @@ def _decided(inputs: Inputs, connected: tuple[bool, tuple[Node, ...]]) -> Any:
     decisive, parts = connected
     result: Any = not decisive
     for name, tests, constant in parts:
-        value = inputs.get(name, inputs)
+        value = inputs.get(name, _ABSENT) if name else inputs
         value = tests.get(type(value), _fails)(value, constant)
         if value is decisive:
             return decisive
@@ -441,10 +447,10 @@ def _list_holds_input(inputs: Inputs, asked: tuple[str, str]) -> Any:
     return _list_holds(inputs[name], inputs[sought])
 
 
-_OPPOSITE: Tests = {Inputs: _opposite}
-_DECIDED: Tests = {Inputs: _decided}
-_SAME: Tests = {Inputs: _are_same}
-_ORDERED: Tests = {Inputs: _are_in_order}
+_OPPOSITE: Tests = {dict: _opposite}
+_DECIDED: Tests = {dict: _decided}
+_SAME: Tests = {dict: _are_same}
+_ORDERED: Tests = {dict: _are_in_order}
 _AMONG: Tests = dict.fromkeys(_RANKS, _is_among)
 _HOLDS: Tests = {list: _list_holds}
-_HOLDS_INPUT: Tests = {Inputs: _list_holds_input}
+_HOLDS_INPUT: Tests = {dict: _list_holds_input}
