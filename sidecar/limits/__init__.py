@@ -94,7 +94,8 @@ class Limiter:
         self._beat_s = lease_s / 3
         self.held: dict[str, LimitPlan] = {}
         """The charged calls that have not ended, by decision id."""
-        self._beat: asyncio.TimerHandle | None = None
+        self.beat: asyncio.TimerHandle | None = None
+        """Extends the leases of `held`, once `extend_later` was called."""
 
     def reserve(self, plan: LimitPlan, decision_id: str) -> Lease:
         """Charge a plan for one call; `decision_id` is our own id, one per call. If the lease is `pending`, the charge
@@ -111,39 +112,26 @@ class Limiter:
             else:
                 lease.numbers, lease.charged = numbers, 1
                 self.held[decision_id] = plan
-                if self._beat is None:
-                    self._extend_later()
+                if self.beat is None:
+                    self.extend_later()
         return lease
-
-    async def charge(self, plan: LimitPlan, decision_id: str) -> Verdict:
-        """Reserve in the store and record the held slots."""
-        try:
-            verdict = await self.store.reserve(plan.charges, decision_id)
-        except StoreUnavailable as error:
-            raise Refusal(Reason.STORE_UNAVAILABLE, retry_after_s=RETRY_OUTAGE_S) from error
-        if not verdict.admitted:
-            raise _refusal(plan, verdict)
-        self.held[decision_id] = plan
-        if self._beat is None:
-            self._extend_later()
-        return verdict
 
     async def close(self) -> None:
         """Stop extending leases and close the store."""
-        if self._beat:
-            self._beat.cancel()
+        if self.beat:
+            self.beat.cancel()
         await self.store.close()
 
-    def _extend_later(self) -> None:
+    def extend_later(self) -> None:
         """Extend the leases of charged calls from time to time, until they end."""
-        self._beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
+        self.beat = asyncio.get_running_loop().call_later(self._beat_s, self._extend)
 
     def _extend(self) -> None:
-        self._beat = None
+        self.beat = None
         for decision_id, plan in self.held.items():
             self.store.extend(plan.slots, decision_id)
         if self.held:
-            self._extend_later()
+            self.extend_later()
 
 
 class Lease:
@@ -173,14 +161,23 @@ class Lease:
         if not self.pending:
             return
         self.pending = False
+        limiter, plan, decision_id = self._limiter, self.plan, self._decision_id
+        why: StoreUnavailable | None = None
         try:
-            verdict = await self._limiter.charge(self.plan, self._decision_id)
-        except Refusal as refusal:
-            if excuse is None or not excuse(refusal):
-                raise
-            self._excused = refusal.limit
+            verdict = await limiter.store.reserve(plan.charges, decision_id)
+        except StoreUnavailable as error:
+            refusal, why = Refusal(Reason.STORE_UNAVAILABLE, retry_after_s=RETRY_OUTAGE_S), error
         else:
-            self.numbers, self.degraded, self.charged = verdict.numbers, verdict.degraded, 1
+            if verdict.admitted:
+                limiter.held[decision_id] = plan
+                if limiter.beat is None:
+                    limiter.extend_later()
+                self.numbers, self.degraded, self.charged = verdict.numbers, verdict.degraded, 1
+                return
+            refusal = _refusal(plan, verdict)
+        if excuse is None or not excuse(refusal):
+            raise refusal from why
+        self._excused = refusal.limit
 
     def end(self) -> None:
         """Free the slots and return what the call did not spend, or every charge if it was not `forwarded`. Does not

@@ -164,16 +164,15 @@ class PackedCommand(NamedTuple):
 
     def filled(self, decision_id: str, number: int | None = None) -> bytes:
         """The command for one call."""
-        before_key, before_id, rest = self[1:]
+        _, before_key, before_id, rest = self
         written = decision_id.encode()
-        size = len(written)
-        command = b"%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b" % (
-            before_key, len(CALL) + size, CALL_KEY, written, before_id, size, written, rest
+        size, end = len(written), b""
+        if number is not None:
+            end = b"%d\r\n" % number
+            end = b"$%d\r\n%b" % (len(end) - 2, end)
+        return b"%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b%b" % (
+            before_key, len(CALL) + size, CALL_KEY, written, before_id, size, written, rest, end
         )  # fmt: skip
-        if number is None:
-            return command
-        digits = b"%d" % number
-        return b"%b$%d\r\n%b\r\n" % (command, len(digits), digits)
 
 
 def _bulk(word: str) -> bytes:
@@ -200,7 +199,7 @@ class RedisCounters:
         self._finder = finder
         self._lease_s = lease_s
         self._hold_s = hold_s
-        self._observer = observer
+        self._observer, self._answered = observer, observer.answered
         self._scripts = scripts
         self._tide = TIDE + secrets.token_hex(8)  # one for each process that shares the store
         self._link = StoreConnection(finder, deadline_s, greet=self._greet, beat=self._beat, ready=self._settle_debts)
@@ -238,7 +237,8 @@ class RedisCounters:
             wire = self._link.wire or await self._link.ready()
             self._number = number = self._number + 1
             reply: asyncio.Future[Any] = wire.loop.create_future()
-            wire.send(self._packed_for("charge", charges).filled(decision_id, number), reply)
+            packed = self._packed.get(("charge", id(charges))) or self._pack("charge", charges)
+            wire.send(packed.filled(decision_id, number), reply)
             try:
                 try:
                     said = await reply
@@ -258,7 +258,7 @@ class RedisCounters:
                 self._refused(error, wire)
                 raise _unavailable(error) from error
         finally:
-            self._observer.answered(monotonic() - began_s)
+            self._answered(monotonic() - began_s)
         if verdict.admitted:
             self._recall.admitted(charges, verdict, decision_id, number, began_s)
             if self._refusing.current:
@@ -368,13 +368,11 @@ class RedisCounters:
             arguments += (charge.kind, charge.amount, charge.most, charge.interval_us)
         return arguments
 
-    def _packed_for(self, verb: Verb, charges: Charges) -> PackedCommand:
-        known = self._packed.get((verb, id(charges)))
-        if known is None:
-            if len(self._packed) >= MAX_PACKED:
-                self._packed.clear()
-            known = self._packed[verb, id(charges)] = PackedCommand.of(charges, *self._command(verb, charges))
-        return known
+    def _pack(self, verb: Verb, charges: Charges) -> PackedCommand:
+        if len(self._packed) >= MAX_PACKED:
+            self._packed.clear()
+        packed = self._packed[verb, id(charges)] = PackedCommand.of(charges, *self._command(verb, charges))
+        return packed
 
     def _command(
         self, verb: Verb, charges: Charges, decision_id: str = ID_HERE, number: int = NUMBER_HERE
@@ -396,13 +394,15 @@ class RedisCounters:
             arguments = self._guarded(_whatever(charges), decision_id, self._number)
             wire.send(pack(("EVALSHA", self._scripts.admit.sha, *arguments)), settlement)
         else:
-            wire.send(self._packed_for(verb, charges).filled(decision_id), settlement)
+            packed = self._packed.get((verb, id(charges))) or self._pack(verb, charges)
+            wire.send(packed.filled(decision_id), settlement)
 
     def settled(self, settlement: Settlement) -> None:
         """The store did what it was asked."""
         if self._refusing.current:
             self._refusing.done(settlement.verb, settlement.charges)
-        self._over(settlement)
+        if settlement.verb == "release":
+            self._recall.released(settlement.charges, settlement.decision_id)
 
     def unsettled(self, settlement: Settlement, error: Exception) -> None:
         """The store did not do what it was asked, or did not say so."""

@@ -38,6 +38,7 @@ PARAMS = frozenset(
      "clientInfo", "level", "notifications", "inputResponses", "requestState", "requestId", "progressToken", "task",
      "taskId"}
 )  # fmt: skip
+_DISTINCT = PARAMS | {"message", "configuration", "metadata", "tenant", "id"}  # with A2A's: no two differ only in case
 # Keys of `_meta` that MCP defines; the others are the caller's own.
 META = frozenset(
     {
@@ -106,7 +107,7 @@ def message_from(envelope: object) -> Message:
             params = {}
         elif not isinstance(params, dict):
             raise malformed("params must be an object")
-        if not PARAMS.issuperset(params):
+        if not _DISTINCT.issuperset(params):
             refuse_variants(params, _PARAMS, "params")
         if "_meta" in params:
             meta = params["_meta"]

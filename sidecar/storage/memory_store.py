@@ -66,21 +66,6 @@ class _History:
                 return oldest[2]
             heappop(self.ranks)
 
-    def tally(self, owner: str, at: Place, by: int) -> None:
-        """Adds a record (`by` is 1), or takes one away (-1)."""
-        self.count += by
-        self.changed.add(owner)
-        mine = self.of_owner.get(owner)
-        if mine is None:
-            self.of_owner[owner] = [at]
-        elif by > 0:
-            insort(mine, at)
-        elif len(mine) > 1:
-            del mine[bisect_left(mine, at)]
-        else:
-            del self.of_owner[owner]
-            self.changed.discard(owner)
-
 
 @dataclass(slots=True)
 class MemoryRecordStore(Generic[R]):
@@ -221,18 +206,29 @@ class MemoryRecordStore(Generic[R]):
 
     def _tally(self, entry: _Entry[R], by: int) -> None:
         """Counts a record as it is now (`by` is 1), or takes it out of the counts (-1)."""
-        record, at, target = entry.record, entry.at, entry.target
+        owner, at, target = entry.record.owner, entry.at, entry.target
         if target:
-            self._counts[target, record.standing] += by
-        if entry.is_done:
-            self._done[""].tally(record.owner, at, by)
-            if target:
-                self._done[target].tally(record.owner, at, by)
-        elif self.is_work:
-            if by > 0:
+            self._counts[target, entry.record.standing] += by
+        if not entry.is_done:
+            if self.is_work and by > 0:
                 self._open[at[2]] = entry
-            else:
+            elif self.is_work:
                 del self._open[at[2]]
+            return
+        for of in ("", target) if target else ("",):
+            done = self._done[of]
+            done.count += by
+            done.changed.add(owner)
+            mine = done.of_owner.get(owner)
+            if mine is None:
+                done.of_owner[owner] = [at]
+            elif by > 0:
+                insort(mine, at)
+            elif len(mine) > 1:
+                del mine[bisect_left(mine, at)]
+            else:
+                del done.of_owner[owner]
+                done.changed.discard(owner)
 
     def _forget(self, record_id: str) -> None:
         entry = self._entries.pop(record_id)

@@ -56,8 +56,10 @@ def record_codec(kind: type[R]) -> RecordCodec[R]:
     def checks() -> tuple[Callable[[Any], R], Callable[[Any], Any]]:
         return TypeAdapter(kind, config=FINITE).validate_python, _reader(kind)
 
+    names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+
     def encode(record: R) -> bytes:
-        plain = record._asdict()  # type: ignore[attr-defined]
+        plain = dict(zip(names, record, strict=True))  # type: ignore[call-overload]
         return orjson.dumps(plain, default=_plain, option=orjson.OPT_PASSTHROUGH_DATACLASS)
 
     def decode(body: bytes | str) -> R:

@@ -206,7 +206,7 @@ class _Ledger:
         full = zip(plan.charges, verdict.standings, strict=True)
         self.limits = tuple(charge.limit for charge, standing in full if standing.wait_us)
         try:
-            _result(Limiter(self.store).charge(plan, call_id))  # the limiter chooses the reason to report
+            _result(Limiter(self.store).reserve(plan, call_id).charge())  # the limiter chooses the reason to report
         except Refusal as refusal:
             return refusal
         raise RuntimeError("the limiter admits what its store has refused")

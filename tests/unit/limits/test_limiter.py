@@ -104,7 +104,7 @@ async def test_what_runs_long_keeps_its_slot_and_nothing_beats_once_nothing_is_h
             stage.wait(50_000_000)  # most of the store's lease
             await asyncio.sleep(0.05)  # a beat of the limiter's, and many more
         assert await take(limiter, SLOTS, call="other") == [0]
-    await until(lambda: limiter._beat is None)
+    await until(lambda: limiter.beat is None)
     await limiter.close()
 
 

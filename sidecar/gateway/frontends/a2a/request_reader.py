@@ -33,6 +33,8 @@ MAX_NAMED: Final = 100
 _EXTENSION = re.compile(r"[!-+\--~]{1,512}\Z")  # a URI, without blanks and commas
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _CREDENTIALS: Final = ("token", "authentication")
+_SAID_10: Final = ("1.0",)
+_new = tuple.__new__  # as in `jsonrpc.py`
 _OF_TASK: Final = frozenset({"push/set", "push/get", "push/list", "push/delete"})
 
 
@@ -81,6 +83,8 @@ def version_of(headers: Headers, query: Mapping[str, str]) -> Version:
 def version_said(headers: Headers) -> Version | None:
     """Returns the version in the header, unchecked; None for an unknown one."""
     said = headers.get("a2a-version", ())
+    if said == _SAID_10:
+        return "1.0"
     return operations.version_meant(said[0].strip()) if len(said) == 1 else None
 
 
@@ -191,23 +195,16 @@ def _operate(
             # rules would read the one, and the agent perhaps the other
             raise malformed(f"/message/metadata/{SKILL} is another one than /metadata/{SKILL}", INVALID_PARAMS)
         skill = skill_in(params)  # the audit record names it
-    questions: tuple[Question, ...] = (
-        Question(f"nhi:{agent}", operation.action, "", skill, _asked(params, push), metadata),
-    )
+    asked = (f"nhi:{agent}", operation.action, "", skill, _asked(params, push), metadata)
+    questions: tuple[Question, ...] = (_new(Question, asked),)
     if push:  # a configuration inside a send is authorized like a call of its own (CONTRACT 1.4)
         questions += (questions[0]._replace(action=operations.PUSH_SET.action),)
     sends = operation is SEND or operation is STREAM
-    return AgentOperation(
-        Call("a2a", version, agent, operation.action, questions),
-        operation,
-        params,
-        version,
-        _tasks_of_message(message, push) if sends else _tasks_in(operation, params),
-        str((message if sends else params).get("contextId", "")) if sends or operation is LIST else "",
-        extensions,
-        sends,
-        bool(push) or operation.action in _OF_TASK,
-    )
+    tasks = _tasks_of_message(message, push) if sends else _tasks_in(operation, params)
+    context = str((message if sends else params).get("contextId", "")) if sends or operation is LIST else ""
+    pushes = bool(push) or operation.action in _OF_TASK
+    call = Call("a2a", version, agent, operation.action, questions)
+    return _new(AgentOperation, (call, operation, params, version, tasks, context, extensions, sends, pushes))
 
 
 def _tasks_of_message(message: Mapping[str, Any], push: Mapping[str, Any]) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"
 _WHOLE: Final = {"": "id"}
 _MEMBERS: Final = {"task": "id", "message": "taskId", "statusUpdate": "taskId", "artifactUpdate": "taskId"}
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+_FIRST: Final = itemgetter(0)
 
 
 class TaskOwnership:
@@ -70,7 +71,7 @@ class TaskOwnership:
                 raise Refusal(Reason.UNAUTHENTICATED, "push notifications need an authenticated caller")
         elif intent.sends:
             await self.tasks.may_create(self.caller)
-        if "tenant" in intent.params and len(self._tenant) > MAX_ID_CHARS:
+        if len(str(intent.params.get("tenant", ""))) > MAX_ID_CHARS:
             raise Refusal(Reason.TASK_UNKNOWN)
         if intent.tasks:
             self.mine = await self._mine(intent.tasks, TASKS)
@@ -103,13 +104,10 @@ class TaskOwnership:
         return {**params, "message": {**params["message"], "contextId": self.context}}
 
     @property
-    def _tenant(self) -> str:
-        return str(self.intent.params.get("tenant", ""))
-
-    @property
     def _method(self) -> str:
         """The method that is recorded as the task's creator, with its tenant."""
-        return f"{SEND.action} {self._tenant}" if self._tenant else SEND.action
+        tenant = self.intent.params.get("tenant")
+        return f"{SEND.action} {tenant}" if tenant else SEND.action
 
     async def _mine(self, names: Collection[str], namespace: Namespace) -> Mapping[str, OwnerRecord]:
         found = await self.tasks.mine(self.caller, self.intent.call.upstream, names, namespace=namespace)
@@ -158,7 +156,8 @@ class TaskOwnership:
             for namespace, name, _ in claims:
                 if await self.tasks.is_anothers("", call.upstream, name, namespace=namespace):
                     raise Refusal(otherwise)
-                self._has_begun(namespace, name, None)
+                self.known[namespace, name] = None
+                self.task = self.task or (name if namespace == TASKS else "")
             return
         by = Question(call.question.object, SEND.action, "")
         try:
@@ -168,12 +167,9 @@ class TaskOwnership:
                 raise Refusal(otherwise) from None
             raise
         for record in records:
-            self._has_begun(record.namespace, record.task_id, record)
-
-    def _has_begun(self, namespace: Namespace, name: str, record: OwnerRecord | None) -> None:
-        self.known[namespace, name] = record
-        if namespace == TASKS:
-            self.task = self.task or name
+            namespace, name = record.namespace, record.task_id
+            self.known[namespace, name] = record
+            self.task = self.task or (name if namespace == TASKS else "")
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
         """Returns a result, or one event, about the caller's tasks, as the caller may see it; new tasks in it are
@@ -182,7 +178,7 @@ class TaskOwnership:
         if intent.operation is PUSH_LIST:
             return result
         named = _named(response, result)
-        if response in _ABOUT_TASKS and "message" not in result and not any(map(itemgetter(0), named)):
+        if response in _ABOUT_TASKS and "message" not in result and not any(map(_FIRST, named)):
             # a message alone belongs to no task
             raise Refusal(Reason.RESPONSE_REFUSED, "it says of no task what it is about")
         contexts, claims = self._contexts, list[TaskClaim]()
@@ -209,7 +205,7 @@ class TaskOwnership:
         namespace, name, _ = claim
         if (namespace, name) in self.known or claim in claims:
             return
-        begun = [one for one, _, _ in claims] if claims else []
+        begun = list(map(_FIRST, claims))
         if self.known:
             chosen = self._contexts.key(self.context) if namespace == CONTEXTS and self.context else ""
             begun += [one for one, called in self.known if called != chosen]
