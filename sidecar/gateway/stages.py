@@ -28,6 +28,7 @@ from sidecar.storage.task_owners import TaskOwners
 from sidecar.vocabulary import Call, Caller, Decision
 
 Answer = TypeVar("Answer", covariant=True)
+_new = tuple.__new__  # of a named tuple, whose constructor takes twice as long
 
 
 class Carrier(Protocol[Answer]):
@@ -58,9 +59,10 @@ class Stages:
         self, request: CallContext, caller: Caller, frontend: Carrier[Answer], operation: ParsedOperation
     ) -> Answer:
         """Takes one operation from the decision to the answer, which `drain` waits for."""
-        call, record, now = operation.call, request.record, request.now
+        (call, content, begins, charges), record, now, large = operation, request.record, request.now, request.large
+        marks, read_clock = record.marks, record.now_s
         # A call that waits for its caller's answer would otherwise never end.
-        if operation.begins and (self.draining or self.load_shedding.refused_share or self.refusals.refused):
+        if begins and (self.draining or self.load_shedding.refused_share or self.refusals.refused):
             self.admit(request)
         self.inside += 1
         try:
@@ -68,7 +70,7 @@ class Stages:
             if self.switch.ledger.flips or now.disabled.entries:
                 self.refuse_disabled(now, caller, call, now_s)
             decision = record.decision = now.decide(caller.chain, call, now_s)
-            record.marks["policy"] = record.now_s()
+            marks["policy"] = read_clock()
             if not decision.allowed and not request.shadow:
                 decision.or_refuse()
             if call.session:
@@ -77,14 +79,14 @@ class Stages:
                 raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
             if call.tasks or call.wants_task:
                 decision = await self._decide_tasks(request, caller, call, decision, now_s)
-            if request.large:
+            if large:
                 await asyncio.sleep(0)
-            checked = await frontend.check(request, caller, operation.content, decision)
-            if request.large:
+            checked = await frontend.check(request, caller, content, decision)
+            if large:
                 await asyncio.sleep(0)
             plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
-            if operation.charges != "all":
-                plan = plan.at_creation if operation.charges == "creation" else plan.of_slots
+            if charges != "all":
+                plan = plan.at_creation if charges == "creation" else plan.of_slots
             request.plan = plan
             del now  # a stream that stays open keeps no old policy alive
             lease = request.lease = self.limiter.reserve(plan, record.decision_id)
@@ -95,13 +97,14 @@ class Stages:
                 record.limits, record.charged = lease, lease.charged
                 if lease.degraded and not request.shadow:
                     record.enforcement = "degraded"
-                record.marks["limits"] = record.now_s()
+                marks["limits"] = read_clock()
                 await record.decided()  # the decision is recorded before the upstream is called
-                record.marks["audit"] = record.now_s()
+                marks["audit"] = read_clock()
                 try:
-                    if request.large:
+                    if large:
                         await asyncio.sleep(0)
-                    return await frontend.carry_out(Charged(request, caller, checked, decision, lease, plan.timeout_s))
+                    charged = _new(Charged, (request, caller, checked, decision, lease, plan.timeout_s))
+                    return await frontend.carry_out(charged)
                 except Refusal as refusal:
                     if _was_not_sent(refusal):
                         lease.forwarded = False
@@ -109,8 +112,8 @@ class Stages:
                 finally:
                     if not lease.forwarded:
                         record.charged = 0  # the charge is returned
-                    if "upstream" not in record.marks:  # otherwise its end is that in the record
-                        record.marks["upstream"] = record.now_s()
+                    if "upstream" not in marks:  # otherwise its end is that in the record
+                        marks["upstream"] = read_clock()
             finally:
                 lease.end()
         finally:
