@@ -179,8 +179,9 @@ class SqliteFile:
         except self._faults as error:
             self._fell(error)
             raise RecordStoreOut(str(error)) from None
-        self.up = True
-        self._outage.rose()
+        if not self.up:
+            self.up = True
+            self._outage.rose()
         return done
 
     async def close(self) -> None:

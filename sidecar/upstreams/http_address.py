@@ -96,7 +96,10 @@ class HttpAddress:
         """Like `send`, but raises EgressError for what `refusal_from` makes a refusal of."""
         client = self._streams if streams else self._calls
         if self.credential.varies:
-            return self._with_credential(client, form, headers, body, caller, deadline_s)
+            shown = self.credential.at_hand(caller)
+            if shown is None:
+                return self._with_credential(client, form, headers, body, caller, deadline_s)
+            headers = [*headers, shown]
         return client.send(form.message(headers, body), deadline_s=deadline_s)
 
     async def _with_credential(
@@ -108,9 +111,7 @@ class HttpAddress:
         caller: Caller | None,
         deadline_s: float,
     ) -> ClientResponse:
-        shown = self.credential.at_hand(caller)
-        if shown is None:
-            shown, deadline_s = await self.credential.header_within(caller, deadline_s)
+        shown, deadline_s = await self.credential.header_within(caller, deadline_s)
         if shown is not None:
             headers = [*headers, shown]
         response = await client.send(form.message(headers, body), deadline_s=deadline_s)

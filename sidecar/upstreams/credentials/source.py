@@ -32,7 +32,8 @@ class CredentialSource:
         return self.fixed
 
     def at_hand(self, caller: Caller | None) -> Header | None:
-        """The header if no other party has to be asked for it; None if `header` may know one."""
+        """The header if no other party has to be asked for it; None if `header` may know one. It is the only one, so
+        `refused` is not called for it."""
         return None
 
     async def header_within(self, caller: Caller | None, deadline_s: float) -> tuple[Header | None, float]:
