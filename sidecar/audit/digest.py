@@ -61,7 +61,7 @@ class Digests:
     def __init__(self, key: AuditKey, namespace: str) -> None:
         own = frame(_utf8(namespace))
         self.known_facts: dict[object, str] = {}
-        """Digests of `int` and `str` that conditions read, which are often the same from call to call."""
+        """The texts of `int` and `str` that conditions read, which are often the same from call to call."""
         self._begin, self._args = key.begin, frame(ARGS) + own
         self._begun: dict[tuple[str, str], Mac] = {}  # by action and object
         self._fact, self._name = (key.begin(frame(purpose) + own) for purpose in (FACT, NAME))
@@ -86,19 +86,20 @@ class Digests:
 
     def fact_hash(self, value: object) -> str | None:
         """The digest of a condition's input, which does not reveal it; None if that is not JSON: a time, a CEL type."""
-        kind = type(value)
-        is_short = kind is int or (kind is str and len(value) <= REMEMBERED_CHARS)  # type: ignore[arg-type]
-        if is_short and (digest := self.known_facts.get(value)) is not None:
-            return digest
         try:
-            digest = self._fact(frame(canonical_json(value)))[:FACT_HASH_CHARS]
+            return self._fact(frame(canonical_json(value)))[:FACT_HASH_CHARS]
         except NotCanonicalError:
             return None
-        if is_short:
+
+    def fact_text(self, value: object) -> str:
+        """The digest as JSON, which is kept in `known_facts`."""
+        digest, kind = self.fact_hash(value), type(value)
+        told = f'"{digest}"' if digest else "null"
+        if kind is int or (kind is str and len(value) <= REMEMBERED_CHARS):  # type: ignore[arg-type]
             if len(self.known_facts) >= REMEMBERED:
                 self.known_facts.clear()
-            self.known_facts[value] = digest
-        return digest
+            self.known_facts[value] = told
+        return told
 
     def name_hash(self, name: str) -> str:
         return HASHED_NAME + self._name(frame(_utf8(name)))[:FACT_HASH_CHARS]

@@ -110,8 +110,8 @@ class KnownCall(NamedTuple):
     record: Record
     shows_all: bool
     """Whether the object is recorded whole."""
-    held: tuple[object, ...]
-    """The objects whose ids are in the key, so that no others get these ids."""
+    answer: tuple[Any, ...] | None
+    """The decision but for its facts: what it must equal. It holds the links, so that no others get their id."""
 
 
 class KnownCaller(NamedTuple):
@@ -159,15 +159,17 @@ class Describer:
     text: by the objects that policy shares among equal answers, by the caller's object, and by the words of the call.
     """
 
-    __slots__ = ("_calls", "_key", "_limits", "_no_caller", "_who", "blank", "clear")
+    __slots__ = ("_key", "_limits", "_no_caller", "blank", "calls", "clear", "who")
 
     def __init__(self, key: AuditKey, clear_arguments: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
         self.clear = Clear(clear_arguments) if clear_arguments else None
         """Selects the arguments that are recorded in clear."""
         self.blank: Record = [segment(place, {"key_id": key.id}) for place in range(len(LAYOUT))]
         self._key, self._no_caller = key, KnownCaller(self.blank[CREDENTIAL], self.blank[CHAIN], Digests(key, ""), None)
-        self._who: dict[int, KnownCaller] = {}
-        self._calls: dict[object, KnownCall] = {}
+        self.who: dict[int, KnownCaller] = {}
+        """What `caller` returned, by the caller's id."""
+        self.calls: dict[object, KnownCall] = {}
+        """What `call` returned, by its words, the enforcement, and the id of the decision's links."""
         self._limits: dict[int, tuple[object, str]] = {}
 
     def limits(self, states: tuple[LimitState, ...] | ChargedLimits, charged: int) -> str:
@@ -210,24 +212,17 @@ class Describer:
     def caller(self, caller: Caller | None) -> KnownCaller:
         if caller is None:
             return self._no_caller
-        return self._who.get(id(caller)) or _keep(self._who, id(caller), _who(self._key, caller))
+        return self.who.get(id(caller)) or _keep(self.who, id(caller), _who(self._key, caller))
 
-    def call(self, words: tuple[str, ...], decision: Decision | None, enforcement: str) -> KnownCall:
-        """What is the same for all calls of these `words`, the parameters of `about`, under decisions that differ in
+    def call(self, key: tuple[tuple[str, ...], str, int], decision: Decision | None) -> KnownCall:
+        """What is the same for all calls of the key's words, the parameters of `about`, under decisions that differ in
         `facts` only."""
-        held: tuple[object, ...] = ()
-        key: tuple[object, ...] = (words, enforcement)
-        if decision is not None:
-            allowed, revision, links, _, _, _, roles, would_deny, would_allow, _, _ = decision
-            held = links, roles, would_deny, would_allow
-            key = (words, enforcement, allowed, revision, id(links), id(roles), id(would_deny), id(would_allow))
-        if (known := self._calls.get(key)) is not None:
-            return known
+        words, enforcement, _ = key
         fields, record, object_ = about(*words), self.blank.copy(), "".join(words[4:5])
         record[PROTOCOL], record[CALL] = segment(PROTOCOL, fields), segment(CALL, fields)
         describe(record, decision, enforcement)
-        known = KnownCall(record, _without_query(object_, object_) == object_, held)
-        return known if sum(map(len, words)) > REMEMBERED_CHARS else _keep(self._calls, key, known)
+        known = KnownCall(record, _without_query(object_, object_) == object_, decision and decision[:-1])
+        return known if sum(map(len, words)) > REMEMBERED_CHARS else _keep(self.calls, key, known)
 
 
 def describe(record: Record, decision: Decision | None, enforcement: str, excused: tuple[str, ...] = ()) -> None:
@@ -251,16 +246,15 @@ def describe(record: Record, decision: Decision | None, enforcement: str, excuse
 def ground(links: str, facts: tuple[Fact, ...], digests: Digests) -> str:
     """The segment of `links` with facts, which were none. Their inputs are keyed digests: comparable, not readable."""
     told, known = [], digests.known_facts
-    for fact in facts[:ENTRIES]:
-        link, inputs = fact.link, {}
-        for path, value in islice(fact.inputs.items(), INPUTS):
-            name, kind = _path(path), type(value)
-            digest = known.get(value) if kind is str or kind is int else None
-            if digest is None:
-                digest = digests.fact_hash(value)
-            inputs[name] = f'{name}:"{digest}"' if digest else f"{name}:null"
-        form = _fact_form(link.subject, link.action[: ID_CHARS + 1], fact.condition, fact.outcome)
-        told.append(form % ",".join(inputs.values()))
+    for condition, outcome, link, inputs in facts[:ENTRIES]:
+        hashes, inputs = [], inputs if len(inputs) <= INPUTS else dict(islice(inputs.items(), INPUTS))
+        for value in inputs.values():
+            kind = type(value)
+            hashes.append((known.get(value) if kind is str or kind is int else None) or digests.fact_text(value))
+        form, places = _fact_form(link.subject, link.action[: ID_CHARS + 1], condition, outcome, *inputs)
+        if places is not None:
+            hashes = [hashes[place] for place in places]
+        told.append(form % tuple(hashes))
     return f"{links[:-1]}{','.join(told)}]"
 
 
@@ -372,7 +366,7 @@ def answer(
     """What was answered, and how long it took, in milliseconds to the microsecond. `marks` are the ends of stages."""
     latency, before_s = {}, started_s
     for stage, mark_s in marks.items():  # (`round` with digits takes five times as long.)
-        latency[stage], before_s = int((mark_s - before_s) * 1e6 + 0.5) / 1000, mark_s
+        latency[stage], before_s = ((mark_s - before_s) * 1e6 + 0.5) // 1 / 1000, mark_s
     told = {
         "http_status": http_status,
         "bytes_in": bytes_in,
@@ -485,13 +479,11 @@ def _plain(value: object) -> object:
 
 
 @lru_cache(REMEMBERED)
-def _fact_form(subject: str, action: str, condition: str, outcome: str) -> str:
-    """A fact with a `%s` for its inputs."""
+def _fact_form(subject: str, action: str, condition: str, outcome: str, *paths: str) -> tuple[str, list[int] | None]:
+    """A fact with a `%s` for each input, and the places of these in `paths` if some are one input once cut."""
     words = {"subject": text(subject, NAME_CHARS), "action": text(action, ID_CHARS)}
     told = json_text({**words, "condition": text(condition, RULE_CHARS), "outcome": outcome})
-    return told[:-1].replace("%", "%%") + ',"inputs":{%s}}'
-
-
-@lru_cache(REMEMBERED)
-def _path(path: str) -> str:
-    return json_text(text(path, RULE_CHARS))
+    places = {text(path, RULE_CHARS): place for place, path in enumerate(paths)}
+    members = ",".join([json_text(path).replace("%", "%%") + ":%s" for path in places])
+    form = f'{told[:-1].replace("%", "%%")},"inputs":{{{members}}}}}'
+    return form, None if len(places) == len(paths) else list(places.values())

@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Protocol
 
-ENTROPY_BYTES = 1024  # read from the operating system at a time: enough for 107 ids
-_VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # RFC 9562's variant bits, two random bits
+ENTROPY_BYTES = 1000  # read from the operating system at a time, for a hundred ids
+_HEAD_BYTES = 400  # of them: two bytes with the version and two with the variant, of each id
+_VERSION, _VARIANT = (bytes(mark | byte & mask for byte in range(256)) for mark, mask in ((0x70, 0x0F), (0x80, 0x3F)))
 
 
 class Clock(Protocol):
@@ -23,22 +24,30 @@ class Clock(Protocol):
 def time_ordered_ids(clock: Clock, *, entropy: Callable[[int], bytes] = os.urandom) -> Callable[[], str]:
     """A source of UUIDs of version 7 (RFC 9562): they sort by the millisecond, and 74 bits cannot be guessed. After a
     fork, the child must create its own source, because entropy is buffered."""
-    known_ms, time = -1, ""
+    begin_s = end_s = 0.0  # of the millisecond that `time` names
+    now, time = clock.time, ""
     stock: list[str] = []  # of the random parts
 
     def new_id() -> str:
-        nonlocal known_ms, time, stock
-        now_ms = int(clock.time() * 1000)
-        if now_ms != known_ms:
-            digits = f"{now_ms:012x}"
-            known_ms, time = now_ms, f"{digits[:8]}-{digits[8:]}-7"
+        nonlocal begin_s, end_s, time, stock
+        now_s = now()
+        if not begin_s <= now_s < end_s:
+            now_ms = int(now_s * 1000)
+            begin_s, end_s, digits = now_ms / 1000, (now_ms + 1) / 1000, f"{now_ms:012x}"
+            time = f"{digits[:8]}-{digits[8:]}-"
         if not stock:
-            drawn = entropy(ENTROPY_BYTES).hex()
-            parts = [drawn[start : start + 19] for start in range(0, len(drawn) - 18, 19)]
-            stock = [f"{each[:3]}-{_VARIANTS[each[3]]}{each[4:7]}-{each[7:]}" for each in parts]
+            stock = _random_parts(bytearray(entropy(ENTROPY_BYTES)))
         return time + stock.pop()
 
     return new_id
+
+
+def _random_parts(drawn: bytearray) -> list[str]:
+    """The ends of ids, from the version on. (Slices take half as long as a loop.)"""
+    drawn[:_HEAD_BYTES:4] = drawn[:_HEAD_BYTES:4].translate(_VERSION)
+    drawn[2:_HEAD_BYTES:4] = drawn[2:_HEAD_BYTES:4].translate(_VARIANT)
+    heads, tails = drawn[:_HEAD_BYTES].hex("-", 2).split("-"), drawn[_HEAD_BYTES:].hex("-", 6).split("-")
+    return list(map("-".join, zip(heads[::2], heads[1::2], tails, strict=True)))
 
 
 def timestamp(epoch_s: float) -> str:

@@ -69,21 +69,22 @@ class Audit:
         self.found = found.what
         """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
-        stamp_in_thread = RecordStamp(instance, key.id, clock, time_ordered_ids(clock))
-        self.trail = RotatingSink(sink, stamp_in_thread, clock, attester, rotation, self._evidence)
+        controls = ControlRecords(instance, key.id, clock, time_ordered_ids(clock))
+        self.trail = RotatingSink(sink, controls, clock, attester, rotation, self._evidence)
         self.writer = RecordWriter(self.trail)
         self._waits = durability != "best_effort"
         row = self._no_row if metrics is None else metrics.audit_row
         self._counts: Mapping[str, Counts] = {
             event: (row(event, "written"), row(event, "failed")) for event in (*shape.EVENTS, EVIDENCE)
         }
-        self._stamp = RecordStamp(instance, key.id, clock, new_id)
+        place = shape.json_text(shape.text(instance, shape.ID_CHARS)).replace("%", "%%")
+        self._stamp = shape.form(shape.STAMP) % ('"%s"', '"%s.%06dZ"', place)
         self.describer = shape.Describer(key, clear_arguments)
         self.key, self.clock, self.new_id = key, clock, new_id
         self.under_way = 0
         """Calls whose decision is recorded and whose outcome is not."""
         if found.what:
-            sink.append([self._stamp.control(shape.RECOVERED, "sidecar", found.facts)])
+            sink.append([controls.control(shape.RECOVERED, "sidecar", found.facts)])
 
     async def control(self, what: str, by: str, **facts: object) -> None:
         """Record an action of an operator or of the sidecar: start, stop, reload, mode, switches, keys."""
@@ -92,9 +93,12 @@ class Audit:
             raise UnwrittenRecord(error)
 
     def write(self, event: Event, record: Record) -> WriteJob | None:
-        """Stamp a record and write it. Returns None if it is written, or the job, whose result is None or an error.
-        Raises Refusal(AUDIT_UNAVAILABLE)."""
-        job = WriteJob(shape.STARTS[event], self._stamp(record), self._counts[event])
+        """Give a record its id and time, and write it. Returns None if it is written, or the job, whose result is None
+        or an error. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        now_s = self.clock.time()
+        whole_s = int(now_s)  # as `timestamp`
+        record[shape.STAMP] = self._stamp % (self.new_id(), date_of(whole_s), (now_s - whole_s) * 1e6)
+        job = WriteJob(shape.STARTS[event], ",".join(record), self._counts[event])
         if not self._waits:
             self.writer.post(job)
             return None
@@ -178,8 +182,8 @@ class Recording:
     _record: Record | None = None
     """The decision's segments, once it is recorded; the outcome begins as their copy."""
     _redacts: bool = False
-    _told_limits: tuple[object, int] = (None, 0)
-    """The limits of `_record`, and what was charged to them."""
+    _told: tuple[object, ...] = ()
+    """The limits of `_record`, what was charged to them, and its task."""
     _results: Sequence[NamedResult] = ()
     _words: tuple[str, ...] = ()
     """The parameters of `record.about`."""
@@ -202,11 +206,13 @@ class Recording:
         MALFORMED_CALL for arguments that cannot be hashed."""
         if self._record is not None or self.done:
             raise AssertionError("a decision is recorded once, and before the end")
-        known = self.audit.describer.caller(self.caller)
+        describer = self.audit.describer
+        known = describer.who.get(id(self.caller)) or describer.caller(self.caller)
         is_small = self.bytes_in <= HASHED_HERE_BYTES
         self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
-        self._told_limits = self.limits, self.charged
-        self._record = record = self._gather(known, self.charged, self.args_hash)
+        self._told = self.limits, self.charged, self.task_id
+        self._record = record = self._gather(known, self.charged, self.args_hash, self.decision_id)
+        record[shape.ANSWER] = shape.answer(self.started_s, self.marks, self.bytes_in)
         try:
             if (job := self.audit.write("decision", record)) is not None and (error := await job) is not None:
                 raise UnwrittenRecord(error)
@@ -245,6 +251,7 @@ class Recording:
         record[shape.END] = shape.segment(shape.END, {"reason": None if enforcement == "shadow" else decision.reason})
         shape.describe(record, decision, enforcement)
         record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
+        record[shape.ANSWER] = shape.answer(self.started_s, self.marks, self.bytes_in)
         if (job := self.audit.write("decision", record)) is not None and (error := await job) is not None:
             raise UnwrittenRecord(error)
 
@@ -256,13 +263,11 @@ class Recording:
             raise AssertionError("a request has one terminal record")
         if self._record is not None:
             record = self._record.copy()
-            told, charged = self._told_limits
-            if told is not self.limits or charged != self.charged:
+            if self._told != (self.limits, self.charged, self.task_id):  # the response may have created a task
                 record[shape.LIMITS] = self.audit.describer.limits(self.limits, self.charged)
+                record[shape.TASK] = shape.task(self.task_id)
         else:
             record = await self._gather_refused()
-        if self.task_id or record[shape.TASK] is not self.audit.describer.blank[shape.TASK]:
-            record[shape.TASK] = shape.task(self.task_id)  # the response may have created it
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
         if self.credential_fault is not None:
@@ -309,7 +314,7 @@ class Recording:
         with suppress(Refusal):  # unhashable arguments are refused, and that refusal must be recorded
             is_small = self.bytes_in <= HASHED_HERE_BYTES
             self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
-        record = self._gather(known, 0, self.args_hash)
+        record = self._gather(known, 0, self.args_hash, self.decision_id)
         if self.names is not None:
             allowed = self.decision is not None and self.decision.allowed
             about = shape.about(*self._words)
@@ -327,34 +332,36 @@ class Recording:
         asked = self.call.questions[0]
         return known.digests.args_hash(asked.action, asked.object, asked.arguments)
 
-    def _gather(self, known: shape.KnownCaller, charged: int, args_hash: str | None, decision_id: str = "") -> Record:
+    def _gather(self, known: shape.KnownCaller, charged: int, args_hash: str | None, decision_id: str) -> Record:
         """What is known before the answer, in the order of `LAYOUT`."""
-        call, describer, decision = self.call, self.audit.describer, self.decision
-        if call is None:
-            words: tuple[str, ...] = (self.protocol, "", self.upstream, self.method)
+        describer, decision, asked_as = self.audit.describer, self.decision, self.request_id
+        if self.call is None:
+            self._words = self.protocol, "", self.upstream, self.method
+            self._redacts = False
         else:
-            asked = call.questions[0]
-            words = (
-                self.protocol, call.protocol_version, call.upstream, call.method,
-                asked.object, asked.action, asked.server, asked.name,
-            )  # fmt: skip
-        self._words = words
-        asked_as = self.request_id if call is None or self.request_id is not None else call.request_id
-        same, shows_all, _ = describer.call(words, decision, self.enforcement)
-        record = same.copy()
-        record[shape.IDS] = shape.ids(
-            decision_id or self.decision_id, asked_as, self.trace_id, self.run_id, self.thread_id
-        )
+            _, version, upstream, method, questions, call_id, _, _, _ = self.call
+            object_, action, server, name, arguments, _ = asked = questions[0]
+            self._words = self.protocol, version, upstream, method, object_, action, server, name
+            self._redacts = bool(arguments)
+            if asked_as is None:
+                asked_as = call_id
+        links, answer = (None, None) if decision is None else (decision.links, decision[:-1])
+        key = self._words, self.enforcement, id(links)
+        same = describer.calls.get(key)
+        if same is None or same.answer != answer:
+            same = describer.call(key, decision)
+        record = same.record.copy()
+        record[shape.IDS] = shape.ids(decision_id, asked_as, self.trace_id, self.run_id, self.thread_id)
         record[shape.PEER] = shape.peer(self.peer)
         record[shape.CREDENTIAL], record[shape.CHAIN] = known.credential, known.chain
         if self.task_id:
             record[shape.TASK] = shape.task(self.task_id)
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
-        self._redacts = call is not None and (bool(asked.arguments) or not shows_all)
-        if self._redacts:
+        if self._redacts or not same.shows_all:
+            self._redacts = True
             record[shape.CONTENT] = shape.REDACTED
-        if describer.clear is not None and call is not None:
+        if describer.clear is not None and self.call is not None:
             fields = {"args_hash": args_hash, "clear_arguments": describer.clear.of(asked)}
             record[shape.ARGUMENTS] = shape.segment(shape.ARGUMENTS, fields)
         elif args_hash is not None:
@@ -364,27 +371,21 @@ class Recording:
         if decision is not None and decision.facts:
             record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
         record[shape.LIMITS] = describer.limits(self.limits, charged)
-        record[shape.ANSWER] = shape.answer(self.started_s, self.marks, self.bytes_in)
         return record
 
 
-class RecordStamp:
-    """Completes records with id, time, instance and key. Not thread-safe."""
+class ControlRecords:
+    """Makes control records that pass no writer. Not thread-safe."""
 
     def __init__(self, instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> None:
-        place = shape.json_text(shape.text(instance, shape.ID_CHARS)).replace("%", "%%")
-        self._form, self._key_id = shape.form(shape.STAMP) % ('"%s"', '"%s.%06dZ"', place), key_id
-        self._now_s, self._new_id = clock.time, new_id
-
-    def __call__(self, record: Record) -> str:
-        """The `Unsealed.rest` of this record."""
-        now_s = self._now_s()
-        whole_s = int(now_s)  # as `timestamp`
-        record[shape.STAMP] = self._form % (self._new_id(), date_of(whole_s), (now_s - whole_s) * 1e6)
-        return ",".join(record)
+        self._instance, self._key_id = shape.text(instance, shape.ID_CHARS), key_id
+        self._clock, self._new_id = clock, new_id
 
     def control(self, what: str, by: str, facts: Mapping[str, object]) -> Unsealed:
-        return Unsealed(shape.STARTS["control"], self(shape.control(self._key_id, what, by, facts)))
+        record = shape.control(self._key_id, what, by, facts)
+        stamp = {"id": self._new_id(), "timestamp": timestamp(self._clock.time()), "instance": self._instance}
+        record[shape.STAMP] = shape.segment(shape.STAMP, stamp)
+        return shape.unsealed("control", record)
 
 
 class UnwrittenRecord(Refusal):

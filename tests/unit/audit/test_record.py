@@ -357,7 +357,7 @@ def test_each_caller_is_described_as_itself_whatever_came_before() -> None:
         link = Link(PermissionKind.AGENT_TO_TOOL, name, "tool:x", "tools/call", True, rules=(rule,))
         for _ in range(2):
             decision = Decision(True, "r", (link,), roles=(name,))
-            same = describer.call(("mcp", "", "", "tools/call", "tool:x"), decision, "enforce").record
+            same = describer.call((("mcp", "", "", "tools/call", "tool:x"), "enforce", number), decision).record
             line = orjson.loads("{" + ",".join([describer.caller(caller).chain, same[ROLE], same[GROUND]]) + "}")
             assert (line["agent_id"], line["chain"], line["agent_role"]) == (name, [name], name)
             assert line["links"][0]["rules"] == [name]
