@@ -53,7 +53,7 @@ from sidecar.http.server.body_admission import BodyAdmission
 from sidecar.http.server.cors import allowed, shared_with, wanted_verb
 from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import NO_HEADERS, SilentResponse, WholeResponse
-from sidecar.identity import Audience, Presented
+from sidecar.identity import Audience, Presented, digest_of
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import Message, Request
@@ -129,7 +129,8 @@ class Pipeline:
 
     def handle(self, http: HttpRequest, entrance: Entrance) -> Coroutine[Any, Any, web.StreamResponse]:
         """Returns the answer to one request. `entrance` is the listener that received it."""
-        headers, path, now = routing.headers_of(http), http.raw_path, self.live.current
+        head, path, now = http.head, http.raw_path, self.live.current
+        headers = routing.headers_of(http) if head is None or head.lines is None else head.lines
         if path[:1] != "/":
             path = routing.origin_form(path)
         known = now.call_routes.get((path, http.method, entrance.prefix))
@@ -189,11 +190,17 @@ class Pipeline:
         self, request: RequestContext, entrance: Entrance, known: CallRoute | None
     ) -> Asked | web.StreamResponse:
         """Reads a request, by its route if that is known. Returns the response to what needs no decision."""
-        headers, now = request.headers, request.now
+        headers, now, head = request.headers, request.now, request.http.head
         if entrance.grpc:
             request.task = asyncio.current_task()
             self.agents.greet(request)
-        routing.check_envelope(request.http, headers, entrance)
+        if head is None or head.lines is None:  # each connection has one entrance
+            routing.check_envelope(request.http, headers, entrance)
+            token = digest_of(routing.lone_token(headers, entrance, request.http.shown))
+            if head is not None:
+                head.lines, head.token = headers, token
+        else:
+            token = head.token
         if entrance.principal and headers.get("host"):  # a local listener, which knows its principal
             request.base = f"http://{headers['host'][0]}"
         if known is None:
@@ -207,8 +214,8 @@ class Pipeline:
         if frontend is self.agents:
             self.agents.enter(request, route)
         request.enter(route.server, frontend.folder, route.alias)
-        token = "" if now.identity.trusts_proxies else routing.lone_token(headers, entrance, request.http.shown)
-        if token and (caller := now.identity.recall(token, audience)) is not None:
+        caller = now.identity.recall(token, audience)
+        if caller is not None:
             request.presented_kind, request.record.caller = "jwt", caller
             request.record.marks["auth"] = request.record.now_s()
         else:

@@ -340,8 +340,8 @@ def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds,
     if "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     content = request.content
-    if type(content) is not StreamReader:  # it stands for a body of no bytes
-        return content.read_nowait(-1) if content.is_eof() else None
+    if type(content) is not StreamReader:  # it is in one piece, or stands for a body of no bytes
+        return _bounded(content.read_nowait(-1), bounds) if content.is_eof() else None
     if content._eof and content._exception is None:
         # One piece, as nearly all arrive, is taken as it is: `read_nowait` asks four other methods about it.
         if (

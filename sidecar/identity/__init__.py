@@ -16,7 +16,7 @@ anonymous.
 """
 
 from sidecar.identity.api_keys import ApiKeys
-from sidecar.identity.authenticator import Identity, check_caller
+from sidecar.identity.authenticator import Identity, check_caller, digest_of
 from sidecar.identity.credentials import NOTHING_PRESENTED, UNIX, Audience, Presented
 from sidecar.identity.issuers import KindRule, TrustedIssuer, with_preset
 from sidecar.identity.jwks import KeyState
@@ -32,5 +32,6 @@ __all__ = [
     "Presented",
     "TrustedIssuer",
     "check_caller",
+    "digest_of",
     "with_preset",
 ]

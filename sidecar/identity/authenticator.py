@@ -188,13 +188,11 @@ class Identity:
         certificate = self._certificates.shown_in(presented)
         return certificate is None or self._certificates.workload(certificate, self._clock()) is None
 
-    def recall(self, line: str, audience: Audience) -> Caller | None:
-        """Return the caller that `identify` would return for a request whose only credential is this line of
-        `Authorization`, if that is known already: it shows a token that was verified before."""
-        if not line.isascii():
-            return None
-        found = self._remembered.get(place := (sha256(line.encode()).digest(), audience.resource))
-        if found is None or not found.suffices or not found.holds(self._clock(), audience):
+    def recall(self, digest: bytes, audience: Audience) -> Caller | None:
+        """Return the caller that `identify` would return for a request whose only credential is the line of
+        `Authorization` with this digest, if that is known already: it shows a token that was verified before."""
+        found = self._remembered.get(place := (digest, audience.resource))
+        if found is None or self.trusts_proxies or not found.suffices or not found.holds(self._clock(), audience):
             return None
         self._remembered.move_to_end(place)
         return found.caller
@@ -302,7 +300,7 @@ class Identity:
     async def _proven(self, shown: ShownToken, line: str, audience: Audience) -> Remembered:
         if not line.isascii():
             raise bad_credential("the credential is not a signed JWT", CredentialFault.MALFORMED)
-        place = (sha256(line.encode()).digest(), audience.resource)
+        place = (digest_of(line), audience.resource)
         found = self._remembered.get(place)
         if found is not None and found.holds(self._clock(), audience):
             self._remembered.move_to_end(place)
@@ -330,6 +328,11 @@ class Identity:
         async with asyncio.TaskGroup() as group:
             for keys in self._issuer_keys.values():
                 group.create_task(keys.keep_fresh())
+
+
+def digest_of(line: str) -> bytes:
+    """By which a verified line of `Authorization` is remembered; b"" for one that shows no token."""
+    return sha256(line.encode()).digest() if line and line.isascii() else b""
 
 
 def check_caller(caller: Caller, audience: Audience) -> None:

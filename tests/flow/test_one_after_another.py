@@ -5,9 +5,11 @@ requests in pieces; and what is read of upstreams is held to the same.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import product
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from aiohttp.base_protocol import BaseProtocol
 
 from sidecar.errors import Refusal
 from sidecar.gateway.routing import BodyBounds, read_body
+from sidecar.http.server import listeners
+from sidecar.http.server.connection_limits import ConnectionLimits, Seat
 from sidecar.http.server.framing import BURST_BYTES, BYTES_S, FREE_BYTES, MAX_PEERS, ChunkedBody, FramingBudget
 from sidecar.http.server.listeners import SLICE_BYTES, Listener
 from sidecar.http.server.response import WholeResponse
@@ -139,6 +143,62 @@ async def test_after_any_number_of_slow_bodies_all_requests_of_one_packet_are_an
         await connection.send(NEXT * 40)
         assert [(await connection.response())[0] for _ in range(40)] == [200] * 40
     assert ears.paths == ["/slow"] * 40 + ["/next"] * 40
+
+
+AGAIN = b"POST /again HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\nAccept: */*\r\n\r\n%b"
+SHORT = AGAIN % (2, b"{}")
+LIKE_IT = [raw.encode("latin-1") for raw in TABLES["again"]] + [AGAIN % (9000, b"x" * 9000), *FIRSTS.values()]
+
+
+def mutants(count: int) -> Iterator[bytes]:
+    chance, plain = Random(17), AGAIN % (12, b'{"a": "\r\n"}')
+    for _ in range(count):
+        at, size = chance.randrange(len(plain)), chance.choice((0, 0, 1, 1, 2, 9))
+        yield plain[:at] + chance.choice((b"", b"\r\n", b"1", b":", b" ", b"\0", b"x", plain)) + plain[at + size :]
+
+
+class Aloud(asyncio.Transport):
+    """A transport that keeps what is said."""
+
+    said, is_over = b"", False
+
+    def write(self, data: Any) -> None:
+        self.said += data
+
+    def close(self) -> None:
+        self.is_over = True
+
+    def is_closing(self) -> bool:
+        return self.is_over
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def test_a_head_that_is_sent_again_is_read_as_the_parser_reads_it(
+    ears: Ears, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alike are what is heard and answered, how often, and whether the connection goes on."""
+    server: Any = ears.listener._server
+    again = [AGAIN % (size, b"z" * size) for size in (7, 7, 12)]
+    lines = [[SHORT[:at], SHORT[at:], SHORT[at:], SHORT] for at in range(0, len(SHORT), 3)]
+    for each in (*LIKE_IT, *mutants(150)):
+        lines += [[*again, each, again[0], NEXT], [each, SHORT, SHORT], [each, each, each.replace(b" 12", b" 9"), NEXT]]
+    for pieces, ticks in product(lines, (4, 1)):
+        found = []
+        for heads in (4, 0):
+            monkeypatch.setattr(listeners, "MAX_HEADS", heads)
+            connection = listeners.ServerConnection(server, server._loop, Seat(ConnectionLimits(1), "a"))
+            connection.connection_made(line := Aloud())
+            ears.heard.clear()
+            for number, piece in enumerate(pieces):
+                connection.data_received(piece)
+                for _ in range(ticks if number < len(pieces) - 1 else 9):
+                    await asyncio.sleep(0)
+                assert number != 2 or piece is not again[2] or ticks == 1 or connection._heads_left == heads
+            found.append((statuses(line.said), line.is_over, connection._request_count, str(ears.heard)))
+            connection.connection_lost(None)
+        assert found[0] == found[1], pieces
 
 
 # --- what chunks cost -------------------------------------------------------------------------------------------------

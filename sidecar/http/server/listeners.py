@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +27,7 @@ from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 from sidecar.http.server.acceptor import Acceptor
 from sidecar.http.server.connection_limits import Activity, ConnectionLimits, Seat
 from sidecar.http.server.framing import PLAIN_END, ChunkedBody, FramingBudget, TooManyChunks
+from sidecar.http.server.repeated_head import ArrivedBody, RepeatedHead, repeated_from
 from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import WholeResponse
 from sidecar.http.tls import NOTHING, ShownCertificate, shown_on
@@ -53,6 +54,7 @@ MAX_BODIES_PER_CALLER = 128  # waited for at the same time; nearly all bodies ar
 _BUSY = {"Server": "sidecar", "Retry-After": "1"}
 PROBE_SEATS = 64
 PROBE_HEAD_S = 1.0
+MAX_HEADS = 4  # learned of a connection that sends none again
 SLICE_BYTES = 8 * 1024  # parsed at once: in chunks of one byte that takes half a millisecond
 END_BYTES = len(PLAIN_END)
 MIN_TAKEN_BYTES = 64 * 1024  # of a waiting answer, which a caller must read within the reading time (threats D4)
@@ -76,21 +78,8 @@ class ListenerDeadlines:
 
 class ServerConnection(web.RequestHandler):
     __slots__ = (
-        "_body",
-        "_chunked",
-        "_head_timer",
-        "_is_deaf",
-        "_lingering",
-        "_patience",
-        "_reading_timer",
-        "_server",
-        "_tail",
-        "_unread",
-        "_waiting_since_s",
-        "_waits_since_s",
-        "remote",
-        "seat",
-        "shown",
+        "_body", "_chunked", "_head_timer", "_heads_left", "_is_deaf", "_lingering", "_patience", "_reading_timer",
+        "_repeated", "_server", "_tail", "_unread", "_waiting_since_s", "_waits_since_s", "remote", "seat", "shown",
     )  # fmt: skip
     _body: StreamReader | None
     _chunked: ChunkedBody | None
@@ -98,6 +87,8 @@ class ServerConnection(web.RequestHandler):
     _head_timer: asyncio.TimerHandle | None
     _reading_timer: asyncio.TimerHandle | None
     _waits_since_s: float | None
+    _repeated: RepeatedHead | None  # of the last request, if the parser was between two before and after it
+    _heads_left: int  # to be learned before one is sent again; 0 is for ever
 
     def __init__(self, server: Server, loop: asyncio.AbstractEventLoop, seat: Seat) -> None:
         super().__init__(
@@ -115,7 +106,8 @@ class ServerConnection(web.RequestHandler):
         self._unread, self._tail, self._is_deaf = 0, b"", False
         self.remote: str | None = None
         self.shown = NOTHING
-        self._body = self._chunked = self._lingering = None
+        self._body = self._chunked = self._lingering = self._repeated = None
+        self._heads_left = MAX_HEADS
         self._head_timer = self._reading_timer = self._waits_since_s = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -133,7 +125,8 @@ class ServerConnection(web.RequestHandler):
         for timer in (self._head_timer, self._reading_timer):
             if timer is not None:
                 timer.cancel()
-        self._body = self._chunked = self._lingering = None  # they refer back here, and reference cycles are freed late
+        # These refer back here, and reference cycles are freed late.
+        self._body = self._chunked = self._lingering = self._repeated = None
         self.seat.guest = None
         self.seat.limits.leave(self.seat)
         self._server.slow_readers.pop(self, None)
@@ -151,14 +144,24 @@ class ServerConnection(web.RequestHandler):
         queued = len(messages)
         self._tail = data[-END_BYTES:] if len(data) >= END_BYTES else (self._tail + data)[-END_BYTES:]
         if not (self._close or self._force_close):
-            parser = self._parser
+            parser, repeated = self._parser, self._repeated
+            found: Sequence[tuple[Any, Any]]
             assert parser is not None
-            try:
-                found, self._upgraded, _ = parser.feed_data(data)
-                for message, _ in found:
-                    is_chunked = is_chunked or message.chunked
-            except HttpProcessingError as fault:
-                found, self._upgraded, is_broken = [(_ErrInfo(400, fault, fault.message), EMPTY_PAYLOAD)], False, True
+            if repeated is not None and not messages and (body := repeated.body_in(data)) is not None:
+                found, self._heads_left = ((repeated.message, body),), MAX_HEADS
+            else:
+                try:
+                    found, self._upgraded, _ = parser.feed_data(data)
+                    for message, _ in found:
+                        is_chunked = is_chunked or message.chunked
+                except HttpProcessingError as fault:
+                    found, self._upgraded = [(_ErrInfo(400, fault, fault.message), EMPTY_PAYLOAD)], False
+                    is_broken = True
+                if self._heads_left:
+                    self._heads_left -= 1
+                    self._repeated = repeated_from(data, found) if self._heads_left else None
+                    if self._repeated is None:
+                        self._heads_left = 0
             if found:
                 messages.extend(found)
                 self._request_count += len(found)
@@ -359,8 +362,8 @@ class ServerConnection(web.RequestHandler):
                     await self._waiter
                 message, body = messages.popleft()
                 is_late = body is not EMPTY_PAYLOAD and not body._eof
-                if self._parser is not None and not is_late:
-                    self._parser.message_consumed()
+                if self._parser is not None and not is_late and type(body) is not ArrivedBody:
+                    self._parser.message_consumed()  # of which it has told
                 if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
                     self._resume_reading_if_drained()
                 self._request_in_progress = True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import HttpVersion, StreamReader, web
 from aiohttp.http_writer import StreamWriter
 
+from sidecar.http.server.repeated_head import ArrivedBody, RepeatedHead
 from sidecar.http.tls import ShownCertificate
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 class HttpRequest(web.BaseRequest):
     """One request. The rest of aiohttp's request, with the writer of event streams, is made when first used."""
 
-    __slots__ = ("content", "keep_alive", "method", "raw_headers", "raw_path", "remote", "shown", "version")
+    __slots__ = ("content", "head", "keep_alive", "method", "raw_headers", "raw_path", "remote", "shown", "version")
     content: StreamReader
+    head: RepeatedHead | None
     keep_alive: bool
     method: str
     raw_headers: tuple[tuple[bytes, bytes], ...]
@@ -31,7 +33,7 @@ class HttpRequest(web.BaseRequest):
         self._message, self._payload, self._protocol = message, content, connection
         self.content, self.method, self.version = content, message.method, message.version
         self.raw_path, self.raw_headers, self.remote = message.path, message.raw_headers, connection.remote
-        self.shown = connection.shown
+        self.head, self.shown = content.head if type(content) is ArrivedBody else None, connection.shown
         self.keep_alive = not message.should_close
 
     @property

@@ -5,8 +5,9 @@ from typing import Any
 import jwt
 import pytest
 
-from sidecar.identity import Audience
+from sidecar.identity import Audience, digest_of
 from sidecar.identity.agent_tokens import AgentTokenRule
+from sidecar.vocabulary import Caller
 from tests.unit.identity.world import GITHUB, NOW, ROUTE, World, a_world, minted
 
 
@@ -36,14 +37,18 @@ async def test_a_token_is_verified_once_and_believed_as_it_is_on_its_route_alone
     for _ in range(5):
         await world.chain(token)
     assert verified == [token]
+
+    def recalled(line: str, at: Audience = ROUTE) -> Caller | None:
+        return world.identity.recall(digest_of(line), at)
+
     line = f"Bearer {token}"
-    assert world.identity.recall(line, ROUTE) is world.identity.recall(line, ROUTE) is not None
+    assert recalled(line) is recalled(line) is not None
     for strange in (
         *(ROUTE._replace(scopes=("admin",)), ROUTE._replace(keeps_token=True), ROUTE._replace(resource=f"{GITHUB}/x")),
         ROUTE._replace(gate=AgentTokenRule("planner", "nhi:a", "x-agent-token", b"", required=False)),
     ):
-        assert world.identity.recall(line, strange) is None
-    assert world.identity.recall(f"{line} ", ROUTE) is world.identity.recall(f"DPoP {token}", ROUTE) is None
+        assert recalled(line, strange) is None
+    assert recalled(f"{line} ") is recalled(f"DPoP {token}") is recalled(f"{line}\ufffd") is recalled("") is None
     await world.refused(token, at=Audience("https://gw.acme.example/mcp/jira"))
     await world.chain(token)
     assert len(verified) == 2

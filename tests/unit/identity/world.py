@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.signing_keys import SigningKey, claims_for, generate
-from sidecar.identity import ApiKeys, Audience, Identity, Presented, TrustedIssuer
+from sidecar.identity import ApiKeys, Audience, Identity, Presented, TrustedIssuer, digest_of
 from sidecar.vocabulary import Caller
 
 NOW = 1_800_000_000.0
@@ -74,7 +74,7 @@ class World:
 
     async def ask(self, *lines: str, key: str = "", local: str = "", at: Audience = ROUTE) -> Caller:
         presented = Presented(authorization=lines, api_key=(key,) if key else (), local=local)
-        recalled = self.identity.recall(lines[0], at) if len(lines) == 1 and not (key or local) else None
+        recalled = self.identity.recall(digest_of(lines[0]), at) if len(lines) == 1 and not (key or local) else None
         try:
             caller = await self.identity.identify(presented, at)
         except Refusal:

@@ -121,6 +121,7 @@ class GrpcRequest(CalledName):
     version: Any = HttpVersion11
     transport: None = None
     shown: ShownCertificate = NOTHING
+    head: None = None
 
     @property
     def raw_path(self) -> str:

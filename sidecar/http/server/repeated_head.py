@@ -1,0 +1,83 @@
+"""Recognizes the head that a client sends again.
+
+A client sends nearly the same head with each call, and its body in the same segment. Where the parser is between two
+requests, and has read such a request from there, the same head with the size of the body that follows is read alike:
+the parser is not asked, and what was found out about the head holds. All other bytes are the parser's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from aiohttp.streams import EmptyStreamReader
+from multidict import CIMultiDict, CIMultiDictProxy
+
+MAX_HEAD_BYTES: Final = 4 * 1024  # an idle connection keeps it twice, and some 2 KiB
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: ([1-9][0-9]{0,6})\r\n", re.IGNORECASE)
+
+
+class RepeatedHead:
+    """A head as the parser read it (`message`). The gateway keeps here, once it has checked a request, what depends on
+    the head alone: its `lines` as text, and the digest of the `token` that is its only credential (b"" for none)."""
+
+    __slots__ = ("_after", "_before", "_size", "lines", "message", "token")
+
+    def __init__(self, message: Any, before: bytes, size: int, after: bytes) -> None:
+        self.message, self._before, self._size, self._after = message, before, size, after
+        self.lines: Mapping[str, tuple[str, ...]] | None = None
+        self.token = b""
+
+    def body_in(self, data: bytes) -> ArrivedBody | None:
+        """Returns the body of a request that has this head and is all of `data`; None for anything else."""
+        before, after = self._before, self._after
+        if not data.startswith(before):
+            return None
+        end = data.find(b"\r", len(before))
+        start = end + len(after)
+        size = len(data) - start
+        if data[len(before) : end] != b"%d" % size or not data.startswith(after, end):
+            return None
+        if size != self._size:
+            self._renew(size)
+        return ArrivedBody(self, data[start:])
+
+    def _renew(self, size: int) -> None:
+        """Makes this the head of a body of another size."""
+        self._size, headers, text = size, CIMultiDict(self.message.headers), str(size)
+        headers["Content-Length"], raw = text, text.encode()
+        lines = tuple((name, raw if name.lower() == b"content-length" else it) for name, it in self.message.raw_headers)
+        self.message = self.message._replace(headers=CIMultiDictProxy(headers), raw_headers=lines)
+        if self.lines is not None:
+            self.lines = {**self.lines, "content-length": (text,)}
+
+
+class ArrivedBody(EmptyStreamReader):
+    """The body of a request of a repeated `head`, which is read in one piece: by these two methods alone."""
+
+    __slots__ = ("data", "head")
+    _eof = True
+
+    def __init__(self, head: RepeatedHead, data: bytes) -> None:
+        self.head, self.data = head, data
+
+    def read_nowait(self, n: int = -1) -> bytes:
+        data, self.data = self.data, b""
+        return data
+
+    async def readany(self) -> bytes:
+        return self.read_nowait()
+
+
+def repeated_from(data: bytes, found: Sequence[tuple[Any, Any]]) -> RepeatedHead | None:
+    """Returns the head of the one request that a parser between two requests found in `data`; None if it is not there
+    again, which a body of the Content-Length behind the end of the head proves, or if it does not go on."""
+    end = data.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES) + 4
+    length = _LENGTH.search(data, 0, end)
+    if len(found) != 1 or length is None or len(data) != end + (size := int(length[1])):
+        return None
+    message, content = found[0]
+    if content.total_bytes != size or message.should_close or message.upgrade or message.chunked:
+        return None
+    return RepeatedHead(message, data[: length.start(1)], size, data[length.end(1) : end])
