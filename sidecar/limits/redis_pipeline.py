@@ -45,8 +45,8 @@ class PipelineLate(PipelineLost):
 
 
 class Reply(Protocol):
-    """What waits for a reply: a future, or what has these methods of one. An error is redis-py's ResponseError or
-    PipelineLost."""
+    """What waits for a reply: a future, or what has these methods of one; setting it again raises InvalidStateError. An
+    error is redis-py's ResponseError or PipelineLost."""
 
     def done(self) -> bool: ...
 
@@ -142,13 +142,14 @@ class RedisPipeline(asyncio.Protocol):
                 if not self._waiting:
                     raise InvalidResponse("a reply without a request")
                 _, oldest = self._waiting.popleft()
-                if oldest.done():
-                    continue
+                try:
+                    if isinstance(reply, ResponseError):
+                        oldest.set_exception(reply)
+                    else:
+                        oldest.set_result(reply)
+                except asyncio.InvalidStateError:
+                    continue  # its caller no longer waits
                 self._in_time_s = self._read_s
-                if isinstance(reply, ResponseError):
-                    oldest.set_exception(reply)
-                else:
-                    oldest.set_result(reply)
         except Exception as error:  # includes anything the parser raises on a malformed reply
             self.condemn(type(error).__name__)
 

@@ -137,10 +137,14 @@ class Settlement:
         return self._is_done
 
     def set_result(self, result: object, /) -> None:
+        if self._is_done:
+            raise asyncio.InvalidStateError
         self._is_done = True
         self._store.settled(self)
 
     def set_exception(self, exception: Exception, /) -> None:
+        if self._is_done:
+            raise asyncio.InvalidStateError
         self._is_done = True
         self._store.unsettled(self, exception)
 

@@ -241,7 +241,7 @@ class Metrics:
         # Store, audit, process
         self.store_up = gauge("store_up").put
         self.store_is = gauge("store_info", kind=AS_GIVEN).only
-        self.store_answered = times_of_stages("store_duration_seconds").time
+        self.store_answered = partial(times_of_stages("store_duration_seconds").observe, ())
         self.store_forgot = counter("store_forgot_total", how=STORE_FORGOT).count
         self.store_untold = counter("store_untold_total", verb=STORE_UNTOLD).count
         self.audit_row = counter("audit_records_total", event=AUDIT_EVENTS, result=AUDIT_RESULTS).row

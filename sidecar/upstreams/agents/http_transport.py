@@ -25,6 +25,7 @@ from sidecar.upstreams.http_address import HttpAddress, body_of, hold, refusal_f
 from sidecar.upstreams.mcp.transport import EVENT_STREAM, JSON, MAX_ERROR_BYTES
 from sidecar.upstreams.statuses import LIMITED, in_words_of, passes_on, refusal_of
 
+_new = tuple.__new__  # as in `jsonrpc.py`
 A2A_JSON: Final = "application/a2a+json"
 MAX_FORMS: Final = 16  # an address with an id of a task is used a few times only
 
@@ -165,7 +166,7 @@ class JsonRpcAgent(HttpAgent):
         operation, form, number = outgoing.operation, FORMS[version, "jsonrpc"], next(self._numbers)
         params = form.write_params(operation, outgoing.params)
         message = {"jsonrpc": "2.0", "id": number, "method": operation.rpc(version), "params": params}
-        return _Request(operation, form, "POST", self._address.origin.path, orjson.dumps(message), number)
+        return _new(_Request, (operation, form, "POST", self._address.origin.path, orjson.dumps(message), number))
 
     async def _whole(self, asked: _Request, response: ClientResponse) -> Result | AgentError:
         head = response.head

@@ -41,6 +41,7 @@ from sidecar.protocols.sse import KEEP_ALIVE
 from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperation
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
+_new = tuple.__new__  # as in `jsonrpc.py`
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _FAILED: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
 _UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"})
@@ -82,9 +83,8 @@ class AgentExchange(WatchedExchange):
         self.lease.forwarded = True
         headers = self.request.headers
         extra = routing.trace_headers(headers) if "traceparent" in headers else ()
-        return OutgoingOperation(
-            intent.operation, params, self.caller, self.deadline_s, intent.extensions, extra, self.owning.admit
-        )
+        how = (intent.extensions, extra, self.owning.admit)
+        return _new(OutgoingOperation, (intent.operation, params, self.caller, self.deadline_s, *how))
 
     @property
     def operation(self) -> Operation:
@@ -230,7 +230,7 @@ class AgentFrontend:
             await owning.check()
             request.record.task_id = owning.task
         agent.account.breaker.check()
-        return CheckedOperation(agent, owning, unable)
+        return _new(CheckedOperation, (agent, owning, unable))
 
     async def carry_out(self, charged: Charged) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
