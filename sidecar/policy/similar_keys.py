@@ -127,14 +127,14 @@ def similar_key(
     `siblings`, the keys of one object are not compared with each other."""
     if not siblings and not reads:
         return None
-    if (  # the common case: all keys are names of the schema, and nothing is below them
-        keys is not None
-        and (reads is keys.covered or keys.covers(reads))
-        and isinstance(arguments, dict)
-        and arguments.keys() <= keys.names
-        and _CONTAINERS.isdisjoint(map(type, arguments.values()))
-    ):
-        return None
+    # The common case: all keys are names of the schema, and there are no keys below them.
+    if keys is not None and (reads is keys.covered or keys.covers(reads)) and isinstance(arguments, dict):
+        for key, below in arguments.items():
+            kind = type(below)
+            if key not in keys.names or kind is dict or (kind is list and not _CONTAINERS.isdisjoint(map(type, below))):
+                break
+        else:
+            return None
     anywhere = _NO_NAMES
     trees: list[Mapping[str, Any]] = []
     for tree, names in reads:

@@ -144,7 +144,37 @@ class ResponseReader:
     def feed(self, data: bytes) -> None:
         """Parses the peer's bytes. Raises ConnectionBroken, UnacceptableResponse."""
         while self.head is NO_HEAD and data:
-            data = self._feed_head(data)
+            start = len(self._head_bytes)
+            if start:
+                data = self._head_bytes + data
+            end = data.find(b"\r\n\r\n", max(0, start - 3))
+            size = end + 4 if end >= 0 else len(data)
+            if size > MAX_HEAD_BYTES:
+                raise ConnectionBroken("the response head is too large")
+            if end < 0:
+                self._parse(data[start:])
+                self._head_bytes = data
+                return
+            raw, data = data[:size], data[size:]
+            if self._parser is not None:
+                self._parse(raw[start:])
+                self._head_bytes = b""
+            head = _known_head(raw) if size <= _MAX_KNOWN_BYTES else _head_from(raw)
+            status, _, _, length, chunked, reusable = head
+            if status < 200:
+                self._interim += 1
+                if self._interim > MAX_INTERIM:
+                    raise ConnectionBroken("interim responses without end")
+                continue
+            self.head, self._remaining = head, length
+            if not reusable:
+                self.reusable = False
+            if length == 0:
+                self.complete, self._parser = True, None
+            elif length is None:
+                self._until_close = not chunked
+                if chunked and self._parser is None:
+                    self._parse(raw)
         if data and not self.complete:
             if (remaining := self._remaining) is None:
                 self._feed_unmeasured(data)
@@ -166,40 +196,6 @@ class ResponseReader:
         if not self._until_close:
             raise ConnectionBroken("the connection closed before the response was whole")
         self.complete, self._parser = True, None
-
-    def _feed_head(self, data: bytes) -> bytes:
-        start = len(self._head_bytes)
-        if start:
-            data = self._head_bytes + data
-        end = data.find(b"\r\n\r\n", max(0, start - 3))
-        size = end + 4 if end >= 0 else len(data)
-        if size > MAX_HEAD_BYTES:
-            raise ConnectionBroken("the response head is too large")
-        if end < 0:
-            self._parse(data[start:])
-            self._head_bytes = data
-            return b""
-        if self._parser is not None:
-            self._parse(data[start:size])
-            self._head_bytes = b""
-        raw = data[:size]
-        head = _known_head(raw) if size <= _MAX_KNOWN_BYTES else _head_from(raw)
-        status, _, _, length, chunked, reusable = head
-        if status < 200:
-            self._interim += 1
-            if self._interim > MAX_INTERIM:
-                raise ConnectionBroken("interim responses without end")
-            return data[size:]
-        self.head, self._remaining = head, length
-        if not reusable:
-            self.reusable = False
-        if length == 0:
-            self.complete, self._parser = True, None
-        elif length is None:
-            self._until_close = not chunked
-            if chunked and self._parser is None:
-                self._parse(raw)
-        return data[size:]
 
     def _feed_unmeasured(self, data: bytes) -> None:
         if self._until_close:
