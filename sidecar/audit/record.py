@@ -174,14 +174,11 @@ class Describer:
 
     def limits(self, states: tuple[LimitState, ...] | ChargedLimits, charged: int) -> str:
         """As `limits`; the text of a plan is kept, and what remains is put into it."""
-        counted = None if not charged or isinstance(states, tuple) else states.counted
-        if counted is None:
+        if not charged or isinstance(states, tuple) or (counted := states.counted) is None:
             return limits(states, charged)
         plan, remaining = counted
-        known = self._limits.get(id(plan))
-        if known is None:
-            known = _keep(self._limits, id(plan), (plan, limits_template(states)))
-        return known[1] % remaining[:ENTRIES]
+        _, form = self._limits.get(id(plan)) or _keep(self._limits, id(plan), (plan, limits_template(states)))
+        return form % remaining[:ENTRIES]
 
     def foreign(
         self, caller: Caller | None, record: Mapping[str, Any], names: Names, call: Call | None, *, allowed: bool
