@@ -100,16 +100,16 @@ class Leaf(NamedTuple):
 
 
 class PlainCondition(NamedTuple):
-    """A compiled condition. `groups` are its inputs in order, by variable and the keys above the last one; `units` cost
-    the variables and the keys between."""
+    """A compiled condition. `test` is for `_decided`; `groups` are the inputs in order, by variable and the keys above
+    the last one; `units` cost the variables and the keys between."""
 
-    test: Node
+    test: tuple[bool, tuple[Node, ...]]
     groups: tuple[tuple[str, Path, tuple[Leaf, ...]], ...]
     units: float
 
     def run(self, scene: ConditionContext, units: float) -> tuple[Ran, Mapping[str, Any], float] | None:
         """Return the outcome, the inputs by dotted path, and what is left of `units`; None if inputs are not plain."""
-        (test_of, tests, constant), groups, own_units = self
+        test, groups, own_units = self
         left = units - own_units
         inputs: Inputs = {}
         for name, above, leaves in groups:
@@ -148,8 +148,7 @@ class PlainCondition(NamedTuple):
                     left -= inside
                 else:
                     return None
-        value = inputs.get(test_of, _ABSENT) if test_of else inputs
-        value = tests.get(type(value), _fails)(value, constant) if left >= 0 else ERROR
+        value = _decided(inputs, test) if left >= 0 else ERROR
         return "true" if value is True else "false" if value is False else "error", inputs, left
 
 
@@ -189,7 +188,8 @@ def plain_condition(serialized: bytes) -> PlainCondition | None:
     """Compile `Expression.serialize()`; None if the condition is not plain."""
     compiler = _Compiler()
     try:
-        test = compiler.node(expression_of(serialized))
+        node = compiler.node(expression_of(serialized))
+        test = node.constant if node.tests is _DECIDED else (False, (node,))
         return PlainCondition(test, *_grouped(compiler.reads))
     except _NotPlainError:
         return None
@@ -224,11 +224,11 @@ class _Compiler:
         if expr.one(SELECT).number(TEST_ONLY):
             return _present(self._input(expr, _ANY, is_test=True))
         if path_of(expr) is not None:
-            return _value(self._input(expr))
+            return Node(self._input(expr), {bool: operator.is_}, True)
         call = expr.one(CALL)
         function, operands = call.text(2), call.all(1) + call.all(3)
         if function == "!_":
-            return _not(self.node(operands[0]))
+            return Node("", _OPPOSITE, self.node(operands[0]))
         if len(operands) != 2:
             raise _NotPlainError
         left, right = operands
@@ -240,7 +240,7 @@ class _Compiler:
             case "@in":
                 return self._membership(left, right)
             case "startsWith" | "endsWith" | "contains":
-                return _text_test(_TEXT_TESTS[function], self._input(left), _text(right))
+                return Node(self._input(left), {str: _TEXT_TESTS[function]}, _text(right))
         return self._comparison(function, left, right)
 
     def _comparison(self, function: str, left: WireMessage, right: WireMessage) -> Node:
@@ -256,8 +256,8 @@ class _Compiler:
         if path_of(right) is not None:
             name, other = self._input(left), self._input(right)
             if function in _EQUALITIES:
-                return _same(name, other, _EQUALITIES[function])
-            return _in_order(_ORDERINGS[function], name, other)
+                return Node("", _SAME, (name, other, _EQUALITIES[function]))
+            return Node("", _ORDERED, (_ORDERINGS[function], name, other))
         if path_of(left) == _NOW:
             self.reads[_NOW] = _SCALAR
             name, constant = "now", _seconds(right)
@@ -271,9 +271,11 @@ class _Compiler:
 
     def _membership(self, sought: WireMessage, container: WireMessage) -> Node:
         if path_of(container) is None:
-            return _among(self._input(sought), [_constant(element) for element in _elements(container)])
+            return Node(self._input(sought), _AMONG, [_constant(element) for element in _elements(container)])
         name = self._input(container, _LIST)
-        return _holds(name, _constant(sought)) if path_of(sought) is None else _holds_input(name, self._input(sought))
+        if path_of(sought) is None:
+            return Node(name, _HOLDS, _constant(sought))
+        return Node("", _HOLDS_INPUT, (name, self._input(sought)))
 
     def _input(self, expr: WireMessage, form: str = _SCALAR, *, is_test: bool = False) -> str:
         """Note that the condition reads an input; return its dotted name. A test such as `has(args.a)` has the path of
@@ -333,20 +335,12 @@ def _is_not_so(_: Any, __: Any) -> bool:
     return False
 
 
-def _value(name: str) -> Node:
-    return Node(name, {bool: operator.is_}, True)
-
-
 def _present(name: str) -> Node:
     return Node(name, {**dict.fromkeys((*_RANKS, *_SIZED), _is_so), type(_ABSENT): _is_not_so}, None)
 
 
 def _sized(comparison: Test, name: str, size: int) -> Node:
     return Node(name, dict.fromkeys(_SIZED, lambda value, size: comparison(len(value), size)), size)
-
-
-def _not(operand: Node) -> Node:
-    return Node("", _OPPOSITE, operand)
 
 
 def _opposite(inputs: Inputs, operand: Node) -> Any:
@@ -385,10 +379,6 @@ def _equal(name: str, constant: Any, wanted: bool) -> Node:
     return Node(name, {**dict.fromkeys(_RANKS, other), **dict.fromkeys(kinds, same)}, constant)
 
 
-def _same(name: str, other: str, wanted: bool) -> Node:
-    return Node("", _SAME, (name, other, wanted))
-
-
 def _are_same(inputs: Inputs, asked: tuple[str, str, bool]) -> Any:
     name, other, wanted = asked
     if name not in inputs or other not in inputs:
@@ -405,10 +395,6 @@ def _compare(ordering: Test, name: str, constant: Any) -> Node:
     return Node(name, dict.fromkeys(_NUMBERS if type(constant) in _NUMBERS else (str,), ordering), constant)
 
 
-def _in_order(ordering: Test, name: str, other: str) -> Node:
-    return Node("", _ORDERED, (ordering, name, other))
-
-
 def _are_in_order(inputs: Inputs, asked: tuple[Test, str, str]) -> Any:
     ordering, name, other = asked
     one, two = inputs.get(name), inputs.get(other)
@@ -416,28 +402,12 @@ def _are_in_order(inputs: Inputs, asked: tuple[Test, str, str]) -> Any:
     return ordering(one, two) if rank and rank == _RANKS.get(type(two)) else ERROR
 
 
-def _text_test(test: Test, name: str, text: str) -> Node:
-    return Node(name, {str: test}, text)
-
-
-def _among(name: str, constants: list[Any]) -> Node:
-    return Node(name, _AMONG, constants)
-
-
 def _is_among(value: Any, constants: list[Any]) -> bool:
     return any(_are_equal(value, constant) for constant in constants)
 
 
-def _holds(name: str, constant: Any) -> Node:
-    return Node(name, _HOLDS, constant)
-
-
 def _list_holds(values: list[Any], constant: Any) -> bool:
     return any(_are_equal(value, constant) for value in values)
-
-
-def _holds_input(name: str, sought: str) -> Node:
-    return Node("", _HOLDS_INPUT, (name, sought))
 
 
 def _list_holds_input(inputs: Inputs, asked: tuple[str, str]) -> Any:
