@@ -7,14 +7,14 @@ Label values come from the settings or from closed sets; any other becomes `othe
 from __future__ import annotations
 
 import platform
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, partial
+from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidecar import __version__
 from sidecar.errors import Reason
-from sidecar.observability.registry import AS_GIVEN, OTHER, Kind, Row, SeriesTable
+from sidecar.observability.registry import AS_GIVEN, OTHER, Kind, Row, SeriesTable, add_all
 from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 from sidecar.vocabulary import PermissionKind
@@ -252,7 +252,6 @@ class Metrics:
 
         self._decisions.declare(KINDS, ("allow",), (NONE,))
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
-        self._stage_rows = {stage: self._stage_s.row(stage) for stage in STAGES}
         self.inflight_rows = {protocol: self._inflight.row(protocol) for protocol in PROTOCOLS}
         self.known_series: dict[object, RequestSeries] = {}
         self.ended: list[tuple[RequestSeries, float, float, Mapping[str, float]]] = []
@@ -348,20 +347,24 @@ class Metrics:
 
     def settle(self) -> None:
         """Adds the numbers of the requests that ended: together they cost less than one by one, on cold caches."""
-        waiting, self.ended, stage_rows = self.ended, [], self._stage_rows
-        for (inflight, durations, upstream_durations, counts, _), before_s, ended_s, marks in waiting:
-            inflight[0] -= 1.0
+        waiting, self.ended = self.ended, []
+        alike: dict[tuple[Any, ...], tuple[RequestSeries, list[tuple[float, ...]]]] = {}  # by rows and stages
+        for series, started_s, ended_s, marks in waiting:
+            key = id(series), *marks
+            if (known := alike.get(key)) is None:
+                known = alike[key] = series, []
+            known[1].append((started_s, *marks.values(), ended_s))
+        for (_, *stages), ((inflight, durations, upstream_durations, counts, _), times) in alike.items():
+            inflight[0] -= len(times)
             for row in counts:
-                row[0] += 1.0
-            durations[bisect_left(REQUEST_BUCKETS_S, ended_s - before_s)] += 1.0
-            durations[-1] += ended_s - before_s
-            for stage, mark_s in marks.items():
-                row, spent_s, before_s = stage_rows.get(stage) or self._stage_s.row(stage), mark_s - before_s, mark_s
-                row[bisect_left(STAGE_BUCKETS_S, spent_s)] += 1.0
-                row[-1] += spent_s
+                row[0] += len(times)
+            columns = list(zip(*times, strict=True))
+            add_all(durations, REQUEST_BUCKETS_S, map(sub, columns[-1], columns[0]))
+            for stage, before_s, after_s in zip(stages, columns, columns[1:], strict=False):
+                spent_s = sorted(map(sub, after_s, before_s))
+                add_all(self._stage_s.row(stage), STAGE_BUCKETS_S, spent_s)
                 if stage == "upstream" and upstream_durations is not None:
-                    upstream_durations[bisect_left(REQUEST_BUCKETS_S, spent_s)] += 1.0
-                    upstream_durations[-1] += spent_s
+                    add_all(upstream_durations, REQUEST_BUCKETS_S, spent_s)
 
     def request_unanswered(self, protocol: str) -> None:
         """Counts a request that was closed without an answer. Replaces `request_finished`."""

@@ -5,7 +5,7 @@ costs a tenth of the library's own. One event loop writes, any thread may render
 is replaced in one step.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Container, Iterable, Mapping
 from itertools import product
 from typing import Final, Literal
@@ -16,6 +16,17 @@ Labels = tuple[str, ...]
 Row = list[float]
 Kind = Literal["counter", "gauge", "histogram"]
 AS_GIVEN: Final = ()  # for a label that only `SeriesTable.only` sets
+
+
+def add_all(row: Row, bounds: tuple[float, ...], values: Iterable[float]) -> None:
+    """Adds measurements to a row of a histogram."""
+    ordered, before = sorted(values), 0
+    bucket = bisect_left(bounds, ordered[0])
+    while before < len(ordered):
+        upto = bisect_right(ordered, bounds[bucket]) if bucket < len(bounds) else len(ordered)
+        row[bucket] += upto - before
+        bucket, before = bucket + 1, upto
+    row[-1] += sum(ordered)
 
 
 class SeriesTable:
