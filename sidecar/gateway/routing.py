@@ -22,6 +22,7 @@ from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, StreamReader, web
 from sidecar.errors import Reason, Refusal
 from sidecar.http.server.framing import TooManyChunks
 from sidecar.http.server.listeners import GaveWay, ServerConnection
+from sidecar.http.server.repeated_head import ArrivedBody
 from sidecar.http.tls import NOTHING, ShownCertificate, shown_on
 from sidecar.identity import UNIX, Presented
 from sidecar.protocols.jsonrpc import malformed
@@ -286,11 +287,8 @@ def presented_by(
         own=tuple(lines_of(own, ())) if own and own not in (BEARER_HEADER, KEY_HEADER) else (),
     )
     if proxied:
-        forwarded, peer = (
-            tuple(lines_of("x-forwarded-client-cert", ())),
-            UNIX if entrance.unix else request.remote or "",
-        )
-        presented = presented._replace(forwarded=forwarded, peer=peer)
+        peer = UNIX if entrance.unix else request.remote or ""
+        presented = presented._replace(forwarded=tuple(lines_of("x-forwarded-client-cert", ())), peer=peer)
     if "dpop" in headers:
         urls = _urls(origin_form(request.raw_path), headers, entrance, base_url)
         presented = presented._replace(proofs=tuple(headers["dpop"]), method=request.method, urls=urls)
@@ -340,22 +338,13 @@ def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds,
     if "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     content = request.content
-    if type(content) is not StreamReader:  # it is in one piece, or stands for a body of no bytes
-        return _bounded(content.read_nowait(-1), bounds) if content.is_eof() else None
-    if content._eof and content._exception is None:
-        # One piece, as nearly all arrive, is taken as it is: `read_nowait` asks four other methods about it.
-        if (
-            len(pieces := content._buffer) == 1
-            and not content._buffer_offset
-            and content._size <= bounds.max_body_bytes
-        ):
-            content._size = 0
-            return pieces.popleft()
+    fault = None
+    if type(content) is ArrivedBody or (content.is_eof() and (fault := content.exception()) is None):
         return _bounded(content.read_nowait(-1), bounds)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
-    if content._eof and content._exception is not None:
-        raise _refusal_of_body(content._exception)
+    if fault is not None:
+        raise _refusal_of_body(fault)
     return None
 
 

@@ -157,11 +157,9 @@ class ServerConnection(web.RequestHandler):
                 except HttpProcessingError as fault:
                     found, self._upgraded = [(_ErrInfo(400, fault, fault.message), EMPTY_PAYLOAD)], False
                     is_broken = True
-                if self._heads_left:
-                    self._heads_left -= 1
-                    self._repeated = repeated_from(data, found) if self._heads_left else None
-                    if self._repeated is None:
-                        self._heads_left = 0
+                if left := self._heads_left:
+                    self._repeated = repeated_from(data, found) if left > 1 else None
+                    self._heads_left = left - 1 if self._repeated is not None else 0
             if found:
                 messages.extend(found)
                 self._request_count += len(found)
