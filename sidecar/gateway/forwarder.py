@@ -7,7 +7,7 @@ answer passes `response_stream.py`. Sessions begin and end here, because the ups
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Coroutine, Mapping
+from collections.abc import Container, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -85,13 +85,7 @@ class Forwarder:
     def streams(self) -> set[WatchedExchange]:
         return self.oversight.open.streams
 
-    def carry_out(self, charged: Charged, intent: ServerIntent) -> Coroutine[Any, Any, web.StreamResponse]:
-        """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
-        denials of what the upstream requests of the caller. The outcome is recorded before the answer is complete."""
-        exchange = self.opened(charged, intent)
-        return self._ask(exchange, intent) if isinstance(intent, AskIntent) else self._other(exchange, intent)
-
-    async def _other(self, exchange: UpstreamExchange, intent: OtherIntent) -> web.StreamResponse:
+    async def other(self, exchange: UpstreamExchange, intent: OtherIntent) -> web.StreamResponse:
         match intent:
             case mcp_requests.NotifyIntent():
                 sent = Notification(intent.message.method, _forwarded(exchange, intent.message))
@@ -120,7 +114,9 @@ class Forwarder:
         exchange.outward = request.outward
         return exchange
 
-    async def _ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
+    async def ask(self, exchange: UpstreamExchange, intent: AskIntent) -> web.StreamResponse:
+        """Returns the answer to the caller. Raises Refusal: UPSTREAM_FAILED, UPSTREAM_TIMEOUT, RESPONSE_REFUSED, and
+        denials of what the upstream requests of the caller. The outcome is recorded before the answer is complete."""
         message, session, creators = intent.message, intent.session, NOTHING
         method = message.method
         with exchange:

@@ -119,7 +119,9 @@ class McpFrontend:
 
     def carry_out(self, charged: Charged) -> Coroutine[Any, Any, web.StreamResponse]:
         charged.lease.forwarded = True
-        return self.forwarder.carry_out(charged, charged.content)
+        intent, forwarder = charged.content, self.forwarder
+        exchange = forwarder.opened(charged, intent)
+        return forwarder.ask(exchange, intent) if isinstance(intent, AskIntent) else forwarder.other(exchange, intent)
 
 
 def operation_of(request: RequestContext, intent: Intent) -> ParsedOperation:

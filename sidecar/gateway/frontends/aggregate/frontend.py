@@ -118,14 +118,13 @@ class AggregateFrontend(McpFrontend):
                 raise Refusal(Reason.METHOD_UNKNOWN)
             return await method(content)
         attached = await self._attach(charged, content)
-        charged.lease.forwarded = True
         try:
-            return await self.forwarder.carry_out(charged, attached)
+            return await McpFrontend.carry_out(self, charged._replace(content=attached))
         except SessionLost:
             if attached is content:  # no session was opened for it: the message concerns the lost session
                 raise
         # The server lost its member session and did not execute the call, which is sent once more in a new one.
-        return await self.forwarder.carry_out(charged, await self._attach(charged, content))
+        return await McpFrontend.carry_out(self, charged._replace(content=await self._attach(charged, content)))
 
     async def _attach(self, charged: Charged, intent: ServerIntent) -> ServerIntent:
         """Opens the session of the one server called, and maps its names. Raises Refusal."""
