@@ -338,13 +338,15 @@ def ids(
 ) -> str:
     if trace_id is None and run_id is None and thread_id is None and type(asked_as) is int and abs(asked_as) < 2**63:
         return _IDS % (decision_id, asked_as)
-    correlated = {"trace_id": trace_id, "run_id": run_id, "thread_id": thread_id}
-    words = {name: optional_text(value) for name, value in correlated.items()}
-    return segment(IDS, {"decision_id": decision_id, "request_id": request_id(asked_as), **words})
+    told: dict[str, Any] = {"decision_id": decision_id, "request_id": request_id(asked_as)}
+    told["trace_id"] = text(trace_id, ID_CHARS) if trace_id else None
+    told["run_id"] = text(run_id, ID_CHARS) if run_id else None
+    told["thread_id"] = text(thread_id, ID_CHARS) if thread_id else None
+    return json_text(told)[1:-1]
 
 
 def task(task_id: str | None) -> str:
-    return segment(TASK, {"task_id": text(task_id, ID_CHARS)}) if task_id else _NO_TASK
+    return f'"task_id":{json_text(text(task_id, ID_CHARS))}' if task_id else _NO_TASK
 
 
 @lru_cache(REMEMBERED)
