@@ -109,7 +109,11 @@ class MemoryRecordStore(Generic[R]):
         self._added += 1
         at = (record.created_at, self._added, record_id)
         entry = self._entries[record_id] = _Entry(record, at, holder, until_s, target, record.is_done)
-        insort(self._of_owner[owner], at)
+        mine = self._of_owner[owner]
+        if mine and at < mine[-1]:
+            insort(mine, at)
+        else:
+            mine.append(at)
         if target:
             insort(self._shown, at)
         self._tally(entry, 1)
@@ -222,10 +226,12 @@ class MemoryRecordStore(Generic[R]):
             mine = done.of_owner.get(owner)
             if mine is None:
                 done.of_owner[owner] = [at]
+            elif by > 0 and mine[-1] < at:
+                mine.append(at)
             elif by > 0:
                 insort(mine, at)
             elif len(mine) > 1:
-                del mine[bisect_left(mine, at)]
+                del mine[0 if mine[0] is at else bisect_left(mine, at)]  # the first is evicted first
             else:
                 del done.of_owner[owner]
                 done.changed.discard(owner)
@@ -238,6 +244,6 @@ class MemoryRecordStore(Generic[R]):
             del self._shown[bisect_left(self._shown, at)]
         mine = self._of_owner[owner]
         if len(mine) > 1:
-            del mine[bisect_left(mine, at)]
+            del mine[0 if mine[0] is at else bisect_left(mine, at)]
         else:
             del self._of_owner[owner]
