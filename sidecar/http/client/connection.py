@@ -52,11 +52,12 @@ class ClientConnection(asyncio.Protocol):
             raise self._failed() or ConnectionBroken("the connection cannot carry an exchange")
         response = self._response = ClientResponse(self, until)
         transport.write(message)
+        # Nobody else keeps the waiter: its exception may refer to a frame, and reference cycles are freed late.
         self._waiter, self._until = self.loop.create_future(), until
         if self._timer is None or until < self._timer_at:
             self._set_timer(until)
         try:
-            await self._waiter  # see `_progress`
+            await self._waiter
         except asyncio.CancelledError:
             self._given_up(response)
             raise
@@ -75,8 +76,11 @@ class ClientConnection(asyncio.Protocol):
             raise failure
         if self._response is not response:
             return
+        self._waiter, self._until = self.loop.create_future(), until
+        if until is not None and (self._timer is None or until < self._timer_at):
+            self._set_timer(until)
         try:
-            await self._progress(until)
+            await self._waiter
         except asyncio.CancelledError:
             self._given_up(response)
             raise
@@ -166,15 +170,6 @@ class ClientConnection(asyncio.Protocol):
     def _failed(self) -> EgressError | None:
         """Returns the error to raise. Each waiter gets its own: a traceback refers to its frames."""
         return copy(self._failure)
-
-    def _progress(self, until: float | None) -> asyncio.Future[None]:
-        """The next arrival, up to the loop time `until`. Nobody else keeps it: its exception may refer to a frame, and
-        reference cycles are freed late."""
-        waiter = self._waiter = self.loop.create_future()
-        self._until = until
-        if until is not None and (self._timer is None or until < self._timer_at):
-            self._set_timer(until)
-        return waiter
 
     def _given_up(self, response: ClientResponse) -> None:
         if self._response is response:  # by now the connection may carry another exchange, with another waiter

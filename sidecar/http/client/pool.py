@@ -92,8 +92,13 @@ class HttpClient:
     async def _send_when_free(self, message: bytes, until: float, loop: asyncio.AbstractEventLoop) -> ClientResponse:
         if not self._line.step_in():
             await self._line.wait(until)
-        connection = self._taken(loop.time()) or await self._connect(until, loop)
-        return await connection.exchange(message, until)
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable(loop.time()):
+                self._busy.add(connection)
+                return await connection.exchange(message, until)
+            connection.close()
+        return await (await self._connect(until, loop)).exchange(message, until)
 
     async def close(self) -> None:
         """Closes every connection, also those in use; waiting requests fail."""
@@ -105,15 +110,6 @@ class HttpClient:
             self._sweeper.cancel()
             self._sweeper = None
         await asyncio.sleep(0)  # transports close their sockets in the next iteration of the loop
-
-    def _taken(self, now: float) -> ClientConnection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_usable(now):
-                self._busy.add(connection)
-                return connection
-            connection.close()
-        return None
 
     async def _connect(self, until: float, loop: asyncio.AbstractEventLoop) -> ClientConnection:
         origin = self.origin

@@ -87,8 +87,10 @@ class GuardedTransport(TransportLayer):
             answer.waits, answer.expired, answer.share = waits, expired, share
             inner = await self.inner.exchange(outbound)
         except BaseException as error:
-            if answer is not None:
-                answer.raised(error)
+            if answer is not None and isinstance(error, Refusal):
+                answer.refused(error)
+            elif answer is not None:
+                answer.left()
             if share is not None:
                 share.give_back()
             raise
@@ -175,12 +177,6 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
             self._account.unwelcome(words_of(inner))
         elif 300 <= status < 400:
             self._account.redirected(words_of(inner))
-
-    def raised(self, error: BaseException) -> None:
-        if isinstance(error, Refusal):
-            self.refused(error)
-        else:
-            self.left()
 
     def left(self, *, said_something: bool = False) -> None:
         """The reader stopped: it has what it wanted, or its time is over."""
