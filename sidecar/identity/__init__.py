@@ -22,16 +22,6 @@ from sidecar.identity.issuers import KindRule, TrustedIssuer, with_preset
 from sidecar.identity.jwks import KeyState
 
 __all__ = [
-    "NOTHING_PRESENTED",
-    "UNIX",
-    "ApiKeys",
-    "Audience",
-    "Identity",
-    "KeyState",
-    "KindRule",
-    "Presented",
-    "TrustedIssuer",
-    "check_caller",
-    "digest_of",
-    "with_preset",
-]
+    "NOTHING_PRESENTED", "UNIX", "ApiKeys", "Audience", "Identity", "KeyState", "KindRule", "Presented",
+    "TrustedIssuer", "check_caller", "digest_of", "with_preset",
+]  # fmt: skip

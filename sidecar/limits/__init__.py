@@ -39,21 +39,9 @@ from sidecar.limits.store import LEASE_S, UNSEEN, CounterStore, StoreObserver, S
 from sidecar.settings.store import StoreSettings
 
 __all__ = [
-    "NOTHING",
-    "Budgets",
-    "CounterStore",
-    "Lease",
-    "LimitCharge",
-    "LimitPlan",
-    "Limiter",
-    "SessionCalls",
-    "StoreObserver",
-    "StoreUnavailable",
-    "load_budgets",
-    "open_store",
-    "plan_charges",
-    "rule_label",
-]
+    "NOTHING", "Budgets", "CounterStore", "Lease", "LimitCharge", "LimitPlan", "Limiter", "SessionCalls",
+    "StoreObserver", "StoreUnavailable", "load_budgets", "open_store", "plan_charges", "rule_label",
+]  # fmt: skip
 
 RETRY_OUTAGE_S = 1.0
 

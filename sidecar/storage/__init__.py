@@ -31,21 +31,7 @@ from sidecar.storage.sqlite_file import SqliteFile, check_file
 from sidecar.storage.sqlite_store import SqliteRecordStore
 
 __all__ = [
-    "FINITE",
-    "AddedRecord",
-    "MemoryRecordStore",
-    "RecordBounds",
-    "RecordCodec",
-    "RecordKind",
-    "RecordPage",
-    "RecordShare",
-    "RecordStore",
-    "RecordStoreOut",
-    "RecordStores",
-    "RedisRecordStore",
-    "SqliteFile",
-    "SqliteRecordStore",
-    "StoredRecord",
-    "UnreadableRecord",
-    "check_file",
-]
+    "FINITE", "AddedRecord", "MemoryRecordStore", "RecordBounds", "RecordCodec", "RecordKind", "RecordPage",
+    "RecordShare", "RecordStore", "RecordStoreOut", "RecordStores", "RedisRecordStore", "SqliteFile",
+    "SqliteRecordStore", "StoredRecord", "UnreadableRecord", "check_file",
+]  # fmt: skip

@@ -39,18 +39,10 @@ AS_COMMITTED: Final = "* !export-ignore !export-subst -text !eol !ident !filter 
 """Overrides the repository's own attributes, so that the archive holds the exact bytes that were reviewed."""
 _INHERITED: Final = ("PATH", "TMPDIR", "SSH_AUTH_SOCK")
 _SETTINGS: Final = (
-    "core.hooksPath=/dev/null",
-    "core.fsmonitor=false",
-    "core.attributesFile=/dev/null",
-    "credential.helper=",
-    "gc.auto=0",
-    "maintenance.auto=false",
-    "http.followRedirects=false",
-    "protocol.allow=never",
-    "transfer.fsckObjects=true",
-    "transfer.bundleURI=false",
-    "gpg.format=ssh",
-)
+    "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.attributesFile=/dev/null", "credential.helper=",
+    "gc.auto=0", "maintenance.auto=false", "http.followRedirects=false", "protocol.allow=never",
+    "transfer.fsckObjects=true", "transfer.bundleURI=false", "gpg.format=ssh",
+)  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -18,15 +18,6 @@ from sidecar.gateway.kill_switch.ledger import LEDGER_FILE, SwitchLedger
 from sidecar.gateway.kill_switch.switch import KillSwitch, SwitchError
 
 __all__ = [
-    "DISABLED_FILE",
-    "LEDGER_FILE",
-    "NONE_DISABLED",
-    "Disabled",
-    "KillSwitch",
-    "SwitchEntry",
-    "SwitchError",
-    "SwitchLedger",
-    "is_name",
-    "load_disabled",
-    "object_of",
-]
+    "DISABLED_FILE", "LEDGER_FILE", "NONE_DISABLED", "Disabled", "KillSwitch", "SwitchEntry", "SwitchError",
+    "SwitchLedger", "is_name", "load_disabled", "object_of",
+]  # fmt: skip
