@@ -137,7 +137,8 @@ class Forwarder:
                 if session is not None:
                     self.check_alive(session, answer)
                     session.remember(message.id, exchange.asked, creators.get(message.id))
-                return await self.relay(exchange, (message.id,), creators).answer(answer)
+                passage = ResponseFilter(exchange, (message.id,), creators, self.filtering)
+                return await ResponseStream(exchange, passage).answer(answer)
 
     async def _begin(self, exchange: UpstreamExchange, message: Request, answer: UpstreamAnswer) -> web.StreamResponse:
         """Begins a session once the upstream accepts it. If anything fails in between, none remains here or there, and

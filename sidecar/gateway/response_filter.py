@@ -96,7 +96,8 @@ class ResponseFilter:
         plain = given is not None and CONTENT.issuperset(given) and given.get("resultType", COMPLETE) == COMPLETE
         plain = plain and not call.session
         owned = NOTHING if plain and not call.tasks else await owned_in(tasks, exchange.caller, call, response)
-        screen = screen_of(exchange)
+        service = exchange.service
+        screen = exchange.judged_by.services.get(service.name, service).screen
         rules = None if screen is None else await inspect(exchange, screen, response, raw, owned)
         if request_id is None or request_id not in self.expected:
             raise refused("it answers another request")

@@ -55,9 +55,12 @@ class ResponseStream:
 
     async def answer(self, answer: UpstreamAnswer) -> web.StreamResponse:
         """Sends the answer to a request: one JSON object, or a stream that ends with it."""
-        if answer.status == 200 and answer.media_type == EVENT_STREAM:
+        if answer.status != 200:
+            passed = await self.told(answer)
+        elif answer.media_type == EVENT_STREAM:
             return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
-        passed = await self.told(answer) if answer.status != 200 else await self.whole(answer)
+        else:
+            passed = await self.whole(answer)
         body = passed.out or b""
         await self.exchange.request.ended(passed.status, len(body))
         return WholeResponse(passed.status, body, JSON, NO_HEADERS)

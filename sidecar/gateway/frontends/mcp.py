@@ -81,7 +81,7 @@ class McpFrontend:
     ) -> ServerIntent:
         """Checks also the arguments of a tool call, against the tool's pinned definition and its schema."""
         now, call = request.now, intent.call
-        service = now.service(request.server)
+        service = now.services.get(request.server) or now.service(request.server)
         if not isinstance(intent, LeaveIntent):  # a session can be ended also while its upstream is off or unavailable
             if self.switch.ledger.flips:
                 self.switch.ledger.switched_off.refuse_use(call, self.clock())
@@ -92,29 +92,31 @@ class McpFrontend:
             state = self.forwarder.states.open(caller, call, intent.message.params["requestState"])
             params = {**intent.message.params, "requestState": state}
             intent = intent._replace(message=intent.message._replace(params=params))
-        if call.method == "tools/list":
-            await service.catalogue.learn(service.timeout_s)  # a listed tool must be callable
         if call.method != "tools/call":
+            if call.method == "tools/list":
+                await service.catalogue.learn(service.timeout_s)  # a listed tool must be callable
             return intent
-        question = call.questions[0]
-        tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
-        if tool.schema is None:
+        _, _, server, name, arguments, _ = call.questions[0]
+        tool = service.catalogue.known(name) or await service.catalogue.tool(name, service.timeout_s)
+        schema, record, key = tool.schema, request.record, None
+        if schema is None:
             raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
-        if now.required and not now.approves(question.server, tool.name, tool.definition.digest):
+        if now.required and not now.approves(server, tool.name, tool.definition.digest):
             raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
-        schema, arguments, key = tool.schema, question.arguments, None
-        if call.upstream not in now.lenient:
+        if server not in now.lenient:
             key = similar_key(arguments, schema.keys, decision.names_read)
-        violation = schema.violation(arguments, request.record.bytes_in) if key is None else Violation(key, SIMILAR_KEY)
-        if violation is not None:
-            pointer = f"/arguments{violation.pointer}"
-            data = {"pointer": pointer, "keyword": violation.keyword}
-            raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
+        size = record.bytes_in
+        if key is not None or not 0 < size <= schema.small_bytes or not schema.accepts(arguments):
+            violation = schema.violation(arguments, size) if key is None else Violation(key, SIMILAR_KEY)
+            if violation is not None:
+                pointer = f"/arguments{violation.pointer}"
+                data = {"pointer": pointer, "keyword": violation.keyword}
+                raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
         if tool.param_headers:
             if intent.era is Era.STATELESS and not request.plain:
-                eras.check_parameter_headers(request.headers, tool.param_headers, question.arguments)
-            request.parameter_headers = eras.parameter_headers(tool.param_headers, question.arguments)
-        request.record.marks["arguments"] = request.record.now_s()
+                eras.check_parameter_headers(request.headers, tool.param_headers, arguments)
+            request.parameter_headers = eras.parameter_headers(tool.param_headers, arguments)
+        record.marks["arguments"] = record.now_s()
         return intent
 
     def carry_out(self, charged: Charged) -> Coroutine[Any, Any, web.StreamResponse]:

@@ -17,7 +17,7 @@ retrieval.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote, urljoin
@@ -85,7 +85,8 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentSchema:
-    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded."""
+    """A compiled schema. `weight` counts its subschemas, `patterns` its patterns, both with references unfolded. Values
+    whose JSON text has at most `small_bytes` may be given to `accepts` without counting them."""
 
     weight: int
     patterns: int
@@ -93,20 +94,26 @@ class ArgumentSchema:
     cyclic: bool
     _validator: Any
     keys: Keys | None = None
+    accepts: Callable[[Any], bool] = field(init=False)
+    small_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "accepts", self._validator.is_valid)
+        # it is little work even with one value and one character per byte
+        object.__setattr__(self, "small_bytes", min(MAX_WORK // self.weight, MAX_PATTERN_WORK // (self.patterns or 1)))
 
     def violation(self, arguments: Any, size: int = 0) -> Violation | None:
         """The first violation in parsed arguments, or in a result, if any. Its time is bounded for any value. `size` is
         that of the JSON text which they were in, if it is known."""
-        try:  # it is little work even with one value and one character per byte; counting takes much longer
-            size = size or len(orjson.dumps(arguments))
-            little = size * self.weight <= MAX_WORK and size * self.patterns <= MAX_PATTERN_WORK
+        try:  # counting takes much longer
+            little = (size or len(orjson.dumps(arguments))) <= self.small_bytes
         except TypeError:  # orjson cannot write it: count
             little = False
         if not little:
             values, characters, _ = _extent(arguments, MAX_WORK // self.weight)
             if values * self.weight > MAX_WORK or characters * self.patterns > MAX_PATTERN_WORK:
                 return Violation("", TOO_MUCH)
-        return None if self._validator.is_valid(arguments) else self._explained(arguments)
+        return None if self.accepts(arguments) else self._explained(arguments)
 
     def _explained(self, arguments: Any) -> Violation:
         values, _, depth = _extent(arguments, MAX_EXPLAIN_WORK)
