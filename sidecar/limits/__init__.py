@@ -163,9 +163,12 @@ class Lease:
                 self.numbers, self.degraded, self.charged = verdict.numbers, verdict.degraded, 1
                 return
             refusal = _refusal(plan, verdict)
-        if excuse is None or not excuse(refusal):
-            raise refusal from why
-        self._excused = refusal.limit
+        try:
+            if excuse is None or not excuse(refusal):
+                raise refusal from why
+            self._excused = refusal.limit
+        finally:
+            del refusal, why  # their tracebacks refer to this frame, and it to the request
 
     def end(self) -> None:
         """Free the slots and return what the call did not spend, or every charge if it was not `forwarded`. Does not
