@@ -69,7 +69,7 @@ class Audit:
         self.found = found.what
         """The irregularities found at start, in the terms of `file_sink`; for the operator's log."""
         self._evidence = ResultFile(evidence_path, to_disk=durability == "disk")
-        controls = ControlRecords(instance, key.id, clock, time_ordered_ids(clock))
+        controls = ControlRecorder(instance, key.id, clock, time_ordered_ids(clock))
         self.trail = RotatingSink(sink, controls, clock, attester, rotation, self._evidence)
         self.writer = RecordWriter(self.trail)
         self._waits = durability != "best_effort"
@@ -374,7 +374,7 @@ class Recording:
         return record
 
 
-class ControlRecords:
+class ControlRecorder:
     """Makes control records that pass no writer. Not thread-safe."""
 
     def __init__(self, instance: str, key_id: str, clock: Clock, new_id: Callable[[], str]) -> None:
