@@ -45,22 +45,26 @@ Told = tuple[int, int, int]
 class SlidingWindow:
     """At most `most` in any 60 buckets of `bucket_us`, counted over the current bucket and the 60 before it."""
 
-    __slots__ = ("_bucket_us", "_buckets", "_ends_us", "_far_us", "_total")
+    __slots__ = ("_bucket_us", "_buckets", "_ends_us", "_far_us", "_newest", "_reset_us", "_total")
 
     def __init__(self, bucket_us: int = MINUTE_US) -> None:
         self._bucket_us = bucket_us
         self._far_us = (WINDOW_BUCKETS + 1) * bucket_us
-        self._buckets: deque[list[int]] = deque()  # [its end in µs, count, how often it was charged], oldest first
-        self._ends_us = 0  # the current bucket's end
+        # [its end in µs, count, how often it was charged], oldest first; the newest is among them once it was charged
+        self._buckets: deque[list[int]] = deque()
+        self._newest = [0, 0, 0]
+        self._ends_us = self._reset_us = 0  # the current bucket's end, and when it leaves the window
         self._total = 0
 
     def _turn(self, now_us: int) -> None:
         """Start a new bucket and drop expired ones, or correct for a clock that was far ahead."""
         was_us, self._ends_us = self._ends_us, (now_us // self._bucket_us + 1) * self._bucket_us
         ends_us, buckets = self._ends_us, self._buckets
+        self._reset_us, self._newest = self._gone_us(ends_us), [ends_us, 0, 0]
         if was_us > ends_us and buckets:
             buckets.clear()
-            buckets.append([ends_us, self._total, 1])
+            self._newest[1:] = self._total, 1
+            buckets.append(self._newest)
         first_us = ends_us - WINDOW_BUCKETS * self._bucket_us
         while buckets and buckets[0][0] < first_us:
             self._total -= buckets.popleft()[1]
@@ -92,16 +96,15 @@ class SlidingWindow:
         if total > charge.most:
             return None
         self._total = total
-        ends_us, buckets = self._ends_us, self._buckets
-        if buckets and (newest := buckets[-1])[0] == ends_us:
-            newest[1] += amount
-            newest[2] += 1
-        else:
-            buckets.append([ends_us, amount, 1])
-        return charge.most - total, 0, ends_us + WINDOW_BUCKETS * self._bucket_us
+        newest = self._newest
+        newest[1] += amount
+        newest[2] += 1
+        if newest[2] == 1:
+            self._buckets.append(newest)
+        return charge.most - total, 0, self._reset_us
 
     def undo(self, charge: LimitCharge, owner: str) -> None:
-        newest = self._buckets[-1]
+        newest = self._newest
         newest[1] -= charge.amount
         newest[2] -= 1
         self._total -= charge.amount
