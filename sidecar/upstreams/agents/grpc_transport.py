@@ -25,15 +25,7 @@ from sidecar.protocols.a2a.status import DETAILS, infos_in
 from sidecar.protocols.a2a.v03 import request_name, response_name
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.protocols.jsonrpc import MAX_ANSWER_DEPTH, MAX_ANSWER_VALUES
-from sidecar.upstreams.agents.transport import (
-    AgentEvents,
-    Declined,
-    OutgoingOperation,
-    Result,
-    unreadable,
-    unsaid,
-    written,
-)
+from sidecar.upstreams.agents.transport import AgentEvents, Declined, OutgoingOperation, Result, unreadable, unsaid
 from sidecar.upstreams.credentials.source import CredentialSource, Header
 
 SERVICES: Final[Mapping[Version, str]] = {"1.0": "lf.a2a.v1.A2AService", "0.3": "a2a.v1.A2AService"}
@@ -115,9 +107,8 @@ class GrpcAgent:
         operation = outgoing.operation
         method = operation.grpc(version)
         name = request_name(operation, version)
-        params = written(FORMS[version, "grpc"], outgoing)
         try:
-            body = WIRES[version].encode(name, params)
+            body = WIRES[version].encode(name, FORMS[version, "grpc"].write_params(operation, outgoing.params))
         except UnreadableMessage as error:
             raise unsaid(error) from None
         metadata = [("a2a-version", version), *self._headers, *outgoing.extra]

@@ -52,7 +52,8 @@ class GuardedAgent:
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:
         """See `AgentTransport.listen`. A stream that has begun counts as an answer."""
-        visit = self._visit(outgoing)
+        own = outgoing.caller is None
+        visit = CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
         try:
             heard = await self.inner.listen(outgoing)
         except BaseException as error:
@@ -65,10 +66,6 @@ class GuardedAgent:
 
     def _told(self, error: AgentError) -> AgentError:
         return error._replace(message=self._hide(error.message), data=tuple(map(self._hide, error.data)))
-
-    def _visit(self, outgoing: OutgoingOperation) -> CallOutcome:
-        own = outgoing.caller is None
-        return CallOutcome(self.account, outgoing.deadline_s, self._timeout_s, own=own, counts=not own)
 
     def _failed(self, visit: CallOutcome, error: BaseException) -> None:
         if isinstance(error, Refusal):

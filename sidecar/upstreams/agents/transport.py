@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.http.client import Deadline
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.protocols.a2a.forms import WireForm
 from sidecar.protocols.a2a.operations import Operation
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import INVALID_PARAMS
@@ -26,13 +25,6 @@ def unsaid(error: UnreadableMessage) -> Unsent:
     return Unsent(
         Reason.MALFORMED_CALL, f"the agent's version of A2A cannot express the request: {error}", code=INVALID_PARAMS
     )
-
-
-def written(form: WireForm, outgoing: OutgoingOperation) -> Result:
-    try:
-        return form.write_params(outgoing.operation, outgoing.params)
-    except UnreadableMessage as error:
-        raise unsaid(error) from None
 
 
 def unreadable(error: UnreadableMessage) -> Refusal:

@@ -86,10 +86,6 @@ class AgentExchange(WatchedExchange):
         how = (intent.extensions, extra, self.owning.admit)
         return _new(OutgoingOperation, (intent.operation, params, self.caller, self.deadline_s, *how))
 
-    @property
-    def operation(self) -> Operation:
-        return self.owning.intent.operation
-
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
         """Returns what the caller may see of an answer or an event; the audit record names its task."""
         admitted = await self.owning.admit(result)
@@ -238,7 +234,7 @@ class AgentFrontend:
         agent, owning, unable = charged.content
         request, timeout_s, intent = charged.request, charged.timeout_s, owning.intent
         if unable is not None:
-            return await _whole(request, _dialect(request).error(unable))
+            return await _whole(request, request.dialect.error(unable))
         exchange = AgentExchange(
             charged, min(agent.timeout_s, timeout_s or agent.timeout_s), self.forwarder.oversight.open
         )
@@ -336,7 +332,7 @@ class AgentFrontend:
         events: AsyncGenerator[dict[str, Any] | AgentError | None, None],
         first: dict[str, Any],
     ) -> web.StreamResponse:
-        request, dialect, operation = exchange.request, exchange.dialect, exchange.operation
+        request, dialect, operation = exchange.request, exchange.dialect, exchange.owning.intent.operation
         called = _called(request)
         exchange.hear(first)
         sent = await request.open_outlet() if called is None else called.outlet()
@@ -417,10 +413,6 @@ def _rpc(request: RequestContext, route: Route, raw: bytes) -> AgentOperation:
     if isinstance(message, jsonrpc.Request):
         dialect.request_id = request.request_id = request.record.request_id = message.id
     return request_reader.read_rpc(route.server, dialect, message, extensions_of(request.headers))
-
-
-def _dialect(request: RequestContext) -> ResponseWriter:
-    return request.dialect  # type: ignore[return-value]  # set by `enter`
 
 
 def _called(request: RequestContext) -> CalledName | None:
