@@ -56,16 +56,18 @@ BreakerPass = int
 
 @dataclass(slots=True, eq=False)
 class Breaker:
-    """The breaker of one upstream. `moved` is called with each new state."""
+    """The breaker of one upstream. `moved` is called with each new state. While it is `closed`, `check` and `enter` let
+    everything pass, and `turn` is the pass."""
 
     clock_mono: Callable[[], float]
     failures: int = 5
     open_s: float = 30.0
     moved: Callable[[BreakerState], None] = lambda state: None
     state: BreakerState = BreakerState.CLOSED
+    closed: bool = True
+    turn: BreakerPass = 0
     in_a_row: int = 0
     _met_by_callers: bool = False  # at least one fault of the row
-    _turn: int = 0
     _opened_at: float = 0.0
     _trial_until: float = 0.0
     _claimed_until: float = 0.0
@@ -85,24 +87,24 @@ class Breaker:
 
     def check(self) -> None:
         """Raises Refusal(UPSTREAM_OPEN) if `enter` would. In half open it reserves the try for this exchange."""
-        if self.state is BreakerState.CLOSED:
+        if self.closed:
             return
         self._refuse(max(self.rest_s, AGAIN_S if self.clock_mono() < self._claimed_until else 0.0))
         self._claimed_until = self.clock_mono() + AGAIN_S
 
     def enter(self) -> BreakerPass:
         """Let one exchange go; give the pass to `answered`, `failed` or `given_up`. Raises Refusal(UPSTREAM_OPEN)."""
-        if self.state is not BreakerState.CLOSED:
+        if not self.closed:
             self._refuse(self.rest_s)
             if self.state is BreakerState.OPEN:
                 self._happened(BreakerEvent.RESTED)
             # If the outcome is never reported, the next try is let through after another rest.
             self._trial_until = self.clock_mono() + self.open_s
             self._claimed_until = 0.0
-        return self._turn
+        return self.turn
 
     def answered(self, given: BreakerPass, *, own: bool = False) -> None:
-        if given != self._turn or (own and self._met_by_callers and self.state is BreakerState.CLOSED):
+        if given != self.turn or (own and self._met_by_callers and self.closed):
             return
         self.in_a_row, self._met_by_callers = 0, False
         self._happened(BreakerEvent.ANSWER)
@@ -113,13 +115,13 @@ class Breaker:
             self.answered(given)
 
     def failed(self, given: BreakerPass, *, own: bool = False) -> None:
-        if given == self._turn:
+        if given == self.turn:
             self.in_a_row += 1
             self._met_by_callers = self._met_by_callers or not own
             self._happened(BreakerEvent.TOO_MANY if self.in_a_row >= self.failures else BreakerEvent.FAULT)
 
     def given_up(self, given: BreakerPass) -> None:
-        if given == self._turn:
+        if given == self.turn:
             self._trial_until = 0.0
 
     def _refuse(self, rest_s: float) -> None:
@@ -130,8 +132,8 @@ class Breaker:
         state = TRANSITIONS[self.state, event]
         if state is self.state:
             return
-        self.state = state
-        self._turn += 1
+        self.state, self.closed = state, state is BreakerState.CLOSED
+        self.turn += 1
         self._trial_until = 0.0
         if state is BreakerState.OPEN:
             self._opened_at = self.clock_mono()

@@ -117,9 +117,9 @@ class UpstreamAccount:
         if begun_mono_s is not None:
             self.successes += 1
             self._latencies_s.append(self.answered_mono_s - begun_mono_s)
-        if breaker.in_a_row or breaker.state is not BreakerState.CLOSED:
+        if breaker.in_a_row or not breaker.closed:
             breaker.answered(given, own=own)
-        if self.standing is not UpstreamState.UP and breaker.state is BreakerState.CLOSED and not breaker.falters:
+        if self.standing is not UpstreamState.UP and breaker.closed and not breaker.falters:
             self._heard(UpstreamNews.ANSWERED)
 
     def faulted(self, given: BreakerPass, why: str, *, own: bool = False) -> None:
@@ -229,8 +229,8 @@ class CallOutcome:
     def __init__(
         self, account: UpstreamAccount, deadline_s: float, timeout_s: float, *, own: bool, counts: bool
     ) -> None:
-        self._pass = account.breaker.enter()
-        self._account = account
+        self._account, breaker = account, account.breaker
+        self._pass = breaker.turn if breaker.closed else breaker.enter()
         self._patient = deadline_s >= timeout_s * FULL_PATIENCE
         self._own = own
         self._counts = counts

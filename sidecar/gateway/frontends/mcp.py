@@ -85,7 +85,8 @@ class McpFrontend:
         if not isinstance(intent, LeaveIntent):  # a session can be ended also while its upstream is off or unavailable
             if self.switch.ledger.flips:
                 self.switch.ledger.switched_off.refuse_use(call, self.clock())
-            service.account.breaker.check()  # before waiting for the server's tools, and before charging
+            if not service.account.breaker.closed:
+                service.account.breaker.check()  # before waiting for the server's tools, and before charging
         if not isinstance(intent, AskIntent):
             return intent
         if "requestState" in intent.message.params:  # of a call that continues; a state of another call is refused
