@@ -18,11 +18,12 @@ from aiohttp import StreamReader, http_parser, web, web_protocol
 from aiohttp.base_protocol import BaseProtocol
 
 from sidecar.errors import Refusal
-from sidecar.gateway.routing import BodyBounds, read_body
+from sidecar.gateway.routing import BodyBounds, headers_of, read_body
 from sidecar.http.server import listeners
 from sidecar.http.server.connection_limits import ConnectionLimits, Seat
 from sidecar.http.server.framing import BURST_BYTES, BYTES_S, FREE_BYTES, MAX_PEERS, ChunkedBody, FramingBudget
 from sidecar.http.server.listeners import SLICE_BYTES, Listener
+from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import WholeResponse
 from tests.flow.raw import Wire, chunks, listening, statuses
 from tests.flow.world import until
@@ -44,8 +45,12 @@ class Ears:
         self.heard: list[tuple[str, list[tuple[bytes, bytes]], Any]] = []
         self.listener: Listener
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def handle(self, request: HttpRequest) -> web.StreamResponse:
         body: Any = None
+        if (head := request.head) is not None:
+            head.lines = head.lines or headers_of(request)
+            assert [*head.lines.items()] == [*headers_of(request).items()]
+            assert head.lines["content-length"] == (str(request.content_length),)
         if request.method == "POST":
             bounds = BodyBounds(max_body_bytes=2**20, body_timeout_s=5.0)
             try:

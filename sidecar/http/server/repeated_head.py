@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from aiohttp.hdrs import CONTENT_LENGTH
 from aiohttp.streams import EmptyStreamReader
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -22,10 +23,11 @@ class RepeatedHead:
     """A head as the parser read it (`message`). The gateway keeps here, once it has checked a request, what depends on
     the head alone: its `lines` as text, and the digest of the `token` that is its only credential (b"" for none)."""
 
-    __slots__ = ("_after", "_before", "_size", "lines", "message", "token")
+    __slots__ = ("_after", "_at", "_before", "_size", "lines", "message", "token")
 
     def __init__(self, message: Any, before: bytes, size: int, after: bytes) -> None:
         self.message, self._before, self._size, self._after = message, before, size, after
+        self._at = [name.lower() for name, _ in message.raw_headers].index(b"content-length")
         self.lines: Mapping[str, tuple[str, ...]] | None = None
         self.token = b""
 
@@ -45,12 +47,13 @@ class RepeatedHead:
 
     def _renew(self, size: int) -> None:
         """Makes this the head of a body of another size."""
-        self._size, headers, text = size, CIMultiDict(self.message.headers), str(size)
-        headers["Content-Length"], raw = text, text.encode()
-        lines = tuple((name, raw if name.lower() == b"content-length" else it) for name, it in self.message.raw_headers)
-        self.message = self.message._replace(headers=CIMultiDictProxy(headers), raw_headers=lines)
+        self._size, headers, raw = size, CIMultiDict(self.message.headers), [*self.message.raw_headers]
+        headers[CONTENT_LENGTH] = text = str(size)
+        raw[self._at] = raw[self._at][0], text.encode()
+        self.message = self.message._replace(headers=CIMultiDictProxy(headers), raw_headers=tuple(raw))
         if self.lines is not None:
-            self.lines = {**self.lines, "content-length": (text,)}
+            self.lines = lines = dict(self.lines)
+            lines["content-length"] = (text,)
 
 
 class ArrivedBody(EmptyStreamReader):
