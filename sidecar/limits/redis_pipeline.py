@@ -135,10 +135,11 @@ class RedisPipeline(asyncio.Protocol):
         try:
             self._parser.feed(data)
             while (reply := self._parser.gets(False)) is not _PART:
-                if isinstance(reply, PushNotification):
-                    continue
-                if isinstance(reply, ServerError):
-                    raise reply
+                if type(reply) is not list:  # which every charge is answered with
+                    if isinstance(reply, PushNotification):
+                        continue
+                    if isinstance(reply, ServerError):
+                        raise reply
                 if not self._waiting:
                     raise InvalidResponse("a reply without a request")
                 _, oldest = self._waiting.popleft()

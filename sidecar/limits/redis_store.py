@@ -149,34 +149,30 @@ class Settlement:
         self._store.unsettled(self, exception)
 
 
-class PackedCommand(NamedTuple):
-    """A script with its arguments for some charges, packed for the wire. Between the parts stand the key of the
-    decision's record, the decision id, and in a charge its number."""
+class PackedCommand:
+    """A script with its arguments for some `charges`, packed for the wire. Between the parts stands the decision id, at
+    the end of its record's key and by itself; a charge's number follows. All ids of calls have the same length."""
 
-    charges: Charges
-    before_key: bytes
-    before_id: bytes
-    rest: bytes
+    __slots__ = ("_packed", "_parts", "_size", "charges")
 
-    @classmethod
-    def of(cls, charges: Charges, script: CounterScript, arguments: Sequence[str | int]) -> PackedCommand:
+    def __init__(self, charges: Charges, script: CounterScript, arguments: Sequence[str | int]) -> None:
         """`arguments` are those for the decision ID_HERE, with the number NUMBER_HERE at their end."""
         packed = pack(("EVALSHA", script.sha, *arguments)).removesuffix(_bulk(str(NUMBER_HERE)))
         before_key, _, packed = packed.partition(_bulk(CALL + ID_HERE))
-        before_id, _, rest = packed.partition(_bulk(ID_HERE))
-        return cls(charges, before_key, before_id, rest)
+        self.charges, self._size, self._packed = charges, -1, (before_key, *packed.split(_bulk(ID_HERE), 1))
 
     def filled(self, decision_id: str, number: int | None = None) -> bytes:
         """The command for one call."""
-        _, before_key, before_id, rest = self
         written = decision_id.encode()
-        size, end = len(written), b""
-        if number is not None:
-            end = b"%d\r\n" % number
-            end = b"$%d\r\n%b" % (len(end) - 2, end)
-        return b"%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b%b" % (
-            before_key, len(CALL) + size, CALL_KEY, written, before_id, size, written, rest, end
-        )  # fmt: skip
+        if (size := len(written)) != self._size:
+            before_key, before_id, rest = self._packed
+            head = b"%b$%d\r\n%b" % (before_key, len(CALL) + size, CALL_KEY)
+            self._size, self._parts = size, (head, b"\r\n%b$%d\r\n" % (before_id, size), b"\r\n" + rest)
+        head, between, rest = self._parts
+        if number is None:
+            return b"".join((head, written, between, written, rest))
+        digits = b"%d" % number
+        return b"".join((head, written, between, written, rest, b"$%d\r\n%b\r\n" % (len(digits), digits)))
 
 
 def _bulk(word: str) -> bytes:
@@ -375,7 +371,7 @@ class RedisCounters:
     def _pack(self, verb: Verb, charges: Charges) -> PackedCommand:
         if len(self._packed) >= MAX_PACKED:
             self._packed.clear()
-        packed = self._packed[verb, id(charges)] = PackedCommand.of(charges, *self._command(verb, charges))
+        packed = self._packed[verb, id(charges)] = PackedCommand(charges, *self._command(verb, charges))
         return packed
 
     def _command(

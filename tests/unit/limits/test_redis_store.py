@@ -254,7 +254,7 @@ def test_a_command_that_is_filled_in_is_the_one_that_redis_py_would_pack(
         return [len(keys) + 1, record, *counters, "verb", decision_id, 120_000, *numbers, *end]
 
     script = CounterScript.of("return 1")
-    packed = PackedCommand.of(charges, script, arguments(ID_HERE, NUMBER_HERE))
+    packed = PackedCommand(charges, script, arguments(ID_HERE, NUMBER_HERE))
     whole = pack(("EVALSHA", script.sha, *arguments(decision_id, number)))
     assert packed.filled(decision_id, number if charging else None) == whole
 

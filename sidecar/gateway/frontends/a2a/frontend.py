@@ -106,7 +106,7 @@ class AgentExchange(WatchedExchange):
 
     def heard_all(self) -> None:
         """Returns the unused part of the charge if the cost is final."""
-        if self.is_final and self.lease.plan.settles:
+        if self.is_final:
             self.request.answered()
 
     async def failed(self, error: AgentError) -> WholeResponse:
@@ -257,7 +257,8 @@ class AgentFrontend:
                 if isinstance(answer, AgentError):
                     return await exchange.failed(answer)
                 exchange.hear(answer)
-                exchange.heard_all()
+                if charged.lease.plan.settles:
+                    exchange.heard_all()
                 admitted = await owning.admit(answer)
                 request.record.task_id = owning.task
                 if pushing is not None:
