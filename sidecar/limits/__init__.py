@@ -99,6 +99,7 @@ class Limiter:
                 lease.pending = True
             else:
                 lease.numbers, lease.charged = numbers, 1
+                lease.counted = None if plan.paid else (charges, tuple(numbers[::3]))
                 self.held[decision_id] = plan
                 if self.beat is None:
                     self.extend_later()
@@ -135,6 +136,9 @@ class Lease:
     """A `Verdict`'s numbers, as of the charge."""
     charged = 0
     """The amount charged to each of `states`."""
+    counted: tuple[object, tuple[int, ...]] | None = None
+    """The charges, the same object for the same plan, and what remained of each limit. None if a limit counts costs, or
+    nothing was charged."""
     _excused: LimitState | None = None
     _told: Mapping[str, int] | None = None
     _spent: Mapping[str, int] | None = None
@@ -161,6 +165,7 @@ class Lease:
                 if limiter.beat is None:
                     limiter.extend_later()
                 self.numbers, self.degraded, self.charged = verdict.numbers, verdict.degraded, 1
+                self.counted = None if plan.paid else (plan.charges, verdict.numbers[::3])
                 return
             refusal = _refusal(plan, verdict)
         try:
@@ -194,14 +199,6 @@ class Lease:
         if (spent := self._spent) is None:
             return tuple(states)
         return tuple(_settled(state, charge, spent) for state, charge in zip(states, charges, strict=True))
-
-    @property
-    def counted(self) -> tuple[object, tuple[int, ...]] | None:
-        """The charges, the same object for the same plan, and what remains of each limit. None if a limit counts costs,
-        or nothing was charged."""
-        if self.numbers is None or self.plan.paid:
-            return None
-        return self.plan.charges, tuple(self.numbers[::3])
 
     def heard(self, result: Mapping[str, Any]) -> None:
         """Take the call's result, or one event of it, which may report the call's cost. The last report counts."""
