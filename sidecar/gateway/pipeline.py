@@ -214,8 +214,8 @@ class Pipeline:
         if frontend is self.agents:
             self.agents.enter(request, route)
         request.enter(route.server, frontend.folder, route.alias)
-        caller = now.identity.recall(token, audience)
-        if caller is not None:
+        found = now.identity.recall(token, audience)
+        if found is not None and (caller := found.alone) is not None:
             request.presented_kind, request.record.caller = "jwt", caller
             request.record.marks["auth"] = request.record.now_s()
         else:

@@ -63,22 +63,16 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class Remembered(NamedTuple):
-    """A verified token at one route. `caller` is its chain if no other credential matters there, else None; `suffices`
-    says that this is the caller of every request that presents the token alone."""
+    """A verified token at one route. `caller` is its chain if no other credential matters there, else None; `alone` is
+    the caller of every request that presents the token and nothing else, if there is one."""
 
     proven: ProvenChain
     caller: Caller | None
-    suffices: bool
+    alone: Caller | None
     audience: Audience
     keys: IssuerKeys
     generation: int
     until: float
-
-    def holds(self, now: float, audience: Audience) -> bool:
-        """Whether it would verify again: it has not expired, its issuer's keys are unchanged and fresh, and so is what
-        the route requires."""
-        same = self.audience is audience or self.audience == audience
-        return same and now < self.until and self.generation == self.keys.generation and self.keys.usable
 
 
 class Identity:
@@ -188,14 +182,16 @@ class Identity:
         certificate = self._certificates.shown_in(presented)
         return certificate is None or self._certificates.workload(certificate, self._clock()) is None
 
-    def recall(self, digest: bytes, audience: Audience) -> Caller | None:
-        """Return the caller that `identify` would return for a request whose only credential is the line of
-        `Authorization` with this digest, if that is known already: it shows a token that was verified before."""
+    def recall(self, digest: bytes, audience: Audience) -> Remembered | None:
+        """Return the token in the line of `Authorization` with this digest, if it was verified before and would verify
+        again: it has not expired, its issuer's keys are unchanged and fresh, and so is what the route requires."""
         found = self._remembered.get(place := (digest, audience.resource))
-        if found is None or self.trusts_proxies or not found.suffices or not found.holds(self._clock(), audience):
+        if found is None or not (found.audience is audience or found.audience == audience):
+            return None
+        if self._clock() >= found.until or found.generation != found.keys.generation or not found.keys.usable:
             return None
         self._remembered.move_to_end(place)
-        return found.caller
+        return found
 
     async def identify(self, presented: Presented, audience: Audience) -> Caller:
         """Authenticate the caller of an admitted request. Raises Refusal."""
@@ -301,18 +297,17 @@ class Identity:
         if not line.isascii():
             raise bad_credential("the credential is not a signed JWT", CredentialFault.MALFORMED)
         place = (digest_of(line), audience.resource)
-        found = self._remembered.get(place)
-        if found is not None and found.holds(self._clock(), audience):
-            self._remembered.move_to_end(place)
+        if (found := self.recall(place[0], audience)) is not None:
             return found
         claims = await self._verifier.verify(shown.token)
         proven = proven_at(claims, self._naming[claims.issuer.issuer], audience, self._aliases)
         caller = _caller_of(proven, None) if proven.here and not proven.speaks_for else None
-        is_alone = proven.bound is UNBOUND and not (shown.proven or audience.gate or audience.keeps_token)
+        is_free = proven.bound is UNBOUND and not (shown.proven or audience.gate or audience.keeps_token)
+        suffices = is_free and not self.trusts_proxies and proven.chain[0].scopes.issuperset(audience.scopes)
         remembered = Remembered(
             proven=proven,
             caller=caller,
-            suffices=caller is not None and is_alone and proven.chain[0].scopes.issuperset(audience.scopes),
+            alone=caller if suffices else None,
             audience=audience,
             keys=self._issuer_keys[claims.issuer.issuer],
             generation=claims.generation,

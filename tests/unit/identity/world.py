@@ -74,7 +74,8 @@ class World:
 
     async def ask(self, *lines: str, key: str = "", local: str = "", at: Audience = ROUTE) -> Caller:
         presented = Presented(authorization=lines, api_key=(key,) if key else (), local=local)
-        recalled = self.identity.recall(digest_of(lines[0]), at) if len(lines) == 1 and not (key or local) else None
+        known = self.identity.recall(digest_of(lines[0]), at) if len(lines) == 1 and not (key or local) else None
+        recalled = known.alone if known is not None else None
         try:
             caller = await self.identity.identify(presented, at)
         except Refusal:
