@@ -84,11 +84,6 @@ class OperatorApi:
     witness: Callable[..., Awaitable[None]]
     is_draining: Callable[[], bool]
 
-    @property
-    def max_order_bytes(self) -> int:
-        """The largest order of a run: the limit of all callers."""
-        return self.live.current.bounds.max_body_bytes
-
     async def agents(self) -> models.Agents:
         """All agents and their state here. Raises Refusal(STORE_UNAVAILABLE)."""
         return {"agents": [await self._agent(name) for name in sorted(self._definitions)]}

@@ -406,7 +406,8 @@ async def answer_operator(
         body: Mapping[str, Any] = {}
         if route.request is not None:
             is_large = route.request in (models.RunOrder, models.RunAnswer)
-            raw = await body_of(request, app.desk.max_order_bytes if is_large else MAX_ORDER_BYTES)
+            most = app.desk.live.current.bounds.max_body_bytes if is_large else MAX_ORDER_BYTES
+            raw = await body_of(request, most)
             body = order_in(raw, route.request)
         answer = await route.handler(AdminRequest(app, request, by, name, here, query, body))
     except (Refusal, ConfigError, SwitchError, NoSuchLimit, Conflict, StoreUnavailable) as error:

@@ -8,7 +8,6 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -67,10 +66,12 @@ class ControlRecords:
         before anything is published to the store, and again when a store that was out is back. Raises SettingsError."""
         if self.settings.audit.sink not in GOES_ON:
             return
-        found = await asyncio.to_thread(self._given)
+        found, chosen = await asyncio.to_thread(self._given), self.settings.audit
         self._unasked = False
         try:
-            found += await self._told_to_store()
+            # Under a configured key, other logs may publish too.
+            if self._store is not None and "store" in chosen.checkpoints.to and chosen.checkpoint_key_path is None:
+                found += await told_to_store(self._store.run, self.attesting_key.kid)
         except OSError as error:
             self._unasked = self._store is not None and not self._store.up
             log.warning("published checkpoints cannot be read from the store", extra={"error": str(error)[:200]})
@@ -108,13 +109,6 @@ class ControlRecords:
         except OSError as error:
             log.warning("published checkpoints cannot be read", extra={"error": str(error)})
             return []
-
-    async def _told_to_store(self) -> Sequence[Checkpoint]:
-        """Read the store, unless the checkpoint key is configured: other logs may publish under it too."""
-        chosen = self.settings.audit
-        if self._store is None or "store" not in chosen.checkpoints.to or chosen.checkpoint_key_path is not None:
-            return ()
-        return await told_to_store(self._store.run, self.attesting_key.kid)
 
     async def witness(self, what: str, by: str, **facts: object) -> None:
         """Record a change to the sidecar itself. Raises SettingsError if it cannot be recorded."""

@@ -217,8 +217,15 @@ async def next_snapshot(
     """Build the next snapshot in a thread, beside the old one. With `only_if_changed`, returns `old` itself if the
     files have the same content. `taken` is a policy from the source that is not in force yet."""
     reading = PolicyReading()
+
+    def read() -> Snapshot:
+        loaded = load(path, environ)
+        settings, waiting = _reloaded(placed(loaded.settings, taken), old.settings)
+        places = processes, executions, loaded.document
+        return replace(snapshot_of(settings, old.base_url, *places, known=old, reading=reading), waiting=waiting)
+
     try:
-        new = await asyncio.to_thread(_read_snapshot, path, environ, processes, executions, old, reading, taken)
+        new = await asyncio.to_thread(read)
     except asyncio.CancelledError:
         reading.abandon()  # otherwise the thread keeps the process from exiting
         raise
@@ -230,22 +237,6 @@ async def next_snapshot(
         await new.identity.close()
         raise
     return new
-
-
-def _read_snapshot(
-    path: Path,
-    environ: Mapping[str, str],
-    processes: Processes,
-    executions: Executions,
-    old: Snapshot,
-    reading: PolicyReading,
-    taken: StoredPolicy | None,
-) -> Snapshot:
-    loaded = load(path, environ)
-    settings, waiting = _reloaded(placed(loaded.settings, taken), old.settings)
-    places = processes, executions, loaded.document
-    new = snapshot_of(settings, old.base_url, *places, known=old, reading=reading)
-    return replace(new, waiting=waiting)
 
 
 def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str, ...]]:

@@ -13,8 +13,6 @@ from sidecar.settings import Settings
 from sidecar.settings.load import LoadedSettings
 from sidecar.settings.yaml_nodes import Loc
 
-NOT_WRITABLE = "S129"
-
 
 def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
     """The obstacles to writing; warnings for files of another owner, because the server may run as another user."""
@@ -27,7 +25,7 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
         elif not os.access(ground, os.W_OK | os.X_OK):
             hint = "give it to the user that serves, mount it writable, or correct the path"
             message = f"{ground} cannot be written by user {os.geteuid()}"
-            yield replace(loaded.document.fault(loc, message, NOT_WRITABLE, hint), severity="warning")
+            yield replace(loaded.document.fault(loc, message, "S129", hint), severity="warning")
     named = loaded.settings
     written = named.audit_path, named.evidence_path, named.audit_key_path, named.checkpoint_key_path
     for path in (*written, named.data / LEDGER_FILE):

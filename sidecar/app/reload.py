@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sidecar.app.file_watcher import FileWatcher
 from sidecar.errors import ConfigError, SettingsError, fault_in
@@ -22,10 +21,8 @@ from sidecar.vocabulary import Witness
 RETIRE_LOOK_S = 0.1
 UNRECORDED, UNFORESEEN = "A111", "R101"
 MAX_TOLD = 50
-BY_WATCH = "file change"
 
 log = logging.getLogger("sidecar.app.reload")
-
 
 BuildSnapshot = Callable[[Snapshot, bool, StoredPolicy | None], Awaitable[Snapshot]]
 """Builds the snapshot after this one, see `loader.next_snapshot`. Raises ConfigError."""
@@ -59,8 +56,10 @@ class Reloader:
             except ConfigError as error:
                 await self._fail(error, by, anew=not only_if_changed)
                 raise
-            except Exception as error:  # an unexpected error must not end watching; it is reported and retried
-                unforeseen = _unforeseen(error, self.watcher.config)
+            except Exception as error:  # neither serving nor watching ends because of it: it is reported and retried
+                why = str(error) if isinstance(error, OSError) else type(error).__name__
+                message, hint = f"the files could not be taken: {why}", "it is tried again; the log has more"
+                unforeseen = SettingsError([fault_in(self.watcher.config, message, code=UNFORESEEN, hint=hint)])
                 await self._fail(unforeseen, by, anew=not only_if_changed, cause=error)
                 raise unforeseen from error
             if new is old:
@@ -88,7 +87,7 @@ class Reloader:
     async def files_changed(self) -> bool:
         """Reload if the files changed. Returns whether the change is settled, by success or by a fault of the files."""
         try:
-            await self.reload(BY_WATCH, only_if_changed=True)
+            await self.reload("file change", only_if_changed=True)
         except ConfigError as error:  # reported, recorded and counted; the old policy stays in force
             # Failures not caused by the files are retried.
             return all(fault.code not in (UNRECORDED, UNFORESEEN) for fault in error.faults)
@@ -172,13 +171,6 @@ class Reloader:
             await old.identity.close()
             for service in gone:
                 await service.close()
-
-
-def _unforeseen(error: Exception, config: Path) -> SettingsError:
-    """Report an unexpected error as a fault: neither serving nor watching ends because of it."""
-    why = str(error) if isinstance(error, OSError) else type(error).__name__
-    hint = "it is tried again; the log has more"
-    return SettingsError([fault_in(config, f"the files could not be taken: {why}", code=UNFORESEEN, hint=hint)])
 
 
 def _told(error: ConfigError) -> tuple[str, ...]:

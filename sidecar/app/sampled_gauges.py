@@ -24,18 +24,15 @@ class SampledGauges:
         metrics.sessions(len(forwarder.sessions))
         for protocol in ("mcp", "a2a"):
             metrics.streams(protocol, sum(one.call.protocol == protocol for one in forwarder.streams))
-        self._crowds.look(len(forwarder.streams) + self._held())
+        pace = self.pipeline.body_admission
+        held = pace.most + ANSWERS.most  # the peak of bytes held by bodies and responses since the last sample
+        pace.most, ANSWERS.most = pace.held, ANSWERS.held
+        self._crowds.look(len(forwarder.streams) + held // STREAM_BYTES)
         if self.replicas.skew is not None:
             metrics.replicas(*self.replicas.skew)
         metrics.budgets_reset(time.time())
         metrics.audit_depth(audit.writer.depth)
         metrics.audit_up(audit.writer.up)
-
-    def _held(self) -> int:
-        """The peak of bytes held by bodies and responses since the last sample, in units of streams."""
-        pace, held = self.pipeline.body_admission, self.pipeline.body_admission.most + ANSWERS.most
-        pace.most, ANSWERS.most = pace.held, ANSWERS.held
-        return held // STREAM_BYTES
 
     def reconfigured(self, loaded_at: float) -> None:
         """Update the gauges of a new snapshot, in force since `loaded_at`."""

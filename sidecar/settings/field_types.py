@@ -283,6 +283,11 @@ def named(pattern: str, what: str, hint: str) -> AfterValidator:
     return AfterValidator(matching(pattern, what, hint))
 
 
+def listed(value: object) -> object:
+    """Take one word for a list of it."""
+    return [value] if isinstance(value, str) else value
+
+
 SLUG = r"[a-z0-9]+(-[a-z0-9]+)*"
 _ID = r"[!#-&(-)+\--_a-{}~`]{1,256}"  # CONTRACT 1.1: printable ASCII without blanks, quotes, commas, | and *
 _NHI = re.compile(f"nhi:{_ID}")

@@ -21,6 +21,7 @@ from sidecar.settings.field_types import (
     Word,
     is_caller,
     is_nhi,
+    listed,
     matching,
 )
 from sidecar.settings.validation_errors import Finding, reject, reject_any
@@ -92,10 +93,6 @@ def _proxy_address(text: str) -> str:
 
 CertificateName = Annotated[str, Field(max_length=2100), AfterValidator(_certificate_name)]
 ProxyAddress = Annotated[str, AfterValidator(_proxy_address)]
-
-
-def _listed(given: object) -> object:
-    return [given] if isinstance(given, str) else given
 
 
 class RolesFromSettings(Section):
@@ -196,7 +193,7 @@ class IssuerSettings(Section):
     namespace: Slug | None = None
     """Its names become `user:<namespace>/<id>`; needed by all but one of several issuers."""
     typ: Annotated[
-        Many[Annotated[Word, AfterValidator(lambda word: "" if word == "none" else word)]], BeforeValidator(_listed)
+        Many[Annotated[Word, AfterValidator(lambda word: "" if word == "none" else word)]], BeforeValidator(listed)
     ] = ()
     """Accepted `typ` headers of its access tokens, `none` for one without; empty is at+jwt and JWT, or the preset's."""
     actor_from: Literal["act", "azp", "client_id", "cid", "appid"] | None = None

@@ -19,7 +19,7 @@ from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.stored_policy import NOTHING_YET, placed
 from sidecar.settings.validation_errors import Finding
 from sidecar.settings.yaml_document import Document, read_document
-from sidecar.settings.yaml_nodes import Loc, YamlNode, shown_line
+from sidecar.settings.yaml_nodes import Loc, shown_line
 
 MASKED = "***"
 
@@ -124,9 +124,9 @@ def shown_settings(loaded: LoadedSettings) -> list[ShownSettings]:
 
 
 def _shown(loc: Loc, value: Any, document: Document) -> ShownSettings:
-    node = _exactly(document.root, loc)
+    node = document.root.below(loc)
     if node is None:
-        written = _exactly(document.root, (*loc[:3], "preset")) if loc[:2] == ("identity", "issuers") else None
+        written = document.root.below((*loc[:3], "preset")) if loc[:2] == ("identity", "issuers") else None
         filled = written is not None and _fills(str(written.value), loc[3:])
         return ShownSettings(loc, value, "preset" if filled else "default")
     origin = f"{node.span.file}:{node.span.line}" if node.span.line else node.span.file
@@ -155,13 +155,6 @@ def _leaves(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
             yield from _leaves(entry, (*loc, step))
     else:
         yield loc, value
-
-
-def _exactly(root: YamlNode, loc: Loc) -> YamlNode | None:
-    node: YamlNode | None = root
-    for step in loc:
-        node = node.child(step) if node else None
-    return node
 
 
 def _path_faults(settings: Settings, document: Document, section: str = "") -> Iterator[Fault]:

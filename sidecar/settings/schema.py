@@ -13,13 +13,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
 
 def json_schema(model: type[BaseModel], title: str) -> dict[str, Any]:
     """The JSON Schema of a file, without the titles that pydantic derives from field names."""
     schema = _untitled(model.model_json_schema(mode="validation", schema_generator=_Described))
-    return {"$schema": DIALECT, "title": title, **schema}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
 
 
 class _Described(GenerateJsonSchema):

@@ -91,7 +91,7 @@ def _finding(detail: ErrorDetails, loc: Loc, context: Mapping[str, Any], model: 
     last = str(loc[-1]) if loc else ""
     match detail["type"]:
         case "extra_forbidden":
-            hint = _elsewhere(model, loc) or did_you_mean(last, _keys_at(model, loc[:-1]))
+            hint = _elsewhere(model, loc) or did_you_mean(last, _keys_of(_at(model, loc[:-1])))
             return Finding(f'unknown key "{last}"', "Y101", hint, on_key=True)
         case "missing":
             return Finding(f'the key "{last}" is missing', "Y102", on_key=True)
@@ -144,17 +144,13 @@ def _wrong_word(found: object, context: Mapping[str, Any]) -> Finding:
 def _elsewhere(model: type[BaseModel], loc: Loc) -> str:
     """The hint for a key that is valid one level down or up; "" if it is not."""
     *place, key = loc
-    for name in sorted(_keys_at(model, tuple(place))):
-        if key in _keys_of(inner for kind in _at(model, tuple(place)) for inner in _below(kind, name)):
+    here = _at(model, tuple(place))
+    for name in sorted(_keys_of(here)):
+        if key in _keys_of(inner for kind in here for inner in _below(kind, name)):
             return f"it stands below {name}"
-    if place and isinstance(place[-1], str) and key in _keys_at(model, tuple(place[:-1])):
+    if place and isinstance(place[-1], str) and key in _keys_of(_at(model, tuple(place[:-1]))):
         return f"it stands beside {place[-1]}, not below it"
     return ""
-
-
-def _keys_at(model: type[BaseModel], loc: Loc) -> set[str]:
-    """The keys that the schema allows at a place."""
-    return _keys_of(_at(model, loc))
 
 
 def _keys_of(kinds: Iterable[Any]) -> set[str]:

@@ -24,8 +24,6 @@ from sidecar.settings.yaml_nodes import MAX_BYTES, Loc, YamlNode, YamlSpan, comp
 
 Model = TypeVar("Model", bound=BaseModel)
 
-LEADS_OUT = "P009"
-
 
 @dataclass(frozen=True)
 class Document:
@@ -134,7 +132,7 @@ def leading_out(path: Path, folder: Path) -> Fault | None:
     if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):
         return None
     hint = "put the file itself there; links may lead only to what is inside the folder"
-    return fault_in(path, f"a link that leads out of {folder}", code=LEADS_OUT, hint=hint)
+    return fault_in(path, f"a link that leads out of {folder}", code="P009", hint=hint)
 
 
 def in_file_order(faults: Iterable[Fault]) -> list[Fault]:

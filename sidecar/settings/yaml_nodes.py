@@ -56,6 +56,13 @@ class YamlNode:
             return self.value[step]
         return None
 
+    def below(self, loc: Loc) -> YamlNode | None:
+        """The node at exactly this place; None if there is none."""
+        node: YamlNode | None = self
+        for step in loc:
+            node = node.child(step) if node else None
+        return node
+
     def mapped(self, change: Callable[[YamlNode, Loc], YamlNode], loc: Loc = ()) -> YamlNode:
         """The tree with each node changed, those inside before those around them."""
         if isinstance(self.value, dict):

@@ -52,13 +52,11 @@ class Peers:
     _heard: dict[str, ServedRevision] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Exchanges revisions until cancelled."""
         while True:
             await self.sync()
             await asyncio.sleep(EVERY_S)
 
     async def sync(self) -> None:
-        """Exchanges revisions once."""
         mine = self.serving()
         said = orjson.dumps({"v": VERSION, **mine._asdict()}).decode()
         try:

@@ -51,11 +51,8 @@ class PushRecord(NamedTuple):
         """Returns False: no configuration is evicted for another one."""
         return False
 
-    # ------------------------------------------------------------------------------------------------------------------
-
     @property
     def behalf(self) -> OnBehalfOf:
-        """Returns on whose behalf the agent pushes."""
         return OnBehalfOf(self.caller, self.server, self.skill)
 
     def config(self) -> dict[str, Any]:

@@ -132,22 +132,18 @@ class RecordKind(Generic[R]):
             pass
         raise UnreadableRecord(f"{self.what} cannot be read: it was damaged, or another version wrote it")
 
-    def _tell(self, unreadable: UnreadableRecord, body: bytes | str | None) -> None:
-        """Logs each unreadable record once, because it is read again and again."""
-        if len(self.told) >= MAX_TOLD:
-            self.told.clear()
-        if (digest := hash(body)) not in self.told:
-            self.told.add(digest)
-            log.warning("%s", unreadable, extra={"id": _id_in(body)})
-
     def readable(self, bodies: Iterable[bytes | str | None]) -> list[R]:
-        """Decodes the records that can be decoded and skips the others."""
+        """Decodes the records that can be decoded. Each of the others is logged once: it is read again and again."""
         found = []
         for body in bodies:
             try:
                 found.append(self.read(body))
             except UnreadableRecord as unreadable:
-                self._tell(unreadable, body)
+                if len(self.told) >= MAX_TOLD:
+                    self.told.clear()
+                if (digest := hash(body)) not in self.told:
+                    self.told.add(digest)
+                    log.warning("%s", unreadable, extra={"id": _id_in(body)})
         return found
 
 

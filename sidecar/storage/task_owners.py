@@ -64,10 +64,6 @@ class OwnerRecord(NamedTuple):
         """Returns the question that created the task, without its arguments, which are not stored."""
         return Question(self.object, self.action, self.server, self.object.partition("/")[2])
 
-    def is_same_as(self, other: OwnerRecord) -> bool:
-        """Whether both records have the same task, owner and question."""
-        return self[:7] == other[:7]
-
 
 class TaskClaim(NamedTuple):
     """A task, or a context, that a caller begins; `state` is how it ended already."""
@@ -168,7 +164,7 @@ class TaskOwners:
         if added is AddedRecord.FULL:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many tasks")
         standing = await self.store.get(record.id)
-        if standing is None or not standing.is_same_as(record):
+        if standing is None or standing[:7] != record[:7]:  # of another task, owner or question
             raise Refusal(Reason.RESPONSE_REFUSED, "its task id is taken")
         if ttl_s is None:
             await self.used(standing)

@@ -20,11 +20,9 @@ from sidecar.settings.stored_policy import StoredPolicy, kept_for, placed, shelf
 from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.processes.launcher import Processes
 
-BY_SOURCE: Final = "policy source"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 IDLE_S: Final = 3600.0  # without a source there is nothing to wait for
 SPREAD: Final = 0.2  # share of the interval, so that replicas started together poll at different times
-NOTHING_TAKEN: Final = "S161"
 
 log = logging.getLogger("sidecar.app.policy_sources")
 
@@ -76,7 +74,7 @@ class SourcePoller:
             if isinstance(failed, ConfigError):
                 raise failed
             hint = "a start without any policy waits for its source; the next one needs it no more"
-            fault = fault_in(shelf_of(settings), f"no policy: {failed}", code=NOTHING_TAKEN, hint=hint)
+            fault = fault_in(shelf_of(settings), f"no policy: {failed}", code="S161", hint=hint)
             raise SettingsError([fault])
 
     async def run(self, settings: Callable[[], Settings], adopt: AdoptPolicy) -> None:
@@ -120,7 +118,7 @@ class SourcePoller:
             self._origin.forget()
             self._wake.set()
 
-    async def look(self, settings: Settings, adopt: AdoptPolicy, by: str = BY_SOURCE) -> Exception | None:
+    async def look(self, settings: Settings, adopt: AdoptPolicy, by: str = "policy source") -> Exception | None:
         """Poll now. Errors are returned and reported, and change nothing."""
         async with self._one_at_a_time:
             kind = settings.policy.source.kind if settings.policy.source else ""

@@ -12,7 +12,6 @@ from sidecar.settings.stored_policy import CURRENT, StoredPolicy, shelf_of
 from sidecar.settings.writing import sync_folder, write_whole
 
 GIT: Final = "git"
-ASIDE: Final = ".aside-"
 
 
 class SourceError(Exception):
@@ -33,7 +32,7 @@ class StoredRevisions:
     def aside(self) -> Iterator[Path]:
         """A temporary folder to unpack into; removed unless `name` gives it a name."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        made = self.folder / f"{ASIDE}{secrets.token_hex(8)}"
+        made = self.folder / f".aside-{secrets.token_hex(8)}"
         made.mkdir(mode=0o700)
         try:
             yield made

@@ -167,7 +167,10 @@ def read_client_file(text: JsonText) -> ClientFile:
     """Return the servers of a file. Raises SettingsError with everything that is not understood."""
     root = text.document.root
     reader = _ConfigurationReader(text)
-    servers = tuple(reader.seed() if _is_seed(root) else reader.servers())
+    keys = root.value if isinstance(root.value, dict) else ()
+    # Only MCPConfig is a list or has `schemaVersion`.
+    is_seed = isinstance(root.value, list) or "schemaVersion" in keys or {"name", "transport"} <= set(keys)
+    servers = tuple(reader.seed() if is_seed else reader.servers())
     if not servers and not reader.faults:
         hint = f'known are {{"mcpServers": {{...}}}}, {{"servers": {{...}}}} and MCPConfig; {_UNREAD}'
         reader.fault((), "this file names no MCP servers", "C101", hint)
@@ -175,7 +178,7 @@ def read_client_file(text: JsonText) -> ClientFile:
         text.document.refuse(reader.faults)
     projects = root.child("projects")
     own = [one.child("mcpServers") for one in _members(projects)]
-    entries = [entry for loc in (("inputs",), ("mcp", "inputs")) for entry in _members(_at(root, loc))]
+    entries = [entry for loc in (("inputs",), ("mcp", "inputs")) for entry in _members(root.below(loc))]
     ids = [identity.value for entry in entries if (identity := entry.child("id"))]
     return ClientFile(
         text, servers, frozenset(one for one in ids if isinstance(one, str)), sum(len(_members(one)) for one in own)
@@ -194,19 +197,6 @@ def slugs(servers: Iterable[ClientServer], taken: frozenset[str] = frozenset()) 
     return found
 
 
-def _is_seed(root: YamlNode) -> bool:
-    """Whether the file is MCPConfig: only it has `schemaVersion` or is a list."""
-    if isinstance(root.value, list):
-        return True
-    return isinstance(root.value, dict) and ("schemaVersion" in root.value or {"name", "transport"} <= set(root.value))
-
-
-def _at(node: YamlNode | None, loc: Loc) -> YamlNode | None:
-    for step in loc:
-        node = node.child(step) if node else None
-    return node
-
-
 def _members(node: YamlNode | None) -> list[YamlNode]:
     value = None if node is None else node.value
     return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
@@ -222,7 +212,7 @@ class _ConfigurationReader:
 
     def servers(self) -> Iterator[ClientServer]:
         for container in CONTAINERS:
-            node = _at(self.document.root, container)
+            node = self.document.root.below(container)
             if node is None:
                 continue
             if not isinstance(node.value, dict):

@@ -24,7 +24,7 @@ from sidecar.policy.grammar import Wrong
 from sidecar.policy_tools.audit_records import POLICY_REASONS
 from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.protocols.mcp import messages
-from sidecar.settings.field_types import Count, Many, Scope, Seconds, Section, Slug
+from sidecar.settings.field_types import Count, Many, Scope, Seconds, Section, Slug, listed
 from sidecar.settings.uris import named_object
 from sidecar.settings.validation_errors import Finding, did_you_mean, reject
 from sidecar.vocabulary import ANONYMOUS, Question
@@ -109,10 +109,6 @@ def _reason(text: str) -> str:
     return text
 
 
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 def _expected(value: object) -> object:
     """Expand the short forms: a word is a decision, a list is the names shown."""
     if isinstance(value, str):
@@ -133,7 +129,7 @@ ActionName = Annotated[
 ]
 ObjectName = Annotated[str, Field(max_length=2200), _read_by(_called, "T104"), AfterValidator(named_object)]
 AskedBy = Annotated[
-    Many[PrincipalName], BeforeValidator(_listed), Field(min_length=1, max_length=MAX_CHAIN), AnyOf({"type": "string"})
+    Many[PrincipalName], BeforeValidator(listed), Field(min_length=1, max_length=MAX_CHAIN), AnyOf({"type": "string"})
 ]
 ReasonWord = Annotated[str, AfterValidator(_reason), WithJsonSchema({"type": "string", "enum": list(_REASONS)})]
 Names = Annotated[Many[Annotated[str, Field(min_length=1, max_length=2048)]], Field(max_length=MAX_NAMES)]
