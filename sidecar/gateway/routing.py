@@ -338,8 +338,11 @@ def arrived_body(request: web.BaseRequest, headers: Headers, bounds: BodyBounds,
     if "content-encoding" in headers:
         raise Refusal(Reason.UNSUPPORTED_MEDIA_TYPE)
     content = request.content
+    if type(content) is ArrivedBody and len(content.data) <= bounds.max_body_bytes:
+        whole, content.data = content.data, b""
+        return whole
     fault = None
-    if type(content) is ArrivedBody or (content.is_eof() and (fault := content.exception()) is None):
+    if content.is_eof() and (fault := content.exception()) is None:
         return _bounded(content.read_nowait(-1), bounds)
     if (request.content_length or 0) > bounds.max_body_bytes:
         raise Refusal(Reason.TOO_LARGE, f"at most {bounds.max_body_bytes} bytes")
