@@ -7,7 +7,7 @@ fill them in; no stage reads them to repeat a decision of an earlier one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
@@ -24,7 +24,7 @@ from sidecar.gateway.routing import EVERY, MCP, Headers
 from sidecar.gateway.snapshot import Service, Snapshot
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import Deadline
-from sidecar.http.server.body_admission import SMALL_BYTES, BodyAdmission, BodyRoom, cost_of, cost_of_wire
+from sidecar.http.server.body_admission import SMALL_BYTES, BodyAdmission, BodyRoom, cost_of
 from sidecar.http.server.cors import Lines
 from sidecar.http.server.event_stream import EventStream, open_stream
 from sidecar.http.server.request import HttpRequest
@@ -137,27 +137,18 @@ class RequestContext(CallContext):
         self.record.bytes_in = len(raw)
         return raw
 
-    async def admitted(self, raw: bytes | None, *, a2a: bool = False) -> bytes:
-        """Returns a body that is not small, or (None) has not arrived."""
-        with self._room() as room:
+    async def admitted(
+        self, raw: bytes | None, *, a2a: bool = False, cost: Callable[[bytes], float] = cost_of
+    ) -> bytes:
+        """Returns a body that is not small, or (None) has not arrived, once it is admitted at its `cost`."""
+        caller, record = self.record.caller, self.record
+        with closing(BodyRoom(self.body_admission, caller.last.name if caller else record.peer)) as room:
             if raw is None:
-                raw = await routing.read_body(
-                    self.http, self.headers, self.now.bounds, room.grow, who=room.who, a2a=a2a
-                )
+                raw = await routing.read_body(self.http, self.headers, self.now.bounds, room.grow, room.who, a2a=a2a)
+            record.bytes_in = len(raw)
             room.grow(len(raw))
-            self.record.bytes_in = len(raw)
-            self.large = await self.body_admission.wait(room.who, cost_of(raw))
+            self.large = await self.body_admission.wait(room.who, cost(raw))
         return raw
-
-    async def came(self, raw: bytes) -> None:
-        with self._room() as room:
-            self.record.bytes_in = len(raw)
-            room.grow(len(raw))
-            self.large = await self.body_admission.wait(room.who, cost_of_wire(raw))
-
-    def _room(self) -> closing[BodyRoom]:
-        caller = self.record.caller
-        return closing(BodyRoom(self.body_admission, caller.last.name if caller else self.record.peer))
 
     def enter(self, server: str, folder: str, alias: str = "") -> None:
         """Sets the upstream of the address, so that refusals are written in its protocol."""

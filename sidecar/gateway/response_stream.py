@@ -14,7 +14,6 @@ from typing import Any
 
 from aiohttp import web
 
-from sidecar.audit import Recording
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.gateway.error_responses import error_body, facts_of
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON
@@ -122,9 +121,6 @@ class ResponseStream:
             self.exchange.progressed()
         return await passage.other(message, raw)
 
-    def _facts(self, refusal: Refusal) -> Mapping[str, Any]:
-        return facts_of(refusal, self._record.decision_id, self.exchange.request.now.manner)
-
     async def respond(self, passed: FilteredMessage, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
         """Sends the filtered answer as one JSON object, recorded first."""
         body = passed.out or b""
@@ -181,7 +177,7 @@ class ResponseStream:
             complete = await self._events(source, passing, sent, until_answer)
             if until_answer and not complete and not sent.resumable:
                 raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an answer")
-            if not self._record.done:
+            if not self.exchange.request.record.done:
                 await self.exchange.request.ended(200, sent.bytes_out)
             await sent.end()
         except asyncio.CancelledError:
@@ -196,7 +192,7 @@ class ResponseStream:
 
     async def _caller_left(self, sent: EventStream) -> None:
         """Handles a disconnect, which is the normal end of an endless stream, and of a resumed one after its answer."""
-        if not self.exchange.endless or self._record.done:
+        if not self.exchange.endless or self.exchange.request.record.done:
             return
         try:
             await self.exchange.request.ended(200, sent.bytes_out)
@@ -205,13 +201,14 @@ class ResponseStream:
 
     async def _break_off(self, refusal: Refusal, sent: EventStream, until_answer: bool) -> None:
         """Ends a stream with a refusal in the protocol, because the status line was sent."""
-        told = await self.exchange.request.remember(refusal, 200)
+        request = self.exchange.request
+        told = await request.remember(refusal, 200)
         if told.reason is Reason.CALLER_GONE:
             return
-        facts = self._facts(told)
+        facts = facts_of(told, request.record.decision_id, request.now.manner)
         farewell = sse.encode_farewell(str(facts.get("reason", "denied")))
         if until_answer:
-            farewell = sse.encode_event(error_body(told, self.exchange.request.request_id, facts))
+            farewell = sse.encode_event(error_body(told, request.request_id, facts))
         with suppress(Refusal):  # the caller disconnected; the outcome is recorded
             await sent.write(farewell)
             await sent.end()
@@ -302,10 +299,6 @@ class ResponseStream:
             await self.exchange.request.ended(200, sent.bytes_out + len(written))
         await sent.write(written)
         return final
-
-    @property
-    def _record(self) -> Recording:
-        return self.exchange.request.record
 
     def _sealed(self, event_id: str | None) -> str | None:
         session, outward = self.exchange.session, self.exchange.outward

@@ -356,8 +356,8 @@ async def read_body(
     headers: Headers,
     bounds: BodyBounds,
     grow: Callable[[int], None],
-    *,
     who: str = "",
+    *,
     a2a: bool = False,
 ) -> bytes:
     """Returns the whole body, which is JSON by its media type, or A2A's, and comes from `who`. `grow` gets the size so

@@ -128,10 +128,11 @@ def similar_key(
     if not siblings and not reads:
         return None
     # The common case: all keys are names of the schema, and there are no keys below them.
-    if keys is not None and (reads is keys.covered or keys.covers(reads)) and isinstance(arguments, dict):
-        for key, below in arguments.items():
+    names = keys.names if keys is not None and (reads is keys.covered or keys.covers(reads)) else _NO_NAMES
+    if isinstance(arguments, dict) and names.issuperset(arguments):
+        for below in arguments.values():
             kind = type(below)
-            if key not in keys.names or kind is dict or (kind is list and not _CONTAINERS.isdisjoint(map(type, below))):
+            if kind in _CONTAINERS and (kind is dict or not _CONTAINERS.isdisjoint(map(type, below))):
                 break
         else:
             return None

@@ -222,11 +222,9 @@ def encode_response(response: Response) -> bytes:
 
 
 def encode_message(message: Message) -> bytes:
-    if isinstance(message, Request):
-        return encode_request(message)
-    if isinstance(message, Notification):
-        return encode_notification(message)
-    return encode_response(message)
+    if isinstance(message, Response):
+        return encode_response(message)
+    return encode_request(message) if isinstance(message, Request) else encode_notification(message)
 
 
 def malformed(detail: str, code: int = INVALID_REQUEST) -> Refusal:

@@ -17,13 +17,13 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.error_responses import AnswerShape
 from sidecar.gateway.forwarder import Forwarder
-from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveIntent, RequestReader, ServerIntent, begins
+from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveIntent, RequestReader, ServerIntent
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import Route
 from sidecar.http.server.body_admission import SMALL_BYTES
 from sidecar.policy.similar_keys import SIMILAR_KEY, similar_key
-from sidecar.protocols.jsonrpc import Message
+from sidecar.protocols.jsonrpc import Message, Notification, Response
 from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import Era
 from sidecar.upstreams.mcp.arguments import Violation
@@ -49,10 +49,8 @@ class McpFrontend:
         if request.verb != "POST":
             request.shape = AnswerShape.PLAIN  # opening a stream or ending a session has no JSON-RPC id to answer
             await self.forwarder.recall(request, caller)
-            is_paired = route.kind == routing.SSE
-            return operation_of(
-                request, self.reader.of_stream(request) if is_paired else self.reader.of_verb(request, caller)
-            )
+            is_paired, reader = route.kind == routing.SSE, self.reader
+            return operation_of(request, reader.of_stream(request) if is_paired else reader.of_verb(request, caller))
         # The message is read before its session is loaded, so that an error about that carries the message's id; an
         # invalid request is answered in its session if it exists.
         try:
@@ -130,4 +128,5 @@ class McpFrontend:
 def operation_of(request: RequestContext, intent: Intent) -> ParsedOperation:
     call = intent.call
     request.server = request.record.upstream = call.upstream
-    return _new(ParsedOperation, (call, intent, type(intent) is AskIntent or begins(intent), "all"))
+    begins = type(intent) is AskIntent or not isinstance(getattr(intent, "message", None), Notification | Response)
+    return _new(ParsedOperation, (call, intent, begins, "all"))

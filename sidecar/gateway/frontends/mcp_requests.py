@@ -188,13 +188,6 @@ class RequestReader:
         return session
 
 
-def begins(intent: Intent) -> bool:
-    """Reports whether the message begins work, rather than being an answer to the server or a notification."""
-    if isinstance(intent, SpreadIntent):
-        return not isinstance(intent.message, Notification)
-    return not isinstance(intent, ReplyIntent | NotifyIntent)
-
-
 def stream_call(server: str, method: str, version: str) -> Call:
     """Returns the call that opens a stream or ends a session, which requires as little as ping."""
     return Call("mcp", version, server, method, (messages.server_question(server, "ping"),), session=True)

@@ -45,8 +45,6 @@ _DECIMAL = re.compile(r"(-?[0-9]{1,20})(?:\.0+)?\Z")  # integers compare as numb
 _CODED_START = "=?base64?"
 _CODED = re.compile(r"=\?base64\?(.*)\?=\Z", re.DOTALL)
 _MAX_HEADER_CHARS = 8 * 1024
-
-
 _NO_META: Mapping[str, Any] = {}  # read-only by its type
 
 Headers = Mapping[str, tuple[str, ...]]

@@ -29,6 +29,7 @@ from sidecar.gateway.reauthorization import end_of
 from sidecar.gateway.request import Charged, OpenExchanges, ParsedOperation, RequestContext, WatchedExchange
 from sidecar.gateway.routing import Route
 from sidecar.http.client import Deadline
+from sidecar.http.server.body_admission import cost_of_wire
 from sidecar.http.server.response import WholeResponse
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards as documents
@@ -140,7 +141,7 @@ class AgentFrontend:
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
         """Reads the operation. Raises Refusal, in the caller's version and binding if they are known."""
         if (called := _called(request)) is not None:
-            await request.came(called.body)
+            await request.admitted(called.body, cost=cost_of_wire)
             intent = request_reader.read_call(route.server, called, extensions_of(request.headers))
         elif route.rest in routing.WHOLE:
             if request.verb != "POST":
