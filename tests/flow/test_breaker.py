@@ -31,29 +31,19 @@ def account(running: World, name: str = "github") -> UpstreamAccount:
 
 DONE = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {"content": []}}).encode()
 FAULTS: dict[str, Respond] = {
-    "HTTP 500": status(500),
-    "HTTP 503": status(503),
-    "silence": hang,
-    "hung up": hang_up,
-    "a page for people": body(b"<h1>Maintenance</h1>", "text/html"),
-    "nothing at all": body(b""),
-    "a stream of nothing": stream(),
-    "a stream that falls silent": stream(b": working\n\n", then=hang),
+    "HTTP 500": status(500), "HTTP 503": status(503), "silence": hang, "hung up": hang_up,
+    "a page for people": body(b"<h1>Maintenance</h1>", "text/html"), "nothing at all": body(b""),
+    "a stream of nothing": stream(), "a stream that falls silent": stream(b": working\n\n", then=hang),
     "a stream that breaks off": stream(b": working\n\n", then=hang_up),
-}
+}  # fmt: skip
 NO_FAULTS: dict[str, Respond] = {
-    "HTTP 400": answer(error={"code": -32602, "message": "no"}),
-    "HTTP 401": status(401),
-    "HTTP 404": status(404),
-    "HTTP 429": status(429),
-    "a redirect": status(307),
+    "HTTP 400": answer(error={"code": -32602, "message": "no"}), "HTTP 401": status(401), "HTTP 404": status(404),
+    "HTTP 429": status(429), "a redirect": status(307),
     "a JSON-RPC error": answer(error={"code": -32603, "message": "no"}),
     "a tool's own error": answer(result={"content": [], "isError": True}),
-    "an answer that we refuse": answer(result=[]),
-    "an answer that is too large": body(b"x" * 200_000),
-    "what is not JSON": body(b"{{{"),
-    "a stream": stream(b"data: " + DONE + b"\n\n"),
-}
+    "an answer that we refuse": answer(result=[]), "an answer that is too large": body(b"x" * 200_000),
+    "what is not JSON": body(b"{{{"), "a stream": stream(b"data: " + DONE + b"\n\n"),
+}  # fmt: skip
 
 
 TOOL_ERRORS = {"HTTP 400", "a JSON-RPC error", "a tool's own error"}  # delivered, and said to have failed

@@ -117,16 +117,14 @@ async def test_a_chain_is_what_was_proven_and_every_link_is_asked(tmp_path: Path
 # what is forged, by the reason
 BAD: dict[str, Headers] = {
     "signed by somebody": shows(PLANNER, signer=Idp().key),
-    "for another server": lambda w: bearer(token(w, PLANNER, aud=at(w, "jira"))),
-    "over": shows(PLANNER, age_s=900),
-    "an actor that is a user": shows(ALICE, BOB),
-    "a role as subject": shows("role:admin"),
+    "for another server": lambda w: bearer(token(w, PLANNER, aud=at(w, "jira"))), "over": shows(PLANNER, age_s=900),
+    "an actor that is a user": shows(ALICE, BOB), "a role as subject": shows("role:admin"),
     "a name in another issuer's namespace": shows("user:apps/alice"),
     "a token lent to somebody else": shows(ALICE, PLANNER, key=PLANNER_KEY, **LENT),
     "a good key beside a garbled token": lambda w: bearer("a.b.c") | {"X-API-Key": PLANNER_KEY},
     "a good token beside a garbled key": shows(PLANNER, key="sck_no"),
     "basic": lambda w: {"Authorization": "Basic cGxhbm5lcjpwYXNz"},
-}
+}  # fmt: skip
 CONFLICTS: dict[str, Headers] = {
     "two workloads": shows(PLANNER, key=RESEARCHER_KEY),
     "two keys": lambda w: bearer(PLANNER_KEY) | {"X-API-Key": PLANNER_KEY},

@@ -115,20 +115,15 @@ async def test_a_hundred_at_once_are_one() -> None:
 
 
 FORGED: dict[str, dict[str, Any]] = {
-    **TABLES["forged"],
-    "by another key": {"by": THIEF},
+    **TABLES["forged"], "by another key": {"by": THIEF},
     "by another key that calls itself the right one": {"by": THIEF, "header": {"jwk": dict(HOLDER.public_jwk)}},
-    "for a longer path": {"htu": f"{GITHUB}/tools"},
-    "for another scheme": {"htu": GITHUB.replace("https", "http")},
+    "for a longer path": {"htu": f"{GITHUB}/tools"}, "for another scheme": {"htu": GITHUB.replace("https", "http")},
     "for another port": {"htu": GITHUB.replace("example/", "example:444/")},
     "for a user of the host": {"htu": GITHUB.replace("https://", "https://gw.acme.example@")},
-    "for another token": {"ath": ath("another")},
-    "too old": {"iat": int(NOW) - 200},
-    "from the future": {"iat": int(NOW) + 200},
-    "of a time that is text": {"iat": str(int(NOW))},
-    "with an endless id": {"jti": "x" * 600},
-    "too long": {"pad": "x" * 9000},
-}
+    "for another token": {"ath": ath("another")}, "too old": {"iat": int(NOW) - 200},
+    "from the future": {"iat": int(NOW) + 200}, "of a time that is text": {"iat": str(int(NOW))},
+    "with an endless id": {"jti": "x" * 600}, "too long": {"pad": "x" * 9000},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORGED)

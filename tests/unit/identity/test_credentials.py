@@ -50,20 +50,14 @@ async def test_a_token_goes_on_with_its_caller_only_where_the_route_needs_it(wor
 
 
 BAD_LINES = {
-    **tables("identity/credentials")["bad_lines"],
-    "no scheme": minted(),
-    "DPoP": f"DPoP {minted()}",
-    "two in one line": f"Bearer {minted()}, Bearer {minted()}",
-    "a tab for a blank": f"Bearer\t{minted()}",
-    "a parameter": f"Bearer token={minted()}",
-    "quoted": f'Bearer "{minted()}"',
-    "cut": f"Bearer {minted()[:-3]}",
-    "a lone surrogate": "Bearer a.b.\udc80",
-    "huge": "Bearer " + "a" * 40_000,
+    **tables("identity/credentials")["bad_lines"], "no scheme": minted(), "DPoP": f"DPoP {minted()}",
+    "two in one line": f"Bearer {minted()}, Bearer {minted()}", "a tab for a blank": f"Bearer\t{minted()}",
+    "a parameter": f"Bearer token={minted()}", "quoted": f'Bearer "{minted()}"', "cut": f"Bearer {minted()[:-3]}",
+    "a lone surrogate": "Bearer a.b.\udc80", "huge": "Bearer " + "a" * 40_000,
     "a key of no known id": f"Bearer sck_nobody1_{'a' * 43}",
     "a key with another secret": f"Bearer {api_key('nhi:planner')[:-1]}b",
     "a key cut": f"Bearer {api_key('nhi:planner')[:-1]}",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD_LINES)

@@ -224,20 +224,15 @@ def private_jwk(algorithm: Any, name: str) -> dict[str, Any]:
 
 
 PASSED_OVER: dict[str, Callable[[], Any]] = {
-    "for encryption": lambda: jwk(use="enc"),
-    "for signing only": lambda: jwk(key_ops=["sign"]),
+    "for encryption": lambda: jwk(use="enc"), "for signing only": lambda: jwk(key_ops=["sign"]),
     "a shared secret": lambda: {"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "kid": "k"},
     "a private EC key": lambda: private_jwk(ECAlgorithm, "ES256"),
     "a private RSA key": lambda: private_jwk(RSAAlgorithm, "RS256"),
-    "a private Ed25519 key": lambda: private_jwk(OKPAlgorithm, "EdDSA"),
-    "an unknown type": lambda: jwk(kty="XXX"),
-    "an unknown curve": lambda: jwk(crv="P-999"),
-    "no point of the curve": lambda: jwk(x="AAAA"),
-    "a kid that is a number": lambda: jwk(kid=7),
-    "an RSA key of 1024 bits": small_rsa,
-    "a string": lambda: "key",
+    "a private Ed25519 key": lambda: private_jwk(OKPAlgorithm, "EdDSA"), "an unknown type": lambda: jwk(kty="XXX"),
+    "an unknown curve": lambda: jwk(crv="P-999"), "no point of the curve": lambda: jwk(x="AAAA"),
+    "a kid that is a number": lambda: jwk(kid=7), "an RSA key of 1024 bits": small_rsa, "a string": lambda: "key",
     "an X25519 key": lambda: {"kty": "OKP", "crv": "X25519", "x": "A" * 43, "kid": "k"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PASSED_OVER)

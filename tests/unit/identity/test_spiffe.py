@@ -85,18 +85,12 @@ def test_one_spelling_is_read_as_one_workload() -> None:
 
 
 BAD: dict[str, Mapping[str, Any]] = {
-    "no audience": {"aud": None},
-    "another audience": {"aud": ["https://elsewhere.example"]},
-    "no end": {"exp": None},
-    "over": {"exp": int(NOW) - 100, "iat": int(NOW) - 200},
-    "for ever": {"exp": int(NOW) + 10**8},
-    "for ever, since nobody knows when": {"exp": int(NOW) + 10**8, "iat": None},
-    "another's issuer": {"iss": IDP},
-    "no issuer that is known": {"iss": "https://else.example"},
-    "an issuer that is no string": {"iss": None, "sub": 7},
-    "another key": {"key": signing_key("somebody")},
-    "an access token's type": {"typ": "at+jwt"},
-}
+    "no audience": {"aud": None}, "another audience": {"aud": ["https://elsewhere.example"]}, "no end": {"exp": None},
+    "over": {"exp": int(NOW) - 100, "iat": int(NOW) - 200}, "for ever": {"exp": int(NOW) + 10**8},
+    "for ever, since nobody knows when": {"exp": int(NOW) + 10**8, "iat": None}, "another's issuer": {"iss": IDP},
+    "no issuer that is known": {"iss": "https://else.example"}, "an issuer that is no string": {"iss": None, "sub": 7},
+    "another key": {"key": signing_key("somebody")}, "an access token's type": {"typ": "at+jwt"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", BAD)
