@@ -154,15 +154,20 @@ def similar_key(
                 ]
         elif isinstance(value, dict):
             names = keys.names if keys is not None and keys.distinct else _NO_NAMES
-            clear = value.keys() <= names and anywhere <= names and all(tree.keys() <= names for tree in trees)
+            clear = value.keys() <= names and anywhere <= names
+            for tree in trees:
+                clear = clear and tree.keys() <= names
             if not clear and (found := _similar_in(value, keys, trees, anywhere, siblings)) is not None:
                 return "".join(f"/{step.replace('~', '~0').replace('/', '~1')}" for step in (*at, found))
             for key, below in value.items():
                 kind = type(below)  # of interest is a container with keys in it or below it
                 if below if kind is dict else kind is list and not _CONTAINERS.isdisjoint(map(type, below)):
-                    place = keys.at(key) if keys is not None else None
-                    read = [tree[key] for tree in trees if tree.get(key)]
+                    read = []
+                    for tree in trees:
+                        if inner := tree.get(key):
+                            read.append(inner)  # noqa: PERF401 - in a loop, a list of its own costs a call
                     if everywhere or read:
+                        place = keys.at(key) if keys is not None else None
                         waiting.append(((*at, key), below, place, read))
     return None
 
