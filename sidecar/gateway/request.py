@@ -152,9 +152,9 @@ class RequestContext(CallContext):
 
     def enter(self, server: str, folder: str, alias: str = "") -> None:
         """Sets the upstream of the address, so that refusals are written in its protocol."""
-        self.front, self.folder, self.alias = server, folder, alias
+        self.front = self.server = self.record.upstream = server
+        self.folder, self.alias = folder, alias
         self.shape = AnswerShape.STATELESS if folder == MCP and not self.plain else AnswerShape.PLAIN
-        self.server = self.record.upstream = server
 
     def goes_to(self, server: str) -> None:
         """Sets the called upstream, as far as it is known."""
