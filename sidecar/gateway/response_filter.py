@@ -114,10 +114,10 @@ class ResponseFilter:
                 request.answered(given)
         if earlier is not None or owned:
             lost = await self._lost_in_answer(earlier, owned)
+            if lost is not None and earlier is None:
+                raise Refusal(lost)
         if lost is not None:
             refusal = Refusal(lost)
-            if earlier is None:
-                raise refusal
             facts = facts_of(refusal, request.record.decision_id, request.now.manner)
             out, given = error_body(refusal, request_id, facts), None
         elif error is not None:
