@@ -5,8 +5,6 @@ all callers' connections, and running on without the kill switch or load sheddin
 second. Readiness reports the failure while it lasts, and each failure is logged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator

@@ -1,7 +1,5 @@
 """Builds the objects of the request path and connects them."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """Owns the audit, open as long as the sidecar lives: control records of its own changes, and published checkpoints."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -4,8 +4,6 @@ A scan every half second lists the files and when each was last written, behind 
 scans agree, so that a burst of writes, an editor's rename or Kubernetes' swap of `..data` is one change.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Loads all operator files into one snapshot: at the start, for a check, and for each reload."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Checks before the start, and before any file is created, that everything that must be written can be."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace

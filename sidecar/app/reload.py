@@ -1,7 +1,5 @@
 """Reloads changed files: a new snapshot serves once it is valid and on record, and until then the old one."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

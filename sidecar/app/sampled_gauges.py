@@ -1,7 +1,5 @@
 """Updates metrics that no request moves: twice a second, or when a snapshot comes into force."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field
 

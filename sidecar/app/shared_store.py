@@ -5,8 +5,6 @@ schedules, sessions, disabled principals and used proofs. A single instance keep
 folder. This module decides what an outage of the store means for each of its users.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from contextlib import AsyncExitStack

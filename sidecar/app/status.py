@@ -1,7 +1,5 @@
 """Reports the state of the sidecar from memory: codes and counts for all, sentences for operators alone."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

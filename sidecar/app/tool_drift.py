@@ -8,8 +8,6 @@ Pinned tools are compared with their pins; the tools of a server without pins wi
 read.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress

@@ -12,10 +12,10 @@ from typing import Final
 
 import click
 
-from sidecar.cli.client_files.bridge import MAX_LINE_BYTES, Headers, StdioBridge
+from sidecar.cli.client_files.bridge import MAX_LINE_BYTES, StdioBridge
 from sidecar.cli.client_files.formats import KEY_VARIABLE
 from sidecar.cli.command import FILE
-from sidecar.http.client import HttpClient, TargetOrigin, parse_origin
+from sidecar.http.client import HttpClient, parse_origin
 from sidecar.settings.secrets import read_secret
 
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -52,12 +52,7 @@ def connect(
     shown()  # reports a missing file at once
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="sidecar connect: %(message)s")
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        asyncio.run(_carried(origin, shown, timeout_s))
-
-
-async def _carried(origin: TargetOrigin, shown: Headers, timeout_s: float) -> None:
-    bridge = StdioBridge(HttpClient(origin), origin, _write, shown, timeout_s)
-    await bridge.run(_lines())
+        asyncio.run(StdioBridge(HttpClient(origin), origin, _write, shown, timeout_s).run(_lines()))
 
 
 async def _lines() -> AsyncIterator[bytes]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from sidecar.cli.lazy_group import Group
 from sidecar.cli.operator_socket import ask, path_of
 from sidecar.cli.terminal import print_table
 from sidecar.protocols.hidden_characters import shown
-from sidecar.settings.schedules import ScheduleSettings, acts_as
+from sidecar.settings.schedules import acts_as
 from sidecar.settings.timestamps import rfc3339
 
 NONE = "there is no schedule"
@@ -56,9 +56,10 @@ def next_(name: str, count: int, config: Path, as_json: bool) -> None:
         print_json({"schedules": {each: [rfc3339(moment) for moment in moments] for each, moments in due.items()}})
         return
     for each, moments in due.items():
-        click.echo(f"{each}  {chosen[each].cron}  {chosen[each].timezone}{'' if moments else '  disabled'}")
-        for moment in moments:
-            click.echo(f"  {_local(moment, chosen[each])}  {rfc3339(moment)}")
+        zone = chosen[each].timezone
+        click.echo(f"{each}  {chosen[each].cron}  {zone}{'' if moments else '  disabled'}")
+        for moment in moments:  # with its UTC offset, which changes with daylight saving
+            click.echo(f"  {datetime.fromtimestamp(moment, ZoneInfo(zone)):%a %Y-%m-%d %H:%M %z}  {rfc3339(moment)}")
     if not due:
         click.echo(NONE)
 
@@ -145,12 +146,6 @@ def resume(name: str, config: Path, as_json: bool) -> None:
     answer = ask(config, path_of("schedules", name, "resume"), as_json, {})
     if not as_json:
         click.echo(f"{answer['name']} is due next at {answer['next_due'] or 'no time'}")
-
-
-def _local(moment_s: float, schedule: ScheduleSettings) -> str:
-    """Format a time in the schedule's time zone with its UTC offset, which changes with daylight saving."""
-    moment = datetime.fromtimestamp(moment_s, UTC).astimezone(ZoneInfo(schedule.timezone))
-    return moment.strftime("%a %Y-%m-%d %H:%M %z")
 
 
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:

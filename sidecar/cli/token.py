@@ -121,7 +121,8 @@ def api_key(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--principal") from None
     add_key(keys_path, entry, now)
-    print_result({"key": text, **_shown(entry)}, text, as_json)
+    shown = {name: value for name, value in entry.model_dump().items() if name != "hash" and value}
+    print_result({"key": text, **shown}, text, as_json)
     click.echo(f"{entry.id} of {principal}, until {entry.expires_at or 'revoked'}; shown only now", err=True)
 
 
@@ -178,10 +179,6 @@ def _configured_keys(config: Path) -> Path:
     if path is None:
         raise click.UsageError(f"{config} names no identity.api_keys_path; write it there, or give --keys")
     return path
-
-
-def _shown(entry: KeyEntry) -> dict[str, Any]:
-    return {name: value for name, value in entry.model_dump().items() if name != "hash" and value}
 
 
 def _listed(entry: KeyEntry, now_s: float) -> dict[str, Any]:

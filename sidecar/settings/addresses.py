@@ -1,7 +1,5 @@
 """Parses listener addresses: `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, `unix:/run/sidecar/planner.sock`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from ipaddress import ip_address

@@ -1,7 +1,5 @@
 """Settings of the addresses of an agent, a program or an upstream: the seed's A2AEndpoint, A2AAuth and A2ARateLimit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Final, Literal, get_args

@@ -1,7 +1,5 @@
 """Settings of CLI-program agents: the seed's AgentConfiguration. No request defines a program (threats X1)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache

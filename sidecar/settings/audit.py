@@ -1,7 +1,5 @@
 """Settings of the audit log."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Settings of webhooks: allowed addresses, attempts and bounds."""
 
-from __future__ import annotations
-
 import re
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Annotated, Final, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Settings of upstream credentials, which replace the caller's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 

@@ -9,8 +9,6 @@ handled as in Debian's cron:
                      is due twice
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo

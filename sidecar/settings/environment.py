@@ -9,8 +9,6 @@ Values follow the rules of unquoted YAML scalars; one that begins with `[` is a 
     S201  a variable that names no setting     S202  set twice     S203  its file cannot be read     S204  unset in ${}
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

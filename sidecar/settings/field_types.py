@@ -1,7 +1,5 @@
 """Field types of the settings. Relative paths start at the file's folder, `folder` in the validation context."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator

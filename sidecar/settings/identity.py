@@ -1,7 +1,5 @@
 """Settings of issuers, API keys and certificates."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from ipaddress import ip_network

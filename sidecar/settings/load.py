@@ -1,7 +1,5 @@
 """Loads the settings in force and the origin of each value."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings of models, rules, their sources, and enforcement."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Resolves the command and environment of programs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

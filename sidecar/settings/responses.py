@@ -1,7 +1,5 @@
 """Settings of response rules and stored results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Settings of schedules: the seed's ScheduledTask; what changes at run time is in the task store."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, Final, Literal

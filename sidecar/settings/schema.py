@@ -1,7 +1,5 @@
 """Generates the JSON Schemas of the YAML files."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

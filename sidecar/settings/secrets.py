@@ -1,7 +1,5 @@
 """Reads, checks and creates secrets: one that can be guessed or read beyond its group stops the start (threats A12)."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

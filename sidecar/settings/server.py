@@ -1,7 +1,5 @@
 """Settings of listeners, TLS, sessions, streams, tasks, responses and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

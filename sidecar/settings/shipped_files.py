@@ -1,7 +1,5 @@
 """Finds the models and policies that ship with the release."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The root model of sidecar.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal

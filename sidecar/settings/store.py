@@ -7,8 +7,6 @@ redis+sentinel://host[:26379],host,…/service[/db]  the node that the Sentinels
 redis+cluster://host[:6379],host,…                 the Cluster node that owns the slot; rediss+cluster://
 """
 
-from __future__ import annotations
-
 import re
 import ssl
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Locates and records policies from a remote source, each in a folder of its own in the data folder."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Final

@@ -1,7 +1,5 @@
 """Reads and writes RFC 3339 timestamps; in code, a moment is seconds since the epoch."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Settings of upstreams."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit, urlunsplit

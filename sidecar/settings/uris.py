@@ -14,8 +14,6 @@ Text in braces is an expression of a URI template (RFC 6570), and `*` in a rule 
 are kept.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from ipaddress import AddressValueError, IPv4Address, IPv6Address

@@ -1,7 +1,5 @@
 """Turns validation errors, ours (`reject()`) and pydantic's, into findings for a file's author, with likely words."""
 
-from __future__ import annotations
-
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence

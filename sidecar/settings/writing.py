@@ -1,7 +1,5 @@
 """Replaces files atomically: readers see the old content or the new."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Mapping

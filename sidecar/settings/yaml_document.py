@@ -7,8 +7,6 @@ differently, reports all faults at once, and remembers the position of each valu
     Y101-Y104   the shape: unknown key, missing key, wrong type, wrong value
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace

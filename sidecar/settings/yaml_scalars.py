@@ -5,8 +5,6 @@ YAML 1.1 and 1.2 read `no`, `010`, `0o10`, `1:30`, `1_000` and `1e3` differently
 quoted. Dates stay text; callers that need a moment parse them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

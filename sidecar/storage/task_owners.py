@@ -7,8 +7,6 @@ A task belongs to the chain that created it, never to a session, a connection or
 unknown one get the same refusal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

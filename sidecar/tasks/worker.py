@@ -10,8 +10,6 @@
 each look, and a hold that lapsed may be taken by another process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

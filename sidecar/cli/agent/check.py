@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 import orjson
 
-from sidecar.cli.agent.formatting import OPERATOR, facts, figures
+from sidecar.cli.agent.formatting import OPERATOR, cause, facts, figures
 from sidecar.cli.command import NO, check_known, config_and_json, print_result, settings_in
 from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import Settings
@@ -152,7 +152,7 @@ def _lines(one: Mapping[str, Any], definition: CliAgent) -> Iterator[str]:
     yield from facts(
         {
             "ended": ended,
-            "error": error and f"{error['category']}: {error['message']}",
+            "error": cause(error),
             "why": tried["why"],
             "took": f"{tried['took_s']:.3f} s",
             "usage": figures(tried["usage"]),

@@ -21,6 +21,10 @@ def asks(run: Mapping[str, Any]) -> bool:
     return run["is_over"] and run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")
 
 
+def cause(error: Mapping[str, Any] | None) -> str | None:
+    return f"{error['category']}: {error['message']}" if error else None
+
+
 def row_for(principal: str, agent: str) -> Mapping[str, str]:
     """Return hints by refusal reason: the missing row that would allow the call, and its file."""
     kind = "user_to_nhi" if principal.startswith("user:") else "nhi_to_nhi"

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import click
 
-from sidecar.cli.agent.formatting import amount, ending, facts, figures
+from sidecar.cli.agent.formatting import amount, cause, ending, facts, figures
 from sidecar.cli.command import config_and_json
 from sidecar.cli.operator_socket import ask, path_of
 from sidecar.cli.terminal import print_table
@@ -93,22 +93,17 @@ def _in_full(one: Mapping[str, Any]) -> Iterator[str]:
             "tries": f"{one['retries'] + 1} of {one['max_retries'] + 1}",
             "exit code": one["exit_code"],
             "signal": one["signal"],
-            "error": one["error"] and f"{one['error']['category']}: {one['error']['message']}",
+            "error": cause(one["error"]),
             "usage": figures(one["usage"]),
             "said": amount(one["output_bytes"]),
         }
     )
     for name, lines in (
         ("states", [f"{each['at']}  {each['state']:<9}  {each['why'] or ''}" for each in one["transitions"]]),
-        ("earlier tries", [_try(each) for each in one["tries"]]),
+        ("earlier tries", [f"{each['started_at']}  {cause(each['error']) or each['status']}" for each in one["tries"]]),
         ("told", one["input"].splitlines()[-TAIL_LINES:]),
         ("output", one["output"].splitlines()[-TAIL_LINES:]),
     ):
         if lines:
             yield f"  {name}"
             yield from (f"    {shown(line.expandtabs())}".rstrip() for line in lines)
-
-
-def _try(one: Mapping[str, Any]) -> str:
-    why = f"{one['error']['category']}: {one['error']['message']}" if one["error"] else one["status"]
-    return f"{one['started_at']}  {why}"

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from sidecar.cli.agent.formatting import OPERATOR, asks, ending, row_for
+from sidecar.cli.agent.formatting import OPERATOR, asks, cause, ending, row_for
 from sidecar.cli.agent.run_output import RunOutput, written
 from sidecar.cli.command import NO, USAGE, CommandFailed, config_and_json, print_json, settings_in
 from sidecar.cli.operator_socket import answer_in, ask, ask_control, events, exchange, path_of, reaching, refused
@@ -179,7 +179,7 @@ def _finish(run: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(run)
     elif run["status"] != "success":
-        why = f"{run['error']['category']}: {run['error']['message']}" if run["error"] else run["message"]
+        why = cause(run["error"]) or run["message"]
         click.echo(f"{run['id']}: {ending(run)}" + (f": {shown(why)}" if why else ""), err=True)
     elif asks(run):
         click.echo(f"{run['id']}: it asks: {shown(run['message'] or 'for more')}", err=True)

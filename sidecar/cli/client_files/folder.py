@@ -355,5 +355,5 @@ def _scalar(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _scalar)
 
 
-def upstreams_yaml(upstreams: Mapping[str, Mapping[str, Any]], indent: str = "  ") -> str:
-    return textwrap.indent(yaml.dump(upstreams, Dumper=_Dumper, sort_keys=False, width=sys.maxsize), indent)
+def upstreams_yaml(upstreams: Mapping[str, Mapping[str, Any]]) -> str:
+    return textwrap.indent(yaml.dump(upstreams, Dumper=_Dumper, sort_keys=False, width=sys.maxsize), "  ")

@@ -23,7 +23,6 @@ from sidecar.cli.client_files.formats import ClientFormat, program
 from sidecar.cli.client_files.jsonc import JsonMember, JsonText, parse_jsonc
 from sidecar.settings.yaml_nodes import Loc
 
-BACKUP = ".before-sidecar"
 _OURS = re.compile(r"https?://[^/\s]+(?:/[^\s?#]*)?/mcp/[a-z0-9]+(?:-[a-z0-9]+)*")
 
 
@@ -134,7 +133,10 @@ def unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
     ours = [server for server in leading if server.loc in old and server.address != old[server.loc].address]
     addresses = {server.loc: server.address for server in ours}
     names = tuple(server.name for server in ours)
-    if wrap_at(original, addresses, _headers_of(ours[0]) if ours else {}).text.encode() == now:
+    identifying: Mapping[str, str] = ours[0].headers if ours else {}
+    if ours and "--api-key-path" in ours[0].args:  # of a bridge, only that it has a credential counts
+        identifying = {"X-API-Key": ""}
+    if wrap_at(original, addresses, identifying).text.encode() == now:
         return Unwrapped(before, names, exactly=True)
     members = current.text.members
     edits = [(members[loc].value, members[loc].end, original.text.piece(loc)) for loc in addresses]
@@ -142,13 +144,8 @@ def unwrap(now: bytes, before: bytes, path: Path) -> Unwrapped:
     return Unwrapped(_edited(current.text.text, edits).encode(), names, left)
 
 
-def _headers_of(server: ClientServer) -> Mapping[str, str]:
-    """Return the headers that identify the client; for a bridge, that it has a credential."""
-    return {"X-API-Key": ""} if "--api-key-path" in server.args else server.headers
-
-
 def backup_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}{BACKUP}")
+    return path.with_name(f"{path.name}.before-sidecar")
 
 
 def keep_backup(path: Path, raw: bytes) -> Path:

@@ -16,8 +16,6 @@ from sidecar.policy_tools.diff.formats import as_data, as_markdown, as_text
 from sidecar.policy_tools.git_revisions import Revision, opened
 from sidecar.policy_tools.policy_location import configured
 
-_WORKING_TREE = "working tree"
-
 
 @click.command()
 @click.argument("old")
@@ -59,7 +57,7 @@ def diff(
     with ExitStack() as stack:
         before = stack.enter_context(opened(old, directory=Path()))
         if new is None:
-            after = Revision(_WORKING_TREE, configured(config, os.environ))
+            after = Revision("working tree", configured(config, os.environ))
         else:
             after = stack.enter_context(opened(new, directory=Path()))
         found = difference(load(before), load(after), objects)

@@ -9,8 +9,7 @@ import orjson
 from sidecar.errors import visible
 from sidecar.limits.amounts import in_units
 from sidecar.policy_tools.audit_records import RecordedQuestion
-from sidecar.policy_tools.explain import ChargedLimit, Explanation, Ground, Ran, Traced
-from sidecar.policy_tools.nearest_rules import NearestRule
+from sidecar.policy_tools.explain import ChargedLimit, Explanation, Ground, Traced
 from sidecar.policy_tools.rule_text import moment
 from sidecar.vocabulary import PermissionKind, RuleRef
 
@@ -59,11 +58,18 @@ def _link(number: int, traced: Traced, found: Explanation) -> Iterator[str]:
     for ground in traced.grounds:
         yield from _ground(ground, link.subject, link.object)
     for ran in traced.conditions:
-        yield from _condition(ran)
+        recorded = ran.source == "the record"
+        by = ", on record" if recorded else f": {ran.source}" if ran.source else ""
+        yield f"  condition {ran.text}  {ran.outcome}{by}"
+        yield from (f"    {at} = {f'digest {value}' if recorded else _shown(value)}" for at, value in ran.read.items())
     if not link.allowed and not traced.grounds:
         yield "  nearest rules" if traced.near else "  no rule comes near"
     for near, text in traced.near:
-        yield from _near(near, text)
+        yield f"    {near.rule.id}  {_where(near.rule)}"
+        yield f"      {text}"
+        for misfit in near.misfits:
+            what = misfit.said if misfit.part == "shadow" else f"{misfit.part} does not fit: {misfit.said}"
+            yield f"      {what}" + (f"  ({misfit.hint})" if misfit.hint else "")
 
 
 def _ground(ground: Ground, subject: str, obj: str) -> Iterator[str]:
@@ -78,21 +84,6 @@ def _ground(ground: Ground, subject: str, obj: str) -> Iterator[str]:
         yield "    role: " + " → ".join([subject, *way])
     if ground.sets:
         yield "    set: " + " → ".join([obj, *ground.sets])
-
-
-def _condition(ran: Ran) -> Iterator[str]:
-    by = {"": "", "the record": ", on record"}.get(ran.source, f": {ran.source}")
-    yield f"  condition {ran.text}  {ran.outcome}{by}"
-    for path, value in ran.read.items():
-        yield f"    {path} = {_shown(value) if ran.source != 'the record' else f'digest {value}'}"
-
-
-def _near(near: NearestRule, text: str) -> Iterator[str]:
-    yield f"    {near.rule.id}  {_where(near.rule)}"
-    yield f"      {text}"
-    for misfit in near.misfits:
-        what = misfit.said if misfit.part == "shadow" else f"{misfit.part} does not fit: {misfit.said}"
-        yield f"      {what}" + (f"  ({misfit.hint})" if misfit.hint else "")
 
 
 def _the_rest(found: Explanation) -> Iterator[str]:

@@ -23,7 +23,7 @@ from sidecar.cli.timestamps import Moment
 from sidecar.errors import visible
 from sidecar.policy_tools.audit_records import UnreadableAuditLine
 from sidecar.policy_tools.policy_location import in_folder
-from sidecar.policy_tools.replay import Candidate, Change, ChangeKind, Replay, ReplayGroup
+from sidecar.policy_tools.replay import Candidate, Change, Replay
 from sidecar.policy_tools.replay import replay as replayed
 
 _TITLES: dict[Change, str] = {
@@ -98,19 +98,15 @@ def lines(report: Replay, revision: str, limit: int) -> Iterator[str]:
             yield ""
             yield title
         for kind, group in groups[:limit]:
-            yield from _example(kind, group)
+            yield f"  {group.count} x  {kind.chain} → {kind.object}  {kind.action}"
+            old = kind.was + (f" by {', '.join(kind.old_rules)}" if kind.old_rules else "")
+            new = kind.now + (f" by {', '.join(kind.new_rules)}" if kind.new_rules else "")
+            yield f"       then {old}; now {new}" + (f": {kind.why}" if kind.why else "")
+            yield f"       first: record {group.seq}, decision {group.decision_id}, {group.timestamp}"
         if len(groups) > limit:
             yield f"  and {len(groups) - limit} more kinds"
     if report.ungrouped:
         yield f"  {report.ungrouped} more records are counted above, and were too various to be shown"
-
-
-def _example(kind: ChangeKind, group: ReplayGroup) -> Iterator[str]:
-    yield f"  {group.count} x  {kind.chain} → {kind.object}  {kind.action}"
-    old = f"{kind.was}" + (f" by {', '.join(kind.old_rules)}" if kind.old_rules else "")
-    new = f"{kind.now}" + (f" by {', '.join(kind.new_rules)}" if kind.new_rules else "")
-    yield f"       then {old}; now {new}" + (f": {kind.why}" if kind.why else "")
-    yield f"       first: record {group.seq}, decision {group.decision_id}, {group.timestamp}"
 
 
 def as_data(report: Replay, revision: str, limit: int) -> dict[str, Any]:

@@ -116,11 +116,11 @@ def check(
     return CheckReport(_ordered([*refused, *told, *found]), source.revision, dict(sorted(counted.items())), left_out)
 
 
-def suspicious(policy: LintedPolicy, lints: Iterable[Lint] = LINTS) -> tuple[list[Fault], dict[str, int]]:
+def suspicious(policy: LintedPolicy) -> tuple[list[Fault], dict[str, int]]:
     """Return the lints' findings, at most 200 of one code, and the number of further ones by code."""
     seen: Counter[str] = Counter()
     faults = []
-    for lint in lints:
+    for lint in LINTS:
         for finding in lint(policy):
             seen[finding.code] += 1
             if seen[finding.code] <= MAX_TOLD:

@@ -35,8 +35,6 @@ CODES: Mapping[str, CodeMeaning] = {
     for code, level, about, mend in _ENTRY.findall(files(__package__).joinpath("codes.txt").read_text("utf-8"))
 }
 
-SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
 
 def level(fault: Fault) -> str:
     if fault.severity == "warning" and fault.code in CODES and CODES[fault.code].level == "note":
@@ -103,7 +101,7 @@ def sarif(report: CheckReport, where: str, root: Path) -> str:
         "invocations": [{"executionSuccessful": True}],
         "results": [_result(fault, codes.index(fault.code), root) for fault in report.faults],
     }
-    told = {"$schema": SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+    told = {"$schema": "https://json.schemastore.org/sarif-2.1.0.json", "version": "2.1.0", "runs": [run]}
     return orjson.dumps(told, option=orjson.OPT_INDENT_2).decode()
 
 

@@ -24,7 +24,7 @@ from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import GET, LIST
 from sidecar.storage import RecordPage
 from sidecar.tasks.api.models import A2aTask, cancelled, created, shown, without_result
-from sidecar.tasks.api.request_reader import TaskQuery, TaskRequest, cancels, gets, order_in, sends, unknown, wanted_in
+from sidecar.tasks.api.request_reader import TaskQuery, TaskRequest, cancels, gets, order_in, sends, wanted_in
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import SEEN, Task, TaskState, TaskStep
 from sidecar.tasks.api.task_runner import TaskRunner
@@ -86,7 +86,7 @@ class TaskFrontend:
     async def _own(self, caller: Caller, task_id: str) -> Task:
         record = await self.runner.means.store.get(task_id)
         if record is None or record.owner != caller.binding:
-            raise unknown()
+            raise Refusal(Reason.TASK_UNKNOWN)
         return record
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from sidecar.errors import Reason, Refusal
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, canonical
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.protocols import jsonrpc
@@ -182,7 +181,3 @@ def _number(text: str | None, name: str, least: int, most: int, default: int) ->
     if not text.isascii() or not text.isdigit() or len(text) > 8 or not least <= int(text) <= most:
         raise malformed(f"{name} must be a whole number from {least} to {most}")
     return int(text)
-
-
-def unknown() -> Refusal:
-    return Refusal(Reason.TASK_UNKNOWN)

@@ -301,9 +301,14 @@ class TaskLifecycle:
             result = {"artifacts": task.get("artifacts", []), "message": status.get("message")}
             await self._complete(record, result)
         elif state is TaskState.FAILED:
+            message = status.get("message") or {}
+            told = _plain(" ".join(str(part["text"]) for part in message.get("parts", []) if "text" in part))
             otherwise = "The agent rejected the task" if said == "TASK_STATE_REJECTED" else "The agent failed"
-            told = _text_of(status.get("message")) or otherwise
-            await self._end(record, TaskState.FAILED, _failure_of(status.get("message")), told)
+            about = message.get("metadata")
+            # The seed's codes: a timeout is the only cause that an agent can report.
+            timed_out = isinstance(about, Mapping) and about.get(ERROR_CODE) == "Timeout"
+            code = "Timeout" if timed_out else "ExecutionFailed"
+            await self._end(record, TaskState.FAILED, code, told or otherwise)
         elif state is TaskState.CANCELLED:
             await self._end(record, TaskState.CANCELLED)
         else:
@@ -488,18 +493,6 @@ def check_standing(switch: KillSwitch, now: Snapshot, caller: Caller, call: Call
     if not now.identity.vouches_for(caller):
         raise Refusal(Reason.BAD_CREDENTIAL)
     check_caller(caller, now.audience(call.upstream, AGENTS))
-
-
-def _failure_of(message: Mapping[str, Any] | None) -> str:
-    """Returns the seed's code for why a task failed; a timeout is the only cause that an agent can report."""
-    said = (message or {}).get("metadata")
-    return "Timeout" if isinstance(said, Mapping) and said.get(ERROR_CODE) == "Timeout" else "ExecutionFailed"
-
-
-def _text_of(message: Mapping[str, Any] | None) -> str:
-    parts = (message or {}).get("parts", [])
-    text = " ".join(str(part["text"]) for part in parts if "text" in part)
-    return _plain(text)
 
 
 def _plain(text: str) -> str:

@@ -18,7 +18,7 @@ from sidecar.gateway.stages import Stages
 from sidecar.limits import Lease
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols.a2a.operations import SEND
-from sidecar.tasks.api.request_reader import NewTask, sends, unknown
+from sidecar.tasks.api.request_reader import NewTask, sends
 from sidecar.tasks.api.task_lifecycle import check_standing
 from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.tasks.api.task_runner import TaskRunner
@@ -103,7 +103,7 @@ class TaskOrders:
         await recording.outcome(http_status=THERE, bytes_out=0)
         there = await self.runner.means.store.get(order.task_id)
         if there is None or there.owner != caller.binding:  # a task must not be returned to another caller
-            raise unknown()
+            raise Refusal(Reason.TASK_UNKNOWN)
         return there
 
     def new(self, caller: Caller, order: NewTask, task_id: str) -> Task:

@@ -78,13 +78,10 @@ class TaskRunner:
     async def _take_up(self) -> None:
         for record in await self.held.take():
             if record.id in self.held.refused:
-                await self._take_back(record)
+                # Its caller was told that it was not accepted: it ends, without a callback.
+                untold = record._replace(callback_url="", revision=record.revision + 1)
+                await self.means.store.replace(untold.ended(TaskState.CANCELLED, self.means.live.clock()))
+                del self.held.refused[record.id]
             else:
                 self.begin(record, record.caller)
         self.metrics.tasks(await self.means.store.counts())
-
-    async def _take_back(self, record: Task) -> None:
-        """Ends a task that its caller was told was not accepted, without a callback."""
-        untold = record._replace(callback_url="", revision=record.revision + 1)
-        await self.means.store.replace(untold.ended(TaskState.CANCELLED, self.means.live.clock()))
-        del self.held.refused[record.id]

@@ -47,7 +47,6 @@ MAX_LINE_BYTES: Final = 4 * 2**20  # threats X5; longer output must be split
 EACH_BYTES: Final = 16  # a message counts for at least this: many empty ones are work too
 MAX_ARTIFACTS: Final = 1_000  # different ones per turn: each is searched for among the others, here and by clients
 MAX_NOISE: Final = 1_000  # lines per turn that are not JSON-RPC: a banner is skipped, a log is not
-METHOD: Final = "message/send"
 STATES: Final[Mapping[str, str]] = {
     "completed": "TASK_STATE_COMPLETED",
     "failed": "TASK_STATE_FAILED",
@@ -56,7 +55,6 @@ STATES: Final[Mapping[str, str]] = {
     "input-required": "TASK_STATE_INPUT_REQUIRED",
     "auth-required": "TASK_STATE_AUTH_REQUIRED",
 }
-_COMPLETED: Final = STATES["completed"]
 # The categories that a program may name; `system` is the sidecar's own.
 _CATEGORIES: Final = {one.value: one for one in (Category.TRANSIENT, Category.PERMANENT, Category.AGENT)}
 _UNSAID: Final = "it says that it failed, and not why"
@@ -79,7 +77,7 @@ class RpcDialogue:
 
     def begin(self, order: ProgramOrder) -> bytes:
         try:
-            line = encode_request(Request(self._last_id + 1, METHOD, _params(order)))
+            line = encode_request(Request(self._last_id + 1, "message/send", _params(order)))
         except TypeError:  # an unpaired surrogate, or nested too deeply
             raise UnsayableError("the message cannot be written as JSON") from None
         self._last_id += 1
@@ -246,7 +244,7 @@ def _result(result: object) -> list[Heard]:
         OutputArtifact({"artifact": _read("Artifact", one, f"/result/artifacts/{index}"), "lastChunk": True})
         for index, one in enumerate(said.get("artifacts", []))
     ]
-    if state == _COMPLETED:
+    if state == STATES["completed"]:
         more: list[Heard] = [OutputChunk(text)] if text else []
         more += [OutputArtifact({"artifact": {"parts": parts}})] if parts else []
         return [*more, *artifacts, TurnAnswer()]

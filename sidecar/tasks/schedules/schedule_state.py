@@ -138,9 +138,6 @@ class ScheduleStanding(NamedTuple):
             return self
         return self._moved(self._at_work)._replace(paused_by="", paused_s=None, settled_s=now_s)
 
-    def corrected(self, now_s: float) -> ScheduleStanding:
-        return self._replace(settled_s=now_s)
-
     def ordered(self, run: ScheduledRun) -> ScheduleStanding:
         if run in self.running or (run.due_s is not None and run.due_s <= self.settled_s):
             return self

@@ -35,7 +35,6 @@ from sidecar.vocabulary import SCHEDULE, Caller, Credential, Principal, Witness
 
 LOOK_EVERY_S: Final = 1.0
 TAKE_EVERY_S: Final = 3.0
-UNREADABLE: Final = "unreadable"
 SWEEP_EVERY_S: Final = 3600.0
 AT_ONCE: Final = 16  # schedules worked on at once, so that requests get their turn
 MOST_AT_ONCE: Final = 20  # runs of one schedule, with `overlap: allow`
@@ -91,7 +90,7 @@ class ShownSchedule(NamedTuple):
 
     @property
     def state(self) -> str:
-        return self.standing.state if self.is_read else UNREADABLE
+        return self.standing.state if self.is_read else "unreadable"
 
 
 class NamedSchedule(NamedTuple):
@@ -282,7 +281,7 @@ class Scheduler:
             return
         if was_wrong(standing.settled_s, now_s):
             log.warning("the clock was set back: due times until then are not made up for", extra=one.about)
-            await self._change(one, lambda was: was.corrected(now_s))
+            await self._change(one, lambda was: was._replace(settled_s=now_s))
             return
         owes = owed(schedule.calendar, standing.settled_s, now_s, schedule.late_s)
         if owes is None:
