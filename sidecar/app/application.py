@@ -36,7 +36,7 @@ from sidecar.errors import SettingsError
 from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchEntry, SwitchLedger, object_of
 from sidecar.gateway.kill_switch.known_names import KnownNames, known
 from sidecar.gateway.reauthorization import ContinuedPermission
-from sidecar.http.server.listeners import Listener, check_fast_parser
+from sidecar.http.server.listeners import check_fast_parser
 from sidecar.limits.usage_report import UsageQuery, UsageReport
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings, load_settings
@@ -133,10 +133,11 @@ class Application:
         build = partial(next_snapshot, path, environ, processes, executions)
         self.reloader = Reloader(live, build, self.watcher, metrics, witness=witness, serves=self._now_serving)
         self.drift = ToolDrift(live, metrics, witness, time.monotonic)
-        self.replicas = Peers(secrets.token_hex(8), shared.run, self._serving, self._heard_of_news)
+        self.replicas = Peers(secrets.token_hex(8), self.limiter.store.run, self._serving, self._heard_of_news)
         self.gauges = SampledGauges(self.pipeline, self.replicas)
         self.showing = UsageReport(self.limiter.store)
         self.listening = Servers(path, settings, self.pipeline)
+        self.listeners, self.grpc_ports = self.listening.listeners, self.listening.grpc_ports
         parts = self.reloader, follower, self.replicas, self.drift, self.jobs
         report = StatusReport(settings, way, executions, shared.counting, *parts)
         self.report, self._mode = report, ENFORCE
@@ -149,16 +150,6 @@ class Application:
     @property
     def base_url(self) -> str:
         return self.live.current.base_url
-
-    @property
-    def listeners(self) -> Sequence[Listener]:
-        """The HTTP listeners: data first, then local ones, then admin."""
-        return self.listening.listeners
-
-    @property
-    def grpc_ports(self) -> Mapping[str, int]:
-        """The gRPC port, and by name the ports of agents that have their own."""
-        return self.listening.grpc_ports
 
     async def stop(self) -> None:
         """Fail readiness at once, let calls in flight finish within the grace time, and close the audit last."""

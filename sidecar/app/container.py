@@ -57,7 +57,7 @@ def way_from(
     audit, random = evidence.audit, secrets.SystemRandom().random
     first.identity.share_proofs(shared.proof)
     live = Live(first, time.time)
-    switch = KillSwitch(ledger, share=shared.run, witness=audit.control, clock=time.time)
+    switch = KillSwitch(ledger, share=shared.limiter.store.run, witness=audit.control, clock=time.time)
     forwarder = _forwarder(settings, live, switch, shared, RequestStates(Seal(audit.key.secret), time.time))
     session_calls = SessionCalls(settings.sessions.session_calls_per_minute, time.monotonic)
     callbacks = callbacks_from(
@@ -111,6 +111,7 @@ def _forwarder(
         max_sessions=settings.sessions.max,
         max_per_principal=settings.sessions.max_per_principal,
     )
-    roaming = SessionStore(sessions, shared.run if settings.sessions.store == "redis" else None, time.time)
+    run = shared.limiter.store.run if settings.sessions.store == "redis" else None
+    roaming = SessionStore(sessions, run, time.time)
     places = StreamLimits(secrets.SystemRandom().random)
     return Forwarder(live, sessions, switch, shared.tasks, Reauthorization(live, switch), places, states, roaming)

@@ -48,7 +48,8 @@ class GrpcServer(Protocol):
 
 @dataclass(slots=True)
 class Servers:
-    """All open listeners. `path` is the settings file, named in faults."""
+    """All open listeners: of HTTP, data first, then local ones, then admin; of gRPC by port, "" the common one and
+    others by agent. `path` is the settings file, named in faults."""
 
     path: Path
     settings: Settings

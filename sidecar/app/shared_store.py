@@ -19,7 +19,7 @@ from sidecar.limits.store_monitor import StoreMonitor
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
 from sidecar.storage import RecordBounds, RecordStore, RecordStores
-from sidecar.storage.redis_script import Run, script_text
+from sidecar.storage.redis_script import script_text
 from sidecar.storage.task_owners import OWNERS, TaskOwners
 from sidecar.tasks.api.task_record import TASKS, Task
 
@@ -55,10 +55,6 @@ class SharedStore:
             await self.limiter.store.ping()
         except StoreUnavailable as error:
             log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
-
-    @property
-    def run(self) -> Run:
-        return self.limiter.store.run
 
     async def proof(self, name: str, for_ms: int) -> bool | None:
         """Whether a proof is new to all replicas. Raises Refusal while the store is out."""

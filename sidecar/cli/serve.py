@@ -25,8 +25,6 @@ from sidecar.http.server.fd_limits import hold_standard, take_all
 if TYPE_CHECKING:
     from sidecar.app.application import Application
 
-SWITCH_S = 0.001
-
 log = logging.getLogger("sidecar.serve")
 
 
@@ -126,7 +124,7 @@ def settle_interpreter() -> None:
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
-    sys.setswitchinterval(SWITCH_S)
+    sys.setswitchinterval(0.001)
 
 
 def _stop_or_die(stop: asyncio.Event) -> None:

@@ -1,12 +1,11 @@
 """`sidecar wrap`, `unwrap` and `client-config`: leads an MCP client's configuration through a sidecar."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
-from sidecar.cli.client_files.configuration import ClientFile, open_client_file
+from sidecar.cli.client_files.configuration import open_client_file
 from sidecar.cli.client_files.formats import (
     CLIENTS,
     KEY_FILE,
@@ -25,7 +24,6 @@ from sidecar.cli.command import CommandFailed, config_and_json, json_option, pri
 from sidecar.errors import visible
 from sidecar.settings import Settings
 from sidecar.settings.writing import write_whole
-from sidecar.settings.yaml_nodes import Loc
 
 LOCAL = "http://127.0.0.1:8070"
 """The local address that `sidecar init` writes."""
@@ -53,7 +51,10 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
         notes.append(f'{file.elsewhere} servers under "projects" stay as they are: they do not lead here')
     known = frozenset(settings.upstreams) if settings else frozenset[str]()
     if settings is not None and config is not None:
-        _refuse_unknown(file, wanted, known, config)
+        missing = [server for server in file.servers if server.loc in wanted and wanted[server.loc] not in known]
+        if any(not server.disabled for server in missing):  # those that are switched off are left out below
+            listed = ", ".join(f"{server.name} ({wanted[server.loc]})" for server in missing)
+            raise CommandFailed(f"{config} has no upstream for {listed}: add them there")
     for server in file.servers:
         if server.disabled and server.loc in wanted and wanted[server.loc] not in known:
             del wanted[server.loc]
@@ -151,14 +152,6 @@ def _entrance(url: str | None, settings: Settings | None) -> ClientAddress:
     if found is None:
         raise CommandFailed(f"sidecar.yaml {NO_ADDRESS}")
     return found
-
-
-def _refuse_unknown(file: ClientFile, names: Mapping[Loc, str], known: frozenset[str], config: Path) -> None:
-    """Refuse servers that no upstream is configured for. Those that are switched off are left out later."""
-    missing = [server for server in file.servers if server.loc in names and names[server.loc] not in known]
-    if any(not server.disabled for server in missing):
-        listed = ", ".join(f"{server.name} ({names[server.loc]})" for server in missing)
-        raise CommandFailed(f"{config} has no upstream for {listed}: add them there")
 
 
 def _written(path: Path, raw: bytes, text: str) -> Path:

@@ -1,12 +1,10 @@
 """Collects the names that are known to exist: from a catalogue, a policy, and recorded use."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from sidecar.errors import Fault, SettingsError
 from sidecar.policy import PolicySource, grammar
@@ -18,7 +16,6 @@ from sidecar.vocabulary import RuleRef
 
 _THINGS = (*grammar.ON_SERVERS, "nhi:")
 ACTION_ON = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
-_AFTER_EVERYTHING = chr(0x10FFFF)
 
 
 def server_of(obj: str) -> str:
@@ -99,7 +96,7 @@ class Known(NamedTuple):
     listed: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, subjects: Iterable[str], objects: Iterable[str], listed: frozenset[str] = frozenset()) -> Known:
+    def of(cls, subjects: Iterable[str], objects: Iterable[str], listed: frozenset[str] = frozenset()) -> Self:
         """Collect the names. Every NHI is an object too: others may call it."""
         principals = frozenset(subjects)
         nhis = {name for name in principals if name.startswith("nhi:")}
@@ -108,5 +105,5 @@ class Known(NamedTuple):
     def fitting(self, pattern: str) -> list[str]:
         """Return the known objects that a rule's object, exact or pattern, matches."""
         head = pattern.partition(WILDCARD)[0]
-        start, end = bisect_left(self.objects, head), bisect_left(self.objects, head + _AFTER_EVERYTHING)
+        start, end = bisect_left(self.objects, head), bisect_left(self.objects, f"{head}\U0010ffff")
         return [name for name in self.objects[start:end] if glob(name, pattern)]

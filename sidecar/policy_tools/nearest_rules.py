@@ -4,14 +4,12 @@ A rule's rank is the number of its parts that match (subject, object, action; th
 broken by the similarity of the other parts to the question. Parts are compared as in the built-in models.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher, get_close_matches
 from itertools import compress, islice
 from operator import not_
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.grammar import ON_SERVERS
@@ -73,7 +71,7 @@ class Sought(NamedTuple):
         now_s: float,
         outcomes: Mapping[str, str] = _NONE,
         server: str = "",
-    ) -> Sought:
+    ) -> Self:
         """Return the question of a denied link; `server` is that of a session call."""
         roles = next((engine.roles_of(principal) for principal in chain if principal.name == link.subject), frozenset())
         sets = source.sets.closure((link.object,))

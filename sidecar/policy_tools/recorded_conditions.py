@@ -37,7 +37,6 @@ MORE_THAN_EQUAL = "a condition asks more of a hashed argument than whether it eq
 ROLES_CHANGED = "a condition reads arguments and roles, and the roles may be others now"
 _EQUALITY = {"_==_", "_!=_", "@in", "has"}
 _ORDER = {"_<_", "_<=_", "_>_", "_>=_"}
-_NO_VALUES: Mapping[str, Any] = {}
 ARGUMENTS: Mapping[str, Any] = {"arguments": "not recorded"}  # by identity: those of the question itself
 
 
@@ -80,7 +79,7 @@ class RecordedCase:
         ]
         if key.lends or self.asked.without_arguments:  # arguments belong to the question itself
             written = [path for path in written if path[0] != "args"]
-            scene = scene._replace(args=_NO_VALUES)
+            scene = scene._replace(args={})
         if not written:
             return condition.original.run(scene, units)
         facts = [fact for fact in self.asked.facts if (fact.subject, fact.lends) == key[1:]]

@@ -35,8 +35,6 @@ class ListenAddress:
 
 @dataclass(frozen=True, slots=True)
 class UnixAddress:
-    """A Unix domain socket."""
-
     path: Path
     is_loopback: ClassVar[bool] = True
 

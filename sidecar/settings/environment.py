@@ -22,7 +22,6 @@ from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
 PREFIX = "SIDECAR_"
 MAX_SECRET_BYTES = 64 * 1024
 NAMED = ("upstreams", "agents", "schedules")  # sections whose keys the operator chooses
-EXPANDED = ("upstreams", "agents")
 _FROM_FILE = "_FILE"
 _SEGMENT = re.compile(r"[A-Z0-9]+(?:_[A-Z0-9]+)*")
 _PLACEHOLDER = re.compile(r"\$\{(?:env:)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\}")
@@ -127,7 +126,7 @@ def _filled_in(document: Document, environ: Mapping[str, str], faults: list[Faul
     """Expand `${VAR}` in upstreams and agents. Elsewhere a dollar sign has no meaning."""
 
     def expanded(node: YamlNode, loc: Loc) -> YamlNode:
-        if loc and loc[0] in EXPANDED and isinstance(node.value, str) and "${" in node.value:
+        if loc and loc[0] in ("upstreams", "agents") and isinstance(node.value, str) and "${" in node.value:
             text, problems = _expand(node.value, environ)
             faults.extend(document.fault(loc, problem, "S204", hint) for problem, hint in problems)
             return replace(node, value=text, shown=node.value)

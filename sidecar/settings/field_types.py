@@ -200,7 +200,6 @@ def split_url(text: str, *schemes: str) -> SplitResult:
 
 
 def url_of(*schemes: str) -> AfterValidator:
-    """Return the check of a URL with one of the schemes."""
     return AfterValidator(lambda text: split_url(text, *schemes) and text)
 
 

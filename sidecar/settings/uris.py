@@ -149,12 +149,6 @@ def normal_pattern(pattern: str) -> str:
     return _restore(text[:at].lower() + _encoded(text[at:], _UNRESERVED), held)
 
 
-def _has_stray_capitals(pattern: str) -> bool:
-    """Whether a pattern has capitals in a part that may be a host, which has none in its normal form."""
-    text, _ = _hold(_PATTERN_PIECE, pattern)
-    return not _SCHEME_KNOWN.match(text) and any(character.isupper() for character in text)
-
-
 def normal_object(text: str) -> str:
     """An object or object pattern, with the URI of a resource in its normal form, as in calls."""
     server, slash, uri = text.partition("/")
@@ -176,7 +170,10 @@ def fault_in_object(text: str) -> str:
         return ""
     if "*" not in uri:
         return fault_in_uri(uri)
-    return "has capitals that fit no host: calls are decided with hosts in lower case" * _has_stray_capitals(uri)
+    text, _ = _hold(_PATTERN_PIECE, uri)
+    if _SCHEME_KNOWN.match(text) or not any(character.isupper() for character in text):
+        return ""
+    return "has capitals that fit no host: calls are decided with hosts in lower case"
 
 
 def _normal(text: str) -> str:

@@ -67,8 +67,6 @@ class PendingDelivery(NamedTuple):
 
 
 class DeliveryState(StrEnum):
-    """The state of a delivery."""
-
     WAITING = "waiting"
     SENDING = "sending"
     DELIVERED = "delivered"

@@ -1,12 +1,10 @@
 """Describes one kind of record: its encoding and where it is stored."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated, Any, Final, Generic, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Generic, Self, get_args, get_origin, get_type_hints
 
 import orjson
 from pydantic import ConfigDict, Field, TypeAdapter
@@ -111,7 +109,7 @@ class RecordKind(Generic[R]):
     is_work: bool = True
     told: set[int] = field(default_factory=set, compare=False, repr=False)
 
-    def sealed(self, seal: Callable[[], AesSeal]) -> RecordKind[R]:
+    def sealed(self, seal: Callable[[], AesSeal]) -> Self:
         """Returns the same kind with bodies that only holders of the key can read. `seal` is called on first use."""
         about = self.key.encode()
         return replace(

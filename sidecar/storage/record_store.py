@@ -66,8 +66,6 @@ def ends_at(record: StoredRecord, is_work: bool) -> float:
 
 
 class AddedRecord(Enum):
-    """The result of adding a record."""
-
     KEPT = "kept"
     KNOWN = "known"  # a record with this id exists and is unchanged; it may be the caller's own, if a reply was lost
     FULL = "full"  # there is no room

@@ -36,7 +36,6 @@ class RecordStores:
         return cls(where, SqliteFile(None if where == "memory" else path), run)
 
     def of(self, kind: RecordKind[R]) -> RecordStore[R]:
-        """Opens the records of one kind."""
         store: RecordStore[R]
         match self.where:
             case "memory":

@@ -103,7 +103,6 @@ class RedisRecordStore(Generic[R]):
         return (*what, record.revision, self._kind.codec.encode(record).decode())
 
     async def _ask(self, *words: object) -> Any:
-        """Runs the script with a verb and its arguments, and returns its reply."""
         try:
             answer = await self._run(SCRIPT, self._kind.key, [str(word) for word in words])
         except ConnectionError as error:

@@ -110,7 +110,6 @@ _OLDEST: Final = """(
 
 
 def _schema() -> Iterator[str]:
-    """Yields the statements that create the tables."""
     yield from filter(str.strip, _TABLES.split(";"))
     for name in ("all", "target"):
         oldest = _OLDEST.replace("OF_IT", "" if name == "all" else "AND target = held.target AND target <> ''")

@@ -30,7 +30,6 @@ from sidecar.vocabulary import Caller, Credential, Principal
 DEADLINE_S: Final = 30.0
 HEAD_LINES, HEAD_CHARS, LINE_CHARS = 8, 4_000, 100
 UNWELL: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
-UNTRIED: Final = "it is read-write, and may change something: --prompt runs it"
 
 
 @click.command()
@@ -66,7 +65,7 @@ async def _inspected(
             start = command_from(name, definition, os.environ).shown()
             untried = "only inspected" if no_run else None
             if definition.writes and prompt is None:
-                untried = UNTRIED
+                untried = "it is read-write, and may change something: --prompt runs it"
             limit_s = timeout_s or min(definition.timeout, DEADLINE_S)
             tried = None if untried else await _tried(name, definition, processes, prompt or "", limit_s)
             failed = tried and (tried["error"] or tried["timed_out"] or tried["task_state"] in UNWELL)

@@ -23,8 +23,6 @@ from sidecar.cli.command import EXISTING_FILE
 from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
 
-FOLLOW_S = 0.2
-
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -106,7 +104,7 @@ def show(
         results = [evidence_file] if evidence_file else results
         _show_kept(files, wanted, results, as_json, colour)
         return
-    records = _records(follow(files, partial(Event().wait, FOLLOW_S)) if follows else lines(files), wanted)
+    records = _records(follow(files, partial(Event().wait, 0.2)) if follows else lines(files), wanted)
     for record in records:
         shown = as_seed(record) if seed else record
         told = ascii_json(shown) if as_json or seed else render_record(record, colour=colour)

@@ -1,8 +1,6 @@
 """`sidecar mcp list`, `disable` and `enable`: takes a server or tool out of service."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -49,17 +47,13 @@ def list_(config: Path, as_json: bool) -> None:
         return
     servers = {name: one for name, one in answer["upstreams"].items() if one.get("protocol") != "a2a"}
     for name, one in servers.items():
-        click.echo("  ".join([name, *_words(one)]))
+        words = [name, one["status"] if one["enabled"] else "disabled", f"{one['tools']} tools"]
+        words += [f"breaker {one['breaker']['state']}"] if one["breaker"]["state"] != "closed" else []
+        words += [f"without {', '.join(one['disabled_tools'])}"] if one["disabled_tools"] else []
+        words += [f"last error: {one['last_error']}"] if one["last_error"] and one["status"] != "ready" else []
+        click.echo("  ".join(words))
     if not servers:
         click.echo("there is no server")
-
-
-def _words(one: Mapping[str, Any]) -> list[str]:
-    words = [one["status"] if one["enabled"] else "disabled", f"{one['tools']} tools"]
-    words += [f"breaker {one['breaker']['state']}"] if one["breaker"]["state"] != "closed" else []
-    words += [f"without {', '.join(one['disabled_tools'])}"] if one["disabled_tools"] else []
-    words += [f"last error: {one['last_error']}"] if one["last_error"] and one["status"] != "ready" else []
-    return words
 
 
 def _named(server: str, tool: str) -> str:

@@ -62,7 +62,10 @@ def suggest(
         raise click.UsageError(f"{output} is not empty; rules are written to an empty or new folder")
     place, source = _present(config)
     evidence = _read(audit, SuggestQuery(since or "", until or "", include == "denied"))
-    known = _known(evidence, source, read_catalogue(catalogue) if catalogue else KnownCatalogue())
+    listed = read_catalogue(catalogue) if catalogue else KnownCatalogue()
+    subjects, objects = exact_names((source.rules,), (source,)) if source else ([], [])
+    everything = {*evidence.objects, *objects, *listed.objects}
+    known = Known.of({*evidence.subjects, *subjects}, everything, listed.servers)
     present = Present.of(source) if source else Present()
     suggestion = find(evidence, known, present, widen=widen) if evidence.traces else None
     if suggestion is None or not evidence.traces:  # finding may discard all of them; an empty policy is refused (P004)
@@ -110,12 +113,6 @@ def _lines(file: BinaryIO, tell: Callable[[int], None]) -> Iterator[bytes]:
     for count, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES), b""), start=1):
         yield line
         tell(count)
-
-
-def _known(evidence: UsageEvidence, source: PolicySource | None, catalogue: KnownCatalogue) -> Known:
-    subjects, objects = exact_names((source.rules,), (source,)) if source else ([], [])
-    everything = {*evidence.objects, *objects, *catalogue.objects}
-    return Known.of({*evidence.subjects, *subjects}, everything, catalogue.servers)
 
 
 def _tell(suggestion: Suggestion, evidence: UsageEvidence, present: Present, cells: int, output: Path | None) -> None:

@@ -17,7 +17,9 @@ _ROLE = re.compile(r"role:[!#-&(-)+\-./0-{}~]+")
 
 def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P631, P632: filled by rows, but named by nothing that decides or counts."""
-    roles = _used_roles(policy)
+    counted = [entry.pattern for entry in (*policy.budgets.principals, *policy.budgets.spending)]
+    roles = {name for name in (*counted, *(rule.subject for rule in policy.rules)) if name.startswith("role:")}
+    roles.update(*(_ROLE.findall(text) for text in policy.source.conditions))
     for role in policy.members:
         if role not in roles and not policy.source.roles.closure((role,)) & roles:
             yield PolicyFinding("P631", f"no rule and no budget uses {shown(role)}", _UNUSED, name=role)
@@ -25,13 +27,6 @@ def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for name in policy.elements:
         if name not in sets and not policy.source.sets.closure((name,)) & sets:
             yield PolicyFinding("P632", f"no rule uses {shown(name)}", _UNUSED, name=name)
-
-
-def _used_roles(policy: LintedPolicy) -> set[str]:
-    used = {rule.subject for rule in policy.rules if rule.subject.startswith("role:")}
-    counted = [entry.pattern for entry in (*policy.budgets.principals, *policy.budgets.spending)]
-    used.update(pattern for pattern in counted if pattern.startswith("role:"))
-    return used.union(*(_ROLE.findall(text) for text in policy.source.conditions))
 
 
 def without_rows(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -109,7 +104,6 @@ def alike_ids(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 def without_owner(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P661: reported only with --strict."""
-    if policy.strict:
-        for rule in policy.rules:
-            if not rule.owner:
-                yield PolicyFinding("P661", "this rule has no owner", "write owner=… into its #: line", rule)
+    for rule in policy.rules if policy.strict else ():
+        if not rule.owner:
+            yield PolicyFinding("P661", "this rule has no owner", "write owner=… into its #: line", rule)

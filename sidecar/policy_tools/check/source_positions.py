@@ -1,13 +1,11 @@
 """Finds the file positions of rules. A `RuleRef` holds its file and line; the column is searched for when needed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sidecar.policy.faults import Faults, SourceLine
 from sidecar.policy.files import read_text
@@ -33,9 +31,9 @@ class RulePlace(NamedTuple):
     column: int = 1
     width: int = 1
 
-    def narrowed(self, part: str) -> RulePlace:
+    def narrowed(self, part: str) -> Self:
         at = self.line.text.find(part, self.column - 1, self.column - 1 + self.width) if part else -1
-        return self if at < 0 else RulePlace(self.line, at + 1, len(part))
+        return self if at < 0 else self._replace(column=at + 1, width=len(part))
 
 
 @dataclass(slots=True)

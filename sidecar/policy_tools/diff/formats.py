@@ -157,7 +157,11 @@ def as_markdown(found: Difference) -> str:
         lines += ["", f"> ⚠️ **Not worked out.** {_code(note)}"]
     if found.regions:
         lines += ["", "| change | who × what × how | for example |", "|---|---|---|"]
-        lines += [_table_row(region) for region in found.regions[:MOST_ROWS]]
+        for region in found.regions[:MOST_ROWS]:
+            bounds = [line for line in (*exceptions_text(region, 3), guard_text(region)) if line]
+            what = "<br>".join(_cell(_code(text)) for text in (described(region), *bounds))
+            example = _cell(_code(_point_text(region.witness))) if region.witness else "not worked out"
+            lines.append(f"| {_MARKS[region.change]} | {region.kind.value}<br>{what} | {example} |")
         if len(found.regions) > MOST_ROWS:
             lines += ["", f"…and {len(found.regions) - MOST_ROWS} more regions."]
         why = [
@@ -169,13 +173,6 @@ def as_markdown(found: Difference) -> str:
         lines += ["", *_folded(f"{title[0].upper()}{title[1:]} ({len(entries)})", cut(entries, MOST_ROWS))]
     lines += ["", f"<sub>{_code(found.old)} → {_code(found.new)}, computed from the rules, not from samples.</sub>"]
     return "\n".join(lines)
-
-
-def _table_row(region: Region) -> str:
-    bounds = [line for line in (*exceptions_text(region, 3), guard_text(region)) if line]
-    what = "<br>".join(_cell(_code(text)) for text in (described(region), *bounds))
-    example = _cell(_code(_point_text(region.witness))) if region.witness else "not worked out"
-    return f"| {_MARKS[region.change]} | {region.kind.value}<br>{what} | {example} |"
 
 
 def _folded(title: str, entries: Iterable[str]) -> list[str]:

@@ -82,7 +82,8 @@ class Search:
             told.add(met)
             found = self._object(objects, frozenset(row.object for row in outside if row.subject in met))
             if found is not None:
-                return Point(name, roles, found, _action(found, actions))
+                action = next(each for each in (*_usual(found), *sorted(actions)) if each in actions)
+                return Point(name, roles, found, action)
         return None
 
     def _candidates(self, subjects: set[RowTerm], others: set[RowTerm]) -> Iterator[tuple[str, frozenset[str]]]:
@@ -106,16 +107,13 @@ class Search:
         if all(term.tokens for term in holders):
             if not holders:
                 yield from self._subjects
-            yield from self._new_names([term.pattern or "" for term in patterns], others)
+            # Names that no row knows, one for each set of patterns that can match together, smallest sets first.
+            wild = sorted({term.pattern for term in others if term.pattern and not term.exact} - {WILDCARD})
+            wanted = [term.pattern or "" for term in patterns]
+            found = classes(self._subject_shapes, wanted, wild, _named(others))
+            yield from (name for _, name in sorted(found, key=lambda item: len(item[0])))
             if self._anonymous and not holders:
                 yield ANONYMOUS
-
-    def _new_names(self, patterns: Sequence[str], others: set[RowTerm]) -> Iterator[str]:
-        """Yield names that no row knows, one for each set of patterns that can match together, smallest sets first."""
-        avoid = _named(others)
-        wild = sorted({term.pattern for term in others if term.pattern and not term.exact} - {WILDCARD})
-        found = classes(self._subject_shapes, patterns, wild, avoid)
-        yield from (name for _, name in sorted(found, key=lambda item: len(item[0])))
 
     def _new_object(self, inside: frozenset[RowTerm], outside: frozenset[RowTerm]) -> str | None:
         wild = [term.pattern for term in inside if term.pattern is not None]
@@ -134,10 +132,6 @@ class Search:
 
 def _named(terms: Iterable[RowTerm]) -> set[str]:
     return {name for term in terms for name in (*term.names, term.pattern) if name}
-
-
-def _action(obj: str, actions: set[str]) -> str:
-    return next(action for action in (*_usual(obj), *sorted(actions)) if action in actions)
 
 
 def _usual(obj: str) -> Sequence[str]:

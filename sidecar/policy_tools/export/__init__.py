@@ -45,7 +45,12 @@ def export(source: PolicySource, models: Path) -> Exported:
         if rule.shadow:
             shadows.append(rule.id)
         else:
-            texts = _texts(rule, source)
+            texts = columns(rule) | {
+                "sub": encoded(rule.subject),
+                "obj": encoded(rule.object),
+                "act": "|".join(rule.actions),
+                "when": _name(source.conditions[rule.when].digest) if rule.when else NONE,
+            }
             rows[rule.kind].append((rule, [texts[column] for column in source.models[rule.kind].columns]))
     found: dict[str, bytes] = {"enforce.py": files(__package__).joinpath("enforce.py.txt").read_bytes()}
     for kind in PermissionKind:
@@ -70,15 +75,6 @@ def _check(source: PolicySource, models: Path) -> None:
             faults.whole("P208", "this model cannot be exported", str(models / f"{kind.value}.conf"), hint)
     if faults.errors:
         raise PolicyError(faults.errors)
-
-
-def _texts(rule: RuleRef, source: PolicySource) -> dict[str, str]:
-    return columns(rule) | {
-        "sub": encoded(rule.subject),
-        "obj": encoded(rule.object),
-        "act": "|".join(rule.actions),
-        "when": _name(source.conditions[rule.when].digest) if rule.when else NONE,
-    }
 
 
 def encoded(name: str) -> str:

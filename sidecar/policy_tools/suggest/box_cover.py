@@ -39,7 +39,8 @@ def cover(grid: Grid, wide: Sequence[Box] = ()) -> Cover:
     state = _State(grid)
     best = _found(state, known, ())
     proved = len(best) == 1
-    if not proved and known.complete and len(known.boxes) <= MAX_BOXES and grid.cell_count <= MAX_CELLS:
+    cells = sum(mask.bit_count() for row in grid.rows for mask in row)
+    if not proved and known.complete and len(known.boxes) <= MAX_BOXES and cells <= MAX_CELLS:
         best, proved = _fewest(grid, known.boxes, best)
     if wide and len(best) > 1:
         wider = _found(state, known, wide)

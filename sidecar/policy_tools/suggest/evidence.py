@@ -32,8 +32,6 @@ NEED_NO_ROW = grammar.SESSION_ACTIONS | {"session/stream", "session/end"}
 _KINDS = {kind.value: kind for kind in KINDS}
 _LINK = {"kind", "action", "decision"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
-_NOTIFICATION = "notifications/"
-_SHADOW = "shadow"
 
 
 class Triple(NamedTuple):
@@ -126,7 +124,7 @@ class UsageEvidence:
         if obj not in self.objects and not _unsound("object", obj):
             self.objects.add(intern(obj))
         of_a_task = record.get("protocol") == "mcp" and action in grammar.MCP_TASK_ACTIONS
-        if of_a_task or action in NEED_NO_ROW or action.startswith(_NOTIFICATION):
+        if of_a_task or action in NEED_NO_ROW or action.startswith("notifications/"):
             self.counts["session"] += 1
             if event == "decision":
                 self.sessions[chain[-1], obj] += 1
@@ -181,7 +179,7 @@ def _verdict(record: Mapping[str, Any], wanted: SuggestQuery) -> str:
     links = record.get("links")
     if not isinstance(links, list) or not all(map(_is_link, links)):
         return "no-question"
-    passed = record["event"] == "decision" and (record.get("reason") is None or record.get("enforcement") == _SHADOW)
+    passed = record["event"] == "decision" and (record.get("reason") is None or record.get("enforcement") == "shadow")
     # A denied link rests only on the deny rules that matched.
     if any(link["decision"] != "allow" and link["rules"] for link in links):
         return "denied-by-rule"

@@ -77,10 +77,6 @@ class Grid:
         at = [{name: index for index, group in enumerate(found) for name in group} for found in groups[:2]]
         return cls(groups[0], groups[1], groups[2], rows, columns, at[0], at[1])
 
-    @property
-    def cell_count(self) -> int:
-        return sum(mask.bit_count() for row in self.rows for mask in row)
-
     def cells(self) -> Iterator[tuple[int, int, int]]:
         for s in range(len(self.subjects)):
             for a, row in enumerate(self.rows):

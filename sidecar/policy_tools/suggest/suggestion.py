@@ -3,14 +3,12 @@
 No name of the present policy is used, and no role's name has a slash: tokens grant such roles (CONTRACT 1.1).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from itertools import chain, count, zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sidecar.policy_tools.catalogue import Known
 from sidecar.policy_tools.suggest.evidence import KINDS, MAX_CITED, Trace, Triple, UsageEvidence
@@ -62,7 +60,7 @@ class Suggestion(NamedTuple):
     fewest: bool = False
     carried: Carried = NOTHING_CARRIED
 
-    def bare(self) -> Suggestion:
+    def bare(self) -> Self:
         """Return the same rules without their terms and what is carried over: their meaning for known names."""
         rules = tuple(rule._replace(terms=PLAIN) for rule in self.rules)
         return self._replace(rules=rules, carried=NOTHING_CARRIED)

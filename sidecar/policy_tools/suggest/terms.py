@@ -6,13 +6,11 @@ the present policy, with all its requirements. A row with a limit counts every c
 allows the call without one: such rows are always kept.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from sidecar.policy import PolicySource
 from sidecar.policy.model import COLUMNS
@@ -36,7 +34,7 @@ class Terms(NamedTuple):
     per: Literal["subject", "origin", "rule"] = "subject"
     of: str = ""
 
-    def within(self, other: Terms) -> bool:
+    def within(self, other: Self) -> bool:
         """Whether a row with the other terms, which has no limit, allows all that one with these does."""
         lasts = other.expires_at is None or (self.expires_at is not None and self.expires_at <= other.expires_at)
         return self.limit is None and other.limit is None and lasts and other.when in ("", self.when)
@@ -207,7 +205,7 @@ class Present:
     source: PolicySource | None = None
 
     @classmethod
-    def of(cls, source: PolicySource) -> Present:
+    def of(cls, source: PolicySource) -> Self:
         """Read a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
         taken.update(name for rule in source.rules for name in (rule.id, rule.subject, rule.object))

@@ -19,7 +19,6 @@ from sidecar.gateway.request import Charged, ParsedOperation, RequestContext, Wa
 from sidecar.gateway.routing import Route
 from sidecar.http.server.response import WholeResponse
 from sidecar.identity import check_caller
-from sidecar.limits import Lease
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import GET, LIST
 from sidecar.storage import RecordPage
@@ -106,7 +105,11 @@ class TaskFrontend:
         request, caller, lease = charged.request, charged.caller, charged.lease
         asked: TaskRequest = charged.content
         if asked.order is not None:
-            return await self._create(request, caller, asked, lease)
+            new = self.orders.new(caller, asked.order, asked.task_id)
+            body = orjson.dumps(created(new))
+            if not await self.orders.keep(new, lease, partial(request.ended, 201, len(body))):
+                raise ValueError("an id came twice")  # a task must not be returned to another caller
+            return WholeResponse(201, body, JSON, {**_PRIVATE, "Location": f"{request.prefix}/a2a/tasks/{new.id}"})
         if asked.query is not None:
             lease.forwarded = True
             return await self._list(request, caller, asked.query)
@@ -115,16 +118,6 @@ class TaskFrontend:
             lease.forwarded = True
             return await _respond(request, shown(asked.record, request.now))
         return await self._cancel(charged, asked.record)
-
-    async def _create(
-        self, request: RequestContext, caller: Caller, asked: TaskRequest, lease: Lease
-    ) -> web.StreamResponse:
-        assert asked.order is not None
-        record = self.orders.new(caller, asked.order, asked.task_id)
-        body = orjson.dumps(created(record))
-        if not await self.orders.keep(record, lease, partial(request.ended, 201, len(body))):
-            raise ValueError("an id came twice")  # a task must not be returned to another caller
-        return WholeResponse(201, body, JSON, {**_PRIVATE, "Location": f"{request.prefix}/a2a/tasks/{record.id}"})
 
     async def _list(self, request: RequestContext, caller: Caller, wanted: TaskQuery) -> web.StreamResponse:
         now, now_s = request.now, self.runner.means.live.clock()

@@ -105,11 +105,6 @@ class TaskLifecycle:
     _pause_s: float = FIRST_PAUSE_S
     _away_since_s: float | None = None
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether it is being sent: if that is interrupted, the outcome is never known."""
-        return self.record.step is TaskStep.SENDING
-
     async def run(self) -> None:
         """Carries the task as far as possible. Raises RecordStoreOut."""
         steps: Mapping[TaskStep, Callable[[], Awaitable[None]]] = {

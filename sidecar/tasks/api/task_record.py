@@ -4,12 +4,10 @@
 knows what it may still do. The agent's own state is stored unchanged beside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from sidecar.errors import Reason
 from sidecar.storage.record_kind import RecordKind, record_codec
@@ -113,12 +111,12 @@ class Task(NamedTuple):
     def standing(self) -> str:
         return self.state
 
-    def at(self, step: TaskStep) -> Task:
+    def at(self, step: TaskStep) -> Self:
         if step not in STEPS[self.step]:
             raise ValueError(f"a task that is {self.step} cannot be {step}")
         return self._replace(step=step)
 
-    def moved(self, state: TaskState, now_s: float) -> Task:
+    def moved(self, state: TaskState, now_s: float) -> Self:
         """Returns the task in another state. A task that was never seen to run passes through `running`."""
         if state is self.state:
             return self
@@ -131,7 +129,7 @@ class Task(NamedTuple):
             return moved._replace(started_at=now_s)
         return moved._replace(completed_at=now_s)
 
-    def ended(self, state: TaskState, now_s: float, **facts: Any) -> Task:
+    def ended(self, state: TaskState, now_s: float, **facts: Any) -> Self:
         step = TaskStep.TELLING if self.callback_url else TaskStep.OVER
         return self.moved(state, now_s).at(step)._replace(input=None, **facts)
 

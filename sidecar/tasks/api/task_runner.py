@@ -7,7 +7,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.observability.metrics import Metrics
 from sidecar.storage import AddedRecord, RecordBounds, RecordShare, RecordStoreOut
 from sidecar.tasks.api.task_lifecycle import TaskLifecycle, TaskServices
-from sidecar.tasks.api.task_record import Task, TaskState
+from sidecar.tasks.api.task_record import Task, TaskState, TaskStep
 from sidecar.tasks.worker import HeldRecords, Worker
 from sidecar.vocabulary import Caller
 
@@ -68,7 +68,8 @@ class TaskRunner:
     async def stop(self, grace_s: float) -> None:
         """Begins nothing more, and waits up to `grace_s` for messages being sent; the next start continues the rest."""
         self._closing = True
-        sending = [task_id for task_id, course in self.worker.jobs.items() if course.is_sending]
+        # If that is interrupted, the outcome is never known.
+        sending = [task_id for task_id, one in self.worker.jobs.items() if one.record.step is TaskStep.SENDING]
         for task_id in self.worker.tasks.keys() - set(sending):
             self.worker.tasks[task_id].cancel()
         await self.worker.wait(grace_s, only=sending)

@@ -172,7 +172,7 @@ class Executions:
             async with aclosing(course.hearers.hear()) as told:
                 async for event in told:
                     yield event
-            if not course.is_elsewhere or self.closing.is_set():
+            if course.record.is_done or not course.saving.is_lost or self.closing.is_set():
                 return
         record = await self._kept(run_id)
         yield {"task": record.task}
@@ -231,7 +231,6 @@ class Executions:
     # --- background work ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Runs the worker until cancelled."""
         if self.leases is not None:
             with suppress(ConnectionError):
                 await self.leases.greet()

@@ -143,10 +143,6 @@ class RunLifecycle:
         """Whether its end is known, or another process has it."""
         return self.record.state is RunState.CLEANUP or self.record.is_done or self.saving.is_lost
 
-    @property
-    def is_elsewhere(self) -> bool:
-        return self.saving.is_lost and not self.record.is_done
-
     async def _to_its_end(self) -> None:
         definition, leases = self.offer.definition, self.means.leases
         keeping: asyncio.Task[None] | None = None

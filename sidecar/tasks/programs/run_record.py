@@ -1,10 +1,8 @@
 """The stored record of one run (the seed's AgentExecution with its ExecutionResult), and the seed's table of states."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from sidecar.storage.record_kind import RecordKind, record_codec
 from sidecar.vocabulary import Caller
@@ -152,7 +150,7 @@ class Execution(NamedTuple):
     def previous_state(self) -> RunState | None:
         return self.transitions[-2].state if len(self.transitions) > 1 else None
 
-    def moved(self, state: RunState, now_s: float, why: str = "", **facts: Any) -> Execution:
+    def moved(self, state: RunState, now_s: float, why: str = "", **facts: Any) -> Self:
         """Returns the run in another state. Raises ValueError for a transition that the table lacks."""
         if state not in MOVES[self.state] or self.is_done:
             raise ValueError(f"a run that is {self.state} cannot be {state}")

@@ -9,14 +9,12 @@ no faster than it is consumed, so that nothing piles up.
     await process.end()                                              nothing of it is left; `usage` is exact
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from sidecar.tasks.programs.attempt import TimeLimit
 from sidecar.tasks.programs.output_cleaner import CleaningRules, OutputCleaner
@@ -71,7 +69,7 @@ class SupervisedProcess:
     @classmethod
     async def start(
         cls, processes: Processes, program: Program, cleaning: CleaningRules, term: TimeLimit | None = None
-    ) -> SupervisedProcess:
+    ) -> Self:
         """Starts a program, bounded by `term`. Raises StartFailed; if cancelled, nothing of it is left."""
         until = None if term is None else term.until
         starting = asyncio.ensure_future(processes.start(replace(program, until=until)))
