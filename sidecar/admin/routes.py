@@ -126,7 +126,6 @@ _get = partial(_route, "GET", errors=SEEN)
 _post = partial(_route, "POST")
 _delete = partial(_route, "DELETE")
 
-
 _TEXT: Final[Schema] = {"type": "string"}
 _LIMITS: Final[Mapping[str, Schema]] = {
     "principal": {**_TEXT, **CALLER},

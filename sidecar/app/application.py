@@ -23,9 +23,8 @@ from sidecar.app.background import BackgroundJobs
 from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
-from sidecar.app.loader import executions_from, next_snapshot, snapshot_of
+from sidecar.app.loader import check_keeping, executions_from, next_snapshot, snapshot_of
 from sidecar.app.policy_sources.poller import SourcePoller
-from sidecar.app.preflight import check_keeping
 from sidecar.app.reload import Reloader
 from sidecar.app.sampled_gauges import SampledGauges
 from sidecar.app.servers import Servers, base_url_of, take

@@ -1,10 +1,10 @@
-"""Loads all operator files into one snapshot: at the start, for a check, and for each reload."""
+"""Checks all operator files and loads them into one snapshot: at the start, for a check, and for each reload."""
 
 import asyncio
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sidecar.app.file_watcher import key_files
-from sidecar.app.preflight import keeping_faults
 from sidecar.audit import load_key
 from sidecar.audit.checkpoints import load_attesting_key, public_jwk
-from sidecar.errors import Fault, Reason, SettingsError, Together
+from sidecar.errors import Fault, Reason, SettingsError, Together, fault_in
 from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchLedger
 from sidecar.gateway.redaction import screen_from
 from sidecar.gateway.snapshot import Beside, Service, Snapshot, snapshot_from
@@ -28,7 +27,7 @@ from sidecar.observability.metrics import Metrics
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.worker_process import PolicyReading, load_policy_aside
 from sidecar.settings import Settings
-from sidecar.settings.load import doubts, file_faults, load
+from sidecar.settings.load import LoadedSettings, doubts, file_faults, load
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.server import TlsFiles
 from sidecar.settings.store import StoreSettings
@@ -87,6 +86,44 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
         *(fault for fault in kept if fault.severity == "warning"),
         *(_of_schedule(one, loaded.document) for one in idle),
     )
+
+
+def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
+    """The obstacles to writing; warnings for files of another owner, because the server may run as another user."""
+    for loc, folder in _kept_folders(loaded.settings):
+        # The nearest parent of what a start would create, as far as it is readable.
+        ground = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
+        if not ground.is_dir():
+            hint = "a start makes it: set aside what stands there, or correct the path"
+            yield loaded.document.fault(loc, f"{ground} is no folder", "S116", hint)
+        elif not os.access(ground, os.W_OK | os.X_OK):
+            hint = "give it to the user that serves, mount it writable, or correct the path"
+            message = f"{ground} cannot be written by user {os.geteuid()}"
+            yield replace(loaded.document.fault(loc, message, "S129", hint), severity="warning")
+    named = loaded.settings
+    written = named.audit_path, named.evidence_path, named.audit_key_path, named.checkpoint_key_path
+    for path in (*written, named.data / LEDGER_FILE):
+        if os.path.lexists(path) and not path.is_file():
+            yield fault_in(path, "is no file", code="S116", hint="set aside what stands there")
+
+
+def check_keeping(loaded: LoadedSettings) -> None:
+    """Refuse to serve, before any file is created, if anything prevents writing. Raises SettingsError."""
+    if faults := [replace(fault, severity="error") for fault in keeping_faults(loaded)]:
+        raise SettingsError(faults)
+
+
+def _kept_folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
+    yield ("data",), settings.data
+    audit = settings.audit
+    if audit.path is not None:
+        yield ("audit", "path"), audit.path.parent
+    for name, path in (("key_path", audit.key_path), ("checkpoint_key_path", audit.checkpoint_key_path)):
+        if path is not None and not os.path.lexists(path):
+            yield ("audit", name), path.parent
+    for name in ("audit", "evidence", "keys"):  # created by the sidecar, and possibly given to another user since
+        if os.path.lexists(settings.data / name):
+            yield ("data",), settings.data / name
 
 
 def _check_data(settings: Settings, together: Together) -> None:

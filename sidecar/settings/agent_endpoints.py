@@ -41,7 +41,6 @@ _TAKEN: Final = RESERVED_HEADERS | (
 )
 _TAKEN_BEGINNINGS: Final = ("a2a-", "grpc-", "mcp-", "x-a2a-", "x-forwarded-")
 
-
 _SEEDS_PATH: Final = re.compile(r"/agents/\{[A-Za-z_]+\}/v1/?")
 
 

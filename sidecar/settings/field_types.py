@@ -50,7 +50,6 @@ T = TypeVar("T")
 Many = Annotated[tuple[T, ...], Field(strict=False)]
 """A list in the file, a tuple in code."""
 
-
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"([0-9]+)(KiB|MiB|GiB)")
@@ -92,7 +91,6 @@ Bytes = Annotated[
     ),
 ]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-
 
 MAX_PER_SECOND = 10_000  # above it, rounding to whole microseconds is off by more than 1 %
 MAX_REFILL_S = 86_400  # a burst that takes longer to refill is a quota; also keeps Lua's numbers exact

@@ -47,7 +47,6 @@ FURTHER_OF_PRESET: Mapping[str, Mapping[str, Any]] = {
     "spiffe": {"kinds": ["nhi"], "algorithms": [*SVID_ALGORITHMS]},
 }
 
-
 _trust_domain = matching(  # SPIFFE-ID 2.1
     r"[a-z0-9._-]{1,255}", "trust domain", "write acme.example: lower case, without spiffe:// and slashes"
 )

@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("sidecar.files")
 
-
 VERSION: Final = 1
 LOST: Final = (
     "without it no caller can follow earlier tasks and runs, paused schedules run again, and waiting callbacks are lost"

@@ -5,12 +5,10 @@ policies is therefore one term exactly if its members are the same. Conditions w
 independent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS
@@ -48,7 +46,7 @@ class RowTerm:
             return self.pattern == ANONYMOUS
         return glob(name, self.pattern)
 
-    def covers(self, other: RowTerm) -> bool:
+    def covers(self, other: Self) -> bool:
         """Whether it matches all callers that the other one matches, as far as a quick check can tell."""
         if self is other:
             return True
@@ -60,7 +58,7 @@ class RowTerm:
             return covers(self.pattern, other.pattern) and (self.anonymous or not other.anonymous)
         return self.pattern == WILDCARD or (not other.tokens and all(map(self.meets, other.names)))
 
-    def may_meet(self, other: RowTerm) -> bool:
+    def may_meet(self, other: Self) -> bool:
         """Whether a caller may match both: False is certain."""
         if self.pattern is not None and other.pattern is not None:
             return may_overlap(self.pattern, other.pattern)
@@ -83,11 +81,11 @@ class RowGuard(NamedTuple):
     whens: frozenset[str] = frozenset()
     before: float | None = None
 
-    def and_(self, other: RowGuard) -> RowGuard:
+    def and_(self, other: Self) -> Self:
         ends = [end for end in (self.before, other.before) if end is not None]
-        return RowGuard(self.whens | other.whens, min(ends, default=None))
+        return self._replace(whens=self.whens | other.whens, before=min(ends, default=None))
 
-    def implies(self, other: RowGuard) -> bool:
+    def implies(self, other: Self) -> bool:
         lasts = other.before is None or (self.before is not None and self.before <= other.before)
         return lasts and not self.missing(other.whens)
 
@@ -101,6 +99,7 @@ class RowGuard(NamedTuple):
 
 ALWAYS = RowGuard()
 THEN, NOW = " [its members then]", " [its members now]"
+_Holders = tuple[frozenset[str], frozenset[str]]  # of a role: names that have it by row, roles that a token may grant
 
 
 class RowMeaning(NamedTuple):
@@ -117,14 +116,14 @@ class RowMeaning(NamedTuple):
         """Return its content: two rows with the same key have the same effect on every answer."""
         return self[:4]
 
-    def may_meet(self, other: RowMeaning) -> bool:
+    def may_meet(self, other: Self) -> bool:
         return (
             not self.actions.isdisjoint(other.actions)
             and self.object.may_meet(other.object)
             and self.subject.may_meet(other.subject)
         )
 
-    def covers(self, other: RowMeaning) -> bool:
+    def covers(self, other: Self) -> bool:
         return self.actions >= other.actions and self.object.covers(other.object) and self.subject.covers(other.subject)
 
 
@@ -207,9 +206,6 @@ _UNLESS_DENIED = RowMeaning(
     RuleRef("unless a guardrail denies", PermissionKind.GUARDRAIL, WILDCARD, WILDCARD, (WILDCARD,), "allow"),
 )
 """A guardrail can only deny: it is compared with an allow of everything."""
-
-
-_Holders = tuple[frozenset[str], frozenset[str]]
 
 
 def _holders(links: RoleLinks) -> dict[str, _Holders]:
