@@ -168,10 +168,13 @@ class StatusReport:
 
     def _server(self, name: str, service: Service) -> Mapping[str, Any]:
         off = {entry.principal for entry in self.switched_off()}
-        own = f"tool:{name}/"
+        own, transport = f"tool:{name}/", "stdio"
+        mcp = service.definition.mcp
+        if mcp is not None and mcp.command is None:  # in the seed's terms: `http` is what was detected, too
+            transport = "sse" if mcp.transport == "sse" else "http"
         return {
             **service.account.plain(),
-            "transport_type": _transport_of(service),
+            "transport_type": transport,
             "enabled": object_of(name) not in off,
             "disabled_tools": sorted(each.removeprefix(own) for each in off if each.startswith(own)),
             **service.catalogue.summary(),
@@ -220,11 +223,3 @@ class StatusReport:
     def switched_off(self) -> Sequence[SwitchEntry]:
         """All tools and servers that are switched off."""
         return self.pipeline.stages.switch.ledger.switched_off.in_force(self.pipeline.live.clock())
-
-
-def _transport_of(service: Service) -> str:
-    """The transport of a server in the seed's terms; `http` is Streamable HTTP, or the detected transport."""
-    mcp = service.definition.mcp
-    if mcp is None or mcp.command is not None:
-        return "stdio"
-    return "sse" if mcp.transport == "sse" else "http"

@@ -57,6 +57,11 @@ GUARDRAILS = """\
 #: id=nobody-deletes reason="Deletion needs a human"
 p, *, tool:*/delete_*, tools/call, -, -, -, deny
 """
+TO_GO_ON = """\
+   python -m sidecar.cli.demo_server 9100 &
+   python -m sidecar.cli.demo_agent 9200 &
+   sidecar serve -c {folder}/sidecar.yaml
+   and point an MCP client at http://127.0.0.1:8090/mcp/notes, an A2A client at .../agents/researcher"""
 
 
 class DemoScene(NamedTuple):
@@ -103,7 +108,9 @@ def demo(keep: Path | None) -> None:
     try:
         good = asyncio.run(_run(folder))
         if keep is not None:
-            _leave(folder)
+            write_folder(folder, data=8080, admin=9090, local=8090, upstream=9100, agent=9200)
+            click.secho(f"\nThe folder stays: {folder}. To go on:", bold=True)
+            click.secho(TO_GO_ON.format(folder=folder))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -213,14 +220,6 @@ def _verify(folder: Path) -> bool:
     for line in report.proved:
         click.secho(f"   {line}")
     return report.ok
-
-
-def _leave(folder: Path) -> None:
-    write_folder(folder, data=8080, admin=9090, local=8090, upstream=9100, agent=9200)
-    click.secho(f"\nThe folder stays: {folder}. To go on:", bold=True)
-    click.secho("   python -m sidecar.cli.demo_server 9100 &\n   python -m sidecar.cli.demo_agent 9200 &")
-    click.secho(f"   sidecar serve -c {folder}/sidecar.yaml")
-    click.secho("   and point an MCP client at http://127.0.0.1:8090/mcp/notes, an A2A client at .../agents/researcher")
 
 
 @asynccontextmanager

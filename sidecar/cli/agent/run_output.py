@@ -14,7 +14,6 @@ from sidecar.protocols.hidden_characters import shown
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.text import Text
 
 _WORDS: Final = {"SUBMITTED": "waiting", "WORKING": "running", "INPUT_REQUIRED": "it asks", "AUTH_REQUIRED": "it asks"}
 
@@ -35,17 +34,14 @@ class RunOutput:
             return
         from rich.console import Console
         from rich.live import Live
-
-        self._line = Live(
-            console=Console(stderr=True), transient=True, refresh_per_second=2, get_renderable=self._status_line
-        )
-        self._line.start()
-
-    def _status_line(self) -> Text:
         from rich.text import Text
 
-        text = f"{time.monotonic() - self.began_mono_s:5.0f} s  {self._stands}"
-        return Text(text, no_wrap=True, overflow="ellipsis")
+        def line() -> Text:
+            text = f"{time.monotonic() - self.began_mono_s:5.0f} s  {self._stands}"
+            return Text(text, no_wrap=True, overflow="ellipsis")
+
+        self._line = Live(console=Console(stderr=True), transient=True, refresh_per_second=2, get_renderable=line)
+        self._line.start()
 
     def status(self, data: Mapping[str, Any]) -> None:
         state = str(data.get("state") or "").removeprefix("TASK_STATE_")

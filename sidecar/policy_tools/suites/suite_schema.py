@@ -348,15 +348,14 @@ class SuiteFile(Section):
                         message = f"no {member.removesuffix('s')} can be called {shown(name)}"
                         yield Finding(message, "T104", "", ("catalogue", server, member, index))
         for index, test in enumerate(self.tests):
+            server, of = test.lists or "", test.of or "tools"
+            there = self.catalogue[server].names(of) if server in self.catalogue else None
             for place, name in enumerate(test.expect.shows or ()):
-                yield from self._faults_of_name(test, name, ("tests", index, "expect", place))
-
-    def _faults_of_name(self, test: WrittenTest, name: str, at: tuple[str | int, ...]) -> Iterator[Finding]:
-        server, member = test.lists or "", test.of or "tools"
-        if listed_question(member, server, name) is None:
-            yield Finding(f"no {member.removesuffix('s')} can be called {shown(name)}", "T104", "", at)
-        elif server in self.catalogue and name not in (known := self.catalogue[server].names(member)):
-            yield Finding(f"{name} is not in the catalogue of {server}", "T104", did_you_mean(name, known), at)
+                at = ("tests", index, "expect", place)
+                if listed_question(of, server, name) is None:
+                    yield Finding(f"no {of.removesuffix('s')} can be called {shown(name)}", "T104", "", at)
+                elif there is not None and name not in there:
+                    yield Finding(f"{name} is not in the catalogue of {server}", "T104", did_you_mean(name, there), at)
 
 
 def listed_question(member: str, server: str, name: str) -> Question | None:

@@ -192,9 +192,7 @@ class Executions:
     async def get(self, run_id: str) -> Execution | None:
         """Returns the run with this id, of any owner, or None. Raises Refusal(STORE_UNAVAILABLE)."""
         course = self._courses.get(run_id)
-        if course is not None:
-            return await course.shown()
-        return await self.store.get(run_id)
+        return await (self.store.get(run_id) if course is None else course.shown())
 
     async def page(
         self, owner: str | None, targets: Collection[str], standing: str | None, limit: int, offset: int

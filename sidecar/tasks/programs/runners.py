@@ -35,8 +35,7 @@ def runner_from(
 
 def runners(processes: Processes, objection: Objection) -> MakeRunner:
     """Returns what makes the runners of all agents of a sidecar."""
-    made = partial(runner_from, processes=processes, environ=processes.environ)
-    return partial(made, objection=objection, endings=Endings())
+    return partial(runner_from, processes=processes, environ=processes.environ, objection=objection, endings=Endings())
 
 
 async def launch(command: CommandLine, processes: Processes, order: ProgramOrder) -> ConversationProcess:
