@@ -110,7 +110,10 @@ class AuditFile:
         """Append records (see `RecordSink.append`). Raises OSError; the file is then unchanged."""
         if self._torn:
             self._take_back()
-        self._see_that_it_is_ours()
+        size, now_s = os.lseek(self._file, 0, os.SEEK_END), monotonic()
+        if size != self.size or now_s >= self._look_mono_s:
+            self._see_that_it_is_ours(size)
+            self._look_mono_s = now_s + LOOK_S
         lines, end = seal(records, self.end)
         data, after = b"".join(lines), anchored(end)
         self._torn = True
@@ -176,21 +179,18 @@ class AuditFile:
             os.close(descriptor)
         self._file = self._head = -1
 
-    def _see_that_it_is_ours(self) -> None:
-        """Refuse to append to a file that was deleted, truncated or written by others, or to one that, or whose anchor,
-        was `LOOK_S` ago not where it belongs. (Looking costs three times as much as `fstat`.)"""
-        log, now_s = os.fstat(self._file), monotonic()
+    def _see_that_it_is_ours(self, size: int) -> None:
+        """Refuse to append to a file that was truncated or written by others (seen before each append), or to one that
+        was deleted, or is not where it and its anchor belong (seen every `LOOK_S`)."""
+        log = os.fstat(self._file)
         if log.st_nlink == 0:
             raise OSError(errno.ESTALE, f"{self.path.name} was deleted; start the sidecar anew")
-        if log.st_size != self.size:
-            message = f"{self.path.name} has {log.st_size} bytes and not {self.size}; start the sidecar anew"
+        if size != self.size:
+            message = f"{self.path.name} has {size} bytes and not {self.size}; start the sidecar anew"
             raise OSError(errno.ESTALE, message)
-        if now_s < self._look_mono_s:
-            return
         for status, path in ((log, self.path), (os.fstat(self._head), self._head_path)):
             if not is_at(path, status):
                 raise OSError(errno.ESTALE, f"{path.name} was moved away; put it back, or start the sidecar anew")
-        self._look_mono_s = now_s + LOOK_S
 
     def _take_back(self) -> None:
         """Truncate to the last whole append. If that fails, `_torn` stays set and the next append tries again."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -72,6 +73,7 @@ class RotatingSink:
         self._stamp, self._clock = stamp, clock
         self._attester, self._rotation = attester, rotation
         self._attested = BEGINNING  # the chain's end after the last checkpoint
+        self._due_seq = inf if attester is None else attester.every_records  # of the record that makes the next one due
         self._attested_mono_s = clock.monotonic()
         self._begun_at_s: float | None = None  # when the first record of this file was written
         self._not_before_mono_s = 0.0
@@ -86,17 +88,15 @@ class RotatingSink:
         if self._rotation.max_bytes is not None and self._is_full():
             self._turn_over()
         count = self.sink.append(records)
-        attester = self._attester
-        if attester is not None and self.sink.end.seq - self._attested.seq >= attester.every_records:
+        if self.sink.end.seq >= self._due_seq:
             self._tried(self.seal)
         return count
 
     def is_quick(self, count: int) -> bool:
         """Whether so many records are appended without a new file or a checkpoint, and the sink is quick."""
-        if not self._is_quick or (self._rotation.max_bytes is not None and self._is_full()):
+        if not self._is_quick or self.sink.end.seq + count >= self._due_seq:
             return False
-        attester = self._attester
-        return attester is None or self.sink.end.seq + count - self._attested.seq < attester.every_records
+        return self._rotation.max_bytes is None or not self._is_full()
 
     def is_due(self) -> bool:
         """Whether `look` has something to do; an estimate that other threads may make."""
@@ -119,6 +119,7 @@ class RotatingSink:
         checkpoint = attest(self._attester.key, self.end, timestamp(self._clock.time()))
         self._say(shape.CHECKPOINT, checkpoint._asdict())
         self._attested, self._attested_mono_s, self.newest = self.end, self._clock.monotonic(), checkpoint
+        self._due_seq = self.end.seq + self._attester.every_records
 
     def _is_unattested(self) -> bool:
         attester = self._attester

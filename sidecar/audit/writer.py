@@ -144,14 +144,14 @@ class RecordWriter:
         written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
         now_s, is_free = monotonic(), alone and not (self._waiting or self._at_work or self._closed)
         if self._loop is None or (is_free and self._is_calm(now_s) and self.sink.is_quick(1)):
-            _, job.result = self._append((job,))
+            _, error = self._append((job,))
             self._look_at_time(now_s)
-            self._judge(job.result)
+            self._judge(error)
+            job.counts[error is not None][0] += 1.0
             if self._loop is None:
                 self._settle()
-            _close((job,))
-            if job.value is not None:
-                _value(job.value)
+            if error is not None:
+                _value(error)
             return None
         if self._closed or len(self._waiting) >= self._max_waiting or (self.stalled and job.waits):
             job.result = _cannot()
