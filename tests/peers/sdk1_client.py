@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,7 @@ class Play:
     ears: Ears
     control: httpx.AsyncClient
     seen: dict[str, Any] = field(default_factory=dict)
+    tag: str = f"sdk1-{os.getpid()}"  # one server serves several parts
 
     async def step(self, name: str, deed: Callable[[], Awaitable[Any]]) -> None:
         """Do something and write down what came of it."""
@@ -201,19 +202,21 @@ async def _log(play: Play) -> Any:
 
 async def _cancel(play: Play) -> bool:
     """This SDK sends no notification of its own when a caller gives up, so the client does."""
-    call = asyncio.create_task(play.session.call_tool("slow", {"tag": "sdk1"}))
-    while {"event": "slow-begun", "tag": "sdk1"} not in await play.log():
+    call = asyncio.create_task(play.session.call_tool("slow", {"tag": play.tag}))
+    while {"event": "slow-begun", "tag": play.tag} not in await play.log():
         await asyncio.sleep(0.02)
     params = types.CancelledNotificationParams(requestId=play.session._request_id - 1)
     await play.session.send_notification(types.ClientNotification(types.CancelledNotification(params=params)))
-    while {"event": "slow-cancelled", "tag": "sdk1"} not in await play.log():
+    while {"event": "slow-cancelled", "tag": play.tag} not in await play.log():
         await asyncio.sleep(0.02)
-    call.cancel()
+    # A call that is cancelled here at the moment of its answer ends this SDK's session with ClosedResourceError.
+    with suppress(McpError):
+        await asyncio.wait_for(call, 2)
     return True
 
 
 async def _changed(play: Play) -> Any:
-    name = f"grown-{os.getpid()}"  # one server serves several parts
+    name = f"grown-{play.tag}"
     await play.tool("grow", {"name": name})
     await play.until(lambda: bool(play.ears.heard(types.ToolListChangedNotification)))
     return await play.tool(name, {"text": "t"})

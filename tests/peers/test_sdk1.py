@@ -37,23 +37,26 @@ class Played:
     seen: dict[str, Any]
     upstream: list[dict[str, Any]]
     records: list[dict[str, Any]]
+    told: str  # by the client, of what broke it
 
     def arrived(self, method: str) -> list[dict[str, Any]]:
         return [entry["message"] for entry in self.upstream if entry.get("message", {}).get("method") == method]
 
     @property
-    def refused(self) -> list[dict[str, Any]]:
-        return [record for record in self.records if (record["http_status"] or 0) >= 400]
+    def trouble(self) -> str:
+        failed = (record for record in self.records if (record["http_status"] or 0) >= 400)
+        return str([(one["method"], one["http_status"], one["reason"], one["latency"]) for one in failed]) + self.told
 
 
 async def _play(folder: Path, upstream: str, rules: str, part: str, path: str = "/mcp") -> Played:
     async with stage(folder, upstream, rules, path=path) as on:
         command = (str(PYTHON), str(CLIENT), on.url, upstream, part)
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        out, _ = await asyncio.wait_for(process.communicate(), 120)
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+        out, told = await asyncio.wait_for(process.communicate(), 120)
         if path == "/mcp":
             await on.until_verb("DELETE")
-        return Played(json.loads(out), await on.seen(), on.world.records())
+        return Played(json.loads(out), await on.seen(), on.world.records(), told.decode())
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +73,7 @@ def denied(everything: str, tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 @pytest.mark.parametrize("step", ALLOWED)
 def test_what_is_allowed_works(allowed: Played, step: str) -> None:
-    assert allowed.seen.get(step, allowed.seen.get("broken")) == ALLOWED[step], allowed.refused
+    assert allowed.seen.get(step, allowed.seen.get("broken")) == ALLOWED[step], allowed.trouble
 
 
 def test_one_session_carried_it_all_and_ended_upstream(allowed: Played) -> None:
