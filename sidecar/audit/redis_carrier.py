@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
-from redis.connection import Connection as TcpConnection
+from redis.connection import AbstractConnection, Connection as TcpConnection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.retry import Retry
 

@@ -11,8 +11,7 @@ from sidecar.cli.command import INVALID, catalogue_option, config_and_json, prin
 from sidecar.cli.policy.check import surroundings
 from sidecar.errors import ConfigError, Fault
 from sidecar.policy_tools.catalogue import read_catalogue
-from sidecar.policy_tools.check import CheckReport
-from sidecar.policy_tools.check import check as checked
+from sidecar.policy_tools.check import CheckReport, check as checked
 from sidecar.policy_tools.check.formats import plain
 
 

@@ -44,8 +44,7 @@ from sidecar.protocols.a2a.operations import SEND, STREAM
 from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
-from sidecar.settings.upstreams import ProbeSettings
-from sidecar.settings.upstreams import UpstreamSettings as Definition
+from sidecar.settings.upstreams import ProbeSettings, UpstreamSettings as Definition
 from sidecar.upstreams.agents import AgentUpstream
 from sidecar.upstreams.credentials.signed_tokens import NO_SIGNER, TokenSigner
 from sidecar.upstreams.mcp.catalogue import ToolCatalogue

@@ -18,8 +18,7 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from sidecar.errors import CredentialFault
-from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN
-from sidecar.identity.agent_tokens import AgentTokenRule, gate_of
+from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN, AgentTokenRule, gate_of
 from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.certificate_names import ClientCertificate
 from sidecar.identity.certificates import Certificates

@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from sidecar.errors import CredentialFault, Reason, Refusal
-from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN
-from sidecar.identity.agent_tokens import AgentTokenRule
+from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN, AgentTokenRule
 from sidecar.settings.agent_endpoints import BEARER_HEADER, KEY_HEADER
 from sidecar.vocabulary import ANONYMOUS, Caller, Credential, CredentialKind, Principal
 

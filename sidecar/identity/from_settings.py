@@ -13,8 +13,7 @@ from sidecar.identity.issuers import DEFAULT_TYP, KindRule, TrustedIssuer, with_
 from sidecar.identity.jwks import JwksError, parse_jwks, read_jwks_file
 from sidecar.identity.names import NamingRule
 from sidecar.identity.spiffe import SpiffeNames
-from sidecar.settings.identity import IdentitySettings, SpiffeSettings
-from sidecar.settings.identity import IssuerSettings as IssuerSettings
+from sidecar.settings.identity import IdentitySettings, IssuerSettings as IssuerSettings, SpiffeSettings
 from sidecar.settings.secrets import check_private
 from sidecar.settings.sidecar_file import Settings
 from sidecar.settings.yaml_document import read_document

@@ -22,8 +22,7 @@ from typing import Any, Protocol, cast
 from hiredis import PushNotification, Reader, pack_command
 from redis._parsers.base import BaseParser
 from redis.asyncio.connection import AbstractConnection as RedisConnection
-from redis.exceptions import ConnectionError as ServerError
-from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import ConnectionError as ServerError, InvalidResponse, ResponseError
 
 TURNS = 8
 """Loop turns granted to an overdue reply. Each turn reads the socket, so a reply that arrived while the loop was

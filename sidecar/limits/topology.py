@@ -17,9 +17,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from redis.asyncio.connection import AbstractConnection as RedisConnection
-from redis.asyncio.connection import Connection as TcpConnection
-from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import (
+    AbstractConnection as RedisConnection,
+    Connection as TcpConnection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot

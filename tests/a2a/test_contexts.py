@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.gateway.frontends.a2a.context_ids import ContextIds, alike
 from tests.a2a.test_pushing import push, receiving

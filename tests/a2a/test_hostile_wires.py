@@ -17,8 +17,7 @@ from yarl import URL
 
 from sidecar.errors import Refusal
 from sidecar.protocols.a2a.errors import AgentError
-from sidecar.protocols.a2a.operations import SEND as OPERATION
-from sidecar.protocols.a2a.operations import STREAM, Binding, Version
+from sidecar.protocols.a2a.operations import SEND as OPERATION, STREAM, Binding, Version
 from sidecar.protocols.a2a.wire import WIRES
 from sidecar.upstreams.agents import OutgoingOperation, grpc_transport
 from sidecar.upstreams.credentials.source import NO_CREDENTIAL

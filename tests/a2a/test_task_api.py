@@ -25,8 +25,7 @@ from tests.a2a.world import (
     saying,
     task,
 )
-from tests.flow.described import Operation as Described
-from tests.flow.described import check_described
+from tests.flow.described import Operation as Described, check_described
 from tests.flow.world import PATIENCE_S, listening, until
 from tests.valkey import LosingProxy, running_valkey
 

@@ -19,8 +19,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from sidecar.errors import ANSWERS, Reason
-from sidecar.errors import Answer as Expected
+from sidecar.errors import ANSWERS, Answer as Expected, Reason
 from sidecar.gateway.error_responses import plain_status
 from tests.flow.causes import CAUSES, Cause
 from tests.flow.described import CALL, LIST, check_described

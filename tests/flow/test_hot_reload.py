@@ -14,8 +14,7 @@ from click.testing import CliRunner
 import sidecar.app.file_watcher
 from sidecar.cli import main
 from tests.flow.causes import full_disk
-from tests.flow.idp import SETTINGS as WITH_IDP
-from tests.flow.idp import Idp, bearer
+from tests.flow.idp import SETTINGS as WITH_IDP, Idp, bearer
 from tests.flow.test_admin import get
 from tests.flow.world import RULES, World, until, world, write_folder
 from tests.tables import tables

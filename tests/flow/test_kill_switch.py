@@ -27,8 +27,7 @@ from sidecar.gateway.kill_switch.switch_versions import FORGOTTEN_AFTER_S, Switc
 from sidecar.settings.timestamps import rfc3339
 from tests.flow.causes import full_disk
 from tests.flow.guests import ALICE, BOB, emitter, gateway, gone, opened, stream
-from tests.flow.idp import SETTINGS as WITH_IDP
-from tests.flow.idp import Idp, bearer
+from tests.flow.idp import SETTINGS as WITH_IDP, Idp, bearer
 from tests.flow.streams import Emitter, event, hearing, streamed
 from tests.flow.talk import Talk, reason_of
 from tests.flow.test_admin import SECRET, SETTINGS, VIEW, files

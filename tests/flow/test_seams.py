@@ -20,9 +20,7 @@ from tests.flow.guests import ALICE, BOB, gateway, result_of
 from tests.flow.scripts import answer, giving
 from tests.flow.streams import event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.test_crossings import ASKED as ACCEPTED
-from tests.flow.test_crossings import QUESTION, act, again, down
-from tests.flow.test_crossings import RULES as ASKED
+from tests.flow.test_crossings import ASKED as ACCEPTED, QUESTION, RULES as ASKED, act, again, down
 from tests.flow.test_pins import SEARCH, called, listed, pins
 from tests.flow.test_responses import (
     GONE,

@@ -33,8 +33,7 @@ from tests.flow.guests import (
     result_of,
     stream,
 )
-from tests.flow.scripts import answer, body, status
-from tests.flow.scripts import stream as pieces
+from tests.flow.scripts import answer, body, status, stream as pieces
 from tests.flow.streams import Emitter, event
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import SESSION, STATELESS, Respond, Upstream, World, listening, until

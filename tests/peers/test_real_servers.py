@@ -21,8 +21,7 @@ from mcp import Client, MCPError
 
 from tests import servers
 from tests.flow.world import listening, until
-from tests.peers.ears import CALL_WITHIN_S, Ears, text_of
-from tests.peers.ears import client as client_with_ears
+from tests.peers.ears import CALL_WITHIN_S, Ears, client as client_with_ears, text_of
 from tests.peers.stage import wire_to
 from tests.servers.stand import Stand, everything_over, node, pids, pypi, stand
 

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from re._parser import SubPattern  # type: ignore[import-not-found]
-from re._parser import parse as parse_pattern
+from re._parser import (
+    SubPattern,  # type: ignore[import-not-found]
+    parse as parse_pattern,
+)
 from typing import Any
 
 import pytest

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from sidecar.audit.gather import gather as gathered
-from sidecar.audit.gather import lines_in
+from sidecar.audit.gather import gather as gathered, lines_in
 from sidecar.cli.command import FOLDER, config_option, settings_in
 
 

@@ -17,8 +17,7 @@ from sidecar.audit.gather import gather, lines_in
 from sidecar.audit.rendering import plain, plain_data
 from sidecar.audit.segments import files_of
 from sidecar.audit.verification_report import Ending, VerificationReport
-from sidecar.audit.verify import lies_beside
-from sidecar.audit.verify import verify as verified
+from sidecar.audit.verify import lies_beside, verify as verified
 from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs
 from sidecar.cli.command import EXISTING_FILE, INVALID, UNVERIFIED, CommandFailed, json_option
 from sidecar.cli.terminal import progress

@@ -11,8 +11,7 @@ from sidecar.cli.command import FILE, INVALID, catalogue_option, settings_in
 from sidecar.cli.timestamps import Instant
 from sidecar.errors import ConfigError
 from sidecar.policy_tools.catalogue import read_catalogue
-from sidecar.policy_tools.check import CheckReport, repository_of
-from sidecar.policy_tools.check import check as checked
+from sidecar.policy_tools.check import CheckReport, check as checked, repository_of
 from sidecar.policy_tools.check.formats import FORMATS
 from sidecar.policy_tools.check.linted_policy import Granting
 from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder

@@ -23,8 +23,7 @@ from sidecar.cli.timestamps import Moment
 from sidecar.errors import visible
 from sidecar.policy_tools.audit_records import UnreadableAuditLine
 from sidecar.policy_tools.policy_location import in_folder
-from sidecar.policy_tools.replay import Candidate, Change, Replay
-from sidecar.policy_tools.replay import replay as replayed
+from sidecar.policy_tools.replay import Candidate, Change, Replay, replay as replayed
 
 _TITLES: dict[Change, str] = {
     "wider": "wider: denied then, allowed now",

@@ -19,8 +19,7 @@ from sidecar.policy_tools.catalogue import Known, KnownCatalogue, exact_names, r
 from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, configured
 from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
 from sidecar.policy_tools.suggest.render import as_data, csv_files, notes, one_text
-from sidecar.policy_tools.suggest.suggestion import Suggestion
-from sidecar.policy_tools.suggest.suggestion import suggest as find
+from sidecar.policy_tools.suggest.suggestion import Suggestion, suggest as find
 from sidecar.policy_tools.suggest.terms import Present
 from sidecar.policy_tools.suggest.verification import prove, read_back
 from sidecar.settings.shipped_files import shipped

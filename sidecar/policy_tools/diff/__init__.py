@@ -15,8 +15,7 @@ from sidecar.limits import Budgets, load_budgets
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.catalogue import exact_names
-from sidecar.policy_tools.diff import rules as texts
-from sidecar.policy_tools.diff import terms
+from sidecar.policy_tools.diff import rules as texts, terms
 from sidecar.policy_tools.diff.access_changes import lifted, lost_limits
 from sidecar.policy_tools.diff.describe import merged
 from sidecar.policy_tools.diff.regions import Change, Region, changed_regions, with_something_in_them

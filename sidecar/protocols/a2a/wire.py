@@ -13,8 +13,7 @@ from typing import Any, Final
 from google.protobuf import struct_pb2, timestamp_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.json_format import Error as NotJsonError
-from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.json_format import Error as NotJsonError, MessageToDict, ParseDict
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 

@@ -13,8 +13,15 @@ from sidecar.gateway.snapshot import Live
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.schedules import MOST, ScheduleSettings, acts_as
 from sidecar.settings.validation_errors import nothing_like
-from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordShare, RecordStore, RecordStoreOut
-from sidecar.storage import UnreadableRecord as Unreadable
+from sidecar.storage import (
+    AddedRecord,
+    RecordBounds,
+    RecordPage,
+    RecordShare,
+    RecordStore,
+    RecordStoreOut,
+    UnreadableRecord as Unreadable,
+)
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.tasks.programs.stored_text import sanitized

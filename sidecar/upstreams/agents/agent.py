@@ -12,8 +12,7 @@ from sidecar.http.client import fetch
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.settings.credentials import Signed, UpstreamCredential
-from sidecar.settings.upstreams import A2aUpstream, ProbeSettings
-from sidecar.settings.upstreams import UpstreamSettings as Definition
+from sidecar.settings.upstreams import A2aUpstream, ProbeSettings, UpstreamSettings as Definition
 from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent
 from sidecar.upstreams.agents.http_transport import HttpJsonAgent, JsonRpcAgent

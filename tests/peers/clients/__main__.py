@@ -24,8 +24,7 @@ from sidecar.settings.shipped_files import shipped
 from tests.a2a.agents import agent
 from tests.flow.process import Served
 from tests.peers.clients.roster import CLIENTS, HERE, HOME, ROOT, STYLES, Entry
-from tests.peers.clients.table import RESULTS, block
-from tests.peers.clients.table import results as last
+from tests.peers.clients.table import RESULTS, block, results as last
 from tests.peers.stage import EVERYTHING, running
 from tests.valkey import running_valkey
 

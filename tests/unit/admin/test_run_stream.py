@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.admin.run_stream import ARTIFACT, OUTPUT, STATUS, RunNews, RunStream, text_of
 from sidecar.tasks.programs.attempt import AttemptEnd, OutputArtifact, OutputChunk, ProgressNote, Started

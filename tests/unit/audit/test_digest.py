@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 import pytest
 import rfc8785
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.audit.digest import AuditKey, Digests, load_key, load_or_make_key
 from sidecar.errors import Reason, Refusal, SettingsError

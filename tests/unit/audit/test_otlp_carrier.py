@@ -15,8 +15,7 @@ from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from sidecar.audit.carrier import AppendLines, UnsureError

@@ -11,8 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.audit import Recording, time_ordered_ids
 from sidecar.audit.chain import BEGINNING, MAX_LINE_BYTES, unseal

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 
 import orjson
 import pytest
-from redis.connection import Connection as TcpConnection
-from redis.connection import UnixDomainSocketConnection
+from redis.connection import Connection as TcpConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError
 
 from sidecar.audit import Audit

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.errors import ANSWERS, LimitState, Reason, Refusal
 from sidecar.gateway.error_responses import AnswerShape, DenyManner, ErrorResponse, error_body, facts_of, tell

@@ -9,8 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.errors import Refusal
 from sidecar.gateway.redaction import ResponseScreen, screen_from

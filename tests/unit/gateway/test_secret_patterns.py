@@ -4,8 +4,7 @@ import string
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.gateway.redaction import SLICE_CHARS, Wiping, wiped
 from sidecar.protocols.secret_patterns import CLASSES, is_card, passes_luhn

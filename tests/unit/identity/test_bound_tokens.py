@@ -20,8 +20,7 @@ from sidecar.identity.jwks import public_key_from
 from sidecar.identity.key_proofs import SeenProofs, _plain
 from sidecar.vocabulary import Caller
 from tests.tables import tables
-from tests.unit.identity.test_certificates import PLANNER, WHOSE, identity_of, issue, now
-from tests.unit.identity.test_certificates import token as dated
+from tests.unit.identity.test_certificates import PLANNER, WHOSE, identity_of, issue, now, token as dated
 from tests.unit.identity.test_chain_builder import api_key
 from tests.unit.identity.world import GITHUB, NOW, ROUTE, Clock, b64, claims, minted, signing_key
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from jwt import get_algorithm_by_name
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 

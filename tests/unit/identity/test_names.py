@@ -1,7 +1,6 @@
 """Can any text be a name, and can any two issuers give the same one?"""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.identity.names import NamingRule, is_id, namespace_of
 from sidecar.settings.field_types import is_caller

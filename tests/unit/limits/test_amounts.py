@@ -4,8 +4,7 @@ import json
 from decimal import ROUND_CEILING, Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.limits.amounts import MILLION, MOST, in_units, millionths, path_of, reported
 

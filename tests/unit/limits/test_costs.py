@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Lease, Limiter

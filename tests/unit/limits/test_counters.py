@@ -5,8 +5,7 @@ Hours, days and months are judged by the model in test_costs.py.
 
 from collections.abc import Callable
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.limits.counters import ConcurrencySlots, Counter, RateLimit, SlidingWindow, by_day, by_month
 from sidecar.limits.plan import LimitCharge

@@ -4,8 +4,7 @@ import asyncio
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import NOTHING, LimitCharge, Limiter, LimitPlan

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.limits.plan import NOTHING, REMEMBERED_PLANS, BudgetRule, Budgets, LimitCap, LimitPlan, _key, plan_charges
 from sidecar.vocabulary import Call, Decision, Principal, Question, RowLimit

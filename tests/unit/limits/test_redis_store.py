@@ -13,8 +13,7 @@ from uuid import uuid4
 
 import pytest
 import redis
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from redis import Redis
 
 import sidecar

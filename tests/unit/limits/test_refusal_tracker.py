@@ -10,8 +10,7 @@ import redis
 from redis import Redis
 from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, ResponseError
 
-from sidecar.limits import StoreUnavailable
-from sidecar.limits import redis_store as module
+from sidecar.limits import StoreUnavailable, redis_store as module
 from sidecar.limits.degraded import DegradedStore
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.limits.plan import LimitCharge

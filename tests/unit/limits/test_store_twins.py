@@ -7,8 +7,7 @@ counters, over histories of several calls, several limits, undoing and waiting.
 import asyncio
 from dataclasses import dataclass, replace
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from sidecar.limits.plan import LimitCharge
 from sidecar.limits.store import Verdict

@@ -7,14 +7,12 @@ from collections import Counter
 
 import prometheus_client
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from sidecar import __version__
-from sidecar.observability import metrics
-from sidecar.observability import registry as kept_rows
+from sidecar.observability import metrics, registry as kept_rows
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols.a2a.operations import BY_ACTION
 from tests.tables import tables

@@ -5,8 +5,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.errors import PolicyError
 from sidecar.policy import load_policy

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.policy.faults import Faults
 from sidecar.policy.patterns import file_matches

@@ -1,7 +1,6 @@
 """Does looking patterns up find exactly those that matching them one by one finds?"""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.policy.pattern_index import MANY, PatternIndex
 from sidecar.policy.patterns import glob, meets_prefix

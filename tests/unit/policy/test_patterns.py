@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.policy.patterns import covers, glob, globs, meets_prefix, who
 from tests.tables import tables

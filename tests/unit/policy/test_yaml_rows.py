@@ -8,8 +8,7 @@ import jsonschema
 import pytest
 import yaml
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.cli import main
 from sidecar.errors import Fault, PolicyError

@@ -3,8 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.policy.patterns import glob
 from sidecar.policy_tools import glob_algebra

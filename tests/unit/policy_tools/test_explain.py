@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.cli import main
 from sidecar.policy.roles import RoleLinks

@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.cli import main
 from sidecar.policy import Engine

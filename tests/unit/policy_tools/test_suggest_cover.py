@@ -6,14 +6,12 @@ box that can be drawn.
 
 import random
 from collections.abc import Iterable, Iterator
-from itertools import chain as joined
-from itertools import combinations, product
+from itertools import chain as joined, combinations, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.policy import Engine, load_policy
 from sidecar.policy_tools.catalogue import Known

@@ -3,8 +3,7 @@
 import string
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 
 from sidecar.protocols import base64url
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import rfc8785
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from sidecar.protocols.canonical import NotCanonicalError, canonical_json
 

@@ -6,8 +6,7 @@ Threats L7. The corpus is of descriptions as they were found in the wild, or sho
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.protocols.hidden_characters import AmbiguousKeysError, hidden_in, revealed, shown, without_hidden
 from tests import wire

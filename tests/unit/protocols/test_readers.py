@@ -12,8 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.errors import Refusal
 from sidecar.protocols import jsonrpc

@@ -7,8 +7,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols import sse

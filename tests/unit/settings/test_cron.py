@@ -5,8 +5,7 @@ from itertools import islice
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.settings.cron import WORDS, CronError, CronSchedule, calendar_from
 from tests.tables import tables

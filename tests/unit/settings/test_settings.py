@@ -8,8 +8,7 @@ import pytest
 from sidecar.errors import SettingsError
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
-from sidecar.settings.load import doubts
-from sidecar.settings.load import load as load_document
+from sidecar.settings.load import doubts, load as load_document
 from sidecar.settings.server import TlsFiles
 from tests.tables import tables
 

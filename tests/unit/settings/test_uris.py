@@ -5,8 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.policy.patterns import glob
 from sidecar.settings.uris import fault_in_uri, named_object, normal_pattern, normal_uri

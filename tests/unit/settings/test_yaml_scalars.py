@@ -5,8 +5,7 @@ import re
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
 from tests.tables import tables

@@ -7,8 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.storage import RecordKind, RecordStoreOut
 from sidecar.storage.push_configs import PUSHES, PushRecord

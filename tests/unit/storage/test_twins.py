@@ -5,8 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from sidecar.storage import RecordBounds, RecordPage, RecordShare, RecordStore
 from sidecar.storage.task_owners import OWNERS as OWNER_RECORDS

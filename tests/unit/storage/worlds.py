@@ -11,10 +11,8 @@ from sidecar.settings.store import StoreSettings
 from sidecar.storage import AddedRecord, RecordBounds, RecordKind, RecordPage, RecordShare, RecordStore, RecordStores
 from sidecar.storage.push_configs import PushRecord
 from sidecar.storage.task_owners import OwnerRecord
-from sidecar.tasks.api.task_record import TASKS, TaskStep
-from sidecar.tasks.api.task_record import TaskState as TaskState
-from sidecar.tasks.programs.run_record import RUNS, RunStatus
-from sidecar.tasks.programs.run_record import RunState as RunState
+from sidecar.tasks.api.task_record import TASKS, TaskState as TaskState, TaskStep
+from sidecar.tasks.programs.run_record import RUNS, RunState as RunState, RunStatus
 from sidecar.vocabulary import Caller, Credential, Principal
 from tests.unit.tasks.api.test_task_record import record as task
 from tests.unit.tasks.programs.runs import run

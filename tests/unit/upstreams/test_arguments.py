@@ -8,8 +8,7 @@ from typing import Any
 import jsonschema
 import orjson
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from referencing import Registry
 
 from sidecar.upstreams.mcp.arguments import (

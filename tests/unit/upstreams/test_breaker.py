@@ -8,8 +8,13 @@ from sidecar.errors import Reason, Refusal
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.upstreams import BreakerSettings
 from sidecar.upstreams.breaker import AGAIN_S, TRANSITIONS, Breaker, BreakerEvent, BreakerState
-from sidecar.upstreams.upstream_account import LATENCIES, UpstreamAccount, UpstreamNews, UpstreamState
-from sidecar.upstreams.upstream_account import TRANSITIONS as STANDINGS
+from sidecar.upstreams.upstream_account import (
+    LATENCIES,
+    TRANSITIONS as STANDINGS,
+    UpstreamAccount,
+    UpstreamNews,
+    UpstreamState,
+)
 from tests.unit.upstreams.peer import Clock
 
 

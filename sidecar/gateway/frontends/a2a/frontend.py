@@ -32,8 +32,7 @@ from sidecar.http.client import Deadline
 from sidecar.http.server.body_admission import cost_of_wire
 from sidecar.http.server.response import WholeResponse
 from sidecar.protocols import jsonrpc
-from sidecar.protocols.a2a import cards as documents
-from sidecar.protocols.a2a import http
+from sidecar.protocols.a2a import cards as documents, http
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Operation
 from sidecar.protocols.a2a.schema import UnreadableMessage

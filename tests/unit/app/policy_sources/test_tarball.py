@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.app.policy_sources import tarball
 from sidecar.app.policy_sources.tarball import BLOCK, BadArchive, archive_of, gunzipped, members, write_member

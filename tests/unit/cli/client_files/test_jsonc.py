@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.cli.client_files.jsonc import MAX_BYTES, MAX_DEPTH, parse_jsonc
 from sidecar.errors import SettingsError

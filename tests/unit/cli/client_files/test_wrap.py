@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.cli.client_files.configuration import HOW_TO_REACH, ClientFile, read_client_file
 from sidecar.cli.client_files.jsonc import parse_jsonc

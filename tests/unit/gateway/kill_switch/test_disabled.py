@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.errors import PolicyError, Reason, Refusal, SettingsError
 from sidecar.gateway.kill_switch import (

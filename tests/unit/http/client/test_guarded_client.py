@@ -11,8 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import (

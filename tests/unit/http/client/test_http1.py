@@ -2,8 +2,7 @@
 
 import h11
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.http.client import ConnectionBroken, InvalidRequest, UnacceptableResponse
 from sidecar.http.client.http1 import MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM, RequestForm, ResponseReader

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from sidecar.errors import PolicyError
 from sidecar.limits import Budgets

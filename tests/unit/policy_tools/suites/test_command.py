@@ -14,8 +14,7 @@ from click.testing import CliRunner, Result
 
 from sidecar.cli import main
 from sidecar.cli.policy import test as command_file
-from sidecar.cli.policy.test import changes_in, run_again
-from sidecar.cli.policy.test import test as command
+from sidecar.cli.policy.test import changes_in, run_again, test as command
 from tests.tables import tables
 from tests.unit.policy_tools.suites.rig import HEAD, write
 

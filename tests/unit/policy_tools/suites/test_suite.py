@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from sidecar.limits import Budgets, load_budgets
 from sidecar.policy import Engine

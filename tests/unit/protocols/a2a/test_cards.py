@@ -15,8 +15,7 @@ import pytest
 from a2a.client.card_resolver import parse_agent_card
 from a2a.utils.signing import create_signature_verifier
 from google.protobuf.json_format import MessageToDict
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jwt import PyJWK
 from jwt.algorithms import get_default_algorithms
 

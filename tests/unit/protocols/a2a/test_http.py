@@ -1,8 +1,7 @@
 """Does each address mean one operation, however it is written?"""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.protocols.a2a import http
 from sidecar.protocols.a2a.messages import V10

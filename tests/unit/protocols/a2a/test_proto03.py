@@ -5,14 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from a2a.compat.v0_3 import a2a_v0_3_pb2 as pb2_03
-from a2a.compat.v0_3 import conversions as sdk
-from a2a.compat.v0_3 import types as sdk_03
+from a2a.compat.v0_3 import a2a_v0_3_pb2 as pb2_03, conversions as sdk, types as sdk_03
 from a2a.compat.v0_3.proto_utils import FromProto, ToProto
 from a2a.types import a2a_pb2
 from google.protobuf.json_format import MessageToDict, ParseDict
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.protocols.a2a import operations as op
 from sidecar.protocols.a2a.messages import PROTO03, V10

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from a2a.types import a2a_pb2
 from google.protobuf.json_format import MessageToDict, ParseDict
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.schema import FieldSpec, Schema, UnreadableMessage, camel, schema_from

@@ -4,13 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from a2a.compat.v0_3 import conversions as sdk
-from a2a.compat.v0_3 import types as sdk_03
+from a2a.compat.v0_3 import conversions as sdk, types as sdk_03
 from a2a.types import a2a_pb2
 from a2a.utils.errors import A2AError
 from google.protobuf.json_format import MessageToDict, ParseDict
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pydantic import BaseModel
 
 from sidecar.protocols.a2a import operations as op

@@ -8,8 +8,7 @@ from a2a.compat.v0_3 import a2a_v0_3_pb2
 from a2a.types import a2a_pb2
 from google.protobuf.descriptor_pool import Default
 from google.protobuf.json_format import MessageToDict, ParseDict
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.protocols.a2a.messages import PROTO03, V10
 from sidecar.protocols.a2a.schema import Schema, UnreadableMessage

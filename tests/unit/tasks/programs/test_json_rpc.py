@@ -5,8 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sidecar.protocols.a2a.messages import V10
 from sidecar.tasks.programs.attempt import (

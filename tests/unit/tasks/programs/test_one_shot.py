@@ -27,9 +27,7 @@ from sidecar.tasks.programs.runners import runner_from
 from sidecar.tasks.programs.working_folders import PREFIX
 from sidecar.upstreams.processes.launcher import Exit, Processes
 from tests.tables import tables
-from tests.unit.tasks.programs.talkers import end
-from tests.unit.tasks.programs.talkers import order as order_of
-from tests.unit.tasks.programs.talkers import text as text_of
+from tests.unit.tasks.programs.talkers import end, order as order_of, text as text_of
 from tests.unit.upstreams.processes.test_launcher import dies
 
 TELLER = str(Path(__file__).parents[3] / "programs" / "teller.py")

@@ -1,8 +1,7 @@
 """Is what is kept of prompts and answers without secrets, and short?"""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.tasks.programs.stored_text import (
     MAX_WORK_CHARS,

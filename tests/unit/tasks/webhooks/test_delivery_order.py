@@ -4,8 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.storage.deliveries import MOVES, DeliveryState, Happening, PendingDelivery
 from sidecar.tasks.webhooks.delivery_order import BURST, PLACES, PLACES_OF_OWNER, PLACES_OF_RECEIVER, DeliveryOrder

@@ -3,8 +3,7 @@
 import string
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from sidecar.gateway.frontends.aggregate.names import joined, split, tagged, untagged, unwrapped, wrapped
 from sidecar.gateway.request_state import Seal
