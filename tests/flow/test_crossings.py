@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from aiohttp import web
 
 from sidecar.errors import Reason
 from sidecar.protocols.mcp import messages
@@ -378,11 +379,28 @@ async def test_one_owner_holds_a_few_calls_and_the_oldest_gives_way(tmp_path: Pa
         assert "result" in (await act(running, QUESTION, who=BOB, **again(kept)))[-1]
 
 
-async def test_a_question_on_the_sessions_stream_belongs_to_the_one_call_there_is(tmp_path: Path) -> None:
-    server = SessionsOnly(on_session_stream=True)
+class ListsLate(SessionsOnly):
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if b"prompts/list" in await request.read():
+            await self.answers.setdefault("list", asyncio.Future())
+        return await super().handle(request)
+
+
+async def test_a_question_on_the_sessions_stream_belongs_to_the_one_call_that_may_be_asked(tmp_path: Path) -> None:
+    server = ListsLate(on_session_stream=True)
     async with down(tmp_path, server) as running:
-        said = await act(running, QUESTION, **again(await held_by(running)))
-        assert told(said) == [ASKED]
+
+        async def listed() -> list[Any]:
+            async with sent(running, stated("prompts/list", {}, id="list")) as ear:
+                return await messages_of(ear)
+
+        held = await held_by(running)
+        listing = asyncio.ensure_future(listed())
+        await until(lambda: "list" in server.answers)
+        assert told(await act(running, QUESTION, **again(held))) == [ASKED]
+        assert told(await act(running, QUESTION, **again(await held_by(running)))) == [ASKED]
+        server.answers["list"].set_result({})
+        assert "result" in (await listing)[-1]
 
 
 async def test_a_server_may_ask_only_for_what_its_caller_declared(tmp_path: Path) -> None:

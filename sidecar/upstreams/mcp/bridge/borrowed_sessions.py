@@ -75,9 +75,12 @@ class BorrowedSession:
     def used(self) -> None:
         self.used_s = asyncio.get_running_loop().time()
 
-    def only_course(self) -> BorrowedCall | None:
-        """The call that an unsolicited message belongs to: the only one not held. Anonymous callers share a session."""
+    def only_course(self, *, asked: bool = False) -> BorrowedCall | None:
+        """The call that an unsolicited message belongs to: the only one not held, or not held and of a method that may
+        be `asked`. Anonymous callers share a session."""
         running = [course for course in self.courses.values() if not course.held]
+        if asked and len(running) > 1:  # a list under way asks nothing
+            running = [course for course in running if course.method in translation.RESUMED_BY_RETRY]
         return running[0] if len(running) == 1 and not self.outbound.is_anonymous else None
 
 

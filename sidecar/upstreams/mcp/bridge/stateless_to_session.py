@@ -275,7 +275,7 @@ class StatelessToSession:
 
     def _heard(self, lent: BorrowedSession, message: Message | StreamMark) -> None:
         if isinstance(message, Request):
-            course = lent.only_course()
+            course = lent.only_course(asked=True)
             if message.method == "ping":
                 self._sessions.reply(lent, Response(message.id, {}))
             elif course is None or not course.offer(message):
