@@ -239,7 +239,7 @@ class RecordWriter:
             self._idle.set_result(None)
 
     def _judge(self, last: Any) -> None:
-        """Whether records can be written, by the result of the last one."""
+        """Note whether records can be written, by the result of the last one, and have the sink settled later."""
         if self._unsettled and self._settling is None and self._loop is not None:
             self._settling = self._loop.call_later(SETTLE_S, self._settle_if_idle)
         if last is None and not self._failed and not self.stalled:
