@@ -29,7 +29,6 @@ from sidecar.gateway.routing import EVERY
 from sidecar.gateway.snapshot import Live
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.server.event_stream import EventStream
-from sidecar.http.server.response import WholeResponse
 from sidecar.http.server.stream_limits import StreamLimits
 from sidecar.protocols.jsonrpc import Id, Message, Notification, Request
 from sidecar.protocols.mcp import messages, task_messages
@@ -343,5 +342,4 @@ def _forwarded(exchange: UpstreamExchange, message: Request | Notification) -> d
 
 
 async def empty(request: RequestContext, status: int) -> web.StreamResponse:
-    await request.ended(status, 0)
-    return WholeResponse(status)
+    return await request.respond(status)

@@ -175,7 +175,7 @@ class Pipeline:
         finally:
             if not request.handed_on:
                 self._finish(request)
-        if request.shared and isinstance(response, WholeResponse):
+        if request.shared and request.begun is None and isinstance(response, WholeResponse):
             response.add(request.shared)
         return response
 

@@ -28,6 +28,7 @@ from sidecar.http.server.body_admission import SMALL_BYTES, BodyAdmission, BodyR
 from sidecar.http.server.cors import Lines
 from sidecar.http.server.event_stream import EventStream, open_stream
 from sidecar.http.server.request import HttpRequest
+from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.limits import Lease, LimitPlan
 from sidecar.protocols.jsonrpc import Id, Message, Request, Response, message_from, parse_json, request_id_in
 from sidecar.protocols.mcp import eras
@@ -213,6 +214,21 @@ class RequestContext(CallContext):
         self.record.tool_error = True
         if (upstream := self.now.upstreams.get(self.server)) is not None:
             upstream.account.tool_failed()
+
+    async def respond(
+        self, status: int, body: bytes = b"", media_type: str = "", headers: Mapping[str, str] = NO_HEADERS
+    ) -> WholeResponse:
+        """Records that the upstream's answer is delivered, and sends it at once: the caller does not wait for what is
+        left to do. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        await self.ended(status, len(body))
+        response = WholeResponse(status, body, media_type, headers)
+        transport = None if self.paired is not None else self.http.transport
+        if transport is not None and not transport.is_closing():
+            if self.shared:
+                response.add(self.shared)
+            self.begun = response
+            response.send(self.http, transport)
+        return response
 
     def ended(self, status: int, bytes_out: int) -> Coroutine[Any, Any, None]:
         """Records that the upstream's answer was delivered. Raises Refusal(AUDIT_UNAVAILABLE)."""

@@ -24,7 +24,7 @@ from sidecar.gateway.response_rules import inspect, refused, screen_of
 from sidecar.gateway.sse_session import SseSession
 from sidecar.http.client import Share
 from sidecar.http.server.event_stream import EventSink, EventStream
-from sidecar.http.server.response import NO_HEADERS, WholeResponse
+from sidecar.http.server.response import NO_HEADERS
 from sidecar.protocols import jsonrpc, sse
 from sidecar.protocols.streamed import Streamed
 from sidecar.upstreams.http_address import hold
@@ -60,9 +60,7 @@ class ResponseStream:
             return await self._stream(answer, partial(self._until_answer, answer), until_answer=True)
         else:
             passed = await self.whole(answer)
-        body = passed.out or b""
-        await self.exchange.request.ended(passed.status, len(body))
-        return WholeResponse(passed.status, body, JSON, NO_HEADERS)
+        return await self.exchange.request.respond(passed.status, passed.out or b"", JSON)
 
     async def whole(self, answer: UpstreamAnswer) -> FilteredMessage:
         """Returns the one message that answers, from a body or a stream; other messages of a stream are dropped."""
@@ -123,9 +121,7 @@ class ResponseStream:
 
     async def respond(self, passed: FilteredMessage, headers: Mapping[str, str] = NO_HEADERS) -> web.StreamResponse:
         """Sends the filtered answer as one JSON object, recorded first."""
-        body = passed.out or b""
-        await self.exchange.request.ended(passed.status, len(body))
-        return WholeResponse(passed.status, body, JSON, headers)
+        return await self.exchange.request.respond(passed.status, passed.out or b"", JSON, headers)
 
     async def stream(self, answer: UpstreamAnswer) -> web.StreamResponse:
         """Sends a stream that answers no request: the session's own, or a resumed one."""

@@ -27,7 +27,6 @@ from sidecar.gateway.response_filter import FilteredMessage
 from sidecar.gateway.response_rules import refused
 from sidecar.gateway.response_stream import withhold
 from sidecar.gateway.routing import TOOLS, Route, check_no_query, is_tool
-from sidecar.http.server.response import WholeResponse
 from sidecar.limits import SessionCalls
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Request, malformed, refuse_variants, spellings
@@ -234,5 +233,4 @@ async def _respond(
         body = orjson.dumps({"tools": [members_of(tool, "description") for tool in said.tools]})
     else:
         body = orjson.dumps(said)
-    await exchange.request.ended(status, len(body))
-    return WholeResponse(status, body, media, headers or {})
+    return await exchange.request.respond(status, body, media, headers or {})

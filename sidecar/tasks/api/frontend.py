@@ -199,6 +199,4 @@ def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
 
 
 async def _respond(request: RequestContext, said: Mapping[str, Any]) -> WholeResponse:
-    body = orjson.dumps(said)
-    await request.ended(200, len(body))
-    return WholeResponse(200, body, JSON, _PRIVATE)
+    return await request.respond(200, orjson.dumps(said), JSON, _PRIVATE)

@@ -265,8 +265,7 @@ class AgentFrontend:
                     await pushing.settle(admitted)
                     admitted = await pushing.shown(admitted)
                 told = exchange.dialect.result(intent.operation, admitted)
-                await request.ended(told.status, len(told.body))
-                return WholeResponse(told.status, told.body, told.content_type, told.headers)
+                return await request.respond(told.status, told.body, told.content_type, told.headers)
             finally:
                 if pushing is not None:
                     await pushing.undo()
@@ -438,5 +437,4 @@ async def _json(request: RequestContext, operation: Operation) -> Any:
 
 
 async def _whole(request: RequestContext, told: Any) -> WholeResponse:
-    await request.ended(told.status, len(told.body))
-    return WholeResponse(told.status, told.body, told.content_type, told.headers)
+    return await request.respond(told.status, told.body, told.content_type, told.headers)

@@ -40,7 +40,7 @@ from sidecar.gateway.response_filter import LEFT_OUT, MAX_LEFT_OUT
 from sidecar.gateway.response_stream import ResponseStream
 from sidecar.gateway.routing import EVERY
 from sidecar.gateway.snapshot import Service, Snapshot
-from sidecar.http.server.response import NO_HEADERS, WholeResponse
+from sidecar.http.server.response import NO_HEADERS
 from sidecar.identity import check_caller
 from sidecar.limits import SessionCalls
 from sidecar.observability.metrics import Metrics
@@ -358,6 +358,4 @@ def _concerns(message: Notification, part: Session) -> bool:
 async def _respond(
     call: AggregateCall, result: dict[str, Any], headers: Mapping[str, str] = NO_HEADERS
 ) -> web.StreamResponse:
-    body = jsonrpc.encode_response(Response(call.message.id, result))
-    await call.request.ended(200, len(body))
-    return WholeResponse(200, body, JSON, headers)
+    return await call.request.respond(200, jsonrpc.encode_response(Response(call.message.id, result)), JSON, headers)
