@@ -265,7 +265,7 @@ class AgentFrontend:
                     await pushing.settle(admitted)
                     admitted = await pushing.shown(admitted)
                 told = exchange.dialect.result(intent.operation, admitted)
-                return await request.respond(told.status, told.body, told.content_type, told.headers)
+                return await _whole(request, told)
             finally:
                 if pushing is not None:
                     await pushing.undo()
