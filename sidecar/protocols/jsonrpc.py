@@ -121,8 +121,8 @@ def message_from(envelope: object) -> Message:
     else:
         result, error = envelope.get("result"), envelope.get("error")
         # some libraries write both members of every response, one of them null
-        has_result = "result" in envelope and (result is not None or "error" not in envelope)
-        has_error = "error" in envelope and (error is not None or "result" not in envelope)
+        has_result = result is not None or ("result" in envelope and "error" not in envelope)
+        has_error = error is not None or ("result" not in envelope and "error" in envelope)
         if "params" in envelope or has_result is has_error:
             raise malformed("a message has a method, or exactly one of result and error")
         if has_error:
