@@ -74,8 +74,8 @@ class ChainedCarrier:
         self.end = after
         return len(append.lines)
 
-    def is_quick(self, count: int) -> bool:
-        return False
+    def quick_append(self, count: int) -> None:
+        return None
 
     def settle(self) -> None:
         if self._begun is None:

@@ -17,7 +17,7 @@ off or added unnoticed, and the remains of a killed append differ from tampering
 import errno
 import hmac
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -85,6 +85,10 @@ class Unsealed:
 
     def __init__(self, start: str, rest: str) -> None:
         self.start, self.rest = start, rest
+
+
+Append = Callable[[Sequence[Unsealed]], int]
+"""Appends the first records to a chain; returns how many."""
 
 
 def seal(records: Sequence[Unsealed], end: ChainEnd) -> tuple[list[bytes], ChainEnd]:

@@ -43,6 +43,7 @@ from sidecar.audit.chain import (
     HEAD_SUFFIX,
     MAX_APPEND_BYTES,
     MAX_LINE_BYTES,
+    Append,
     ChainEnd,
     ChainHead,
     SealedRecord,
@@ -132,8 +133,8 @@ class AuditFile:
         self.end, self._anchored, self.size = end, after, self.size + len(data)
         return len(lines)
 
-    def is_quick(self, count: int) -> bool:
-        return not self._to_disk
+    def quick_append(self, count: int) -> Append | None:
+        return None if self._to_disk else self.append
 
     def settle(self) -> None:
         if self._torn:

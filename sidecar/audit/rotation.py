@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sidecar.audit import record as shape
-from sidecar.audit.chain import BEGINNING, ChainEnd, Unsealed
+from sidecar.audit.chain import BEGINNING, Append, ChainEnd, Unsealed
 from sidecar.audit.checkpoints import Checkpoint, attest
 from sidecar.audit.file_sink import AuditFile
 from sidecar.audit.record_ids import Clock, timestamp
@@ -69,9 +69,10 @@ class RotatingSink:
         evidence: ResultFile,
     ) -> None:
         self.sink, self._file, self._evidence = sink, sink.file, evidence
-        self.settle, self.abandon, self.close, self._is_quick = sink.settle, sink.abandon, sink.close, sink.is_quick(1)
+        self.settle, self.abandon, self.close = sink.settle, sink.abandon, sink.close
+        self._quick_append = sink.quick_append(1)
         self._stamp, self._clock = stamp, clock
-        self._attester, self._rotation = attester, rotation
+        self._attester, self._rotation, self._max_bytes = attester, rotation, rotation.max_bytes
         self._attested = BEGINNING  # the chain's end after the last checkpoint
         self._due_seq = inf if attester is None else attester.every_records  # of the record that makes the next one due
         self._attested_mono_s = clock.monotonic()
@@ -85,18 +86,18 @@ class RotatingSink:
         return self.sink.end
 
     def append(self, records: Sequence[Unsealed]) -> int:
-        if self._rotation.max_bytes is not None and self._is_full():
+        if self._max_bytes is not None and self._is_full():
             self._turn_over()
         count = self.sink.append(records)
         if self.sink.end.seq >= self._due_seq:
             self._tried(self.seal)
         return count
 
-    def is_quick(self, count: int) -> bool:
-        """Whether so many records are appended without a new file or a checkpoint, and the sink is quick."""
-        if not self._is_quick or self.sink.end.seq + count >= self._due_seq:
-            return False
-        return self._rotation.max_bytes is None or not self._is_full()
+    def quick_append(self, count: int) -> Append | None:
+        """That of the sink, if so many records need no new file and no checkpoint."""
+        if self.sink.end.seq + count >= self._due_seq or (self._max_bytes is not None and self._is_full()):
+            return None
+        return self._quick_append
 
     def is_due(self) -> bool:
         """Whether `look` has something to do; an estimate that other threads may make."""
@@ -128,7 +129,7 @@ class RotatingSink:
         return self._clock.monotonic() - self._attested_mono_s >= attester.every_s
 
     def _is_full(self) -> bool:
-        file, most = self._file, self._rotation.max_bytes
+        file, most = self._file, self._max_bytes
         if file is None or most is None:
             return False
         return (file.size >= most or self._evidence.size >= most) and self._can_turn_over()

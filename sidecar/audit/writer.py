@@ -2,8 +2,8 @@
 
 Records are written in groups, so that all waiting callers share one append (group commit). The group is
 
-    what one turn of the loop brings   if the sink `is_quick`: a local file whose lines stay in the system's page cache.
-                                       The loop appends it; a record that is `alone` is appended in its caller's turn
+    what one turn of the loop brings   if there is a `quick_append`: of a local file whose lines stay in the page cache.
+                                       The loop does it; a record that is `alone` is appended in its caller's turn
     what came while the thread worked  for all other sinks and all other work
 
 A page cache takes lines for a while after its disk has stalled, and then only the write itself shows it: the loop is
@@ -35,7 +35,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Final, Protocol
 
-from sidecar.audit.chain import UnfitHead, Unsealed
+from sidecar.audit.chain import Append, UnfitHead, Unsealed
 
 DEADLINE_S: Final = 2.0
 MAX_AT_ONCE: Final = 256
@@ -56,8 +56,8 @@ class RecordSink(Protocol):
         """Place the first records in the chain and write them, all or none. Returns how many, at least one. Raises
         OSError if none was written; with UnfitHead, fewer may fit."""
 
-    def is_quick(self, count: int) -> bool:
-        """Whether the next append of so many records does not wait for a device, a network or a reader."""
+    def quick_append(self, count: int) -> Append | None:
+        """The `append` of the next so many records, if it does not wait for a device, a network or a reader."""
 
     def settle(self) -> None:
         """Finish or undo the last append, so that the next record follows on what is there, and what is there can be
@@ -123,7 +123,7 @@ class RecordWriter:
         self._begins = self.stalled = self._failed = self._closed = self._unsettled = False
         self._work_waits = False
         self._quick_from_mono_s = 0.0
-        self._appended_mono_s = -IDLE_S
+        self._quick_until_mono_s = 0.0  # if no append follows; 0 while the thread works, and at the end
 
     @property
     def depth(self) -> int:
@@ -142,14 +142,15 @@ class RecordWriter:
     def put(self, job: WriteJob, *, alone: bool = False) -> WriteJob | None:
         """Begin to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
         written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
-        now_s, is_free = monotonic(), alone and not (self._waiting or self._at_work or self._closed)
-        if self._loop is None or (is_free and self._is_calm(now_s) and self.sink.is_quick(1)):
-            _, error = self._append((job,))
-            self._look_at_time(now_s)
-            self._judge(error)
+        began_s, append = monotonic(), None
+        if alone and self._quick_from_mono_s <= began_s < self._quick_until_mono_s and not self._waiting:
+            append = self.sink.quick_append(1)
+        if append is not None or self._loop is None:
+            _, error = self._append((job,), append or self.sink.append)
+            self._quick_until_mono_s = (ended_s := monotonic()) + IDLE_S
+            if error is not None or self._failed or self._settling is None or ended_s - began_s >= SLOW_S:
+                self._judge(error, began_s, ended_s)
             job.counts[error is not None][0] += 1.0
-            if self._loop is None:
-                self._settle()
             if error is not None:
                 _value(error)
             return None
@@ -186,7 +187,7 @@ class RecordWriter:
         if self._thread is not None and not self._closed and self.depth:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._idle], timeout=CLOSE_S)
-        self._closed = True
+        self._closed, self._quick_until_mono_s = True, 0.0
         if self._settling is not None:
             self._settling.cancel()
         if self._thread is None:
@@ -207,30 +208,26 @@ class RecordWriter:
         if len(jobs) == len(waiting):
             waiting.clear()
         began = monotonic()
-        if not self._work_waits and self._is_calm(began) and self.sink.is_quick(len(jobs)):
-            self._do(jobs)
-            self._look_at_time(began)
-            self._end(jobs)
+        if not self._work_waits and (append := self._quick_append(began, len(jobs))) is not None:
+            self._do(jobs, append)
+            self._end(jobs, began, monotonic())
             return
+        self._quick_until_mono_s = 0.0
         self._at_work, self._work_waits = jobs, any(job.work for job in waiting)
         self._late = self._loop.call_later(self._deadline_s, self._stall)
         self._jobs.put(jobs)
 
-    def _is_calm(self, now_s: float) -> bool:
-        """Whether the loop may append: not for a while after a slow append, nor after a pause."""
-        return now_s >= self._quick_from_mono_s and now_s - self._appended_mono_s < IDLE_S
+    def _quick_append(self, now_s: float, count: int) -> Append | None:
+        """The append that the loop may do: none for a while after a slow append, nor after a pause."""
+        is_calm = self._quick_from_mono_s <= now_s < self._quick_until_mono_s
+        return self.sink.quick_append(count) if is_calm else None
 
-    def _look_at_time(self, began_mono_s: float) -> None:
-        """Leave appends to the thread for a while if this one was slow."""
-        self._appended_mono_s = now_s = monotonic()
-        if now_s - began_mono_s >= SLOW_S:
-            self._quick_from_mono_s = now_s + CALM_FACTOR * (now_s - began_mono_s)
-
-    def _end(self, jobs: Sequence[WriteJob]) -> None:
+    def _end(self, jobs: Sequence[WriteJob], began_s: float, ended_s: float) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
-        self._judge(jobs[-1].result)
+        self._quick_until_mono_s = 0.0 if self._closed else ended_s + IDLE_S
+        self._judge(jobs[-1].result, began_s, ended_s)
         self._at_work, self._finished = (), None
         _close(jobs)
         if self._waiting:
@@ -238,10 +235,13 @@ class RecordWriter:
         if self._idle is not None and not self.depth and not self._idle.done():
             self._idle.set_result(None)
 
-    def _judge(self, last: Any) -> None:
-        """Note whether records can be written, by the result of the last one, and have the sink settled later."""
-        if self._unsettled and self._settling is None and self._loop is not None:
-            self._settling = self._loop.call_later(SETTLE_S, self._settle_if_idle)
+    def _judge(self, last: Any, began_s: float, ended_s: float) -> None:
+        """Note whether records can be written, by the result of the last one, leave the next ones to the thread if it
+        was slow, and have the sink settled later."""
+        if ended_s - began_s >= SLOW_S:
+            self._quick_from_mono_s = ended_s + CALM_FACTOR * (ended_s - began_s)
+        if self._unsettled and self._settling is None:
+            self._settle_later()
         if last is None and not self._failed and not self.stalled:
             return
         was_up, self.stalled = self.up, False
@@ -256,17 +256,24 @@ class RecordWriter:
 
     def _settle_if_idle(self) -> None:
         """Settle the sink if no append has followed; one that failed is settled by the next append."""
-        self._settling, now_s = None, monotonic()
+        self._settling, began_s = None, monotonic()
         if self._failed or self.stalled or self._closed:
             return
-        if self.depth or now_s - self._appended_mono_s < SETTLE_S:
-            self._judge(None)
-        elif self._is_calm(now_s) and self.sink.is_quick(1):
+        if self.depth or began_s < self._quick_until_mono_s - IDLE_S + SETTLE_S:
+            self._settle_later()
+        elif self._quick_append(began_s, 1) is not None:
             self._settle()
-            self._look_at_time(now_s)
-            self._judge(None)
+            ended_s = monotonic()
+            self._quick_until_mono_s = ended_s + IDLE_S
+            self._judge(None, began_s, ended_s)
         else:
             self._do_later(self._settle)
+
+    def _settle_later(self) -> None:
+        if self._loop is None:
+            self._settle()
+        else:
+            self._settling = self._loop.call_later(SETTLE_S, self._settle_if_idle)
 
     def _settle(self) -> None:
         with suppress(OSError):  # the next append fails likewise, and tells its callers
@@ -293,15 +300,14 @@ class RecordWriter:
         loop = self._loop
         while loop is not None and (jobs := self._jobs.get()) is not None:
             began = monotonic()
-            self._do(jobs)
-            self._look_at_time(began)
+            self._do(jobs, self.sink.append)
             self._finished = jobs
             try:
-                loop.call_soon_threadsafe(self._end, jobs)
+                loop.call_soon_threadsafe(self._end, jobs, began, monotonic())
             except RuntimeError:  # the loop is gone, with all waiting callers
                 return
 
-    def _do(self, jobs: Sequence[WriteJob]) -> None:
+    def _do(self, jobs: Sequence[WriteJob], append: Append) -> None:
         """Do each job in order; adjacent records share one append."""
         done = 0
         while rest := jobs[done:]:
@@ -310,17 +316,17 @@ class RecordWriter:
                 done += 1
                 continue
             other = next(filter(_WORK, rest), None)
-            count, error = self._append(rest if other is None else rest[: rest.index(other)])
+            count, error = self._append(rest if other is None else rest[: rest.index(other)], append)
             for job in rest[:count]:
                 job.result = error
             done += count
 
-    def _append(self, records: Sequence[Unsealed]) -> tuple[int, OSError | None]:
+    def _append(self, records: Sequence[Unsealed], append: Append) -> tuple[int, OSError | None]:
         """Append the first records. Returns how many, and their error. A record that fits nowhere fails alone."""
         self._unsettled = True
         while True:
             try:
-                return self.sink.append(records), None
+                return append(records), None
             except UnfitHead as unfit:
                 if len(records) == 1:
                     extra = {"record": records[0].rest[:64], "error": str(unfit)[:200]}

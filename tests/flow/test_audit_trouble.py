@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.audit.chain import Unsealed
+from sidecar.audit.chain import Append, Unsealed
 from sidecar.audit.file_sink import LOOK_S
 from sidecar.audit.verify import verify
 from sidecar.audit.writer import RecordSink
@@ -32,8 +32,8 @@ class Frozen:
         self.thawed.wait(20)
         return self.disk.append(records)
 
-    def is_quick(self, count: int) -> bool:
-        return self.thawed.is_set() and self.disk.is_quick(count)
+    def quick_append(self, count: int) -> Append | None:
+        return self.append if self.thawed.is_set() and self.disk.quick_append(count) else None
 
     def settle(self) -> None:
         self.thawed.wait(20)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from sidecar.audit.chain import Unsealed
+from sidecar.audit.chain import Append, Unsealed
 from tests.flow.guests import (
     ALICE,
     BOB,
@@ -109,8 +109,8 @@ class FullDisk:
             raise OSError
         return int(self.file.append(records))
 
-    def is_quick(self, count: int) -> bool:
-        return bool(self.file.is_quick(count))
+    def quick_append(self, count: int) -> Append | None:
+        return self.append if self.file.quick_append(count) else None
 
     def settle(self) -> None:
         self.file.settle()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.audit.chain import UnfitHead, Unsealed
+from sidecar.audit.chain import Append, UnfitHead, Unsealed
 from sidecar.audit.writer import MAX_AT_ONCE, Counts, RecordWriter, WriteJob
 from sidecar.errors import Reason, Refusal
 from tests.unit.audit.scenes import FakeClock, append, open_audit, records, understood
@@ -42,8 +42,8 @@ class Disk:
         self.appends.append(taken)
         return len(taken)
 
-    def is_quick(self, count: int) -> bool:
-        return self.quick
+    def quick_append(self, count: int) -> Append | None:
+        return self.append if self.quick else None
 
     def settle(self) -> None:
         self.settled.append(self.written)
