@@ -138,28 +138,33 @@ class ServerConnection(web.RequestHandler):
             for start in range(0, len(data), SLICE_BYTES):
                 self.data_received(data[start : start + SLICE_BYTES])
             return
+        messages, repeated = self._messages, self._repeated
+        may_repeat = not (messages or self._close or self._force_close)
+        if may_repeat and repeated is not None and (body := repeated.body_in(data)) is not None:
+            # Nothing else is queued or waited for, and no body before this one is chunked.
+            self._body, self._heads_left = body, MAX_HEADS
+            messages.append((repeated.message, body))
+            self._request_count += 1
+            if (waiter := self._waiter) is not None and not waiter.done():
+                waiter.set_result(None)
+            return
         if self._is_deaf:
             return
-        messages, is_chunked, is_broken = self._messages, self._chunked is not None, False
-        queued = len(messages)
+        queued, is_chunked, is_broken = len(messages), self._chunked is not None, False
         self._tail = data[-END_BYTES:] if len(data) >= END_BYTES else (self._tail + data)[-END_BYTES:]
         if not (self._close or self._force_close):
-            parser, repeated = self._parser, self._repeated
             found: Sequence[tuple[Any, Any]]
-            assert parser is not None
-            if repeated is not None and not messages and (body := repeated.body_in(data)) is not None:
-                found, self._heads_left = ((repeated.message, body),), MAX_HEADS
-            else:
-                try:
-                    found, self._upgraded, _ = parser.feed_data(data)
-                    for message, _ in found:
-                        is_chunked = is_chunked or message.chunked
-                except HttpProcessingError as fault:
-                    found, self._upgraded = [(_ErrInfo(400, fault, fault.message), EMPTY_PAYLOAD)], False
-                    is_broken = True
-                if left := self._heads_left:
-                    self._repeated = repeated_from(data, found) if left > 1 else None
-                    self._heads_left = left - 1 if self._repeated is not None else 0
+            assert self._parser is not None
+            try:
+                found, self._upgraded, _ = self._parser.feed_data(data)
+                for message, _ in found:
+                    is_chunked = is_chunked or message.chunked
+            except HttpProcessingError as fault:
+                found, self._upgraded = [(_ErrInfo(400, fault, fault.message), EMPTY_PAYLOAD)], False
+                is_broken = True
+            if left := self._heads_left:
+                self._repeated = repeated_from(data, found) if left > 1 else None
+                self._heads_left = left - 1 if self._repeated is not None else 0
             if found:
                 messages.extend(found)
                 self._request_count += len(found)
@@ -222,7 +227,7 @@ class ServerConnection(web.RequestHandler):
     def _hear_no_more(self, position: int) -> None:
         """Makes the request at this position of the queue (-1: the one taken out last) the last of its connection:
         later bytes are dropped, and its answer closes the connection."""
-        self._is_deaf = True
+        self._is_deaf, self._repeated = True, None
         while len(self._messages) > position + 1:
             self._messages.pop()
         if position >= 0:
@@ -359,9 +364,11 @@ class ServerConnection(web.RequestHandler):
                     self._waiter = loop.create_future()
                     await self._waiter
                 message, body = messages.popleft()
-                is_late = body is not EMPTY_PAYLOAD and not body._eof
-                if self._parser is not None and not is_late and type(body) is not ArrivedBody:
-                    self._parser.message_consumed()  # of which it has told
+                is_late = False
+                if type(body) is not ArrivedBody:
+                    is_late = body is not EMPTY_PAYLOAD and not body._eof
+                    if self._parser is not None and not is_late:
+                        self._parser.message_consumed()  # of which it has told
                 if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
                     self._resume_reading_if_drained()
                 self._request_in_progress = True

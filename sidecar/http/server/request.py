@@ -18,23 +18,24 @@ if TYPE_CHECKING:
 class HttpRequest(web.BaseRequest):
     """One request. The rest of aiohttp's request, with the writer of event streams, is made when first used."""
 
-    __slots__ = ("content", "head", "keep_alive", "method", "raw_headers", "raw_path", "remote", "shown", "version")
+    __slots__ = ("content", "head", "keep_alive", "method", "raw_path", "remote", "version")
     content: StreamReader
     head: RepeatedHead | None
     keep_alive: bool
     method: str
-    raw_headers: tuple[tuple[bytes, bytes], ...]
     raw_path: str
     remote: str | None
-    shown: ShownCertificate
     version: HttpVersion
 
     def __init__(self, message: Any, content: StreamReader, connection: ServerConnection) -> None:
-        self._message, self._payload, self._protocol = message, content, connection
+        self._message, self._protocol = message, connection
         self.content, self.method, self.version = content, message.method, message.version
-        self.raw_path, self.raw_headers, self.remote = message.path, message.raw_headers, connection.remote
-        self.head, self.shown = content.head if type(content) is ArrivedBody else None, connection.shown
-        self.keep_alive = not message.should_close
+        self.raw_path, self.remote, self.keep_alive = message.path, connection.remote, not message.should_close
+        self.head = content.head if type(content) is ArrivedBody else None
+
+    @property
+    def shown(self) -> ShownCertificate:
+        return self._protocol.shown  # type: ignore[attr-defined,no-any-return]
 
     @property
     def task(self) -> asyncio.Task[None]:
@@ -47,5 +48,5 @@ class HttpRequest(web.BaseRequest):
         connection = self._protocol
         loop = connection._loop
         # Without its task, which would refer back to it.
-        super().__init__(self._message, self._payload, connection, StreamWriter(connection, loop), None, loop)  # type: ignore[arg-type]
+        super().__init__(self._message, self.content, connection, StreamWriter(connection, loop), None, loop)  # type: ignore[arg-type]
         return getattr(self, name)
