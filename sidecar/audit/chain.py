@@ -97,14 +97,14 @@ def seal(records: Sequence[Unsealed], end: ChainEnd) -> tuple[list[bytes], Chain
     lines: list[bytes] = []
     size, (seq, digest) = 0, end
     for record in records:
-        body = f'{record.start}{seq + 1},{record.rest},"prev_hash":"{digest}"'.encode("ascii")
-        size += (line_bytes := len(body) + _SEAL_BYTES + 1)
-        if line_bytes > MAX_LINE_BYTES or size > MAX_APPEND_BYTES:
+        body = f'{record.start}{seq + 1},{record.rest},"prev_hash":"{digest}"'
+        line_bytes = len(body) + _SEAL_BYTES + 1
+        if (size := size + line_bytes) > MAX_LINE_BYTES and (line_bytes > MAX_LINE_BYTES or size > MAX_APPEND_BYTES):
             if not lines:  # readers could not check so long a line; records are bounded, so this is an internal error
                 raise UnfitHead(errno.EINVAL, "the record is too long")
             break  # those before it are fit
-        seq, digest = seq + 1, sha256(body).hexdigest()
-        lines.append(b'%b,"hash":"%b"}\n' % (body, digest.encode("ascii")))
+        seq, digest = seq + 1, sha256(body.encode("ascii")).hexdigest()
+        lines.append(f'{body},"hash":"{digest}"}}\n'.encode("ascii"))
     return lines, _new(ChainEnd, (seq, digest))
 
 
@@ -133,20 +133,21 @@ def json_object(raw: bytes) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-AnchoredEnd = tuple[bytes, bytes]
+AnchoredEnd = tuple[str, str]
 """An end as anchors hold it: its text, and its part of the message under the MAC."""
 
 
 def anchored(end: ChainEnd) -> AnchoredEnd:
-    seq, digest = b"%d" % end.seq, end.hash.encode("ascii")
-    # Framed as `digest.frame` does.
-    return b"%020d %b" % (end.seq, digest), b"\0\0\0%c%b\0\0\0\x40%b" % (len(seq), seq, digest)
+    number, digest = end
+    seq = str(number)
+    return f"{seq:0>20} {digest}", f"\0\0\0{chr(len(seq))}{seq}\0\0\0@{digest}"  # framed as `digest.frame` does
 
 
 def anchor_line(key: AuditKey, end: AnchoredEnd, ahead: AnchoredEnd) -> bytes:
     """The whole content of the anchor file: HEAD_BYTES bytes, so that one write replaces it."""
-    line = f"{key.id} {key.anchor(end[1] + ahead[1])}".encode("ascii")
-    return b"sidecar-audit-head 1 %b %b %b\n" % (end[0], ahead[0], line)
+    (end_text, end_part), (text, part) = end, ahead
+    mac = key.anchor(f"{end_part}{part}".encode("ascii"))
+    return f"sidecar-audit-head 1 {end_text} {text} {key.id} {mac}\n".encode("ascii")
 
 
 def head_line(key: AuditKey, end: ChainEnd, next_end: ChainEnd | None = None) -> bytes:

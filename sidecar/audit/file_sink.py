@@ -117,12 +117,13 @@ class AuditFile:
             self._look_mono_s = now_s + LOOK_S
         lines, end = seal(records, self.end)
         data, after = b"".join(lines), anchored(end)
+        size += (data_bytes := len(data))
         self._torn = True
         try:
             os.pwrite(self._head, anchor_line(self._key, self._anchored, after), 0)
             if self._to_disk:
                 os.fdatasync(self._head)
-            if (written := os.write(self._file, data)) < len(data):
+            if (written := os.write(self._file, data)) < data_bytes:
                 write_all(self._file, data[written:])
             if self._to_disk:
                 os.fdatasync(self._file)
@@ -130,7 +131,7 @@ class AuditFile:
             self._take_back()
             raise
         self._torn, self._unconfirmed = False, True
-        self.end, self._anchored, self.size = end, after, self.size + len(data)
+        self.end, self._anchored, self.size = end, after, size
         return len(lines)
 
     def quick_append(self, count: int) -> Append | None:
