@@ -357,14 +357,16 @@ def peer(address: str) -> str:
 def answer(
     started_s: float,
     marks: Mapping[str, float],
+    latency: dict[str, float],
     bytes_in: int,
     http_status: int | None = None,
     bytes_out: int | None = None,
     ended_s: float | None = None,
 ) -> str:
-    """What was answered, and how long it took, in milliseconds to the microsecond. `marks` are the ends of stages."""
-    latency, before_s = {}, started_s
-    for stage, mark_s in marks.items():  # (`round` with digits takes five times as long.)
+    """What was answered, and how long it took, in milliseconds to the microsecond. `marks` are the ends of stages;
+    `latency` holds what the first of them took, and gets the others."""
+    before_s = marks[next(reversed(latency))] if latency else started_s
+    for stage, mark_s in islice(marks.items(), len(latency), None):  # (`round` with digits takes five times as long.)
         latency[stage], before_s = ((mark_s - before_s) * 1e6 + 0.5) // 1 / 1000, mark_s
     told = {
         "http_status": http_status,

@@ -153,8 +153,8 @@ class Recording:
     the response reports a failure at the upstream. `redactions` counts what was removed from the response; None if no
     rule examined it. `names` decides which names are known; other names in a refused call are recorded as digests.
     `upstream` and `method` are for a request that ends before there is a call. `marks` holds the end of each
-    stage, in their order; a stage may be marked again before the next one is. Its keys are our names, never a
-    caller's."""
+    stage, in their order; a stage may be marked again until the next one is, or the decision is recorded. Its keys are
+    our names, never a caller's."""
 
     request_id: str | int | None = None
     trace_id: str | None = None
@@ -181,6 +181,8 @@ class Recording:
     _is_under_way: bool = False
     _record: Record | None = None
     """The decision's segments, once it is recorded; the outcome begins as their copy."""
+    _latency: dict[str, float]
+    """That of the decision, once it is recorded."""
     _redacts: bool = False
     _told: tuple[object, ...] = ()
     """The limits of `_record`, what was charged to them, and its task."""
@@ -212,7 +214,8 @@ class Recording:
         self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
         self._told = self.limits, self.charged, self.task_id
         self._record = record = self._gather(known, self.charged, self.args_hash, self.decision_id)
-        record[shape.ANSWER] = shape.answer(self.started_s, self.marks, self.bytes_in)
+        self._latency = {}
+        record[shape.ANSWER] = shape.answer(self.started_s, self.marks, self._latency, self.bytes_in)
         try:
             if (job := self.audit.write("decision", record)) is not None and (error := await job) is not None:
                 raise UnwrittenRecord(error)
@@ -251,7 +254,7 @@ class Recording:
         record[shape.END] = shape.segment(shape.END, {"reason": None if enforcement == "shadow" else decision.reason})
         shape.describe(record, decision, enforcement)
         record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
-        record[shape.ANSWER] = shape.answer(self.started_s, self.marks, self.bytes_in)
+        record[shape.ANSWER] = shape.answer(self.started_s, self.marks, {}, self.bytes_in)
         if (job := self.audit.write("decision", record)) is not None and (error := await job) is not None:
             raise UnwrittenRecord(error)
 
@@ -262,12 +265,12 @@ class Recording:
         if self.done:
             raise AssertionError("a request has one terminal record")
         if self._record is not None:
-            record = self._record.copy()
+            record, latency = self._record.copy(), self._latency.copy()
             if self._told != (self.limits, self.charged, self.task_id):  # the response may have created a task
                 record[shape.LIMITS] = self.audit.describer.limits(self.limits, self.charged)
                 record[shape.TASK] = shape.task(self.task_id)
         else:
-            record = await self._gather_refused()
+            record, latency = await self._gather_refused(), {}
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
         if self.credential_fault is not None:
@@ -281,7 +284,7 @@ class Recording:
             record[shape.CONTENT] = shape.segment(shape.CONTENT, content)
         record[shape.END] = shape.end(reason, self.tool_error if event == "outcome" else None)
         record[shape.ANSWER] = shape.answer(
-            self.started_s, self.marks, self.bytes_in, http_status, bytes_out, self.now_s()
+            self.started_s, self.marks, latency, self.bytes_in, http_status, bytes_out, self.now_s()
         )
         self.done = True  # also if the caller does not wait for it
         if self._is_under_way:
