@@ -131,10 +131,12 @@ class Pipeline:
         """Returns the answer to one request. `entrance` is the listener that received it."""
         head, path, now = http.head, http.raw_path, self.live.current
         headers = routing.headers_of(http) if head is None or head.lines is None else head.lines
-        if path[:1] != "/":
+        known = now.call_routes.get((path, http.method, entrance.prefix))  # of paths in origin form
+        if known is not None:
+            protocol = known.protocol
+        else:
             path = routing.origin_form(path)
-        known = now.call_routes.get((path, http.method, entrance.prefix))
-        protocol = routing.protocol_of(path, now.aliases) if known is None else known.protocol
+            protocol = routing.protocol_of(path, now.aliases)
         record = Recording(self.audit, protocol, http.remote or "local")
         if "traceparent" in headers:
             record.trace_id = routing.trace_id_of(headers)
@@ -190,7 +192,7 @@ class Pipeline:
         self, request: RequestContext, entrance: Entrance, known: CallRoute | None
     ) -> Asked | web.StreamResponse:
         """Reads a request, by its route if that is known. Returns the response to what needs no decision."""
-        headers, now, head = request.headers, request.now, request.http.head
+        headers, now, head, record = request.headers, request.now, request.http.head, request.record
         if entrance.grpc:
             request.task = asyncio.current_task()
             self.agents.greet(request)
@@ -216,13 +218,13 @@ class Pipeline:
         request.enter(route.server, frontend.folder, route.alias)
         found = now.identity.recall(token, audience)
         if found is not None and (caller := found.alone) is not None:
-            request.presented_kind, request.record.caller = "jwt", caller
-            request.record.marks["auth"] = request.record.now_s()
+            request.presented_kind, record.caller = "jwt", caller
+            record.marks["auth"] = record.now_s()
         else:
             caller = await self._identify(request, entrance, audience)
         operation = await frontend.parse(request, caller, route)
-        request.record.call = operation.call
-        request.record.marks["parse"] = request.record.now_s()
+        record.call = operation.call
+        record.marks["parse"] = record.now_s()
         return caller, frontend, operation
 
     def _call_route(self, request: RequestContext, route: Route) -> CallRoute | None:

@@ -101,7 +101,7 @@ class Leaf(NamedTuple):
 
 class PlainCondition(NamedTuple):
     """A compiled condition. `test` is for `_decided`; `groups` are the inputs in order, by variable and the keys above
-    the last one; `units` cost the variables and the keys between."""
+    the last one; `units` cost the variables and all keys, and at least all values."""
 
     test: tuple[bool, tuple[Node, ...]]
     groups: tuple[tuple[str, Path, tuple[Leaf, ...]], ...]
@@ -131,9 +131,9 @@ class PlainCondition(NamedTuple):
             for leaf, key, form, leaf_units in leaves:
                 value = whole.get(key, _ABSENT)
                 if value is _ABSENT:
+                    left += leaf_units
                     continue
                 inputs[leaf] = value
-                left -= leaf_units
                 kind = type(value)
                 if kind is str and form is not _LIST:
                     if not value.isascii() or "\0" in value:
@@ -196,8 +196,8 @@ def plain_condition(serialized: bytes) -> PlainCondition | None:
 
 
 def _grouped(reads: Mapping[Path, str]) -> tuple[tuple[tuple[str, Path, tuple[Leaf, ...]], ...], float]:
-    """Return the inputs in groups, and the units of everything but the inputs: each key and each value above them is a
-    node. Raises _NotPlainError for an input inside another one."""
+    """Return the inputs in groups, and the units of a run in which each of them is there: each key and each value above
+    them is a node. Raises _NotPlainError for an input inside another one."""
     between = {path[:size] for path in reads for size in range(1, len(path))}
     if between & reads.keys():
         raise _NotPlainError
@@ -210,7 +210,8 @@ def _grouped(reads: Mapping[Path, str]) -> tuple[tuple[tuple[str, Path, tuple[Le
         groups.append((above[0], above[1:], tuple(leaves)))
     keys = [path[-1] for path in between if len(path) > 1]
     nodes, chars = len({path[0] for path in reads}) + 2 * len(keys), sum(map(len, keys))
-    return tuple(groups), nodes * UNITS_PER_NODE + chars * UNITS_PER_CHAR
+    own = sum(leaf.units for name, _, leaves in groups if name != "now" for leaf in leaves)  # `now` is free
+    return tuple(groups), own + nodes * UNITS_PER_NODE + chars * UNITS_PER_CHAR
 
 
 class _Compiler:

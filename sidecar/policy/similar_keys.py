@@ -131,8 +131,7 @@ def similar_key(
     names = keys.names if keys is not None and (reads is keys.covered or keys.covers(reads)) else _NO_NAMES
     if isinstance(arguments, dict) and names.issuperset(arguments):
         for below in arguments.values():
-            kind = type(below)
-            if kind in _CONTAINERS and (kind is dict or not _CONTAINERS.isdisjoint(map(type, below))):
+            if type(below) in _CONTAINERS and (type(below) is dict or not _CONTAINERS.isdisjoint(map(type, below))):
                 break
         else:
             return None

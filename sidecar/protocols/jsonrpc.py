@@ -103,10 +103,10 @@ def message_from(envelope: object) -> Message:
             raise malformed("a message is a call or a response, never both")
         if not isinstance(method, str) or not method or len(method) > 128:
             raise malformed("method must be a string of 1 to 128 characters")
-        if params is None:  # some libraries write `"params": null` if there are none
+        if not isinstance(params, dict):
+            if params is not None:  # some libraries write `"params": null` if there are none
+                raise malformed("params must be an object")
             params = {}
-        elif not isinstance(params, dict):
-            raise malformed("params must be an object")
         if not _DISTINCT.issuperset(params):
             refuse_variants(params, _PARAMS, "params")
         if "_meta" in params:

@@ -64,15 +64,15 @@ def version_of(headers: Headers, message: Request | Notification) -> tuple[Era, 
 
     `("session", "")` means that the session itself must say which revision was agreed on."""
     lines, meta = headers.get(VERSION_HEADER, ()), message.params.get("_meta", _NO_META)
-    if len(lines) > 1:
-        raise _ambiguous("MCP-Protocol-Version")
-    if META_VERSION in meta:
-        named = meta[META_VERSION]
-        if lines != (named,):
-            raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
+    named = meta.get(META_VERSION)
+    if lines == (named,):
         if named not in STATELESS_SET:
             raise unsupported(named, STATELESS_VERSIONS)
         return STATELESS, named
+    if len(lines) > 1:
+        raise _ambiguous("MCP-Protocol-Version")
+    if META_VERSION in meta:
+        raise _mismatch("MCP-Protocol-Version does not match the body's protocolVersion")
     header = lines[0] if lines else None
     if message.method == "initialize":  # it negotiates in its body
         return SESSION, header if header in SESSION_VERSIONS_SET else ""
