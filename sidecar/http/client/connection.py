@@ -50,8 +50,8 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or self._response is not None:
             raise self._failed() or ConnectionBroken("the connection cannot carry an exchange")
-        response = self._response = ClientResponse(self, until)
         transport.write(message)
+        response = self._response = ClientResponse(self, until)
         # Nobody else keeps the waiter: its exception may refer to a frame, and reference cycles are freed late.
         self._waiter, self._until = self.loop.create_future(), until
         if self._timer is None or until < self._timer_at:
@@ -122,8 +122,6 @@ class ClientConnection(asyncio.Protocol):
         except EgressError as failure:
             self._fail(failure)
             return
-        if not response.head.status:
-            return
         if response.complete:
             self._response = None
             if not response.reusable or transport is None or transport.get_write_buffer_size():
@@ -132,6 +130,8 @@ class ClientConnection(asyncio.Protocol):
                 if self._paused:
                     self._resume()
                 self._on_free(self, response.head)
+        elif not response.head.status:
+            return
         elif response.buffered > MAX_BUFFERED_BYTES and not self._paused and transport is not None:
             self._paused = True
             transport.pause_reading()

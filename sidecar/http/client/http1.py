@@ -26,7 +26,7 @@ import httptools
 
 from sidecar.http.client.failures import ConnectionBroken, InvalidRequest, UnacceptableResponse
 
-MAX_HEAD_BYTES: Final = 32 * 1024
+MAX_HEAD_BYTES: Final = 32 * 1024  # without the empty line at its end
 MAX_HEADERS: Final = 100
 MAX_INTERIM: Final = 8
 # Bounds on the chunked coding beside the payload: for each chunk its size line and line ends, and the trailers once.
@@ -34,6 +34,7 @@ MAX_CHUNK_LINE_BYTES: Final = 64
 MAX_TRAILER_BYTES: Final = 8 * 1024
 # The cost of a piece beside its payload, so that one-byte chunks fill the buffer as fast as large ones.
 _PIECE_BYTES: Final = 64
+_HEAD_END: Final = b"\r\n\r\n"
 _MAX_KNOWN_BYTES: Final = 1024  # of a head that is remembered
 
 _PLAIN_END: Final = b"\r\n0\r\n\r\n"  # of a chunked body: no trailer field ends like this, because it has a colon
@@ -43,7 +44,7 @@ _VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 _TARGET = re.compile(r"/[!-~]*")
 _HEAD = re.compile(
     r"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [\t -~\x80-\xff]*)?"
-    r"((?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*)*)\r\n\r\n"
+    r"((?:\r\n[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*)*)"
 )
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _NO_BODY = frozenset({204, 304})
@@ -114,8 +115,8 @@ NO_HEAD: Final = ResponseHead(0, MappingProxyType({}), "", None, chunked=False, 
 class ResponseReader:
     """Reads one response. Feed it bytes; read `head`, NO_HEAD at first; take pieces of the body, until `complete`.
 
-    `reusable` is decided on completion: whether the connection is certainly between two responses. `buffered` is the
-    size of the data not yet taken, in bytes, with the overhead of holding it."""
+    `reusable` is decided on completion: whether the connection is certainly between two responses. `buffered` is,
+    until then, the size of the data not yet taken, in bytes, with the overhead of holding it."""
 
     # Most responses change few of these, so they are defaults of the class.
     head = NO_HEAD
@@ -136,7 +137,7 @@ class ResponseReader:
 
     def take(self) -> bytes:
         """Returns the part of the body that has arrived since the last call."""
-        taken = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        taken = b"".join(self._pieces)  # not a copy if there is one piece
         self._pieces.clear()
         self.buffered = 0
         return taken
@@ -147,18 +148,18 @@ class ResponseReader:
             start = len(self._head_bytes)
             if start:
                 data = self._head_bytes + data
-            end = data.find(b"\r\n\r\n", max(0, start - 3))
-            size = end + 4 if end >= 0 else len(data)
+            raw, end, rest = data.partition(_HEAD_END)
+            size = len(raw)
             if size > MAX_HEAD_BYTES:
                 raise ConnectionBroken("the response head is too large")
-            if end < 0:
+            if not end:
                 self._parse(data[start:])
                 self._head_bytes = data
                 return
-            raw, data = data[:size], data[size:]
             if self._parser is not None:
-                self._parse(raw[start:])
+                self._parse(data[start : size + len(end)])
                 self._head_bytes = b""
+            data = rest
             head = _known_head(raw) if size <= _MAX_KNOWN_BYTES else _head_from(raw)
             status, _, _, length, chunked, reusable = head
             if status < 200:
@@ -166,27 +167,27 @@ class ResponseReader:
                 if self._interim > MAX_INTERIM:
                     raise ConnectionBroken("interim responses without end")
                 continue
-            self.head, self._remaining = head, length
-            if not reusable:
-                self.reusable = False
-            if length == 0:
-                self.complete, self._parser = True, None
-            elif length is None:
+            self.head, self._remaining, self.reusable = head, length, reusable
+            if length is None:
                 self._until_close = not chunked
                 if chunked and self._parser is None:
-                    self._parse(raw)
-        if data and not self.complete:
-            if (remaining := self._remaining) is None:
+                    self._parse(raw + end)
+        size, remaining = len(data), self._remaining
+        if remaining is None:
+            if size and not self.complete:
                 self._feed_unmeasured(data)
-                return
-            piece, data = data[:remaining], data[remaining:]
-            self._pieces.append(piece)
-            self.buffered += len(piece) + _PIECE_BYTES
-            self._remaining = remaining - len(piece)
-            if not self._remaining:
-                self.complete, self._parser = True, None
-        if data:  # unexpected bytes could not be told apart from a later response
-            self.reusable = False
+            elif size:
+                self.reusable = False
+        elif size < remaining:
+            if size:
+                self._pieces.append(data)
+                self.buffered += size + _PIECE_BYTES
+                self._remaining = remaining - size
+        else:
+            self._pieces.append(data[:remaining])
+            self.complete, self._remaining, self._parser = True, 0, None
+            if size > remaining:  # unexpected bytes could not be told apart from a later response
+                self.reusable = False
 
     def end(self) -> None:
         """Handles the end of the connection. Raises ConnectionBroken if the response is incomplete."""
@@ -252,7 +253,7 @@ class ResponseReader:
 
 
 def _head_from(raw: bytes) -> ResponseHead:
-    """Reads a head, of an interim response too, and decides how the body ends (RFC 9112, 6.3)."""
+    """Reads a head without its end, of an interim response too, and decides how the body ends (RFC 9112, 6.3)."""
     match = _HEAD.fullmatch(raw.decode("latin-1"))
     if match is None:
         raise ConnectionBroken("the response head is not HTTP/1.1")

@@ -54,14 +54,14 @@ class HttpClient:
         self._max_idle_s = max_idle_s
         self._tls = tls
         self._line = SendQueue(max_connections, max_waiting)
-        self._busy: set[ClientConnection] = set()  # each holds a place in the queue from its attempt to connect
+        self._open: set[ClientConnection] = set()  # those that are not idle hold a place in the queue
         self._idle: list[ClientConnection] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
     def open_connections(self) -> int:
-        return len(self._busy) + len(self._idle)
+        return len(self._open)
 
     async def request(
         self, verb: str, path: str, headers: Sequence[tuple[str, str]], body: bytes | None, *, deadline_s: float
@@ -86,7 +86,6 @@ class HttpClient:
         if not connection.is_usable(now) or not self._line.step_in():
             return self._send_when_free(message, now + deadline_s, loop)
         self._idle.pop()
-        self._busy.add(connection)
         return connection.exchange(message, now + deadline_s)
 
     async def _send_when_free(self, message: bytes, until: float, loop: asyncio.AbstractEventLoop) -> ClientResponse:
@@ -95,8 +94,8 @@ class HttpClient:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable(loop.time()):
-                self._busy.add(connection)
                 return await connection.exchange(message, until)
+            self._open.discard(connection)
             connection.close()
         return await (await self._connect(until, loop)).exchange(message, until)
 
@@ -104,7 +103,7 @@ class HttpClient:
         """Closes every connection, also those in use; waiting requests fail."""
         self._closed = True
         self._line.close()
-        for connection in [*self._busy, *self._idle]:
+        for connection in [*self._open]:
             connection.abort()
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -114,7 +113,7 @@ class HttpClient:
     async def _connect(self, until: float, loop: asyncio.AbstractEventLoop) -> ClientConnection:
         origin = self.origin
         connection = ClientConnection(loop, self._free, self._lost)
-        self._busy.add(connection)
+        self._open.add(connection)
         limit = min(until, loop.time() + self.connect_timeout_s)
         if origin.secure and self._tls is None:
             self._tls = ssl.create_default_context()
@@ -149,18 +148,19 @@ class HttpClient:
             connection.close()
             return
         connection.idle_until = loop.time() + seconds
-        self._busy.remove(connection)
         self._idle.append(connection)
         if self._sweeper is None:
             self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
         self._line.step_out()
 
     def _lost(self, connection: ClientConnection) -> None:
-        if connection in self._busy:
-            self._busy.remove(connection)
-            self._line.step_out()
-        elif connection in self._idle:
+        if connection not in self._open:
+            return
+        self._open.remove(connection)
+        if connection in self._idle:
             self._idle.remove(connection)
+        else:
+            self._line.step_out()
 
     def _sweep(self) -> None:
         """Closes connections that were idle too long, also if no request comes."""
