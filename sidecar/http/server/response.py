@@ -56,15 +56,16 @@ class WholeResponse(web.StreamResponse):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the caller is gone")
         body, self.body = self.body, b""  # from here on, the transport alone keeps it
-        length = "" if self._status in _NO_BODY else f"Content-Length: {len(body)}\r\n"
+        size, lines = len(body), self._lines
         if request.version == HttpVersion10:  # HTTP/1.0 closes by default
-            version, connection = "1.0", "Connection: keep-alive\r\n" if may_go_on else ""
-        else:
-            version, connection = "1.1", "" if may_go_on else "Connection: close\r\n"
-        head = f"HTTP/{version} {self._lines}{length}{_date(int(time.time()))}{connection}\r\n".encode()
+            lines = "HTTP/1.0" + lines[8:] + ("Connection: keep-alive\r\n" if may_go_on else "")
+        elif not may_go_on:
+            lines += "Connection: close\r\n"
+        length = "" if self._status in _NO_BODY else f"Content-Length: {size}\r\n"
+        head = f"{lines}{length}{_date(int(time.time()))}\r\n".encode()
         if not length or request.method == "HEAD":
-            body = b""
-        if len(body) <= MAX_JOINED_BYTES:
+            transport.write(head)
+        elif size <= MAX_JOINED_BYTES:
             transport.write(head + body)
         else:
             transport.write(head)
@@ -90,7 +91,7 @@ class SilentResponse(web.StreamResponse):
 
 @lru_cache(maxsize=256)  # media types are fixed and few
 def _first(status: int, media_type: str) -> str:
-    first = f"{status} {_PHRASES.get(status, '')}\r\nServer: sidecar\r\n"
+    first = f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\nServer: sidecar\r\n"
     return first + _line("Content-Type", media_type) if media_type else first
 
 
