@@ -34,9 +34,10 @@ from sidecar.protocols.jsonrpc import Id, Message, Request, Response, message_fr
 from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import META_VERSION
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
-from sidecar.upstreams.mcp.transport import Outbound, UpstreamAnswer
+from sidecar.upstreams.mcp.transport import Outbound, UpstreamAnswer, never
 from sidecar.vocabulary import Call, Caller, Decision
 
+_new = tuple.__new__
 NO_META: Mapping[str, Any] = MappingProxyType({})
 CORRELATIONS = frozenset({"run_id", "thread_id", "traceparent"})
 
@@ -353,9 +354,10 @@ class WatchedExchange:
     def left_s(self, endless_s: float) -> float:
         """The rest of the deadline, in seconds; `endless_s` without a deadline."""
         request, timeout_s = self.request, self.timeout_s
-        ends_at = None if timeout_s is None else request.started_s + timeout_s
         if self._deadline is not None:
             ends_at = self.clock().at
+        else:
+            ends_at = None if timeout_s is None else request.started_s + timeout_s
         return endless_s if ends_at is None else max(0.0, ends_at - request.loop.time())
 
     def clock(self) -> Deadline:
@@ -431,16 +433,16 @@ class UpstreamExchange(WatchedExchange):
 
     def post(self, message: Message | None, last_event_id: str | None = None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Sends a message to the upstream. Awaited, it returns when the head of the answer is here."""
-        request, session = self.request, self.session
+        request, session, service, verb = self.request, self.session, self.service, "POST"
         extra = routing.trace_headers(request.headers) if "traceparent" in request.headers else []
-        if message is not None and request.parameter_headers:
+        if message is None:
+            verb = "GET"
+        elif request.parameter_headers:
             extra += request.parameter_headers
-        verb: Literal["GET", "POST"] = "GET" if message is None else "POST"
-        service, version, endless = self.service, self.call.protocol_version, self.endless
         left_s, upstream_id = self.left_s(service.timeout_s), None if session is None else session.upstream_id
-        return service.upstream.exchange(
-            Outbound(verb, message, version, left_s, upstream_id, self.caller, last_event_id, extra, endless)
-        )
+        version, caller, endless = self.call.protocol_version, self.caller, self.endless
+        sent = verb, message, version, left_s, upstream_id, caller, last_event_id, extra, endless, False, never
+        return service.upstream.exchange(_new(Outbound, sent))
 
     def listen(self, last_event_id: str | None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Opens the upstream session's own stream, or resumes one of its streams."""

@@ -91,11 +91,14 @@ class ResponseFilter:
         if len(raw) > LONG_BYTES:  # parsing took milliseconds and writing will: other work runs
             await asyncio.sleep(0)
         exchange, (request_id, result, error) = self.exchange, response
-        call, request, session, tasks = exchange.call, exchange.request, exchange.session, self.shared.tasks
-        given = result if isinstance(result, dict) else None
-        plain = given is not None and CONTENT.issuperset(given) and given.get("resultType", COMPLETE) == COMPLETE
-        plain = plain and not call.session
-        owned = NOTHING if plain and not call.tasks else await owned_in(tasks, exchange.caller, call, response)
+        call, request, session = exchange.call, exchange.request, exchange.session
+        given, plain = None, False
+        if isinstance(result, dict):
+            given = result
+            plain = not call.session and CONTENT.issuperset(given) and given.get("resultType", COMPLETE) == COMPLETE
+        owned = NOTHING
+        if call.tasks or not plain:
+            owned = await owned_in(self.shared.tasks, exchange.caller, call, response)
         service = exchange.service
         screen = exchange.judged_by.services.get(service.name, service).screen
         rules = None if screen is None else await inspect(exchange, screen, response, raw, owned)
@@ -112,10 +115,10 @@ class ResponseFilter:
             # It is charged whether or not the answer passes, unless it became a task.
             if plain or given is None or task_messages.created_in(given) is None:
                 request.answered(given)
-        if earlier is not None or owned:
-            lost = await self._lost_in_answer(earlier, owned)
-            if lost is not None and earlier is None:
+            if owned and (lost := await self._lost_in_answer(None, owned)) is not None:
                 raise Refusal(lost)
+        else:
+            lost = await self._lost_in_answer(earlier, owned)
         if lost is not None:
             refusal = Refusal(lost)
             facts = facts_of(refusal, request.record.decision_id, request.now.manner)
@@ -136,7 +139,9 @@ class ResponseFilter:
             await rules.settle(passes=lost is None)
         if created is not None:
             task, by = created
-            await tasks.created(exchange.caller, call.upstream, task.id, by=by, method=call.method, ttl_s=task.ttl_s)
+            await self.shared.tasks.created(
+                exchange.caller, call.upstream, task.id, by=by, method=call.method, ttl_s=task.ttl_s
+            )
             request.record.task_id = task.id
         return _new(FilteredMessage, (out, None, True, version, given, 200))
 

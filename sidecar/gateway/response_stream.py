@@ -68,10 +68,8 @@ class ResponseStream:
         try:
             if answer.status != 200:
                 raise await self._refusal(answer)
-            if answer.media_type == EVENT_STREAM:
-                return await self._first_answer(answer)
             if answer.media_type != JSON:
-                raise refused("its media type is neither JSON nor an event stream")
+                return await self._first_answer(answer)
             raw = await answer.read(self.exchange.request.now.bounds.max_response_bytes)
             if passage is None:
                 raise refused("its body is not an answer")
@@ -87,6 +85,8 @@ class ResponseStream:
             raise
 
     async def _first_answer(self, answer: UpstreamAnswer) -> FilteredMessage:
+        if answer.media_type != EVENT_STREAM:
+            raise refused("its media type is neither JSON nor an event stream")
         async with aclosing(self.read(answer)) as events:
             async for event in events:
                 passed = await self._hear(event.message) if event.message else FilteredMessage()

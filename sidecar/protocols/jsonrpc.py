@@ -120,14 +120,9 @@ def message_from(envelope: object) -> Message:
         message: Request | Response = _new(Request, (given, method, params))
     else:
         result, error = envelope.get("result"), envelope.get("error")
-        # some libraries write both members of every response, one of them null
-        has_result = result is not None or ("result" in envelope and "error" not in envelope)
-        has_error = error is not None or ("result" not in envelope and "error" in envelope)
-        if "params" in envelope or has_result is has_error:
-            raise malformed("a message has a method, or exactly one of result and error")
-        if has_error:
-            _check_error(error)
-            if given is None:
+        if result is None or error is not None or "params" in envelope:
+            _check_outcome(envelope)
+            if given is None and error is not None:
                 return Response(None, error=error)
         message = _new(Response, (given, result, error))
     # bool is an int to Python
@@ -254,7 +249,16 @@ def _unparsable(detail: str) -> Refusal:
     return malformed(detail, PARSE_ERROR)
 
 
-def _check_error(error: object) -> None:
+def _check_outcome(envelope: dict[str, Any]) -> None:
+    """Checks a response that is not just a result."""
+    result, error = envelope.get("result"), envelope.get("error")
+    # some libraries write both members of every response, one of them null
+    has_result = "result" in envelope and (result is not None or "error" not in envelope)
+    has_error = "error" in envelope and (error is not None or "result" not in envelope)
+    if "params" in envelope or has_result is has_error:
+        raise malformed("a message has a method, or exactly one of result and error")
+    if not has_error:
+        return
     if not isinstance(error, dict) or not isinstance(error.get("message"), str) or type(error.get("code")) is not int:
         raise malformed("error must be an object with an integer code and a string message")
 

@@ -108,15 +108,22 @@ class UpstreamAccount:
         if observer is not None:
             observer.upstream_stands(self.name, self.standing.status)
 
-    def answered(self, given: BreakerPass, *, own: bool = False, begun_mono_s: float | None = None) -> None:
+    def answered(
+        self,
+        given: BreakerPass,
+        *,
+        own: bool = False,
+        begun_mono_s: float | None = None,
+        heard_mono_s: float | None = None,
+    ) -> None:
         """The upstream answered, with a result or an error. `own` marks a request of the sidecar itself; a caller's
-        call that succeeded tells when it began."""
-        breaker = self.breaker
+        call that succeeded tells when it began. `heard_mono_s` is when the answer came, if not now."""
+        breaker, at_mono_s = self.breaker, self.clock_mono() if heard_mono_s is None else heard_mono_s
         if not own:
-            self.answered_mono_s = self.clock_mono()
+            self.answered_mono_s = max(self.answered_mono_s, at_mono_s)
         if begun_mono_s is not None:
             self.successes += 1
-            self._latencies_s.append(self.answered_mono_s - begun_mono_s)
+            self._latencies_s.append(at_mono_s - begun_mono_s)
         if breaker.in_a_row or not breaker.closed:
             breaker.answered(given, own=own)
         if self.standing is not UpstreamState.UP and breaker.closed and not breaker.falters:
@@ -225,6 +232,7 @@ class CallOutcome:
     are what callers cannot cause (listed in `mcp/guarded_transport.py`). Raises Refusal(UPSTREAM_OPEN)."""
 
     _done = False
+    _heard_mono_s: float | None = None  # when the whole answer came, if `answered` is called later
 
     def __init__(
         self, account: UpstreamAccount, deadline_s: float, timeout_s: float, *, own: bool, counts: bool
@@ -232,8 +240,7 @@ class CallOutcome:
         self._account, breaker = account, account.breaker
         self._pass = breaker.turn if breaker.closed else breaker.enter()
         self._patient = deadline_s >= timeout_s * FULL_PATIENCE
-        self._own = own
-        self._counts = counts
+        self._own, self._counts = own, counts
         self._began_mono_s = account.clock_mono()
         if counts:
             account.calls += 1
@@ -242,8 +249,8 @@ class CallOutcome:
     def answered(self, error: str = "") -> None:
         if not self._done:
             self._done = True
-            begun = self._began_mono_s if self._counts and not error else None
-            self._account.answered(self._pass, own=self._own, begun_mono_s=begun)
+            begun, heard = self._began_mono_s if self._counts and not error else None, self._heard_mono_s
+            self._account.answered(self._pass, own=self._own, begun_mono_s=begun, heard_mono_s=heard)
             if error:
                 self._count(error)
 

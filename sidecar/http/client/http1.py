@@ -145,19 +145,19 @@ class ResponseReader:
     def feed(self, data: bytes) -> None:
         """Parses the peer's bytes. Raises ConnectionBroken, UnacceptableResponse."""
         while self.head is NO_HEAD and data:
-            start = len(self._head_bytes)
-            if start:
-                data = self._head_bytes + data
+            earlier = self._head_bytes
+            if earlier:
+                data = earlier + data
             raw, end, rest = data.partition(_HEAD_END)
             size = len(raw)
             if size > MAX_HEAD_BYTES:
                 raise ConnectionBroken("the response head is too large")
             if not end:
-                self._parse(data[start:])
+                self._parse(data[len(earlier) :])
                 self._head_bytes = data
                 return
             if self._parser is not None:
-                self._parse(data[start : size + len(end)])
+                self._parse(data[len(earlier) : size + len(end)])
                 self._head_bytes = b""
             data = rest
             head = _known_head(raw) if size <= _MAX_KNOWN_BYTES else _head_from(raw)
@@ -172,6 +172,7 @@ class ResponseReader:
                 self._until_close = not chunked
                 if chunked and self._parser is None:
                     self._parse(raw + end)
+            break
         size, remaining = len(data), self._remaining
         if remaining is None:
             if size and not self.complete:

@@ -57,7 +57,6 @@ class HttpClient:
         self._open: set[ClientConnection] = set()  # those that are not idle hold a place in the queue
         self._idle: list[ClientConnection] = []
         self._sweeper: asyncio.TimerHandle | None = None
-        self._closed = False
 
     @property
     def open_connections(self) -> int:
@@ -77,15 +76,16 @@ class HttpClient:
         """Sends a request that is already encoded by a `RequestForm` for this origin. Otherwise like `request`."""
         if deadline_s <= 0:
             raise ClientTimeout("no time is left")
-        if not self._idle:
+        idle = self._idle
+        if not idle:
             loop = asyncio.get_running_loop()
             return self._send_when_free(message, loop.time() + deadline_s, loop)
-        connection = self._idle[-1]  # the most recently used first, so that the others become idle and are closed
+        connection = idle[-1]  # the most recently used first, so that the others become idle and are closed
         loop = connection.loop
         now = loop.time()
         if not connection.is_usable(now) or not self._line.step_in():
             return self._send_when_free(message, now + deadline_s, loop)
-        self._idle.pop()
+        idle.pop()
         return connection.exchange(message, now + deadline_s)
 
     async def _send_when_free(self, message: bytes, until: float, loop: asyncio.AbstractEventLoop) -> ClientResponse:
@@ -101,7 +101,7 @@ class HttpClient:
 
     async def close(self) -> None:
         """Closes every connection, also those in use; waiting requests fail."""
-        self._closed = True
+        self._max_idle = 0
         self._line.close()
         for connection in [*self._open]:
             connection.abort()
@@ -144,7 +144,7 @@ class HttpClient:
         loop, seconds = connection.loop, self._max_idle_s
         if "keep-alive" in head.headers and (hint := _HINT.search(head.headers["keep-alive"].lower())):
             seconds = min(seconds, int(hint[1]) - 1.0)
-        if self._closed or seconds <= 0 or len(self._idle) >= self._max_idle:
+        if seconds <= 0 or len(self._idle) >= self._max_idle:
             connection.close()
             return
         connection.idle_until = loop.time() + seconds

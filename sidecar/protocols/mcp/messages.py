@@ -79,6 +79,8 @@ def may_speak_of_tasks(message: Request) -> bool:
     if "task" in message.params or message.method == "initialize":
         return True
     capabilities = message.params.get("_meta", _NO_META).get(META_CAPABILITIES)
+    if not capabilities:
+        return False
     return isinstance(capabilities, dict) and ("extensions" in capabilities or "tasks" in capabilities)
 
 

@@ -96,7 +96,9 @@ class GuardedTransport(TransportLayer):
             raise
         status, media_type, headers = inner.status, inner.media_type, inner.headers
         answer.inner, answer.status, answer.media_type, answer.headers = inner, status, media_type, headers
-        if session_id is None and SESSION_ID in headers:  # a server may reuse session ids after a restart
+        if (
+            self._lost and session_id is None and SESSION_ID in headers
+        ):  # a server may reuse session ids after a restart
             self._lost.pop(headers[SESSION_ID], None)
         if status == 200 and media_type == JSON and waits:
             return answer
@@ -182,7 +184,9 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
         """The reader stopped: it has what it wanted, or its time is over."""
         if self._done:
             return
-        if self.expired():
+        if self._heard_mono_s is not None:
+            self.answered()
+        elif self.expired():
             self.refused(Refusal(Reason.UPSTREAM_TIMEOUT))
         elif said_something:
             self.answered()
@@ -197,8 +201,10 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
             except Refusal as refusal:
                 self.refused(refusal)
                 raise
-        if body:
-            self.answered()
+        if body:  # counted by `close`, after the caller has it
+            self._heard_mono_s = now_s = self._account.clock_mono()
+            if not self._own:
+                self._account.answered_mono_s = now_s
         else:
             self.faulted(_EMPTY)
         return body
@@ -235,8 +241,8 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._done:
-            if error is None:
-                self.answered()  # an accepted message without an answer to read
+            if error is None or self._heard_mono_s is not None:
+                self.answered()  # it was read, or is an accepted message without an answer to read
             elif isinstance(error, Refusal):
                 self.refused(error)
         self.close()

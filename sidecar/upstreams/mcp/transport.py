@@ -45,6 +45,10 @@ T = TypeVar("T")
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
+def never() -> bool:
+    return False
+
+
 class Outbound(NamedTuple):
     """One message on its way to an upstream; a GET or DELETE has none. `version` is its revision, "" before one was
     agreed on; `session_id` the upstream's own; `caller` None the sidecar itself. `deadline_s`, from now, bounds the
@@ -62,7 +66,7 @@ class Outbound(NamedTuple):
     extra: Sequence[tuple[str, str]] = ()
     endless: bool = False
     own: bool = False
-    expired: Callable[[], bool] = lambda: False
+    expired: Callable[[], bool] = never
 
     @property
     def owner(self) -> str:
