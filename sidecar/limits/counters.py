@@ -50,7 +50,7 @@ class SlidingWindow:
     def __init__(self, bucket_us: int = MINUTE_US) -> None:
         self._bucket_us = bucket_us
         self._far_us = (WINDOW_BUCKETS + 1) * bucket_us
-        # [its end in µs, count, how often it was charged], oldest first; the newest is among them once it was charged
+        # [its end in µs, count, 1 if it stays when its count is 0], oldest first; the newest is among them once charged
         self._buckets: deque[list[int]] = deque()
         self._newest = [0, 0, 0]
         self._ends_us = self._reset_us = 0  # the current bucket's end, and when it leaves the window
@@ -97,25 +97,23 @@ class SlidingWindow:
             return None
         self._total = total
         newest = self._newest
-        newest[1] += amount
-        newest[2] += 1
-        if newest[2] == 1:
+        newest[1] = count = newest[1] + amount
+        if count == amount and not newest[2]:
             self._buckets.append(newest)
         return charge.most - total, 0, self._reset_us
 
     def undo(self, charge: LimitCharge, owner: str) -> None:
         newest = self._newest
         newest[1] -= charge.amount
-        newest[2] -= 1
         self._total -= charge.amount
-        if not newest[2]:
+        if not (newest[1] or newest[2]):
             self._buckets.pop()
 
     def give_back(self, charge: LimitCharge, charged_us: int, owner: str) -> None:
         ends_us = (charged_us // self._bucket_us + 1) * self._bucket_us
         for entry in reversed(self._buckets):
             if entry[0] == ends_us and entry[1] >= charge.amount:
-                entry[1] -= charge.amount
+                entry[1:] = entry[1] - charge.amount, 1
                 self._total -= charge.amount
                 return
 
