@@ -119,7 +119,6 @@ class Servers:
         if pipeline.stages.refusals.closes(None, peer, refusal):
             return SilentResponse()
         told = tell(refusal, AnswerShape.PLAIN, decision_id=record.decision_id)
-        metrics.request_started("http")
         try:
             await record.refused(refusal, http_status=told.status)
         except Refusal as unrecorded:

@@ -126,6 +126,7 @@ class Pipeline:
         self._frontends = {
             routing.MCP: self.mcp, routing.SSE: self.mcp, routing.AGENT: self.agents, **rest, **tasks
         }  # fmt: skip
+        self.metrics.under_way = lambda: [request.protocol for request in self.live.requests]
 
     def handle(self, http: HttpRequest, entrance: Entrance) -> Coroutine[Any, Any, web.StreamResponse]:
         """Returns the answer to one request. `entrance` is the listener that received it."""
@@ -149,7 +150,6 @@ class Pipeline:
             request.shared = shared_with(headers, entrance.shared)
         if now.shadow_until is not None and now.shadows(self.live.clock()):
             request.shadow, record.enforcement = True, "shadow"
-        self.metrics.inflight_rows[protocol][0] += 1.0
         return self._answered(request, self._read(request, entrance, known))
 
     async def _answered(

@@ -26,7 +26,6 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
         if refusal.reason in AUTH_REASONS:
             metrics.auth_failed(request.presented_kind, refusal.reason)
         if request.unanswered:
-            metrics.request_unanswered(request.protocol)
             return
         if refusal.reason is Reason.BAD_ARGUMENTS:
             metrics.schema_violated(server)

@@ -7,7 +7,8 @@ Label values come from the settings or from closed sets; any other becomes `othe
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property, partial
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -136,7 +137,6 @@ HELP: Mapping[str, str] = {
 class RequestSeries(NamedTuple):
     """The rows that the end of a request changes."""
 
-    inflight: Row
     durations: Row
     upstream_durations: Row | None
     """None if the upstream was not called."""
@@ -252,7 +252,8 @@ class Metrics:
 
         self._decisions.declare(KINDS, ("allow",), (NONE,))
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
-        self.inflight_rows = {protocol: self._inflight.row(protocol) for protocol in PROTOCOLS}
+        self.under_way: Callable[[], Iterable[str]] = tuple
+        """Returns the protocol of each request under way."""
         self.known_series: dict[object, RequestSeries] = {}
         self.ended: list[tuple[RequestSeries, float, float, Mapping[str, float]]] = []
         """Answered requests, until `settle`: their rows, start, end, and the ends of their stages."""
@@ -302,12 +303,12 @@ class Metrics:
         self._schedule_runs.chosen_anew()
         self._schedule_success.chosen_anew()
 
-    def request_started(self, protocol: str) -> None:
-        """Counts a request in progress. Paired with `request_finished` or an entry in `ended`."""
-        self._inflight_row(protocol)[0] += 1.0
-
-    def _inflight_row(self, protocol: str) -> Row:
-        return self.inflight_rows.get(protocol) or self._inflight.row(protocol)
+    def look(self) -> None:
+        """Brings up to date what is shown: requests that ended, and those under way."""
+        self.settle()
+        counts = Counter(self.under_way())
+        for protocol in PROTOCOLS:
+            self._inflight.put_at(protocol, counts[protocol])
 
     def request_finished(
         self, protocol: str, upstream: str, method: str, status: str, duration_s: float, marks: Mapping[str, float]
@@ -329,7 +330,6 @@ class Metrics:
         """Finds the rows of requests that end so, with further `counts`. `answered`: the upstream was called."""
         method = method if method in METHODS_OF.get(protocol, ()) else OTHER
         return RequestSeries(
-            self._inflight_row(protocol),
             self._request_s.row(protocol, upstream),
             self._upstream_s.row(upstream) if answered else None,
             (self._requests.row(protocol, upstream, method, status), *counts),
@@ -354,8 +354,7 @@ class Metrics:
             if (known := alike.get(key)) is None:
                 known = alike[key] = series, []
             known[1].append((started_s, *marks.values(), ended_s))
-        for (_, *stages), ((inflight, durations, upstream_durations, counts, _), times) in alike.items():
-            inflight[0] -= len(times)
+        for (_, *stages), ((durations, upstream_durations, counts, _), times) in alike.items():
             for row in counts:
                 row[0] += len(times)
             columns = list(zip(*times, strict=True))
@@ -365,10 +364,6 @@ class Metrics:
                 add_all(self._stage_s.row(stage), STAGE_BUCKETS_S, spent_s)
                 if stage == "upstream" and upstream_durations is not None:
                     add_all(upstream_durations, REQUEST_BUCKETS_S, spent_s)
-
-    def request_unanswered(self, protocol: str) -> None:
-        """Counts a request that was closed without an answer. Replaces `request_finished`."""
-        self._inflight_row(protocol)[0] -= 1
 
     def decision_row(self, kind: str, decision: str, reason: str | None) -> Row:
         """Finds the row of a policy decision (allow, deny, would_deny), by the kind of the deciding link."""
@@ -448,5 +443,5 @@ class Metrics:
 
     def render(self, accept: str) -> tuple[str, bytes]:
         """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4. It may run in
-        another thread, and has what was counted until the last `settle`."""
+        another thread, and has what was counted until the last `look`."""
         return self.exposition.render(accept)

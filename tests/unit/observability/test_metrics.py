@@ -31,7 +31,7 @@ def measured() -> Metrics:
 
 
 def samples(measured: Metrics) -> dict[Sample, float]:
-    measured.settle()
+    measured.look()
     _, body = measured.render("")
     families = parse_text(body.decode())
     found = (sample for family in families for sample in family.samples)
@@ -43,7 +43,6 @@ def value(measured: Metrics, name: str, **labels: str) -> float:
 
 
 def finish(measured: Metrics, upstream: str = "github", method: str = "tools/call", status: str = "success") -> None:
-    measured.request_started("mcp")
     measured.request_finished("mcp", upstream, method, status, 0.021, MARKS)
 
 
@@ -72,10 +71,11 @@ def test_every_series_of_the_contract_is_there_with_its_labels(measured: Metrics
 
 
 def test_a_request_moves_its_counter_and_its_histograms(measured: Metrics) -> None:
-    measured.request_started("mcp")
+    measured.under_way = lambda: ["mcp"]
     assert value(measured, "inflight_requests", protocol="mcp") == 1
-    measured.request_finished("mcp", "github", "tools/call", "success", 0.021, MARKS)
+    measured.under_way = tuple
     assert value(measured, "inflight_requests", protocol="mcp") == 0
+    measured.request_finished("mcp", "github", "tools/call", "success", 0.021, MARKS)
     labels = {"protocol": "mcp", "upstream": "github"}
     assert value(measured, "requests_total", method="tools/call", status="success", **labels) == 1
     assert value(measured, "request_duration_seconds_count", **labels) == 1
@@ -114,7 +114,6 @@ def test_agents_are_counted_by_what_a2a_asks_of_them(measured: Metrics) -> None:
     measured.reconfigured(upstreams=["github", "planner"], agents=["planner"])
     labels = {"protocol": "a2a", "upstream": "planner", "status": "success"}
     for action in BY_ACTION:
-        measured.request_started("a2a")
         measured.request_finished("a2a", "planner", action, "success", 0.1, {})
         assert value(measured, "requests_total", method=action, **labels) == 1
     assert value(measured, "requests_total", method="message/send", **labels | {"status": "error"}) == 0
@@ -133,7 +132,6 @@ def test_only_the_serving_revision_is_shown(measured: Metrics) -> None:
 def test_a_flood_of_invented_names_makes_no_series(measured: Metrics) -> None:
     def flood(word: str) -> None:
         finish(measured, word, word, word)
-        measured.request_started(word)
         measured.request_finished(word, word, word, word, 1.0, {word: 1.0})
         measured.decision_row(word, word, word)[0] += 1
         measured.limit_row(word, word)[0] += 1
