@@ -367,7 +367,8 @@ def answer(
     `latency` holds what the first of them took, and gets the others."""
     before_s = marks[next(reversed(latency))] if latency else started_s
     for stage, mark_s in islice(marks.items(), len(latency), None):  # (`round` with digits takes five times as long.)
-        latency[stage], before_s = ((mark_s - before_s) * 1e6 + 0.5) // 1 / 1000, mark_s
+        latency[stage] = ((mark_s - before_s) * 1e6 + 0.5) // 1 / 1000
+        before_s = mark_s
     told = {
         "http_status": http_status,
         "bytes_in": bytes_in,

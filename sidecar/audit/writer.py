@@ -146,13 +146,19 @@ class RecordWriter:
         if alone and self._quick_from_mono_s <= began_s < self._quick_until_mono_s and not self._waiting:
             append = self.sink.quick_append(1)
         if append is not None or self._loop is None:
-            _, error = self._append((job,), append or self.sink.append)
+            error = None
+            try:
+                (append or self.sink.append)((job,))
+            except Exception as failure:
+                error = _failed(failure, (job,))
             self._quick_until_mono_s = (ended_s := monotonic()) + IDLE_S
             if error is not None or self._failed or self._settling is None or ended_s - began_s >= SLOW_S:
+                self._unsettled = True
                 self._judge(error, began_s, ended_s)
-            job.counts[error is not None][0] += 1.0
-            if error is not None:
-                _value(error)
+                if error is not None:
+                    job.counts[1][0] += 1.0
+                    raise OSError(*error.args)
+            job.counts[0][0] += 1.0
             return None
         if self._closed or len(self._waiting) >= self._max_waiting or (self.stalled and job.waits):
             job.result = _cannot()
@@ -327,17 +333,10 @@ class RecordWriter:
         while True:
             try:
                 return append(records), None
-            except UnfitHead as unfit:
-                if len(records) == 1:
-                    extra = {"record": records[0].rest[:64], "error": str(unfit)[:200]}
-                    log.error("an audit record cannot be written anywhere and is lost", extra=extra)
-                    return 1, _bare(unfit)
+            except Exception as failure:
+                if not isinstance(failure, UnfitHead) or len(records) == 1:
+                    return len(records), _failed(failure, records)
                 records = records[: len(records) // 2]
-            except OSError as error:
-                return len(records), _bare(error)
-            except Exception as error:
-                log.error("an audit sink failed unexpectedly", exc_info=error)
-                return len(records), OSError(errno.EIO, f"{type(error).__name__}: {error}"[:200])
 
 
 def _close(jobs: Iterable[WriteJob]) -> None:
@@ -351,10 +350,16 @@ def _close(jobs: Iterable[WriteJob]) -> None:
             job.answer(result)
 
 
-def _bare(error: OSError) -> OSError:
-    """Without the frames that raised it: they hold the records, which hold the error."""
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    return error
+def _failed(failure: Exception, records: Sequence[Unsealed]) -> OSError:
+    """What is told to those who wait for these records: without the frames that raised it, which hold the records."""
+    if not isinstance(failure, OSError):
+        log.error("an audit sink failed unexpectedly", exc_info=failure)
+        return OSError(errno.EIO, f"{type(failure).__name__}: {failure}"[:200])
+    if isinstance(failure, UnfitHead):
+        extra = {"record": records[0].rest[:64], "error": str(failure)[:200]}
+        log.error("an audit record cannot be written anywhere and is lost", extra=extra)
+    failure.__traceback__ = failure.__context__ = failure.__cause__ = None
+    return failure
 
 
 def _tried(work: Callable[[], Any]) -> Any:
