@@ -127,9 +127,16 @@ class RequestContext(CallContext):
     ) -> None:
         self.http, self.path, self.verb, self.now, self.prefix = http, path, http.method, now, prefix
         self.headers, self.record, self.body_admission = headers, record, body_admission
-        self.protocol = protocol = record.protocol
-        self.plain = protocol == "http"  # without MCP's envelope
         self.loop, self.started_s = loop, loop.time()
+
+    @property
+    def protocol(self) -> str:
+        return self.record.protocol
+
+    @property
+    def plain(self) -> bool:
+        """Whether calls have no envelope of MCP or A2A."""
+        return self.record.protocol == "http"
 
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""
@@ -154,9 +161,10 @@ class RequestContext(CallContext):
 
     def enter(self, server: str, folder: str, alias: str = "") -> None:
         """Sets the upstream of the address, so that refusals are written in its protocol."""
-        self.front = self.server = self.record.upstream = server
+        record = self.record
+        self.front = self.server = record.upstream = server
         self.folder, self.alias = folder, alias
-        self.shape = AnswerShape.STATELESS if folder == MCP and not self.plain else AnswerShape.PLAIN
+        self.shape = AnswerShape.STATELESS if folder == MCP and record.protocol != "http" else AnswerShape.PLAIN
 
     def goes_to(self, server: str) -> None:
         """Sets the called upstream, as far as it is known."""
