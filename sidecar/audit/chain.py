@@ -34,6 +34,7 @@ HEAD_SUFFIX = ".head"
 _SEAL = b',"hash":"'
 _SEALED = re.compile(rb',"hash":"([0-9a-f]{64})"\}\Z')
 _SEAL_BYTES = len(_SEAL) + 64 + len(b'"}')
+_END_BYTES = _SEAL_BYTES + 1  # with the newline
 _END = rb"(\d{20}) ([0-9a-f]{64})"
 _HEAD = re.compile(rb"sidecar-audit-head 1 %b %b ([0-9a-f]{%d}) ([0-9a-f]{64})\n\Z" % (_END, _END, KEY_ID_CHARS))
 HEAD_BYTES = len("sidecar-audit-head 1 ") + 2 * (20 + 1 + 64 + 1) + KEY_ID_CHARS + 1 + 64 + 1
@@ -98,8 +99,8 @@ def seal(records: Sequence[Unsealed], end: ChainEnd) -> tuple[list[bytes], Chain
     size, (seq, digest) = 0, end
     for record in records:
         body = f'{record.start}{seq + 1},{record.rest},"prev_hash":"{digest}"'
-        line_bytes = len(body) + _SEAL_BYTES + 1
-        if (size := size + line_bytes) > MAX_LINE_BYTES and (line_bytes > MAX_LINE_BYTES or size > MAX_APPEND_BYTES):
+        size += len(body) + _END_BYTES
+        if size > MAX_LINE_BYTES and (len(body) + _END_BYTES > MAX_LINE_BYTES or size > MAX_APPEND_BYTES):
             if not lines:  # readers could not check so long a line; records are bounded, so this is an internal error
                 raise UnfitHead(errno.EINVAL, "the record is too long")
             break  # those before it are fit
@@ -140,7 +141,7 @@ AnchoredEnd = tuple[str, str]
 def anchored(end: ChainEnd) -> AnchoredEnd:
     number, digest = end
     seq = str(number)
-    return f"{seq:0>20} {digest}", f"\0\0\0{chr(len(seq))}{seq}\0\0\0@{digest}"  # framed as `digest.frame` does
+    return f"{seq.zfill(20)} {digest}", f"\0\0\0{chr(len(seq))}{seq}\0\0\0@{digest}"  # framed as `digest.frame` does
 
 
 def anchor_line(key: AuditKey, end: AnchoredEnd, ahead: AnchoredEnd) -> bytes:

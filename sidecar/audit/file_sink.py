@@ -118,7 +118,6 @@ class AuditFile:
         lines, end = seal(records, self.end)
         data, after = b"".join(lines), anchored(end)
         size += (data_bytes := len(data))
-        self._torn = True
         try:
             os.pwrite(self._head, anchor_line(self._key, self._anchored, after), 0)
             if self._to_disk:
@@ -127,10 +126,11 @@ class AuditFile:
                 write_all(self._file, data[written:])
             if self._to_disk:
                 os.fdatasync(self._file)
-        except OSError:
+        except BaseException:
+            self._torn = True
             self._take_back()
             raise
-        self._torn, self._unconfirmed = False, True
+        self._unconfirmed = True
         self.end, self._anchored, self.size = end, after, size
         return len(lines)
 
