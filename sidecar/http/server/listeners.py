@@ -134,10 +134,6 @@ class ServerConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Parses what arrived, at most SLICE_BYTES at once, and wakes `start` for the requests that begin in it."""
-        if len(data) > SLICE_BYTES:
-            for start in range(0, len(data), SLICE_BYTES):
-                self.data_received(data[start : start + SLICE_BYTES])
-            return
         messages, repeated = self._messages, self._repeated
         may_repeat = not (messages or self._close or self._force_close)
         if may_repeat and repeated is not None and (body := repeated.body_in(data)) is not None:
@@ -147,6 +143,10 @@ class ServerConnection(web.RequestHandler):
             self._request_count += 1
             if (waiter := self._waiter) is not None and not waiter.done():
                 waiter.set_result(None)
+            return
+        if len(data) > SLICE_BYTES:
+            for start in range(0, len(data), SLICE_BYTES):
+                self.data_received(data[start : start + SLICE_BYTES])
             return
         if self._is_deaf:
             return

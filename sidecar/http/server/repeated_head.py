@@ -23,23 +23,24 @@ class RepeatedHead:
     """A head as the parser read it (`message`). The gateway keeps here, once it has checked a request, what depends on
     the head alone: its `lines` as text, and the digest of the `token` that is its only credential (b"" for none)."""
 
-    __slots__ = ("_after", "_at", "_before", "_size", "lines", "message", "token")
+    __slots__ = ("_after", "_after_bytes", "_at", "_before", "_begin", "_size", "lines", "message", "token")
 
     def __init__(self, message: Any, before: bytes, size: int, after: bytes) -> None:
         self.message, self._before, self._size, self._after = message, before, size, after
+        self._begin, self._after_bytes = len(before), len(after)
         self._at = [name.lower() for name, _ in message.raw_headers].index(b"content-length")
         self.lines: Mapping[str, tuple[str, ...]] | None = None
         self.token = b""
 
     def body_in(self, data: bytes) -> ArrivedBody | None:
         """Returns the body of a request that has this head and is all of `data`; None for anything else."""
-        before, after = self._before, self._after
-        if not data.startswith(before):
+        if not data.startswith(self._before):
             return None
-        end = data.find(b"\r", len(before))
-        start = end + len(after)
+        begin = self._begin
+        end = data.find(b"\r", begin)
+        start = end + self._after_bytes
         size = len(data) - start
-        if data[len(before) : end] != b"%d" % size or not data.startswith(after, end):
+        if data[begin:end] != b"%d" % size or not data.startswith(self._after, end):
             return None
         if size != self._size:
             self._renew(size)
