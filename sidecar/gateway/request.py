@@ -447,9 +447,9 @@ class UpstreamExchange(WatchedExchange):
             verb = "GET"
         elif request.parameter_headers:
             extra += request.parameter_headers
-        left_s, upstream_id = self.left_s(service.timeout_s), None if session is None else session.upstream_id
-        version, caller, endless = self.call.protocol_version, self.caller, self.endless
-        sent = verb, message, version, left_s, upstream_id, caller, last_event_id, extra, endless, False, never
+        version, session_id = self.call.protocol_version, None if session is None else session.upstream_id
+        left_s = self.left_s(service.timeout_s)
+        sent = verb, message, version, left_s, session_id, self.caller, last_event_id, extra, self.endless, False, never
         return service.upstream.exchange(_new(Outbound, sent))
 
     def listen(self, last_event_id: str | None) -> Coroutine[Any, Any, UpstreamAnswer]:

@@ -26,7 +26,8 @@ Release = Callable[["ClientConnection", ResponseHead], None]
 
 
 class ClientConnection(asyncio.Protocol):
-    """One TCP or TLS connection. `on_free(connection, head)` is called when it can carry the next exchange."""
+    """One TCP or TLS connection. `on_free(connection, head)` is called when it can carry the next exchange, or
+    could before it was lost."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, on_free: Release, on_lost: Callable[[ClientConnection], None]
@@ -122,6 +123,10 @@ class ClientConnection(asyncio.Protocol):
         except EgressError as failure:
             self._fail(failure)
             return
+        if not response.complete and not response.head.status:
+            return
+        if (waiter := self._waiter) is not None and not waiter.done():
+            waiter.set_result(None)
         if response.complete:
             self._response = None
             if not response.reusable or transport is None or transport.get_write_buffer_size():
@@ -129,14 +134,10 @@ class ClientConnection(asyncio.Protocol):
             else:
                 if self._paused:
                     self._resume()
-                self._on_free(self, response.head)
-        elif not response.head.status:
-            return
+                self.loop.call_soon(self._on_free, self, response.head)  # once the waiter has gone on
         elif response.buffered > MAX_BUFFERED_BYTES and not self._paused and transport is not None:
             self._paused = True
             transport.pause_reading()
-        if (waiter := self._waiter) is not None and not waiter.done():
-            waiter.set_result(None)
 
     def eof_received(self) -> None:
         self.connection_lost(None)

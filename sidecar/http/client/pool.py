@@ -89,6 +89,7 @@ class HttpClient:
         return connection.exchange(message, now + deadline_s)
 
     async def _send_when_free(self, message: bytes, until: float, loop: asyncio.AbstractEventLoop) -> ClientResponse:
+        await asyncio.sleep(0)  # then a connection whose answer has just come is idle
         if not self._line.step_in():
             await self._line.wait(until)
         while self._idle:
@@ -141,6 +142,8 @@ class HttpClient:
         return connection
 
     def _free(self, connection: ClientConnection, head: ResponseHead) -> None:
+        if connection not in self._open:
+            return
         loop, seconds = connection.loop, self._max_idle_s
         if "keep-alive" in head.headers and (hint := _HINT.search(head.headers["keep-alive"].lower())):
             seconds = min(seconds, int(hint[1]) - 1.0)

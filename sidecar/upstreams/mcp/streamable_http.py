@@ -65,7 +65,7 @@ class HttpUpstream(McpTransport):
     ) -> None:
         super().__init__(name, timeout_s, max_response_bytes, address.credential)
         self._address = address
-        self._forms: dict[tuple[str, str, tuple[str, str | None] | None, bool], RequestForm] = {}
+        self._forms: dict[tuple[str, str, tuple[str, str | None] | None], RequestForm] = {}
 
     @property
     def open_connections(self) -> int:
@@ -92,7 +92,7 @@ class HttpUpstream(McpTransport):
                 routing = message.method, name_of(message)
         elif message is not None:
             body = encode_message(message)
-        kind = verb, version, routing, body is not None
+        kind = verb, version, routing
         form = self._forms.get(kind) or self._form(*kind)
         try:
             response = await self._address.exchange(form, headers, body, caller, deadline_s, endless or verb == "GET")
@@ -110,10 +110,10 @@ class HttpUpstream(McpTransport):
         `until_s` is its deadline in the loop's time."""
         return answer
 
-    def _form(self, verb: str, version: str, routing: tuple[str, str | None] | None, has_body: bool) -> RequestForm:
+    def _form(self, verb: str, version: str, routing: tuple[str, str | None] | None) -> RequestForm:
         """The common part of all requests of one kind. Raises Refusal(MALFORMED_CALL)."""
         first = [("Accept", _ACCEPTED[verb])]
-        if has_body:
+        if verb == "POST":
             first.append(("Content-Type", JSON))
         if version:
             first.append(("MCP-Protocol-Version", version))
@@ -123,7 +123,7 @@ class HttpUpstream(McpTransport):
         if sum(map(len, first[-1])) <= MAX_KEPT_CHARS:
             while len(self._forms) >= MAX_FORMS:
                 del self._forms[next(iter(self._forms))]
-            self._forms[verb, version, routing, has_body] = form
+            self._forms[verb, version, routing] = form
         return form
 
     def roams(self, session_id: str | None) -> bool:

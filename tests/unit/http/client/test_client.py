@@ -91,6 +91,7 @@ async def test_what_comes_while_a_connection_is_idle_is_never_anyones_answer_and
 async def test_early_bytes_that_the_loop_has_not_read_yet_are_seen_too() -> None:
     async with meeting(say(OK)) as (server, client):
         (await post(client)).close()
+        await asyncio.sleep(0)
         [connection] = client._idle
         assert connection.is_usable(0.0)
         transport = connection._transport
