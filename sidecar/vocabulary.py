@@ -74,7 +74,16 @@ class Caller:
     credentials: tuple[Credential, ...]
     expires_at: float | None = None
     token: str = field(default="", repr=False, compare=False)
-    _binding: str = field(default="", init=False, repr=False, compare=False)
+    binding: str = field(init=False, repr=False, compare=False)
+    """The owner of a session: issuer and name of every principal, never the bytes of a token."""
+
+    def __post_init__(self) -> None:
+        digest = sha256()
+        for principal in self.chain:
+            for part in (principal.issuer, principal.name):
+                raw = part.encode()
+                digest.update(len(raw).to_bytes(4, "big") + raw)
+        object.__setattr__(self, "binding", digest.hexdigest())
 
     @property
     def first(self) -> Principal:
@@ -96,18 +105,6 @@ class Caller:
     def schedule(self) -> str:
         """The schedule that the call runs for; "" for none."""
         return next((shown.key_id for shown in self.credentials if shown.kind == SCHEDULE), "")
-
-    @property
-    def binding(self) -> str:
-        """The owner of a session: issuer and name of every principal, never the bytes of a token."""
-        if not self._binding:
-            digest = sha256()
-            for principal in self.chain:
-                for part in (principal.issuer, principal.name):
-                    raw = part.encode()
-                    digest.update(len(raw).to_bytes(4, "big") + raw)
-            object.__setattr__(self, "_binding", digest.hexdigest())
-        return self._binding
 
 
 class PermissionKind(StrEnum):

@@ -15,21 +15,18 @@ MAX_UNUSED: Final = 256  # shares that are kept for a caller's next call
 
 
 class CallerShare(SendQueue):
-    """The share of one caller, with the number of its calls that are in it or wait for it."""
+    """The share of one caller."""
 
-    __slots__ = ("inside",)
+    __slots__ = ("_places",)
 
     def __init__(self, places: int) -> None:
         super().__init__(places, MAX_WAITING)
-        self.inside = 0
+        self._places = places
 
-    def give_back(self) -> None:
-        """Returns a place that was taken."""
-        self.inside -= 1
-        if self._waiting:
-            self.step_out()
-        else:
-            self._left += 1
+    @property
+    def inside(self) -> int:
+        """The number of calls that are in it or wait for it."""
+        return self._places - self._left + len(self._waiting)
 
 
 class FairShares:
@@ -51,29 +48,25 @@ class FairShares:
         return sum(map(len, self._shares.values()))
 
     def of(self, caller: Caller) -> tuple[CallerShare, bool]:
-        """Returns the share of a caller, whose call is counted in it until `give_back`; whether it has a place, or else
-        has to `wait` for one."""
+        """Returns the share of a caller; whether its call has a place, until `step_out`, or else has to `wait` for one,
+        at once."""
         share = self._shares.get(caller.binding)
         if share is None:
             if len(self._shares) >= self._swept_at:
                 self._shares = {owner: used for owner, used in self._shares.items() if used.inside}
                 self._swept_at = max(MAX_UNUSED, 2 * len(self._shares))
             share = self._shares[caller.binding] = CallerShare(self.places)
-        share.inside += 1
         if share._left <= 0:
             return share, False
         share._left -= 1
         return share, True
 
     async def wait(self, share: CallerShare, deadline_s: float) -> float:
-        """Waits for a place; returns the seconds left. Raises Unsent(TOO_MANY_CONCURRENT), and uncounts the call."""
+        """Waits for a place; returns the seconds left. Raises Unsent(TOO_MANY_CONCURRENT)."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline_s
         try:
             await share.wait(until)
-        except BaseException as error:
-            share.inside -= 1
-            if isinstance(error, EgressError):
-                raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from error
-            raise
+        except EgressError as error:
+            raise Unsent(Reason.TOO_MANY_CONCURRENT, "too many calls of one caller", retry_after_s=1.0) from error
         return until - loop.time()

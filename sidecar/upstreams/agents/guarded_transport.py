@@ -47,7 +47,7 @@ class GuardedAgent:
             visit.answered()
         finally:
             if share is not None:
-                share.give_back()
+                share.step_out()
         return self._told(answer) if isinstance(answer, AgentError) else answer
 
     async def listen(self, outgoing: OutgoingOperation) -> AgentEvents | AgentError:

@@ -92,7 +92,7 @@ class GuardedTransport(TransportLayer):
             elif answer is not None:
                 answer.left()
             if share is not None:
-                share.give_back()
+                share.step_out()
             raise
         status, media_type, headers = inner.status, inner.media_type, inner.headers
         answer.inner, answer.status, answer.media_type, answer.headers = inner, status, media_type, headers
@@ -235,7 +235,7 @@ class GuardedAnswer(CallOutcome, UpstreamAnswer):
             self.inner.close()
         share, self.share = self.share, None
         if share is not None:
-            share.give_back()
+            share.step_out()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
