@@ -365,8 +365,10 @@ def answer(
 ) -> str:
     """What was answered, and how long it took, in milliseconds to the microsecond. `marks` are the ends of stages;
     `latency` holds what the first of them took, and gets the others."""
-    before_s = marks[next(reversed(latency))] if latency else started_s
-    for stage, mark_s in islice(marks.items(), len(latency), None):  # (`round` with digits takes five times as long.)
+    before_s, ends = started_s, iter(marks.items())
+    if latency:
+        _, before_s = next(islice(ends, len(latency) - 1, None))
+    for stage, mark_s in ends:  # (`round` with digits takes five times as long.)
         latency[stage] = ((mark_s - before_s) * 1e6 + 0.5) // 1 / 1000
         before_s = mark_s
     told = {
