@@ -30,6 +30,7 @@ MAX_CHAINS = 256  # whose subjects are kept, by identity: some callers get a new
 MAX_CASES = 4096  # in each of the cache's two generations
 MAX_CASE_ROWS, MAX_CASE_RESULTS = 32, 32  # of a cached case
 _NO_ARGUMENTS: Mapping[str, Any] = {}
+_NO_CHAIN: tuple[None, tuple[PolicySubject, ...]] = (None, ())
 _new = tuple.__new__  # of a named tuple, whose constructor takes twice as long
 
 Mode = Literal["call", "list", "session"]
@@ -135,8 +136,9 @@ class Engine:
 
     def decide(self, chain: Chain, question: Question, now_s: float, mode: Mode = "call") -> Decision:
         """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
-        kept = self._chains.get(id(chain))  # callers keep their chain from call to call
-        subjects = kept[1] if kept is not None and kept[0] is chain else self._subjects_of(chain)
+        known, subjects = self._chains.get(id(chain), _NO_CHAIN)  # callers keep their chain from call to call
+        if known is not chain:
+            subjects = self._subjects_of(chain)
         target, action, server, _, written, _ = question
         key = (mode, target, action, server, subjects)
         case = self._cases.young.get(key) or self._cases.older(key)
@@ -162,8 +164,8 @@ class Engine:
             reads += (read,)
         result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
         facts: tuple[Fact, ...] = ()
-        for known, read in zip(result.ran, reads):  # noqa: B905 - each condition that ran has one entry in both
-            facts += (_new(Fact, known + (read,)),)  # noqa: RUF005 - faster for short tuples, as below
+        for about, read in zip(result.ran, reads):  # noqa: B905 - each condition that ran has one entry in both
+            facts += (_new(Fact, about + (read,)),)  # noqa: RUF005 - faster for short tuples, as below
         return _new(Decision, result.fields + (facts,))  # noqa: RUF005
 
     def may_list(self, chain: Chain, question: Question, now_s: float) -> bool:

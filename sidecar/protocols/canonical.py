@@ -33,7 +33,7 @@ def canonical_json(value: Any) -> bytes:
         items = [value]  # every value in it; grows while it is walked
         for item in items:
             kind = type(item)
-            if kind is str or kind is int or kind is bool or item is None:
+            if kind is str or kind is int:
                 continue
             if kind is dict:
                 keys = "".join(item)
@@ -42,7 +42,7 @@ def canonical_json(value: Any) -> bytes:
                 items += item.values()
             elif kind is list:
                 items += item
-            else:
+            elif kind is not bool and item is not None:
                 break
         else:
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
