@@ -81,7 +81,7 @@ class Caller:
         digest = sha256()
         for principal in self.chain:
             for part in (principal.issuer, principal.name):
-                raw = part.encode()
+                raw = part.encode("utf-8", "surrogatepass")
                 digest.update(len(raw).to_bytes(4, "big") + raw)
         object.__setattr__(self, "binding", digest.hexdigest())
 
