@@ -340,15 +340,17 @@ class Recording:
         describer, decision, asked_as = self.audit.describer, self.decision, self.request_id
         if self.call is None:
             self._words = self.protocol, "", self.upstream, self.method
-            self._redacts = False
+            arguments: Mapping[str, Any] = {}
         else:
             _, version, upstream, method, questions, call_id, _, _, _ = self.call
             object_, action, server, name, arguments, _ = asked = questions[0]
             self._words = self.protocol, version, upstream, method, object_, action, server, name
-            self._redacts = bool(arguments)
             if asked_as is None:
                 asked_as = call_id
-        links, answer = (None, None) if decision is None else (decision.links, decision[:-1])
+        if decision is None:
+            links, answer, facts = None, None, None
+        else:
+            links, answer, facts = decision.links, decision[:-1], decision.facts
         key = self._words, self.enforcement, id(links)
         same = describer.calls.get(key)
         if same is None or same.answer != answer:
@@ -361,7 +363,8 @@ class Recording:
             record[shape.TASK] = shape.task(self.task_id)
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
-        if self._redacts or not same.shows_all:
+        self._redacts = False
+        if arguments or not same.shows_all:
             self._redacts = True
             record[shape.CONTENT] = shape.REDACTED
         if describer.clear is not None and self.call is not None:
@@ -371,8 +374,8 @@ class Recording:
             record[shape.ARGUMENTS] = shape.ARGS_HASH % args_hash
         if self.excused:
             shape.describe(record, decision, self.enforcement, self.excused)
-        if decision is not None and decision.facts:
-            record[shape.GROUND] = shape.ground(record[shape.GROUND], decision.facts, known.digests)
+        if facts:
+            record[shape.GROUND] = shape.ground(record[shape.GROUND], facts, known.digests)
         record[shape.LIMITS] = describer.limits(self.limits, charged)
         return record
 
