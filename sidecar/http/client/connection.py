@@ -26,8 +26,7 @@ Release = Callable[["ClientConnection", ResponseHead], None]
 
 
 class ClientConnection(asyncio.Protocol):
-    """One TCP or TLS connection. `on_free(connection, head)` is called when it can carry the next exchange, or
-    could before it was lost."""
+    """One TCP or TLS connection. `on_free(connection, head)` is called when it can carry the next exchange."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, on_free: Release, on_lost: Callable[[ClientConnection], None]
@@ -114,7 +113,7 @@ class ClientConnection(asyncio.Protocol):
         self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        response, transport = self._response, self._transport
+        response = self._response
         if response is None:
             self._fail(ConnectionBroken("the peer spoke unasked"))
             return
@@ -129,15 +128,20 @@ class ClientConnection(asyncio.Protocol):
             waiter.set_result(None)
         if response.complete:
             self._response = None
-            if not response.reusable or transport is None or transport.get_write_buffer_size():
-                self.close()
-            else:
-                if self._paused:
-                    self._resume()
-                self.loop.call_soon(self._on_free, self, response.head)  # once the waiter has gone on
-        elif response.buffered > MAX_BUFFERED_BYTES and not self._paused and transport is not None:
+            self.loop.call_soon(self._finish, response)  # once the waiter has gone on
+        elif response.buffered > MAX_BUFFERED_BYTES and not self._paused and self._transport is not None:
             self._paused = True
-            transport.pause_reading()
+            self._transport.pause_reading()
+
+    def _finish(self, response: ClientResponse) -> None:
+        """Frees the connection for the next exchange, or closes it."""
+        transport = self._transport
+        if not response.reusable or transport is None or transport.get_write_buffer_size():
+            self.close()
+            return
+        if self._paused:
+            self._resume()
+        self._on_free(self, response.head)
 
     def eof_received(self) -> None:
         self.connection_lost(None)

@@ -142,8 +142,6 @@ class HttpClient:
         return connection
 
     def _free(self, connection: ClientConnection, head: ResponseHead) -> None:
-        if connection not in self._open:
-            return
         loop, seconds = connection.loop, self._max_idle_s
         if "keep-alive" in head.headers and (hint := _HINT.search(head.headers["keep-alive"].lower())):
             seconds = min(seconds, int(hint[1]) - 1.0)

@@ -354,6 +354,7 @@ async def test_a_stream_is_freed_when_it_is_over_and_not_when_the_collector_come
                 async with aclosing(answer.chunks(idle_s=1)) as chunks:
                     assert await anext(chunks) == b"data: 1\n\n"
             del answer, chunks
+            await asyncio.sleep(0)
             assert not [each for each in gc.get_objects() if isinstance(each, ResponseReader)]
         finally:
             gc.enable()
