@@ -364,19 +364,21 @@ class ServerConnection(web.RequestHandler):
                     self._waiter = loop.create_future()
                     await self._waiter
                 message, body = messages.popleft()
-                is_late = False
-                if type(body) is not ArrivedBody:
+                head, is_late = None, False
+                if type(body) is ArrivedBody:
+                    head = body.head
+                else:
                     is_late = body is not EMPTY_PAYLOAD and not body._eof
                     if self._parser is not None and not is_late:
                         self._parser.message_consumed()  # of which it has told
                 if self._buffer_paused and len(messages) <= self._msg_queue_resume_size:
                     self._resume_reading_if_drained()
                 self._request_in_progress = True
-                if isinstance(message, _ErrInfo):
+                if head is None and isinstance(message, _ErrInfo):
                     request = HttpRequest(ERROR, body, self)
                     response = await self._refuse(message.status)
                 else:
-                    self._current_request = request = HttpRequest(message, body, self)
+                    self._current_request = request = HttpRequest(message, body, self, head)
                     try:
                         response = await handle(request)
                     except Exception as fault:
@@ -400,7 +402,7 @@ class ServerConnection(web.RequestHandler):
                     await self._end_late(body)
                 if not self._keepalive:
                     break
-                del message, body, request, response  # the next request may be long in coming
+                del message, body, head, request, response  # the next request may be long in coming
                 self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
                 if self._keepalive_handle is None:
                     self._keepalive_handle = loop.call_at(self._next_keepalive_close_time, self._process_keepalive)

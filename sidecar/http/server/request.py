@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import HttpVersion, StreamReader, web
 from aiohttp.http_writer import StreamWriter
 
-from sidecar.http.server.repeated_head import ArrivedBody, RepeatedHead
+from sidecar.http.server.repeated_head import RepeatedHead
 from sidecar.http.tls import ShownCertificate
 
 if TYPE_CHECKING:
@@ -27,11 +27,12 @@ class HttpRequest(web.BaseRequest):
     remote: str | None
     version: HttpVersion
 
-    def __init__(self, message: Any, content: StreamReader, connection: ServerConnection) -> None:
-        self._message, self._protocol = message, connection
+    def __init__(
+        self, message: Any, content: StreamReader, connection: ServerConnection, head: RepeatedHead | None = None
+    ) -> None:
+        self._message, self._protocol, self.head = message, connection, head
         self.content, self.method, self.version = content, message.method, message.version
         self.raw_path, self.remote, self.keep_alive = message.path, connection.remote, not message.should_close
-        self.head = content.head if type(content) is ArrivedBody else None
 
     @property
     def shown(self) -> ShownCertificate:
