@@ -231,12 +231,14 @@ class RequestContext(CallContext):
         left to do. Raises Refusal(AUDIT_UNAVAILABLE)."""
         await self.ended(status, len(body))
         response = WholeResponse(status, body, media_type, headers)
-        transport = None if self.paired is not None else self.http.transport
-        if transport is not None and not transport.is_closing():
+        if self.paired is None:
             if self.shared:
                 response.add(self.shared)
-            self.begun = response
-            response.send(self.http, transport)
+            try:
+                response.send(self.http, self.http.transport)
+                self.begun = response
+            except ConnectionResetError:
+                pass  # the caller is gone, as its connection will find too
         return response
 
     def ended(self, status: int, bytes_out: int) -> Coroutine[Any, Any, None]:

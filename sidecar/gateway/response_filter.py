@@ -110,7 +110,7 @@ class ResponseFilter:
             if earlier is None:  # an id of two calls
                 raise refused("it answers another request")
         if earlier is None:
-            if not call.session and (error is not None or (given and given.get("isError") is True)):
+            if (error is not None or (given and given.get("isError") is True)) and not call.session:
                 request.tool_failed()
             # It is charged whether or not the answer passes, unless it became a task.
             if plain or given is None or task_messages.created_in(given) is None:

@@ -49,12 +49,12 @@ class WholeResponse(web.StreamResponse):
         """Sends the answer to this request, once. Raises ConnectionError if the caller is gone."""
         if self._eof_sent:
             return
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the caller is gone")
         self._eof_sent = True
         may_go_on = self._keep_alive
         if may_go_on is None:
             self._keep_alive = may_go_on = request.keep_alive
-        if transport is None or transport.is_closing():
-            raise ConnectionResetError("the caller is gone")
         body, self.body = self.body, b""  # from here on, the transport alone keeps it
         size, lines = len(body), self._lines
         if request.version == HttpVersion10:  # HTTP/1.0 closes by default
