@@ -80,10 +80,8 @@ class GuardedTransport(TransportLayer):
                 deadline_s = await shares.wait(share, deadline_s)
                 outbound = outbound._replace(deadline_s=deadline_s)
         try:
-            of_caller = caller is not None and not own
-            answer = GuardedAnswer(
-                self.account, deadline_s, self.timeout_s, own=not of_caller, counts=waits and of_caller
-            )
+            is_own = caller is None or own
+            answer = GuardedAnswer(self.account, deadline_s, self.timeout_s, own=is_own, counts=waits and not is_own)
             answer.waits, answer.expired, answer.share = waits, expired, share
             inner = await self.inner.exchange(outbound)
         except BaseException as error:
@@ -94,12 +92,11 @@ class GuardedTransport(TransportLayer):
             if share is not None:
                 share.step_out()
             raise
-        status, media_type, headers = inner.status, inner.media_type, inner.headers
-        answer.inner, answer.status, answer.media_type, answer.headers = inner, status, media_type, headers
-        if (
-            self._lost and session_id is None and SESSION_ID in headers
-        ):  # a server may reuse session ids after a restart
-            self._lost.pop(headers[SESSION_ID], None)
+        answer.inner, answer.headers = inner, inner.headers
+        answer.status = status = inner.status
+        answer.media_type = media_type = inner.media_type
+        if self._lost and session_id is None and SESSION_ID in inner.headers:  # ids may come again after a restart
+            self._lost.pop(inner.headers[SESSION_ID], None)
         if status == 200 and media_type == JSON and waits:
             return answer
         answer.begin()
