@@ -100,7 +100,8 @@ async def test_all_pages_are_one_answer_and_each_counts_as_it_does_over_mcp(tmp_
     async with world(tmp_path, rules=MAY_ALL, upstream=upstream, settings=four) as running:
         _, body, _ = await plain(running).ask("tools/list")
         assert [tool["name"] for tool in body["tools"]] == ["a", "b", "c"]
-        assert [call["params"].get("cursor") for call in running.upstream.calls("tools/list")[1:4]] == [None, "1", "2"]
+        cursors = [call["params"].get("cursor") for call in running.upstream.calls("tools/list")]
+        assert list(filter(None, cursors)) == ["1", "2"]
         assert len(running.ends()) == 1
         assert (await plain(running).ask("tools/list"))[0] == 200
         answer = await plain(running).ask("tools/list")
