@@ -61,14 +61,15 @@ class WholeResponse(web.StreamResponse):
             lines = "HTTP/1.0" + lines[8:] + ("Connection: keep-alive\r\n" if may_go_on else "")
         elif not may_go_on:
             lines += "Connection: close\r\n"
-        length = "" if self._status in _NO_BODY else f"Content-Length: {size}\r\n"
-        head = f"{lines}{length}{_date(int(time.time()))}\r\n".encode()
-        if not length or request.method == "HEAD":
-            transport.write(head)
+        head = _dated(lines, int(time.time()))
+        if self._status in _NO_BODY:
+            transport.write(head + b"\r\n")
+        elif request.method == "HEAD":
+            transport.write(b"%bContent-Length: %d\r\n\r\n" % (head, size))
         elif size <= MAX_JOINED_BYTES:
-            transport.write(head + body)
+            transport.write(b"%bContent-Length: %d\r\n\r\n%b" % (head, size, body))
         else:
-            transport.write(head)
+            transport.write(b"%bContent-Length: %d\r\n\r\n" % (head, size))
             transport.write(body)
 
     async def prepare(self, request: web.BaseRequest) -> None:
@@ -95,9 +96,9 @@ def _first(status: int, media_type: str) -> str:
     return first + _line("Content-Type", media_type) if media_type else first
 
 
-@lru_cache(maxsize=2)
-def _date(second: int) -> str:
-    return f"Date: {formatdate(second, usegmt=True)}\r\n"
+@lru_cache(maxsize=16)  # in one second, most answers begin alike
+def _dated(lines: str, second: int) -> bytes:
+    return f"{lines}Date: {formatdate(second, usegmt=True)}\r\n".encode()
 
 
 def _line(name: str, value: str) -> str:
