@@ -419,8 +419,7 @@ class UpstreamExchange(WatchedExchange):
         service: Service,
         session: Session | None,
     ) -> None:
-        self.request, self.caller, self.call, self.timeout_s = request, caller, call, timeout_s
-        self.open, self.judged_by, self.until = open_exchanges, request.now, until
+        super().__init__(request, caller, call, timeout_s, open_exchanges, until)
         self.service, self.session = service, session
 
     @property
