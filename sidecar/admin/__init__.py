@@ -75,7 +75,7 @@ class AdminApp:
             return answered(why, 200 if ready else 503)
         # With hundreds of upstreams the text is megabytes, so it is rendered off the event loop. It has its own thread,
         # because the shared ones may all wait for a disk when metrics are needed most.
-        self.metrics.look()
+        self.app.measure()
         render = partial(self.metrics.render, request.headers.get("Accept", ""))
         content_type, body = await asyncio.get_running_loop().run_in_executor(self._scraper, render)
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import cached_property, partial
@@ -208,6 +209,11 @@ class Application:
             await self.shared.counting.look(self.limiter.store)
             await self._look_at_mode()
             await self.drift.look()
+
+    def measure(self) -> None:
+        """Bring the metrics of requests up to date: those that ended, and those under way."""
+        self.metrics.settle()
+        self.metrics.inflight(Counter(request.protocol for request in self.live.requests))
 
     async def _look_at_mode(self) -> None:
         """Update the metric, and record and log a change of mode. Shadow mode ends by the clock."""

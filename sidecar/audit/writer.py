@@ -143,22 +143,16 @@ class RecordWriter:
         """Begin to write a record. `alone`: no other is expected in this turn of the loop. Returns None if it is
         written, or else the job, whose result is None or an exception. Raises OSError if it cannot be written."""
         began_s, append = monotonic(), None
-        if alone and self._quick_from_mono_s <= began_s < self._quick_until_mono_s and not self._waiting:
-            append = self.sink.quick_append(1)
+        if alone and not self._waiting:
+            append = self._quick_append(began_s, 1)
         if append is not None or self._loop is None:
-            error = None
-            try:
-                (append or self.sink.append)((job,))
-            except Exception as failure:
-                error = _failed(failure, (job,))
+            _, error = self._append((job,), append or self.sink.append)
             self._quick_until_mono_s = (ended_s := monotonic()) + IDLE_S
             if error is not None or self._failed or self._settling is None or ended_s - began_s >= SLOW_S:
-                self._unsettled = True
                 self._judge(error, began_s, ended_s)
-                if error is not None:
-                    job.counts[1][0] += 1.0
-                    raise OSError(*error.args)
-            job.counts[0][0] += 1.0
+            job.counts[error is not None][0] += 1.0
+            if error is not None:
+                raise OSError(*error.args)
             return None
         if self._closed or len(self._waiting) >= self._max_waiting or (self.stalled and job.waits):
             job.result = _cannot()

@@ -126,7 +126,6 @@ class Pipeline:
         self._frontends = {
             routing.MCP: self.mcp, routing.SSE: self.mcp, routing.AGENT: self.agents, **rest, **tasks
         }  # fmt: skip
-        self.metrics.under_way = lambda: [request.protocol for request in self.live.requests]
 
     def handle(self, http: HttpRequest, entrance: Entrance) -> Coroutine[Any, Any, web.StreamResponse]:
         """Returns the answer to one request. `entrance` is the listener that received it."""

@@ -7,8 +7,7 @@ Label values come from the settings or from closed sets; any other becomes `othe
 from __future__ import annotations
 
 import platform
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, partial
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -252,8 +251,6 @@ class Metrics:
 
         self._decisions.declare(KINDS, ("allow",), (NONE,))
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
-        self.under_way: Callable[[], Iterable[str]] = tuple
-        """Returns the protocol of each request under way."""
         self.known_series: dict[object, RequestSeries] = {}
         self.ended: list[tuple[RequestSeries, float, float, Mapping[str, float]]] = []
         """Answered requests, until `settle`: their rows, start, end, and the ends of their stages."""
@@ -303,12 +300,9 @@ class Metrics:
         self._schedule_runs.chosen_anew()
         self._schedule_success.chosen_anew()
 
-    def look(self) -> None:
-        """Brings up to date what is shown: requests that ended, and those under way."""
-        self.settle()
-        counts = Counter(self.under_way())
-        for protocol in PROTOCOLS:
-            self._inflight.put_at(protocol, counts[protocol])
+    def inflight(self, counts: Mapping[str, int]) -> None:
+        """Sets the number of requests under way, by protocol."""
+        self._inflight.each(PROTOCOLS, counts)
 
     def request_finished(
         self, protocol: str, upstream: str, method: str, status: str, duration_s: float, marks: Mapping[str, float]
@@ -443,5 +437,5 @@ class Metrics:
 
     def render(self, accept: str) -> tuple[str, bytes]:
         """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4. It may run in
-        another thread, and has what was counted until the last `look`."""
+        another thread, and has what was counted until the last `settle`."""
         return self.exposition.render(accept)

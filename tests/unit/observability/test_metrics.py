@@ -31,7 +31,7 @@ def measured() -> Metrics:
 
 
 def samples(measured: Metrics) -> dict[Sample, float]:
-    measured.look()
+    measured.settle()
     _, body = measured.render("")
     families = parse_text(body.decode())
     found = (sample for family in families for sample in family.samples)
@@ -71,9 +71,9 @@ def test_every_series_of_the_contract_is_there_with_its_labels(measured: Metrics
 
 
 def test_a_request_moves_its_counter_and_its_histograms(measured: Metrics) -> None:
-    measured.under_way = lambda: ["mcp"]
+    measured.inflight({"mcp": 1})
     assert value(measured, "inflight_requests", protocol="mcp") == 1
-    measured.under_way = tuple
+    measured.inflight({})
     assert value(measured, "inflight_requests", protocol="mcp") == 0
     measured.request_finished("mcp", "github", "tools/call", "success", 0.021, MARKS)
     labels = {"protocol": "mcp", "upstream": "github"}
