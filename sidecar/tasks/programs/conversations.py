@@ -196,11 +196,13 @@ class Conversations:
             conversation.speaks, conversation.since_s = True, self._clock()
             return partner
         await self._take_room(until_s)
+        launching = asyncio.ensure_future(self._launch(order))
+        conversation.changing = launching
         try:
-            launching = asyncio.ensure_future(self._launch(order))
-            conversation.changing = launching
             partner = await launching
         except BaseException:
+            if launching.done() and not launching.cancelled() and launching.exception() is None:
+                await to_its_end(launching.result().end())  # the turn was given up just as the process was there
             self._give_room()
             raise
         conversation.partner, conversation.prompt, conversation.speaks = partner, order.prompt, True

@@ -125,10 +125,12 @@ class InputRounds(UpstreamAnswer):
         """Send in a task, so that the call can be cancelled before the server sends anything."""
         if self._cancelled or self._closed:
             raise self._gone("the exchange was given up")
-        self._post = asyncio.ensure_future(self._inner.exchange(outbound))
+        post = self._post = asyncio.ensure_future(self._inner.exchange(outbound))
         try:
-            self._answer = await self._post
+            self._answer = await post
         except asyncio.CancelledError:
+            if post.done() and not post.cancelled() and post.exception() is None:
+                post.result().close()  # the call was given up just as the answer was there
             if self._cancelled or self._closed:
                 raise self._gone("the exchange was given up") from None
             raise

@@ -9,7 +9,8 @@ import pytest
 
 from bench import conversations as bench
 from sidecar.errors import Reason
-from sidecar.tasks.programs.attempt import Event, ProgressNote, Started, TimeLimit
+from sidecar.tasks.programs.attempt import Event, ProgramOrder, ProgressNote, Started, TimeLimit
+from sidecar.tasks.programs.conversation import ConversationProcess
 from sidecar.tasks.programs.conversations import Conversations, Endings
 from sidecar.tasks.programs.run_record import Category, Failure
 from sidecar.upstreams.processes.launcher import Exit, Processes, WaitLimit
@@ -385,6 +386,24 @@ async def test_whatever_callers_and_programs_do_each_hears_its_own_answer(source
     counts = await bench.run(25, source, seed=2, agent_type=spoken)
     assert counts["own answer"] > 5 and counts["left"] == 0
     assert "another's answer" not in counts and "failed" not in counts
+
+
+async def test_a_turn_that_is_given_up_just_as_its_process_is_there_leaves_none(processes: Processes) -> None:
+    section = definition()
+    launcher = Launcher(processes, LINES, section)
+
+    async def launched(given: ProgramOrder) -> ConversationProcess:
+        process = await launcher(given)
+        asyncio.get_running_loop().call_soon(turn.cancel)  # before the turn is told
+        return process
+
+    chat = Conversations("chat", section, launched)
+    turn = asyncio.create_task(tried(chat, order("one")))
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    await dies(launcher.started[0].pid, 5)
+    await chat.close()
+    assert (chat.count, len(chat._conversations)) == (0, 0)
 
 
 async def test_why_of_very_many_is_bounded() -> None:
