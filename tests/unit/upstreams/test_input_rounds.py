@@ -36,7 +36,7 @@ class Leaving(McpTransport):
 
 async def test_an_answer_that_comes_as_its_caller_leaves_is_closed() -> None:
     server, request = Leaving(), Request(1, "tools/call", {"name": "ask"})
-    played: Any = SimpleNamespace(questions={})
+    played: Any = SimpleNamespace(questions={}, calls={})
     rounds = InputRounds(server, played, Outbound("POST", request, "2026-07-28", 5.0), request)
     server.caller = asyncio.create_task(rounds.begin())
     with pytest.raises(asyncio.CancelledError):
