@@ -98,12 +98,12 @@ def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
         reader = _ExpressionReader([_bad_literal(text) for text in literals if not _LITERAL.fullmatch(text)])
         # Casbin's Python form of a matcher (CoreEnforcer._get_expression, util.escape_assertion)
         text = re.sub(r"\b([pr])\.", r"\1_", matcher).replace("&&", " and ").replace("||", " or ")
-        return reader.node(_parsed(re.sub(r"!(?!=)", " not ", text).strip())), reader.bad
+        return reader.node(parsed(re.sub(r"!(?!=)", " not ", text).strip())), reader.bad
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None, [ExpressionError("this is no expression", "check the brackets and operators")]
 
 
-def _parsed(text: str) -> ast.expr:
+def parsed(text: str) -> ast.expr:
     """Parse a Python expression. CPython 3.11 has one recursion count for all threads: while another thread parses, it
     can raise SystemError for valid text, so the text is parsed again. Raises SyntaxError, ValueError, RecursionError or
     MemoryError for invalid text."""

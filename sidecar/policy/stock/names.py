@@ -1,0 +1,68 @@
+"""Maps our names to those of a Casbin policy.
+
+The rows of a Casbin policy stay as they are; what changes are the values of a request. Each table maps our names, or
+patterns with `*`, to theirs; in a result `*` is what the first `*` matched, `*2` what the second did. The first entry
+that matches counts. What no entry matches has no name in the policy, and so no row matches it.
+
+    subjects:  {"user:*": "*", "nhi:planner": "agent1"}          user:alice → alice
+    objects:   {"tool:data/*": "/data/*"}                        tool:data/x → /data/x
+               {"tool:*/*": {obj: "*", act: "*2"}}               tool:data1/read → data1 and read
+    actions:   {"tools/call": "read", "*": "*"}
+    domains:   {"*": "*", "-": "default"}                        of principals without a namespace
+    roles:     {"role:*": "*"}                                   the roles that tokens grant
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+MAX_NAMES: Final = 8_192  # mapped names that are kept, of each table
+_CAPTURE: Final = re.compile(r"\*([1-9]?)")
+
+
+class ObjectName(NamedTuple):
+    """The object, and the action if the object determines it."""
+
+    obj: str
+    act: str | None = None
+
+
+class NameTable:
+    """One table. `map` returns None for a name that no entry matches."""
+
+    def __init__(self, entries: Mapping[str, str | ObjectName]) -> None:
+        self._entries = [(_pattern(ours), theirs) for ours, theirs in entries.items()]
+        self.map = lru_cache(MAX_NAMES)(self._map)
+
+    def _map(self, name: str) -> ObjectName | None:
+        for pattern, theirs in self._entries:
+            if (found := pattern.fullmatch(name)) is not None:
+                obj, act = theirs if isinstance(theirs, ObjectName) else (theirs, None)
+                captures = found.groups()
+                return ObjectName(_filled(obj, captures), None if act is None else _filled(act, captures))
+        return None
+
+    def text(self, name: str) -> str | None:
+        found = self.map(name)
+        return None if found is None else found.obj
+
+
+class NameMap(NamedTuple):
+    """The tables of one policy."""
+
+    subjects: NameTable
+    objects: NameTable
+    actions: NameTable
+    domains: NameTable
+    roles: NameTable
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile("(.*)".join(map(re.escape, text.split("*"))), re.DOTALL)
+
+
+def _filled(text: str, captures: Sequence[str]) -> str:
+    return _CAPTURE.sub(lambda found: captures[int(found[1] or 1) - 1], text)
