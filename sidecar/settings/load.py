@@ -14,7 +14,7 @@ from sidecar.settings.identity import FURTHER_OF_PRESET, KEYS_OF_PRESET
 from sidecar.settings.programs import executable_of
 from sidecar.settings.secrets import judged_secret
 from sidecar.settings.sidecar_file import Settings
-from sidecar.settings.stored_policy import NOTHING_YET, placed
+from sidecar.settings.stored_policy import NOTHING_YET, placed, stored_name
 from sidecar.settings.validation_errors import Finding
 from sidecar.settings.yaml_document import Document, read_document
 from sidecar.settings.yaml_nodes import Loc, shown_line
@@ -73,7 +73,7 @@ def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Faul
     """Named files, folders and programs that are missing, and weak secrets of the sidecar."""
     settings, document = loaded.settings, loaded.document
     nothing = []
-    if settings.policy.path.parent.name == NOTHING_YET:
+    if stored_name(settings) == NOTHING_YET:
         hint = "sidecar serve takes it, and keeps it for when the source is out"
         nothing = [document.fault(("policy", "source"), "no policy was taken from it yet", "S161", hint)]
     return [*nothing, *_path_faults(settings, document), *_program_faults(settings, document, environ)]
@@ -117,7 +117,7 @@ def _doubts(settings: Settings) -> Iterator[Finding]:
 
 def shown_settings(loaded: LoadedSettings) -> list[ShownSettings]:
     """All settings in force, in the order of the schema, with secrets masked."""
-    tree = loaded.settings.model_dump(mode="json")
+    tree = loaded.settings.model_dump(mode="json", by_alias=True)
     return [_shown(loc, value, loaded.document) for loc, value in _leaves(tree)]
 
 
@@ -169,7 +169,7 @@ def _path_faults(settings: Settings, document: Document, section: str = "") -> I
                 | ("callbacks", "key_path")
             ):
                 pass  # the sidecar makes it
-            case ("policy", "models" | "path") if settings.policy.source is not None:
+            case ("policy", "models" | "path") if settings.policy.is_fetched:
                 pass
             case ("policy", "models" | "path") | (*_, "cwd" | "working_directory") | (*_, "working_directories", int()):
                 if not path.is_dir():

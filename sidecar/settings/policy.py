@@ -1,12 +1,12 @@
 """Settings of models, rules, their sources, and enforcement."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import time
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, PrivateAttr, Tag, WithJsonSchema
 
 from sidecar.settings.field_types import Many, PathField, Seconds, Section, Slug, Word, https_url, named, split_url
 from sidecar.settings.timestamps import Moment, rfc3339
@@ -17,6 +17,10 @@ _REF: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,199}")
 _INSIDE: Final = r"([A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*)?"
 _SSH: Final = re.compile(r"ssh://(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?/[!-~]+")
 _FILE: Final = re.compile(r"file:///[!-~]+")
+_CLASS: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*[.:][A-Za-z_][A-Za-z0-9_]*"
+_SECRET_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+SECRET_PLACE: Final = re.compile(rf"\$\{{({_SECRET_NAME})\}}")
+"""Where the content of a secret's file goes in a text of an adapter's arguments."""
 _DIGEST: Final = r"[0-9a-f]{40}([0-9a-f]{24})?"
 _DIGEST_HINT: Final = "the SHA-256 that `sidecar policy bundle verify` prints, or a whole commit id"
 
@@ -83,27 +87,83 @@ class GitSource(_Source):
     """The keys of hosts for ssh; a host that is not in it is not talked to."""
 
 
+_Argument = Annotated[JsonValue, WithJsonSchema({})]
+
+
+class PythonClass(Section):
+    """A class of an installed package, and what it is made with."""
+
+    name: Annotated[str, Field(max_length=256), named(_CLASS, "class", "write module.Class, or module:Class")] = Field(
+        alias="class"
+    )
+    """The class, or a function that makes its object: `casbin_sqlalchemy_adapter.Adapter`, or `module:Class`."""
+    arguments: Annotated[
+        Annotated[Many[_Argument], Tag("<list>")] | Annotated[Mapping[str, _Argument], Tag("<by name>")],
+        Discriminator(lambda value: "<by name>" if isinstance(value, Mapping) else "<list>"),
+    ] = ()
+    """Its arguments: a list, or a mapping of keyword arguments. In a text `${name}` is the secret of that name."""
+
+
+class AdapterSource(PythonClass, _Source):
+    """The rows of a pycasbin adapter, such as a table of a database. Models, and all else of the policy, stay in the
+    folders `models` and `path`."""
+
+    every: Seconds = 0.5
+    """How often its rows are read; also as soon as the watcher, or another replica, tells of a change."""
+    timeout_s: Seconds = 30.0
+    """How long one reading may take."""
+    accept: Annotated[str, named("[0-9a-f]{64}", "digest", "the SHA-256 that the refusal names")] | None = None
+    """The rows (their SHA-256) that are taken although they are half as many, or fewer."""
+    secrets: Mapping[Annotated[str, named(_SECRET_NAME, "name", "letters, digits and underscores")], PathField] = Field(
+        default_factory=dict
+    )
+    """Files of secrets, by the names that arguments call them."""
+    watcher: PythonClass | None = None
+    """A pycasbin watcher that tells of changes."""
+    cwd: PathField = Field(default=".", validate_default=True)
+    """The working folder, where relative paths of arguments begin; by default that of this file."""
+
+    def _faults(self) -> Iterator[Finding]:
+        for at, arguments in (((), self.arguments), (("watcher",), self.watcher.arguments if self.watcher else ())):
+            for name in sorted(_secrets_named(arguments) - set(self.secrets)):
+                hint = f"write secrets: {{{name}: PATH}}"
+                yield Finding(f"${{{name}}} is no secret", "Y103", hint, (*at, "arguments"))
+
+
+def _secrets_named(value: object) -> set[str]:
+    match value:
+        case str():
+            return set(SECRET_PLACE.findall(value))
+        case Mapping():
+            return {name for entry in value.values() for name in _secrets_named(entry)}
+        case tuple() | list():
+            return {name for entry in value for name in _secrets_named(entry)}
+    return set()
+
+
 class PolicySourceSettings(Section):
-    """Where models and rules come from, instead of `models` and `path`."""
+    """Where models and rules come from, instead of `models` and `path`; with `adapter`, only most rules."""
 
     bundle: BundleSource | None = None
     """A signed file at an address."""
     git: GitSource | None = None
     """A git ref."""
+    adapter: AdapterSource | None = None
+    """An adapter of pycasbin."""
 
     def _faults(self) -> Iterator[Finding]:
-        if (self.bundle is None) is (self.git is None):
-            yield Finding("a policy comes from one source: bundle or git")
+        if sum(one is not None for one in (self.bundle, self.git, self.adapter)) != 1:
+            yield Finding("a policy comes from one source: bundle, git or adapter")
 
     @property
-    def chosen(self) -> BundleSource | GitSource:
-        chosen = self.bundle or self.git
+    def chosen(self) -> BundleSource | GitSource | AdapterSource:
+        chosen = self.bundle or self.git or self.adapter
         assert chosen is not None
         return chosen
 
     @property
     def kind(self) -> str:
-        return "git" if self.bundle is None else "bundle"
+        return "bundle" if self.bundle is not None else "git" if self.git is not None else "adapter"
 
 
 DAY_S = 86_400
@@ -132,7 +192,8 @@ class PolicySettings(Section):
     path: PathField = Field(default="policies", validate_default=True)
     """Folder of the rules."""
     source: PolicySourceSettings | None = None
-    """Where both come from that lie in no folder of this machine: a signed bundle, or a git ref."""
+    """Where both come from that lie in no folder of this machine: a signed bundle, or a git ref; or the rows only: an
+    adapter of pycasbin."""
     mode: Literal["enforce", "shadow"] = "enforce"
     """`shadow`: what policy or a limit would refuse is recorded and let pass, until `shadow_until`."""
     shadow_until: Moment | None = None
@@ -144,13 +205,30 @@ class PolicySettings(Section):
     scopes: Many[PolicyScope] = ()
     """What the files of a folder may say; a file that no scope names may say anything."""
 
+    _rows: Path | None = PrivateAttr(default=None)
+
+    @property
+    def rows(self) -> Path | None:
+        """The file of the rows that came from an adapter; they are part of the policy in `path`."""
+        return self._rows
+
+    def with_rows(self, path: Path) -> Self:
+        policy = self.model_copy()
+        policy._rows = path
+        return policy
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether models and all rules come from a source."""
+        return self.source is not None and self.source.adapter is None
+
     @property
     def folders(self) -> tuple[Path, ...]:
         """The folders in which operators edit models and rules. A policy from a source changes only with its source."""
-        return () if self.source is not None else (self.models, self.path)
+        return () if self.is_fetched else (self.models, self.path)
 
     def _faults(self) -> Iterator[Finding]:
-        for name in ("models", "path") if self.source is not None else ():
+        for name in ("models", "path") if self.is_fetched else ():
             if name in self.model_fields_set:
                 hint = "remove it, or the source; a source holds policies/, and models/ or the shipped ones"
                 yield Finding("models and rules come from policy.source", "S160", hint, (name,))

@@ -16,13 +16,15 @@ CURRENT: Final = "current.json"
 VERSION: Final = 1
 MAX_BYTES: Final = 64 * 1024
 NOTHING_YET: Final = "nothing-yet"
+ROWS_FILE: Final = "policy.csv"
 _HINT: Final = "remove it to begin anew: any version is taken then"
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPolicy:
-    """One policy from a source. `name`, the SHA-256 of a bundle or the id of a commit, is its folder; `of` is the
-    policy's name, or repository and folder. `version` rises. `manifest` is the SHA-256 of a bundle's manifest."""
+    """One policy from a source. `name`, the SHA-256 of a bundle or of an adapter's rows, or the id of a commit, is its
+    folder; `of` is the policy's name, repository and folder, or the adapter. `version` rises. `size` counts bytes, of
+    an adapter rows. `manifest` is the SHA-256 of a bundle's manifest."""
 
     name: Annotated[str, Field(pattern="^[0-9A-Za-z]+$")]
     kind: str
@@ -63,7 +65,16 @@ def placed(settings: Settings, kept: StoredPolicy | None = None) -> Settings:
     if settings.policy.source is None:
         return settings
     kept = kept or kept_for(settings)
+    if kept is not None and (kept.kind == "adapter") is settings.policy.is_fetched:
+        kept = None  # of another kind of source, which has other files
     folder = shelf_of(settings) / (NOTHING_YET if kept is None else kept.name)
+    if not settings.policy.is_fetched:
+        return settings.model_copy(update={"policy": settings.policy.with_rows(folder / "policies" / ROWS_FILE)})
     models = folder / "models"
     there = {"path": folder / "policies", "models": models if models.is_dir() else shipped("models")}
     return settings.model_copy(update={"policy": settings.policy.model_copy(update=there)})
+
+
+def stored_name(settings: Settings) -> str:
+    """The name of the stored policy that `placed` has put into the settings."""
+    return (settings.policy.rows or settings.policy.path / ROWS_FILE).parent.parent.name

@@ -16,7 +16,7 @@ from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevis
 from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
-from sidecar.settings.stored_policy import StoredPolicy, kept_for, placed, shelf_of
+from sidecar.settings.stored_policy import StoredPolicy, kept_for, placed, shelf_of, stored_name
 from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.processes.launcher import Processes
 
@@ -93,7 +93,7 @@ class SourcePoller:
         kept = kept_for(settings)
         said: dict[str, Any] = {"kind": settings.policy.source.kind, "up": not self.trouble}
         said["good_at"] = None if self.good_at is None else rfc3339(self.good_at)
-        if kept is not None and kept.name == settings.policy.path.parent.name:  # otherwise it is about to serve
+        if kept is not None and kept.name == stored_name(settings):  # otherwise it is about to serve
             said |= {"name": kept.name, "version": kept.version, "signer": kept.signer}
             said |= {"created_at": rfc3339(kept.created_at), "taken_at": rfc3339(kept.taken_at)}
         return said
@@ -103,7 +103,7 @@ class SourcePoller:
         served = self._served
         if settings.policy.source is None:
             return 0
-        name = settings.policy.path.parent.name
+        name = stored_name(settings)
         if served is None or served.name != name:
             served = self._served = kept_for(settings)
         return served.version if served is not None and served.name == name else 0

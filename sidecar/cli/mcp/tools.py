@@ -115,7 +115,7 @@ def _looked_up(config: Path, server: str, *, pinning: bool) -> PinsBook:
     settings = settings_in(config, check_files=True)
     check_known(server, settings.upstreams, "server", config)
     file = settings.policy.path / PINS_FILE
-    if settings.policy.source is not None and pinning:
+    if settings.policy.is_fetched and pinning:
         hint = "pin where the policy is made, and publish it: its folder here is replaced by the next that is taken"
         raise SettingsError([fault_in(config, "the policy comes from a source", code="S160", hint=hint)])
     pins = load_pins(file).servers.get(server)
