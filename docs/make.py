@@ -1,7 +1,7 @@
 """What of the documentation is told by the code itself?
 
-    python docs/make.py            writes every generated block, and docs/openapi.json, anew
-    python docs/make.py --check    exits 1 and names what is not current
+    python -m docs.make            writes every generated block, and docs/openapi.json, anew
+    python -m docs.make --check    exits 1 and names what is not current
 
 A block stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else is written by people. The
 benchmark's block in the README is `bench/readme.py`'s.

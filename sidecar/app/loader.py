@@ -70,7 +70,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # otherwise already reported, or not created yet
         _check_data(settings, together)
     if missing:  # already reported; what depends on them cannot be built
-        if settings.policy.models.is_dir() and settings.policy.path.is_dir():
+        if all(folder.is_dir() for folder in settings.policy.folders):
             together.call(lambda: Engine(read_policy(settings)))
             together.call(Beside.read, settings.policy.path)
         together.refuse()
@@ -384,8 +384,10 @@ def _of_schedule(idle: IdleSchedule, document: Document) -> Fault:
 def read_policy(settings: Settings, reading: PolicyReading | None = None) -> PolicySource:
     """Read and check models and rules. Raises PolicyError."""
     policy, names = settings.policy, frozenset(settings.upstreams)
-    folders, ids = (policy.models, policy.path), settings.agent_ids
-    return load_policy_aside(*folders, scopes=policy.scopes, names=names, agent_ids=ids, reading=reading)
+    scopes, ids = policy.scopes, settings.agent_ids
+    return load_policy_aside(
+        policy.models, policy.path, scopes=scopes, names=names, agent_ids=ids, casbin=policy, reading=reading
+    )
 
 
 def digest_of_keys(settings: Settings) -> str:

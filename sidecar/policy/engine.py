@@ -15,13 +15,13 @@ from math import inf
 from typing import Any, Literal, NamedTuple
 
 from sidecar.errors import Reason
-from sidecar.policy.conditions import MAX_UNITS, ConditionContext, Outcome
+from sidecar.policy.conditions import MAX_UNITS, ConditionContext
 from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
-from sidecar.policy.link_decision import KindPolicy, LinkAnswer, LinkRows
+from sidecar.policy.link_decision import KindPolicy, LinkAnswer, LinkOutcome, LinkPolicy, LinkRows
 from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
-from sidecar.policy.table import DENY
+from sidecar.policy.stock.policy import StockPolicy
 from sidecar.vocabulary import DELEGATE, Chain, Decision, Fact, Link, PermissionKind, Question, Read, RowLimit, RuleRef
 
 # CONTRACT 6: of several reasons, the first in this order is reported.
@@ -61,7 +61,7 @@ class Case:
             for each in link.conditions
         ]
         self.since_s, self.until_s = -inf, inf
-        self.results: dict[tuple[Outcome, ...], Result] = {}
+        self.results: dict[tuple[LinkOutcome, ...], Result] = {}
         for link in self.links:
             self.narrow(link.ends, now_s)
 
@@ -124,15 +124,17 @@ class Engine:
         self._askers = PolicySubjects(roles)
         self.roles_of = self._askers.roles_of
         self._members = tuple(name for links in (source.roles, *source.domains.values()) for name in links.parents)
-        self._dockets = {
+        self._dockets: dict[PermissionKind, LinkPolicy] = {
             kind: KindPolicy(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
             for kind, model in source.models.items()
         }
+        for kind, table in source.stock.items():
+            self._dockets[kind] = StockPolicy(table, source.casbin, source.attributes, source.conditions)
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
-        self._guarded = bool(len(self._guardrails.table))
+        self._guarded = bool(len(self._guardrails))
         self._chains: dict[int, tuple[Chain, tuple[PolicySubject, ...]]] = {}  # by identity
         self._cases = _CaseCache()
-        self.rule_counts: Mapping[str, int] = {kind.value: len(docket.table) for kind, docket in self._dockets.items()}
+        self.rule_counts: Mapping[str, int] = {kind.value: len(docket) for kind, docket in self._dockets.items()}
 
     def decide(self, chain: Chain, question: Question, now_s: float, mode: Mode = "call") -> Decision:
         """Decide, link by link, whether the chain may do this at `now_s` (seconds since the epoch)."""
@@ -148,7 +150,7 @@ class Engine:
         if not case.conditions:
             return (case.results.get(()) or self._conclude(mode, case, subjects, question, (), now_s)).decision
         units: float = MAX_UNITS
-        outcomes: tuple[Outcome, ...] = ()
+        outcomes: tuple[LinkOutcome, ...] = ()
         reads: tuple[Mapping[str, Any], ...] = ()
         for condition, place, lends in case.conditions:
             if condition is None:
@@ -158,8 +160,9 @@ class Engine:
             scene = _new(ConditionContext, (chain, place, question, arguments, now_s, self.roles_of))
             plain = condition.plain
             if plain is None or (ran := plain.run(scene, units)) is None:  # as `Condition.run`
-                ran = condition.evaluate(scene, units)
-            outcome, read, units = ran
+                outcome, read, units = condition.evaluate(scene, units)
+            else:
+                outcome, read, units = ran
             outcomes += (outcome,)
             reads += (read,)
         result = case.results.get(outcomes) or self._conclude(mode, case, subjects, question, outcomes, now_s)
@@ -187,14 +190,11 @@ class Engine:
     def names(self) -> Iterator[str]:
         """Yield every subject and object of the rows and every member of a role; some more than once."""
         for docket in self._dockets.values():
-            table = docket.table
-            yield from (table.texts.texts[number] for number in {*table.sub, *table.obj})
+            yield from docket.names()
         yield from self._members
 
     def allowed_patterns(self) -> frozenset[str]:
-        tables = [docket.table for docket in self._dockets.values()]
-        found = {table.text("sub", row) for table in tables for row in range(len(table)) if not table.flags[row] & DENY}
-        return frozenset(text for text in found if "*" in text)
+        return frozenset(text for docket in self._dockets.values() for text in docket.allowed_patterns())
 
     def forget(self) -> None:
         """Clear the caches, for measuring the cost of a decision."""
@@ -237,7 +237,7 @@ class Engine:
         case: Case,
         subjects: Sequence[PolicySubject],
         question: Question,
-        outcomes: tuple[Outcome, ...],
+        outcomes: tuple[LinkOutcome, ...],
         now_s: float,
     ) -> Result:
         """Decide every link of a case by the outcomes of its conditions, and keep the result."""
@@ -255,7 +255,8 @@ class Engine:
             before = len(ran)
             for condition, outcome in zip(found.conditions, came_out, strict=True):
                 if outcome != "assumed":
-                    ran.append((condition.digest, outcome, answer.link))
+                    word = outcome if isinstance(outcome, str) else outcome.word
+                    ran.append((condition.digest, word, answer.link))
                     names += (condition.names,) if any(condition.names) else ()
             # A guardrail that neither denies nor has facts says nothing.
             if place <= last or not answer.link.allowed or len(ran) > before or answer.would_deny:

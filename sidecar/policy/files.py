@@ -8,7 +8,7 @@ only regular files are opened.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -20,18 +20,21 @@ from sidecar.vocabulary import PermissionKind
 
 ROLES, GUARDRAILS = "roles", "guardrails"
 KINDS = tuple(kind for kind in PermissionKind if kind is not PermissionKind.GUARDRAIL)
-STEMS = (*(kind.value for kind in KINDS), ROLES, GUARDRAILS)
+POLICY = "policy"
+STEMS = (*(kind.value for kind in KINDS), ROLES, GUARDRAILS, POLICY)
+COMMON_MODEL = "model.conf"  # of the kinds without a model of their own; its rows stand in policy.csv
 MAX_FILES = 4096
 YAML = (".yaml", ".yml")
 
-_OTHERS = frozenset({"budgets.yaml", "disabled.yaml", "pins.yaml"})  # known, but read by other modules
+_OTHERS = frozenset({"attributes.yaml", "budgets.yaml", "disabled.yaml", "pins.yaml"})  # read elsewhere
 _OTHER_FOLDER = "tests"
 _LEFT_BY_EDITORS = ("*~", "*.swp", "*.swo", "*.swx", "*.tmp", "#*#", "4913")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """One file of rows. `stem` is a kind, `roles` or `guardrails`; `relative` its path with `/` under the folder."""
+    """One file of rows. `stem` is a kind, `roles`, `guardrails` or `policy`; `relative` its path with `/` under the
+    folder."""
 
     path: Path
     relative: str
@@ -44,20 +47,21 @@ class PolicyFile:
 
     @property
     def kind(self) -> PermissionKind | None:
-        """The kind of the file's `p` rows; None for a file of roles, and for YAML."""
-        if self.is_yaml or self.stem == ROLES:
+        """The kind of the file's `p` rows; None for files of roles and of the common model, and for YAML."""
+        if self.is_yaml or self.stem in (ROLES, POLICY):
             return None
         return PermissionKind.GUARDRAIL if self.stem == GUARDRAILS else PermissionKind(self.stem)
 
 
-def policy_files(folder: Path, faults: Faults) -> list[PolicyFile]:
+def policy_files(folder: Path, faults: Faults, named: Container[Path] = ()) -> list[PolicyFile]:
+    """Return the files of rows under a folder, without those that the settings name (absolute paths)."""
     if not folder.is_dir():
         faults.whole("P001", "this folder is not there", str(folder))
         return []
     found: list[PolicyFile] = []
     for path in _walk(folder, faults):
         relative = path.relative_to(folder).as_posix()
-        if relative in _OTHERS:
+        if relative in _OTHERS or path.absolute() in named:
             continue
         if left_by_an_editor(path.name):
             faults.warn("P007", "not read: an editor left it", SourceLine(str(path), 0, ""), hint="remove it")

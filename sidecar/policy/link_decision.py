@@ -7,26 +7,29 @@ conditions or keeps results: the engine does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from sidecar.errors import Reason
 from sidecar.policy.compiler import RowTest
-from sidecar.policy.conditions import Condition, Outcome
+from sidecar.policy.conditions import Condition, ConditionContext, Outcome
 from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.matching import Index, Matcher
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
+from sidecar.policy.patterns import WILDCARD
+from sidecar.policy.plain_conditions import PlainCondition, Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
+from sidecar.policy.stock.rules import RowsDecision
 from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, RowTable
-from sidecar.vocabulary import ANONYMOUS, Link, PermissionKind, RuleRef
+from sidecar.vocabulary import ANONYMOUS, Link, PermissionKind, Read, RuleRef
 
 MAX_OPENING_RULES = 8  # enough evidence of a grant on a server
 MAX_OPENING_ROWS = 10_000  # rows searched for a live one
-_BY_ID = attrgetter("id", "file", "line")
+BY_ID = attrgetter("id", "file", "line")
 
 # CONTRACT 1.2, 1.3: the subjects and objects of each kind. All else is denied before any row is read (threats K1, K12).
-_ASKS: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
+ASKED: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PermissionKind.USER_TO_NHI: (("user:",), ("nhi:",)),
     PermissionKind.NHI_TO_NHI: (("nhi:",), ("nhi:",)),
     PermissionKind.AGENT_TO_TOOL: (("user:", "nhi:"), (*ON_SERVERS, "nhi:")),
@@ -56,12 +59,59 @@ class LinkSides(NamedTuple):
     nearly: Sequence[tuple[bool, bool]] = ()
 
 
+class MatcherOutcome(NamedTuple):
+    """The outcome of the matcher of a Casbin model in one call. `word` goes on record; `expired` is true if a row that
+    would have allowed the request has expired."""
+
+    word: Ran
+    decision: RowsDecision
+    expired: bool = False
+
+
+LinkOutcome = Outcome | MatcherOutcome
+
+
+class LinkCondition(Protocol):
+    """What the engine evaluates in each call: the condition of rows, or the matcher of a Casbin model."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def names(self) -> Read: ...
+    @property
+    def from_caller(self) -> bool: ...
+    @property
+    def plain(self) -> PlainCondition | None: ...
+    def evaluate(self, scene: ConditionContext, units: float) -> tuple[LinkOutcome, Mapping[str, Any], float]: ...
+
+
+class LinkPolicy(Protocol):
+    """Decides all requests of one permission kind. Pure; safe to use from several threads.
+
+    `find` looks up what may decide a link, `judge` decides it by the outcomes of its conditions. `opened` returns the
+    answer to a session call, and the times at which it may change. `names` and `allowed_patterns` are the principals
+    and objects that the policy names."""
+
+    by_casbin: bool
+
+    def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows: ...
+    def judge(self, found: LinkRows, outcomes: Sequence[LinkOutcome], now_s: float) -> LinkAnswer: ...
+    def opened(
+        self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
+    ) -> tuple[LinkAnswer, Iterable[float]]: ...
+    def names(self) -> Iterator[str]: ...
+    def allowed_patterns(self) -> Iterator[str]: ...
+    def __len__(self) -> int: ...
+
+
 class LinkRows(NamedTuple):
     """The rows that match one (subject, object, action) but for expiry and conditions: `some` are the flags of any of
     them, `conditions` theirs, ordered by text, and `ends` are when rows expire. `place` is the subject's position in
     the chain; `lends` is true if the request is for lent authority."""
 
-    policy: KindPolicy
+    policy: LinkPolicy
     subject: PolicySubject
     object: str
     action: str
@@ -69,7 +119,7 @@ class LinkRows(NamedTuple):
     lends: bool
     rows: list[int]
     some: int = 0
-    conditions: tuple[Condition, ...] = ()
+    conditions: tuple[LinkCondition, ...] = ()
     ends: tuple[float, ...] = ()
 
 
@@ -88,9 +138,21 @@ class KindPolicy:
         self.kind, self.table, self._askers = model.kind, table, askers
         self._matcher = Matcher(model, table, index, ways)
         self._effect = model.effect
-        self._subjects, self._objects = _ASKS[model.kind]
+        self._subjects, self._objects = ASKED[model.kind]
         self._conditions = [conditions.get(shape.when) for shape in table.shapes]
         self.by_casbin = bool(self._matcher.plan.foreign)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def names(self) -> Iterator[str]:
+        table = self.table
+        return (table.texts.texts[number] for number in {*table.sub, *table.obj})
+
+    def allowed_patterns(self) -> Iterator[str]:
+        table = self.table
+        rows = (row for row in range(len(table)) if not table.flags[row] & DENY)
+        return (text for text in {table.text("sub", row) for row in rows} if WILDCARD in text)
 
     def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
         table, rows = self.table, self._candidates(subject, obj, act)
@@ -108,7 +170,7 @@ class KindPolicy:
         ordered = tuple(conditions[text] for text in sorted(conditions))
         return LinkRows(self, subject, obj, act, place, lends, rows, some, ordered, ends)
 
-    def judge(self, found: LinkRows, outcomes: Sequence[Outcome], now_s: float) -> LinkAnswer:
+    def judge(self, found: LinkRows, outcomes: Sequence[LinkOutcome], now_s: float) -> LinkAnswer:
         """Decide one link. `outcomes` are those of its conditions."""
         asker, obj, act = found.subject, found.object, found.action
         rows, some, flags = found.rows, found.some, self.table.flags
@@ -178,7 +240,7 @@ class KindPolicy:
             return []
         return self._matcher.rows(RowTest(name, obj, act, asker.domain, asker.roles))
 
-    def _sides(self, rows: Sequence[int], outcomes: Mapping[str, Outcome], now_s: float) -> LinkSides:
+    def _sides(self, rows: Sequence[int], outcomes: Mapping[str, LinkOutcome], now_s: float) -> LinkSides:
         table, flags = self.table, self.table.flags
         allows: list[int] = []
         denies: list[int] = []
@@ -208,7 +270,7 @@ class KindPolicy:
     def _rules(self, rows: Iterable[int]) -> tuple[RuleRef, ...]:
         found = list(map(self.table.rule, rows))
         if len(found) > 1:
-            found.sort(key=_BY_ID)
+            found.sort(key=BY_ID)
         return tuple(found)
 
     def _ids(self, rows: Iterable[int]) -> tuple[str, ...]:
@@ -225,7 +287,7 @@ def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
     return Reason.EXPIRED if nearly else Reason.NO_MATCHING_RULE
 
 
-def _holds(outcome: Outcome, denies: int) -> bool:
+def _holds(outcome: LinkOutcome, denies: int) -> bool:
     """Whether a row's condition lets it match. An error is no match on an allow row, and a match on a deny row
     (CONTRACT 2.1); what is assumed while listing is the opposite (CONTRACT 1.4)."""
     if outcome == "error":

@@ -32,13 +32,15 @@ EFFECTS = (ALLOW_AND_DENY, ALLOW_OVERRIDE, PRIORITY)
 MAX_MODEL_CHARS = 16 * 1024
 _LIVE = expression.FunctionCall("live", (Name("p", "expires_at"), Name("r", "ctx")))
 _HOLDS = expression.FunctionCall("holds", (Name("p", "when"), Name("p", "eft"), Name("r", "ctx")))
-_SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "request_definition": ("r",),
-    "policy_definition": ("p",),
-    "role_definition": ("g", "g2"),
-    "policy_effect": ("e",),
-    "matchers": ("m",),
+SECTIONS: Mapping[str, str] = {
+    "request_definition": "r",
+    "policy_definition": "p",
+    "role_definition": "g",
+    "policy_effect": "e",
+    "matchers": "m",
 }
+_KEY = re.compile(r"[rpgem](?:[2-9]|[1-9][0-9])?")
+_OWN_KEYS = ("r", "p", "g", "g2", "e", "m")
 _HEADING = re.compile(r"\[([^\]]*)\]")
 
 
@@ -72,7 +74,7 @@ def guardrail_model() -> Model:
 
 
 @dataclass(frozen=True, slots=True)
-class _ModelEntry:
+class ModelEntry:
     """One `key = value`. `column` is where the value begins."""
 
     value: str
@@ -91,11 +93,22 @@ class _ModelEntry:
 
 
 def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> Model | None:
+    return own_model(kind, file, model_entries(file, text, faults), faults)
+
+
+def is_own(entries: Mapping[str, ModelEntry]) -> bool:
+    """Whether a model is one of ours, whose requests have a context; all others are Casbin's own (`policy.stock`)."""
+    return "r" not in entries or "ctx" in entries["r"].parts
+
+
+def own_model(kind: PermissionKind, file: str, entries: Mapping[str, ModelEntry], faults: Faults) -> Model | None:
     before = len(faults.errors)
-    entries = _entries(file, text, faults)
-    for section, keys in _SECTIONS.items():
-        if section != "role_definition" and keys[0] not in entries:
-            faults.whole("P202", f"[{section}] with {keys[0]} = … is missing", file)
+    for key, entry in entries.items():
+        if key not in _OWN_KEYS:
+            entry.refuse("P201", f"{shown(key)} is unknown here", "a model with r.ctx has r, p, g, g2, e and m")
+    for section, key in SECTIONS.items():
+        if section != "role_definition" and key not in entries:
+            faults.whole("P202", f"[{section}] with {key} = … is missing", file)
     request = _names(entries, "r", REQUEST, "a request has exactly these fields")
     columns = _names(entries, "p", COLUMNS, "a row has exactly these columns")
     groups = tuple(key for key in ("g", "g2") if key in entries)
@@ -119,9 +132,9 @@ def parse_model(kind: PermissionKind, file: str, text: str, faults: Faults) -> M
     return model if len(faults.errors) == before else None
 
 
-def _entries(file: str, text: str, faults: Faults) -> dict[str, _ModelEntry]:
+def model_entries(file: str, text: str, faults: Faults) -> dict[str, ModelEntry]:
     r"""Return the `key = value` entries by key. A `\\` at the end of a line continues it, as in Casbin's own reader."""
-    entries: dict[str, _ModelEntry] = {}
+    entries: dict[str, ModelEntry] = {}
     section, pending = "", ""
     start: SourceLine | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
@@ -135,8 +148,8 @@ def _entries(file: str, text: str, faults: Faults) -> dict[str, _ModelEntry]:
         content, pending, start = pending + content, "", None
         if heading := _HEADING.fullmatch(content):
             section = heading[1]
-            if section not in _SECTIONS:
-                faults.error("P201", f"section {shown(section)} is unknown", line, hint=meant(section, _SECTIONS))
+            if section not in SECTIONS:
+                faults.error("P201", f"section {shown(section)} is unknown", line, hint=meant(section, SECTIONS))
         else:
             _keep_entry(section, content, line, entries, faults)
     if pending and start is not None:
@@ -144,23 +157,23 @@ def _entries(file: str, text: str, faults: Faults) -> dict[str, _ModelEntry]:
     return entries
 
 
-def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str, _ModelEntry], faults: Faults) -> None:
+def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str, ModelEntry], faults: Faults) -> None:
     key, equals, value = content.partition("=")
     key, column = key.strip(), len(line.text) - len(line.text.lstrip()) + 1
-    if section not in _SECTIONS:
+    if section not in SECTIONS:
         if not section:
             faults.error("P201", "this stands in no section", line, column)
-    elif not equals or key not in _SECTIONS[section]:
-        known = " and ".join(_SECTIONS[section])
-        faults.error("P201", f"{shown(key)} is unknown in [{section}]", line, column, hint=f"known is {known}")
+    elif not equals or not _KEY.fullmatch(key) or key[0] != SECTIONS[section]:
+        known = f"known are {SECTIONS[section]}, {SECTIONS[section]}2 and so on"
+        faults.error("P201", f"{shown(key)} is unknown in [{section}]", line, column, hint=known)
     elif key in entries:
         faults.error("P201", f"{key} is there twice", line, column)
     else:
         start = line.text.find(value.strip()[:8], line.text.find("=") + 1)
-        entries[key] = _ModelEntry(value.strip(), line, max(0, start) + 1, faults)
+        entries[key] = ModelEntry(value.strip(), line, max(0, start) + 1, faults)
 
 
-def _names(entries: Mapping[str, _ModelEntry], key: str, needed: tuple[str, ...], message: str) -> tuple[str, ...]:
+def _names(entries: Mapping[str, ModelEntry], key: str, needed: tuple[str, ...], message: str) -> tuple[str, ...]:
     """Return the names of a definition in order; `dom` may be among them."""
     if key not in entries:
         return needed
@@ -172,7 +185,7 @@ def _names(entries: Mapping[str, _ModelEntry], key: str, needed: tuple[str, ...]
     return needed
 
 
-def _checked_matcher(entry: _ModelEntry, model: Model) -> tuple[Node, ...]:
+def _checked_matcher(entry: ModelEntry, model: Model) -> tuple[Node, ...]:
     tree, bad_parts = expression.read_matcher(entry.value)
     for bad in bad_parts:
         hint = meant(bad.token, expression.FUNCTIONS) if bad.message.startswith("function") else ""

@@ -7,28 +7,41 @@ faults. It reads files and nothing else: no clock, no network.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from sidecar.errors import Fault, PolicyError
+from sidecar.policy.attributes import Attributes, load_attributes
 from sidecar.policy.builder import MAX_ROWS, Place, PolicyBuilder
 from sidecar.policy.compiler import plan_of
 from sidecar.policy.conditions import Condition
 from sidecar.policy.expression import written
 from sidecar.policy.faults import SourceLine, meant, shown
-from sidecar.policy.files import KINDS, PolicyFile, leads_out, policy_files, read_text
+from sidecar.policy.files import COMMON_MODEL, KINDS, POLICY, PolicyFile, leads_out, policy_files, read_text
 from sidecar.policy.matching import Index, index_of
-from sidecar.policy.model import MAX_MODEL_CHARS, PRIORITY, Model, guardrail_model, parse_model
+from sidecar.policy.model import (
+    MAX_MODEL_CHARS,
+    PRIORITY,
+    Model,
+    ModelEntry,
+    guardrail_model,
+    is_own,
+    model_entries,
+    own_model,
+)
 from sidecar.policy.patterns import file_matches
 from sidecar.policy.roles import MAX_DEPTH, RoleLinks
 from sidecar.policy.row_readers import LinkReader, RuleReader, belongs
 from sidecar.policy.rows import CsvRow, parse_rows
-from sidecar.policy.table import LIMITED, RowTable
+from sidecar.policy.stock.reading import StockReader, stock_model
+from sidecar.policy.stock.table import StockTable
+from sidecar.policy.table import RowTable
 from sidecar.policy.yaml_rows import parse_yaml
-from sidecar.settings.policy import PolicyScope
+from sidecar.settings.policy import CasbinSettings, Kind, ModelFiles, PolicyScope
+from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 SLOW_ROWS = 500  # from this number on, a conjunct tested on every row is worth a warning
@@ -39,6 +52,7 @@ _CHECK_US, _CASBIN_US = 0.5, 20.0  # measured cost per row
 class PolicySource:
     """A checked policy. `tables` are its rows, `indexes` the indexes over them, `conditions` the compiled `when` by
     text; `domains` are the roles by domain, where a model has domains, and `roles` are then all of them together.
+    `stock` are the kinds that Casbin models of other forms decide; `casbin` and `attributes` are how they are asked.
 
     `revision` is the SHA-256 (hex) of what is decided on: models, rules with their ids and notes, roles and sets. It
     does not depend on file names, the order of rows (except under the effect `priority`), or comments."""
@@ -52,49 +66,81 @@ class PolicySource:
     conditions: Mapping[str, Condition]
     revision: str
     warnings: tuple[Fault, ...] = ()
+    stock: Mapping[PermissionKind, StockTable] = field(default_factory=dict)
+    casbin: CasbinSettings = field(default_factory=CasbinSettings)
+    attributes: Attributes = field(default_factory=Attributes)
 
     @property
     def rules(self) -> Iterator[RuleRef]:
-        """All rules, kind by kind, in the order of their files; each is created on access."""
-        return chain.from_iterable(self.tables[kind] for kind in PermissionKind if kind in self.tables)
+        """All rules, kind by kind, in the order of their files; each is created on access. Those of Casbin models have
+        the policy's own names."""
+        tables: Mapping[PermissionKind, Iterable[RuleRef]] = {**self.tables, **self.stock}
+        return chain.from_iterable(tables[kind] for kind in PermissionKind if kind in tables)
 
     def limited(self, most: int) -> tuple[RuleRef, ...]:
         """Return up to `most` rows that have a limit; a rule may have several."""
-        rows = (
-            (table, row) for table in self.tables.values() for row, bits in enumerate(table.flags) if bits & LIMITED
-        )
-        return tuple(table.rule(row) for table, row in islice(rows, most))
+        tables: Iterable[RowTable | StockTable] = (*self.tables.values(), *self.stock.values())
+        return tuple(islice((table.rule(row) for table in tables for row in table.limited()), most))
 
 
 NO_IDS: Final[Mapping[str, str]] = {}
+NO_CASBIN: Final = CasbinSettings()
+Models = Path | Mapping[Kind, ModelFiles]
 
 
 def load_policy(
-    models: Path,
+    models: Models,
     policies: Path,
     *,
     scopes: Sequence[PolicyScope] = (),
     names: frozenset[str] | None = None,
     agent_ids: Mapping[str, str] = NO_IDS,
+    casbin: CasbinSettings = NO_CASBIN,
 ) -> PolicySource:
-    """Load the policy in two folders. `names` are the existing upstreams, if rows are checked against them; `agent_ids`
-    maps agents' UUIDs to their names.
+    """Load the policy in two folders; `models` may name the files of each kind instead. `names` are the existing
+    upstreams, if rows are checked against them; `agent_ids` maps agents' UUIDs to their names.
 
     Raises PolicyError with every fault; suspicious rows that are valid are reported in `warnings`."""
     draft = PolicyBuilder(scopes, names, agent_ids)
-    _read_models(models, draft)
-    for file in policy_files(policies, draft.faults):
-        _read_file(file, draft)
-    if not any(map(len, draft.tables.values())) and not draft.faults.errors:
+    stock = _read_models(models, draft, casbin)
+    for file in policy_files(policies, draft.faults, frozenset(stock.files)):
+        _read_file(file, draft, stock)
+    for path, readers in stock.files.items():
+        if (text := read_text(path, draft.faults)) is not None:
+            for reader in readers:
+                reader.read(str(path), text)
+    sources = [(reader.kinds, reader.finished(casbin)) for reader in stock.readers]
+    tables = {kind: StockTable(kind, found) for kinds, found in sources for kind in kinds}
+    attributes = _attributes(policies, draft) if tables else Attributes()
+    filled = any(len(table) for table in draft.tables.values()) or any(len(table) for table in tables.values())
+    if not (filled or any(not found.reads_rows for _, found in sources)) and not draft.faults.errors:
         # Threats K1, K14: an empty policy is far more often a broken mount or a truncated file than intended.
         draft.faults.whole("P004", "no rule in any file", str(policies), "write at least one p row")
     links = {group: _links(group, draft) for group in ("g", "g2")}
     _check_doubles(draft)
     _warn_empty_sets(links["g2"][""], draft)
-    _warn_slow_parts(draft, models)
+    if isinstance(models, Path):
+        _warn_slow_parts(draft, models)
     if draft.faults.errors:
         raise PolicyError(sorted(draft.faults.errors, key=lambda fault: (fault.file, fault.line, fault.column)))
-    return _source(draft, links)
+    source = _source(draft, links)
+    if not tables:
+        return source
+    revision = sha256(f"{source.revision}{_stock_revision(tables, casbin, attributes)}".encode()).hexdigest()
+    return replace(source, stock=tables, casbin=casbin, attributes=attributes, revision=revision)
+
+
+def _stock_revision(tables: Mapping[PermissionKind, StockTable], casbin: CasbinSettings, attributes: Attributes) -> str:
+    asked = CasbinSettings(**{name: getattr(casbin, name) for name in CasbinSettings.model_fields})
+    digest = sha256(repr((asked, sorted(attributes.entries.items()))).encode())
+    for kind, table in sorted(tables.items()):
+        source = table.source
+        digest.update(repr((kind.value, source.model)).encode())
+        for row in source.rows:
+            digest.update(repr(row).encode())
+        for key, links in sorted(source.links.items()):
+            digest.update(repr((key, sorted(links))).encode())
+    return digest.hexdigest()
 
 
 def _source(draft: PolicyBuilder, links: Mapping[str, Mapping[str, RoleLinks]]) -> PolicySource:
@@ -146,22 +192,118 @@ def _noted(table: RowTable, row: int) -> str:
     return "" if notes is None else repr(notes[:5])
 
 
-def _read_models(folder: Path, draft: PolicyBuilder) -> None:
+@dataclass(slots=True)
+class _StockModels:
+    """The Casbin models of a policy. `by_stem` are those whose rows stand under the policy folder, by the beginning of
+    the files' names, None for a model with faults; `files` are the files of rows that the settings name."""
+
+    readers: list[StockReader] = field(default_factory=list)
+    by_stem: dict[str, StockReader | None] = field(default_factory=dict)
+    files: dict[Path, list[StockReader]] = field(default_factory=dict)
+
+    def add(self, reader: StockReader | None, kind: PermissionKind) -> None:
+        if reader is not None:
+            reader.kinds.append(kind)
+            if reader not in self.readers:
+                self.readers.append(reader)
+
+
+def _read_models(models: Models, draft: PolicyBuilder, casbin: CasbinSettings) -> _StockModels:
     draft.add_model(guardrail_model())
-    known = {f"{kind.value}.conf": kind for kind in KINDS}
+    if isinstance(models, Path):
+        return _read_folder(models, draft, casbin)
+    found, known = _StockModels(), dict[object, StockReader | None]()
+    for kind in KINDS:
+        files = models.get(cast(Kind, kind.value))
+        if files is None:
+            _read_own_model(kind, shipped("models"), draft)
+            continue
+        key = files.model, files.policy, files.use
+        if key not in known:
+            known[key] = _stock_reader(files.model, None, files.use, draft, casbin)
+        if (reader := known[key]) is not None:
+            for path in () if reader in found.readers else files.policy:
+                found.files.setdefault(path.absolute(), []).append(reader)
+            found.add(reader, kind)
+    return found
+
+
+def _read_folder(folder: Path, draft: PolicyBuilder, casbin: CasbinSettings) -> _StockModels:
+    found, known = _StockModels(), (*(f"{kind.value}.conf" for kind in KINDS), COMMON_MODEL)
     if folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.name not in known and not path.name.startswith("."):
                 draft.faults.whole("P002", "no model has this name", str(path), meant(path.name, known))
-    for name, kind in known.items():
-        path = folder / name
-        text = None if leads_out(path, folder, draft.faults) else read_text(path, draft.faults)
-        if text is not None and len(text) > MAX_MODEL_CHARS:
-            draft.faults.whole("P201", f"longer than {MAX_MODEL_CHARS} characters", str(path))
-        elif text is not None:
-            model = parse_model(kind, str(path), text, draft.faults)
-            if model is not None:
-                draft.add_model(model)
+    common = folder / COMMON_MODEL
+    shared = [kind for kind in KINDS if common.exists() and not (folder / f"{kind.value}.conf").exists()]
+    for kind in KINDS:
+        if kind not in shared:
+            reader = _read_own_model(kind, folder, draft, casbin)
+            if kind not in draft.models:
+                found.by_stem[kind.value] = reader
+            found.add(reader, kind)
+    if shared:
+        found.by_stem[POLICY] = reader = _stock_reader(common, folder, 1, draft, casbin)
+        for kind in shared:
+            found.add(reader, kind)
+    elif common.exists():
+        draft.faults.whole("P002", "every kind has a model of its own, so this one decides nothing", str(common))
+    return found
+
+
+def _read_own_model(
+    kind: PermissionKind, folder: Path, draft: PolicyBuilder, casbin: CasbinSettings = NO_CASBIN
+) -> StockReader | None:
+    """Read the model of one kind. A Casbin model of another form than ours is returned."""
+    path = folder / f"{kind.value}.conf"
+    entries = _entries(path, folder, draft)
+    if entries is None:
+        return None
+    if not is_own(entries):
+        return _stock_reader_of(entries, path, 1, draft, casbin)
+    model = own_model(kind, str(path), entries, draft.faults)
+    if model is not None:
+        draft.add_model(model)
+    return None
+
+
+def _stock_reader(
+    path: Path, folder: Path | None, use: int, draft: PolicyBuilder, casbin: CasbinSettings
+) -> StockReader | None:
+    entries = _entries(path, folder, draft)
+    if entries is not None and is_own(entries):
+        hint = "name it as its kind in the folder policy.models, and its rows too"
+        draft.faults.whole("P202", "a model with r.ctx decides one kind", str(path), hint)
+        return None
+    return None if entries is None else _stock_reader_of(entries, path, use, draft, casbin)
+
+
+def _stock_reader_of(
+    entries: Mapping[str, ModelEntry], path: Path, use: int, draft: PolicyBuilder, casbin: CasbinSettings
+) -> StockReader | None:
+    model = stock_model(entries, str(path), use, casbin, draft.faults)
+    return None if model is None else StockReader(draft, str(path), model, entries)
+
+
+def _entries(path: Path, folder: Path | None, draft: PolicyBuilder) -> Mapping[str, ModelEntry] | None:
+    """Read the entries of a model; None with faults."""
+    before = len(draft.faults.errors)
+    text = None if folder and leads_out(path, folder, draft.faults) else read_text(path, draft.faults)
+    if text is None:
+        return None
+    if len(text) > MAX_MODEL_CHARS:
+        draft.faults.whole("P201", f"longer than {MAX_MODEL_CHARS} characters", str(path))
+        return None
+    entries = model_entries(str(path), text, draft.faults)
+    return entries if is_own(entries) or len(draft.faults.errors) == before else None
+
+
+def _attributes(policies: Path, draft: PolicyBuilder) -> Attributes:
+    try:
+        return load_attributes(policies)
+    except PolicyError as error:
+        draft.faults.errors += error.faults
+        return Attributes()
 
 
 def _warn_slow_parts(draft: PolicyBuilder, folder: Path) -> None:
@@ -184,12 +326,24 @@ def _warn_slow_parts(draft: PolicyBuilder, folder: Path) -> None:
             draft.faults.warn("P206", message, SourceLine(file, 0, ""), hint=hint)
 
 
-def _read_file(file: PolicyFile, draft: PolicyBuilder) -> None:
+def _read_file(file: PolicyFile, draft: PolicyBuilder, stock: _StockModels) -> None:
     text = read_text(file.path, draft.faults)
     if text is None:
         return
     name = str(file.path)
     scopes = [scope for scope in draft.scopes if file_matches(file.relative, scope.files)]
+    if not file.is_yaml and file.stem in stock.by_stem:
+        if (reader := stock.by_stem[file.stem]) is None:
+            return
+        if scopes:
+            message = "a scope cannot bound the rows of a Casbin model, whose names are its own"
+            draft.faults.whole("P112", message, name, f"move the file out of {scopes[0].files}")
+        else:
+            reader.read(name, text)
+        return
+    if file.stem == POLICY and not file.is_yaml:
+        draft.faults.whole("P002", f"these rows are those of {COMMON_MODEL}, which is not in policy.models", name)
+        return
     readers = {kind: RuleReader(draft, scopes, name, model) for kind, model in draft.models.items()}
     links = LinkReader(draft, scopes, name)
     rows: Iterable[tuple[PermissionKind | None, CsvRow]]
@@ -197,8 +351,8 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder) -> None:
         columns = {kind: model.columns for kind, model in draft.models.items()}
         rows = parse_yaml(name, text, draft.faults, columns, draft.agent_ids)
     else:
-        reader: LinkReader | RuleReader | None = links if file.kind is None else readers.get(file.kind)
-        rows = ((file.kind, row) for row in parse_rows(name, text, draft.faults, reader.take if reader else None))
+        own: LinkReader | RuleReader | None = links if file.kind is None else readers.get(file.kind)
+        rows = ((file.kind, row) for row in parse_rows(name, text, draft.faults, own.take if own else None))
     for kind, row in rows:
         draft.rows += 1
         if draft.rows > MAX_ROWS:
@@ -214,6 +368,9 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder) -> None:
             draft.faults.error("P111", f"a {row.type} row belongs into roles.csv", row.line, hint="move it there")
         elif kind in readers:  # else the model itself has the fault
             readers[kind].read(row)
+        elif any(kind in reader.kinds for reader in stock.readers):
+            message, hint = "a Casbin model decides this kind", "its rows stand in CSV files of its own"
+            draft.faults.error("P111", message, row.line, hint=hint)
 
 
 def _check_doubles(draft: PolicyBuilder) -> None:

@@ -155,6 +155,10 @@ class RowTable:
     def __iter__(self) -> Iterator[RuleRef]:
         return map(self._made, range(len(self)))
 
+    def limited(self) -> Iterator[int]:
+        """Yield the rows that have a limit."""
+        return (row for row, bits in enumerate(self.flags) if bits & LIMITED)
+
     def rule(self, row: int) -> RuleRef:
         """Return the rule of a row; those of the rows that decide are cached."""
         known = self._rules.get(row)

@@ -24,9 +24,10 @@ from sidecar.policy.conditions import Language
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
 from sidecar.policy.roles import RoleLinks
-from sidecar.policy.source import NO_IDS, PolicySource, load_policy
+from sidecar.policy.source import NO_CASBIN, NO_IDS, Models, PolicySource, load_policy
+from sidecar.policy.stock.table import StockTable
 from sidecar.policy.table import RowTable, TextPool
-from sidecar.settings.policy import PolicyScope
+from sidecar.settings.policy import CasbinSettings, PolicyScope
 from sidecar.vocabulary import PermissionKind
 
 SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
@@ -60,12 +61,13 @@ class PolicyReading:
 
 
 def load_policy_aside(
-    models: Path,
+    models: Models,
     policies: Path,
     *,
     scopes: Sequence[PolicyScope] = (),
     names: frozenset[str] | None = None,
     agent_ids: Mapping[str, str] = NO_IDS,
+    casbin: CasbinSettings = NO_CASBIN,
     small_bytes: int = SMALL_BYTES,
     reading: PolicyReading | None = None,
 ) -> PolicySource:
@@ -73,9 +75,10 @@ def load_policy_aside(
     thread; `reading` can abandon the wait.
 
     Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started."""
-    if _size(policies) <= small_bytes:
-        return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids)
-    order = (models.absolute(), policies.absolute()), {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids)}
+    if _size(models, policies) <= small_bytes:
+        return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids, casbin=casbin)
+    options = {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids), "casbin": casbin}
+    order = (models.absolute() if isinstance(models, Path) else models, policies.absolute()), options
     # -P: no module is imported from the working directory. The new session keeps a terminal's signals from the process.
     command = [sys.executable, "-P", "-c", _BEGINNING]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
@@ -104,11 +107,12 @@ def load_policy_aside(
         process.wait()
 
 
-def _size(policies: Path) -> int:
+def _size(models: Models, policies: Path) -> int:
     total = 0
-    for file in policy_files(policies, Faults()):
+    named = () if isinstance(models, Path) else (path for files in models.values() for path in files.policy)
+    for path in {*(file.path for file in policy_files(policies, Faults())), *named}:
         with suppress(OSError):
-            total += file.path.stat().st_size
+            total += path.stat().st_size
     return total
 
 
@@ -150,6 +154,9 @@ def pack(source: PolicySource, out: IO[bytes]) -> None:
         "conditions": list(source.conditions),
         "files": table.files,
         "domains": list(source.domains),
+        "stock": {kind: table.source for kind, table in source.stock.items()},
+        "casbin": source.casbin,
+        "attributes": source.attributes,
     }
     pickle.dump(head, out, protocol=5)
     _write_pieces(table.texts.texts, out)
@@ -197,6 +204,9 @@ def unpack(source: IO[bytes]) -> PolicySource:
         conditions={text: language.compile(text) for text in head["conditions"]},
         revision=head["revision"],
         warnings=head["warnings"],
+        stock={kind: StockTable(kind, found) for kind, found in head["stock"].items()},
+        casbin=head["casbin"],
+        attributes=head["attributes"],
     )
 
 

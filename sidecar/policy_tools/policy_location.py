@@ -10,8 +10,9 @@ from sidecar.limits import Budgets, load_budgets
 from sidecar.limits.budgets import entries_of
 from sidecar.limits.plan import BudgetRule
 from sidecar.policy import PolicySource, load_policy
+from sidecar.policy.source import NO_CASBIN, Models
 from sidecar.settings import load_settings
-from sidecar.settings.policy import PolicyScope
+from sidecar.settings.policy import CasbinSettings, PolicyScope
 from sidecar.settings.shipped_files import shipped
 
 POLICIES: Literal["policies"] = "policies"
@@ -24,16 +25,29 @@ class PolicyLocation:
     """One policy on disk. `names` are the existing upstreams; None if they are unknown. `programs` are further agents,
     `offers` the limits that agents have in sidecar.yaml, and `agent_ids` agents' names by UUID."""
 
-    models: Path
+    models: Models
     policies: Path
     scopes: Sequence[PolicyScope] = ()
     names: frozenset[str] | None = None
     programs: frozenset[str] = frozenset()
     offers: tuple[BudgetRule, ...] = ()
     agent_ids: Mapping[str, str] = field(default_factory=dict)
+    casbin: CasbinSettings = NO_CASBIN
+
+    @property
+    def own_models(self) -> Path:
+        """The folder of the models that decide kinds without a Casbin model of their own."""
+        return self.models if isinstance(self.models, Path) else shipped(MODELS)
 
     def load(self) -> PolicySource:
-        return load_policy(self.models, self.policies, scopes=self.scopes, names=self.names, agent_ids=self.agent_ids)
+        return load_policy(
+            self.models,
+            self.policies,
+            scopes=self.scopes,
+            names=self.names,
+            agent_ids=self.agent_ids,
+            casbin=self.casbin,
+        )
 
     def budgets(self) -> Budgets:
         """Return all limits other than those of rows, as they apply when this policy serves. Raises PolicyError."""
@@ -48,7 +62,8 @@ def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
     policy, offers = settings.policy, {name: offer for name, _, offer in settings.offers()}
     names, programs = frozenset(settings.upstreams), frozenset(settings.agents)
     limits = entries_of(offers)
-    return PolicyLocation(policy.models, policy.path, policy.scopes, names, programs, limits, settings.agent_ids)
+    ids = settings.agent_ids
+    return PolicyLocation(policy.models, policy.path, policy.scopes, names, programs, limits, ids, policy)
 
 
 def in_folder(folder: Path) -> PolicyLocation:

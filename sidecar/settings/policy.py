@@ -184,11 +184,107 @@ class PolicyScope(Section):
     """Roles that their rows may fill."""
 
 
-class PolicySettings(Section):
+Kind = Literal["user_to_nhi", "nhi_to_nhi", "agent_to_tool"]
+MatchFunctionName = Literal[
+    "keyMatch", "keyMatch2", "keyMatch3", "keyMatch4", "keyMatch5", "globMatch", "regexMatch", "ipMatch"
+]
+
+
+class ModelFiles(Section):
+    """The Casbin model of one kind, and its rows."""
+
+    model: PathField
+    """The model, `.conf`."""
+    policy: Many[PathField]
+    """Its rows, `.csv`: `p` and `g` rows of every type."""
+    use: Annotated[int, Field(strict=True, ge=1, le=9)] = 1
+    """Which definitions of the model are used: 2 for `r2`, `p2` and `m2`."""
+
+
+CasbinText = Annotated[str, Field(max_length=512), named(r"[^\x00-\x1f\x7f]+", "value", "printable characters")]
+
+
+class ObjectTarget(Section):
+    """The object, and the action, of a Casbin policy."""
+
+    obj: CasbinText
+    """The object."""
+    act: CasbinText
+    """The action, whatever the request's is."""
+
+
+_SAME: Final[Mapping[str, str]] = {"*": "*"}
+_Target = Annotated[
+    Annotated[CasbinText, Tag("<object>")] | Annotated[ObjectTarget, Tag("<object and action>")],
+    Discriminator(lambda value: "<object>" if isinstance(value, str) else "<object and action>"),
+]
+
+
+class CasbinNames(Section):
+    """Our names as a Casbin policy has them, by exact name or pattern; the first entry that matches counts. In a value
+    `*` is what the first `*` matched, `*2` what the second did. What no entry matches is denied."""
+
+    subjects: Mapping[Word, CasbinText] = _SAME
+    """Principals: `"user:*": "*"`."""
+    objects: Mapping[Word, _Target] = _SAME
+    """Tools, prompts, resources and agents: `"tool:data/*": "/data/*"`, `"tool:*/*": {obj: "*", act: "*2"}`."""
+    actions: Mapping[Word, CasbinText] = _SAME
+    """Actions: `tools/call: read`."""
+    domains: Mapping[Word, CasbinText] = _SAME
+    """Namespaces of principals; `-` is none."""
+    roles: Mapping[Word, CasbinText] = _SAME
+    """Roles that tokens grant: `"role:*": "*"`."""
+
+
+class RoleFunctions(Section):
+    """What a Casbin program sets in code for a role definition."""
+
+    match: MatchFunctionName | None = None
+    """How names match patterns in its rows (`add_named_matching_func`)."""
+    match_domain: MatchFunctionName | None = None
+    """How domains match (`add_named_domain_matching_func`)."""
+    condition: Literal["timeMatch"] | None = None
+    """The condition of links with parameters (`add_named_link_condition_func`)."""
+
+
+_REQUEST_KEY: Final = r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?"
+_REQUEST_PATH: Final = r"(principal|origin|object|call|args)(\.[A-Za-z_][A-Za-z0-9_-]*)+"
+_REQUEST_HINT: Final = "principal.<attribute>, origin.<attribute>, object.<attribute>, call.<field> or args.<name>"
+
+
+class CasbinSettings(Section):
+    """How Casbin models other than the sidecar's own are asked."""
+
+    names: CasbinNames = Field(default_factory=CasbinNames)
+    """Our names as the rows of Casbin models have them."""
+    roles: Mapping[Annotated[str, named("g[0-9]*", "role definition", "g, g2, g3 and so on")], RoleFunctions] = Field(
+        default_factory=dict
+    )
+    """Matching functions and conditions of role definitions."""
+    request: Mapping[
+        Annotated[str, named(_REQUEST_KEY, "value of a request", "a field, or an attribute of one: sub.Age")],
+        Annotated[str, named(_REQUEST_PATH, "path", _REQUEST_HINT)],
+    ] = Field(default_factory=dict)
+    """What fields of a request other than subject, domain, object and action are, and attributes that come from
+    arguments: `obj.Owner: args.owner`."""
+    default: Literal["deny", "allow"] = "deny"
+    """`allow` permits models that allow what no row denies (`!some(where (p.eft == deny))`)."""
+    engine: Literal["compiled", "casbin", "both"] = "compiled"
+    """Who decides: our compiled matchers, and pycasbin only where a model is not compiled; pycasbin for everything; or
+    both, refusing where they differ."""
+    casbin_max_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1_000
+    """The most rows of one kind that pycasbin may decide: it takes some 20 µs a row, and calls wait for it."""
+
+
+class PolicySettings(CasbinSettings):
     """Policy as code."""
 
-    models: PathField = Field(default="models", validate_default=True)
-    """Folder of the Casbin models, one per permission kind."""
+    models: Annotated[
+        Annotated[PathField, Tag("<folder>")] | Annotated[Mapping[Kind, ModelFiles], Tag("<files>")],
+        Discriminator(lambda value: "<files>" if isinstance(value, Mapping) else "<folder>"),
+    ] = Field(default="models", validate_default=True)
+    """Folder of the Casbin models, one per permission kind, or `model.conf` for all; or the model of each kind with its
+    rows. A kind without one has the model that comes with the sidecar."""
     path: PathField = Field(default="policies", validate_default=True)
     """Folder of the rules."""
     source: PolicySourceSettings | None = None
@@ -225,7 +321,12 @@ class PolicySettings(Section):
     @property
     def folders(self) -> tuple[Path, ...]:
         """The folders in which operators edit models and rules. A policy from a source changes only with its source."""
-        return () if self.is_fetched else (self.models, self.path)
+        if self.is_fetched:
+            return ()
+        if isinstance(self.models, Path):
+            return self.models, self.path
+        named = (path for files in self.models.values() for path in (files.model, *files.policy))
+        return self.path, *dict.fromkeys(path.parent for path in named)
 
     def _faults(self) -> Iterator[Finding]:
         for name in ("models", "path") if self.is_fetched else ():

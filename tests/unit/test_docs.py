@@ -54,11 +54,11 @@ def make() -> ModuleType:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_generated_block_is_current(name: str, make: ModuleType) -> None:
-    assert make.written_anew(TEXTS[name]) == TEXTS[name], "run: python docs/make.py"
+    assert make.written_anew(TEXTS[name]) == TEXTS[name], "run: python -m docs.make"
 
 
 def test_the_openapi_document_is_current(make: ModuleType) -> None:
-    assert make.OPENAPI.read_text("utf-8") == make.openapi(), "run: python docs/make.py"
+    assert make.OPENAPI.read_text("utf-8") == make.openapi(), "run: python -m docs.make"
 
 
 def test_every_block_that_can_be_generated_stands_somewhere(make: ModuleType) -> None:

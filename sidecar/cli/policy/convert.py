@@ -39,7 +39,7 @@ def convert(
         where = place.policies if source.is_dir() else source
         if out is not None and source.is_dir() and out.resolve().is_relative_to(where.resolve()):
             raise click.UsageError(f"{out} lies inside {where}: both forms in one policy would be every rule twice")
-        folder = models or place.models
+        folder = models or place.own_models
         done = parts.convert(_files(where, kind), to, folder, columns_of(folder), str(place.policies))
     except DifferentError as different:
         raise CommandFailed(f"{different}\nnothing was written", NO)
@@ -109,7 +109,7 @@ def export(folder: Path, config: Path, force: bool, as_json: bool) -> None:
     """Write the policy for plain pycasbin: models, rows, and an enforce.py with the sidecar's functions."""
     place = configured(config, os.environ)
     source = place.load()
-    done = exported(source, place.models)
+    done = exported(source, place.own_models)
     write_files({folder / name: raw for name, raw in done.files.items()}, force=force)
     if as_json:
         said = {"files": list(done.files), "rules": done.rules, "shadow_rules_left_out": done.shadows}

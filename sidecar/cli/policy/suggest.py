@@ -72,9 +72,9 @@ def suggest(
             click.echo(f"note: {note}", err=True)
         raise CommandFailed("nothing was recorded that a rule could allow")
     bare = suggestion.bare()
-    cells = prove(csv_files(bare, present), place.models, bare, evidence, known)
+    cells = prove(csv_files(bare, present), place.own_models, bare, evidence, known)
     files = csv_files(suggestion, present)
-    read_back(files, place.models, suggestion)
+    read_back(files, place.own_models, suggestion)
     if output is not None:
         write_files({output / name: text.encode() for name, text in files.items()})
     if as_json:

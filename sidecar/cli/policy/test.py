@@ -97,7 +97,8 @@ def test(
 
     def watched() -> Sequence[Path]:
         try:
-            ours = (place().models, place().policies, config, *paths)
+            here = place()
+            ours = (here.own_models, here.policies, config, *paths)
         except ConfigError:
             ours = (config.parent, *paths)
         return [path for path in ours if path.exists()]

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from sidecar.policy.expression import parsed
 from sidecar.policy.stock.functions import FUNCTIONS, BadPatternError, BadValueError
@@ -56,7 +56,7 @@ class Attributed(str):
     __slots__ = ("attributes",)
     attributes: Mapping[str, Any]
 
-    def __new__(cls, text: str, attributes: Mapping[str, Any]) -> Attributed:
+    def __new__(cls, text: str, attributes: Mapping[str, Any]) -> Self:
         value = super().__new__(cls, text)
         value.attributes = attributes
         return value
@@ -159,6 +159,15 @@ def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[
         patterns=tuple(dict.fromkeys(reader.patterns)),
         rules=tuple(dict.fromkeys(reader.rules)),
     )
+
+
+def uncompiled_rule(text: str, names: Definitions) -> str:
+    """Return why a rule for `eval` is not compiled; "" if it is. Raises BadExpressionError."""
+    try:
+        _MatcherReader(names).node(_tree(text, names))
+    except NotCompiledError as why:
+        return str(why)
+    return ""
 
 
 def _tree(text: str, names: Definitions) -> ast.expr:

@@ -34,8 +34,17 @@ class NameTable:
     """One table. `map` returns None for a name that no entry matches."""
 
     def __init__(self, entries: Mapping[str, str | ObjectName]) -> None:
+        self.exact = frozenset(ours for ours in entries if "*" not in ours)
+        self.patterns = tuple(ours for ours in entries if "*" in ours)
+        self.is_identity = entries.get("*") == "*"
         self._entries = [(_pattern(ours), theirs) for ours, theirs in entries.items()]
         self.map = lru_cache(MAX_NAMES)(self._map)
+
+    def meets(self, prefix: str) -> bool:
+        """Whether an entry can match a name that begins with `prefix`."""
+        heads = [ours.partition("*")[0] for ours in self.patterns]
+        exact = any(name.startswith(prefix) for name in self.exact)
+        return exact or any(prefix.startswith(head) or head.startswith(prefix) for head in heads)
 
     def _map(self, name: str) -> ObjectName | None:
         for pattern, theirs in self._entries:

@@ -8,12 +8,12 @@ link's row, is true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
-from sidecar.policy.stock.expression import EvaluationError
+from sidecar.policy.stock.expression import Attributed, EvaluationError
 from sidecar.policy.stock.functions import BadPatternError, BadValueError, MatchFunction
 
 MAX_HOPS: Final = 9
@@ -21,6 +21,18 @@ MAX_CONDITIONAL_HOPS: Final = 10
 MAX_NAMES: Final = 8_192  # whose roles are kept
 
 Condition = Callable[..., bool]
+
+
+class RequestCaller(Attributed):
+    """The subject of a request. `granted` are the roles that its token grants, which no row has to give it."""
+
+    __slots__ = ("granted",)
+    granted: tuple[str, ...]
+
+    def __new__(cls, text: str, attributes: Mapping[str, Any], granted: tuple[str, ...] = ()) -> Self:
+        caller = super().__new__(cls, text, attributes)
+        caller.granted = granted
+        return caller
 
 
 class RoleForm(NamedTuple):
@@ -63,7 +75,14 @@ class RoleGraph:
             found = self._domains.setdefault(domain, {}).setdefault(link[0], [])
             found.append((link[1], tuple(link[at : at + form.parameters])))
         self._within = lru_cache(MAX_NAMES)(self._links_within)
-        self.containers = lru_cache(MAX_NAMES)(self._containers) if options.condition is None else self._containers
+        self._above = lru_cache(MAX_NAMES)(self._containers) if options.condition is None else self._containers
+
+    def containers(self, member: str, domain: str = "") -> frozenset[str]:
+        """Return the roles that a member has, directly or through others."""
+        found = self._above(member, domain)
+        if isinstance(member, RequestCaller) and member.granted:
+            found = found.union(member.granted, *[self._above(role, domain) for role in member.granted])
+        return found
 
     def holds(self, member: str, role: str, domain: str = "") -> bool:
         """Whether a member has a role, as the function of a matcher."""
@@ -87,7 +106,6 @@ class RoleGraph:
         return merged
 
     def _containers(self, member: str, domain: str) -> frozenset[str]:
-        """Return the roles that a member has, directly or through others."""
         links, match, condition = self._within(domain), self.options.match, self.options.condition
         targets = {role for roles in links.values() for role, _ in roles} if match is not None else set()
         seen, level = {member}, [member]

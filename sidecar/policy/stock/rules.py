@@ -78,6 +78,18 @@ class Rules:
             return RowsDecision(False, (), str(error) or "failed")
         return RowsDecision(allows or effect.allows_by_default, tuple(found))
 
+    def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]:
+        run, found = self.expression.run, list[int]()
+        assert run is not None
+        try:
+            found.extend(at for at in self._candidates(request) if run(request, self.rows[at]))
+        except EvaluationError as error:
+            return found, str(error) or "failed"
+        return found, ""
+
+    def opening(self, request: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(range(min(8, len(self.rows))))
+
     def _candidates(self, request: Sequence[Any]) -> Sequence[int]:
         indexes = self._indexes
         if len(indexes) == 1:

@@ -231,7 +231,7 @@ async def main(argv: Sequence[str]) -> int:
         results["clients"] = {**last()["clients"], **results["clients"]}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
     print(block())
-    return subprocess.call([sys.executable, "docs/make.py"], cwd=ROOT)
+    return subprocess.call([sys.executable, "-m", "docs.make"], cwd=ROOT)
 
 
 if __name__ == "__main__":

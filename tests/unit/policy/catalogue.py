@@ -6,6 +6,7 @@
     --- policies/agent_to_tool.csv                a file of it; models are the shipped ones unless they are given
     --- with                                      what else is known, in YAML: upstreams, scopes, tokens, strict,
                                                   `catalogue` of the servers' tools,
+                                                  `casbin`: the settings of Casbin models,
                                                   encoding of the files, files to be taken away (`without`),
                                                   `links` by the path of each, with what it points to,
                                                   `missing: true` for no folder of rows at all; `rows`:
@@ -31,6 +32,7 @@ from sidecar.policy_tools.check import CheckReport, check
 from sidecar.policy_tools.check.formats import CODES
 from sidecar.policy_tools.check.linted_policy import Granting
 from sidecar.policy_tools.policy_location import PolicyLocation
+from sidecar.settings.policy import CasbinSettings
 from tests.tables import tables
 from tests.unit.policy.world import scope
 
@@ -71,7 +73,11 @@ class Example:
         upstreams, tokens = self.given.get("upstreams"), self.given.get("tokens")
         scopes = [scope(**{key: _tuple(value) for key, value in one.items()}) for one in self.given.get("scopes", ())]
         place = PolicyLocation(
-            Path("models"), Path("policies"), scopes, None if upstreams is None else frozenset(upstreams)
+            Path("models"),
+            Path("policies"),
+            scopes,
+            None if upstreams is None else frozenset(upstreams),
+            casbin=CasbinSettings.model_validate(self.given.get("casbin", {})),
         )
         granting = None if tokens is None else [Granting(**{k: _tuple(v) for k, v in one.items()}) for one in tokens]
         with inside(folder):

@@ -115,7 +115,7 @@ def test_the_page_holds_the_table() -> None:
             r"<!-- generated: policy-errors -->\n(.*?)<!-- end: policy-errors -->", PAGE.read_text("utf-8"), re.DOTALL
         )
     assert block is not None
-    assert block[1] == errors_page() + "\n", "run: python docs/make.py"
+    assert block[1] == errors_page() + "\n", "run: python -m docs.make"
 
 
 @pytest.mark.parametrize("code", sorted(CODES))

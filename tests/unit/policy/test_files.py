@@ -55,7 +55,7 @@ def test_a_line_is_read_or_told(text: str) -> None:
     found = Faults()
     rows = list(parse_rows("f", text, found))
     said = {row.line.number for row in rows} | {row.line.number - 1 for row in rows if row.notes_line}
-    told = said | {fault.line for fault in found.errors}
+    told = said | {fault.line for fault in found.errors} | {fault.line - 1 for fault in found.errors}
     for number, line in enumerate(text.split("\n"), start=1):
         content = line.strip(" \t\r")
         if content and (not content.startswith("#") or content.startswith("#:")):

@@ -1,0 +1,58 @@
+"""Reads attributes.yaml: attributes of principals and objects, for Casbin models that compare them.
+
+    version: 1
+    attributes:
+      user:alice: {Age: 30, Role: admin}
+      tool:data/*: {Owner: alice}
+
+Names and patterns are ours; of several entries that match a name, the exact one counts, else the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field, JsonValue
+
+from sidecar.errors import PolicyError
+from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.settings.field_types import Section, Word
+from sidecar.settings.yaml_document import read_document
+
+ATTRIBUTES_FILE: Final = "attributes.yaml"
+MAX_NAMES: Final = 8_192  # whose attributes are remembered
+_NONE: Final[Mapping[str, Any]] = {}
+
+
+class _AttributesFile(Section):
+    version: Literal[1]
+    attributes: Mapping[Word, Mapping[str, JsonValue]] = Field(default_factory=dict)
+
+
+class Attributes:
+    """The attributes of names."""
+
+    def __init__(self, entries: Mapping[str, Mapping[str, Any]] = _NONE) -> None:
+        self.entries = entries
+        self._patterns = [(name, found) for name, found in entries.items() if WILDCARD in name]
+        self.of = lru_cache(MAX_NAMES)(self._of)
+
+    def _of(self, name: str) -> Mapping[str, Any]:
+        found = self.entries.get(name)
+        if found is not None:
+            return found
+        return next((said for pattern, said in self._patterns if glob(name, pattern)), _NONE)
+
+    def __reduce__(self) -> tuple[type[Attributes], tuple[Mapping[str, Mapping[str, Any]]]]:
+        return Attributes, (self.entries,)
+
+
+def load_attributes(folder: Path) -> Attributes:
+    """Read the file in the folder of the rules. Raises PolicyError."""
+    path = folder / ATTRIBUTES_FILE
+    if not path.exists() and not path.is_symlink():
+        return Attributes()
+    return Attributes(read_document(path, error=PolicyError, inside=folder).validate(_AttributesFile).attributes)

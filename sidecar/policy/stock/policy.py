@@ -1,0 +1,213 @@
+"""Decides one link of a chain by a Casbin model.
+
+A `StockPolicy` is one permission kind, as `KindPolicy` is for our own models, with the same interface. A link that
+depends on names alone is decided when its rows are looked up, once for each case. What reads attributes, the time or
+conditions is decided in each call: the whole matcher then is one condition (`MatcherCondition`), whose outcome holds
+the decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Protocol
+
+from sidecar.errors import Reason
+from sidecar.policy.attributes import Attributes
+from sidecar.policy.conditions import Condition, ConditionContext
+from sidecar.policy.grammar import NONE
+from sidecar.policy.link_decision import ASKED, BY_ID, LinkAnswer, LinkOutcome, LinkRows, MatcherOutcome
+from sidecar.policy.roles import PolicySubject
+from sidecar.policy.stock.expression import EvaluationError
+from sidecar.policy.stock.model import Effect
+from sidecar.policy.stock.reading import EFFECT, WHEN, role_options
+from sidecar.policy.stock.request import CasbinRequests, RequestTexts
+from sidecar.policy.stock.rules import RowsDecision, Rules
+from sidecar.policy.stock.table import StockTable
+from sidecar.settings.policy import CasbinSettings
+from sidecar.vocabulary import ANONYMOUS, Link, Read, RuleRef
+
+_ALLOWED, _FAILED = 1, 2  # bits of `LinkRows.some`
+
+
+@dataclass(frozen=True, eq=False)
+class MatcherCondition:
+    """A matcher that is evaluated in each call, with the interface of `Condition`."""
+
+    policy: StockPolicy
+    texts: RequestTexts
+    object: str
+    plain: None = None
+
+    @property
+    def text(self) -> str:
+        return self.policy.table.source.model.matcher
+
+    @property
+    def digest(self) -> str:
+        return self.policy.digest
+
+    @property
+    def names(self) -> Read:
+        return self.policy.reader.arguments
+
+    @property
+    def from_caller(self) -> bool:
+        return self.policy.reader.from_caller
+
+    def evaluate(self, scene: ConditionContext, units: float) -> tuple[MatcherOutcome, Mapping[str, Any], float]:
+        try:
+            request = self.policy.reader.full(self.texts, self.object, scene)
+        except EvaluationError as error:
+            return MatcherOutcome("error", RowsDecision(False, (), str(error))), {}, units
+        read = self.policy.reader.written(scene)
+        outcome, units = self.policy.decided(request, scene, units)
+        return outcome, read, units
+
+
+class Decider(Protocol):
+    """Decides by the rows of a model: our compiled rules, or pycasbin."""
+
+    def decide(self, request: Sequence[Any]) -> RowsDecision: ...
+
+    def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]: ...
+
+
+class StockPolicy:
+    """Decides all requests of one permission kind."""
+
+    by_casbin = False
+
+    def __init__(
+        self, table: StockTable, settings: CasbinSettings, attributes: Attributes, conditions: Mapping[str, Condition]
+    ) -> None:
+        source = table.source
+        options = role_options(settings)
+        self.kind, self.table = table.kind, table
+        self.reader = CasbinRequests(source, settings, attributes)
+        self.digest = sha256(source.model.matcher.encode()).hexdigest()
+        self._subjects, self._objects = ASKED[table.kind]
+        self._conditions = conditions
+        self._rules = Rules(source.model, source.rows, source.links, options)
+        timed = any(options[key].condition is not None for key in source.model.roles if key in options)
+        self._each_call = self._rules.expression.dynamic or timed or not table.is_plain
+        self._decider: Decider = self._rules
+
+    def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
+        texts = self._texts(subject, obj, act)
+        if texts is None:
+            return LinkRows(self, subject, obj, act, place, lends, [])
+        if self._each_call:
+            return LinkRows(self, subject, obj, act, place, lends, [], 0, (MatcherCondition(self, texts, obj),))
+        decision = self._decider.decide(self.reader.plain(texts))
+        some = _ALLOWED * decision.allowed | _FAILED * bool(decision.failed)
+        return LinkRows(self, subject, obj, act, place, lends, list(decision.rows), some)
+
+    def judge(self, found: LinkRows, outcomes: Sequence[LinkOutcome], now_s: float) -> LinkAnswer:
+        """Decide one link. `outcomes` is that of the matcher, if it is evaluated in each call."""
+        about = self.kind, found.subject.name, found.object, found.action
+        expired = False
+        decision = RowsDecision(bool(found.some & _ALLOWED), tuple(found.rows), "failed" * bool(found.some & _FAILED))
+        if outcomes:
+            (outcome,) = outcomes
+            if isinstance(outcome, str):  # assumed while listing: the caller will write what it reads
+                return LinkAnswer(Link(*about, allowed=True))
+            decision, expired = outcome.decision, outcome.expired
+        rules = tuple(sorted(map(self.table.rule, decision.rows), key=BY_ID))
+        reason = None if decision.allowed else _reason(decision, expired)
+        link = Link(*about, decision.allowed, reason, rules)
+        limited = tuple(rule for rule in rules if rule.max_calls_per_hour is not None) if decision.allowed else ()
+        ends = [rule.expires_at for rule in rules if rule.expires_at is not None] if decision.allowed else []
+        return LinkAnswer(link, self._roles(found.subject, rules), limited, min(ends, default=None))
+
+    def opened(
+        self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
+    ) -> tuple[LinkAnswer, Iterable[float]]:
+        """Return the answer to a session call: unchanged, unless a row that may concern the caller allows something,
+        and the policy has names for objects on the server; and the times at which that may change."""
+        link, table = answer.link, self.table
+        texts = self.reader.caller(asker)
+        if link.allowed or link.reason is Reason.DENIED_BY_RULE or texts is None or not self.reader.names_on(server):
+            return answer, ()
+        rows = self._rules.opening(self.reader.plain(texts))
+        ends = [(row, table.end_of(row)) for row in rows]
+        live = [row for row, end in ends if end is None or now_s < end]
+        times = tuple(end for _, end in ends if end is not None)
+        if not live and not table.source.model.effect.allows_by_default:
+            return (answer._replace(link=link._replace(reason=Reason.EXPIRED)) if rows else answer), times
+        rules = tuple(sorted(map(table.rule, live), key=BY_ID))
+        endless = len(times) < len(ends) or not rows
+        link = link._replace(allowed=True, reason=None, rules=rules)
+        until = None if endless else max(times)
+        return answer._replace(link=link, roles=self._roles(asker, rules), until=until), times
+
+    def decided(self, request: Sequence[Any], scene: ConditionContext, units: float) -> tuple[MatcherOutcome, float]:
+        """Decide a request with all its attributes; return the units that are left too."""
+        table = self.table
+        if table.is_plain:
+            return _outcome(self._decider.decide(request)), units
+        matching, failed = self._decider.matching(request)
+        words: list[tuple[int, str]] = []
+        expired = False
+        for row in matching:
+            effect, end, when = table.text(EFFECT, row), table.end_of(row), table.text(WHEN, row)
+            if end is not None and scene.now_s >= end:
+                expired = expired or effect == "allow"
+                continue
+            if when != NONE:
+                came_out, _, units = self._conditions[when].run(scene, units)
+                if came_out != "true" and not (came_out == "error" and effect == "deny"):
+                    continue
+            words.append((row, effect))
+        return _outcome(concluded(table.source.model.effect, words, failed), expired), units
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def names(self) -> Iterator[str]:
+        return self.reader.known(self.table.names())
+
+    def allowed_patterns(self) -> Iterator[str]:
+        return self.reader.patterns()
+
+    def _texts(self, subject: PolicySubject, obj: str, act: str) -> RequestTexts | None:
+        if not act or not subject.name.startswith((*self._subjects, ANONYMOUS)) or not obj.startswith(self._objects):
+            return None
+        return self.reader.texts(subject, obj, act)
+
+    def _roles(self, subject: PolicySubject, rules: Iterable[RuleRef]) -> tuple[str, ...]:
+        """Return the roles through which rules match the subject."""
+        graph, texts = self._rules.roles.get("g"), self.reader.caller(subject)
+        if graph is None or texts is None:
+            return ()
+        held = graph.containers(texts.caller, texts.dom if graph.form.by_domain else "")
+        return tuple(dict.fromkeys(rule.subject for rule in rules if rule.subject in held))
+
+
+def concluded(effect: Effect, matching: Iterable[tuple[int, str]], failed: str) -> RowsDecision:
+    """Apply an effect to the rows that match, with their words, and to a failure after them."""
+    allows: list[int] = []
+    for row, word in matching:
+        if word == "deny" and effect is not Effect.ALLOW_OVERRIDE:
+            return RowsDecision(False, (row,))
+        if word == "allow":
+            allows.append(row)
+            if effect in (Effect.PRIORITY, Effect.SUBJECT_PRIORITY):
+                break
+    stopped = bool(allows) and effect not in (Effect.ALLOW_AND_DENY, Effect.DENY_OVERRIDE)
+    if failed and not stopped:
+        return RowsDecision(False, (), failed)
+    return RowsDecision(bool(allows) or effect.allows_by_default, tuple(allows))
+
+
+def _outcome(decision: RowsDecision, expired: bool = False) -> MatcherOutcome:
+    return MatcherOutcome("error" if decision.failed else "true" if decision.allowed else "false", decision, expired)
+
+
+def _reason(decision: RowsDecision, expired: bool) -> Reason:
+    if decision.rows:
+        return Reason.DENIED_BY_RULE
+    if expired:
+        return Reason.EXPIRED
+    return Reason.CONDITION_FALSE if decision.failed else Reason.NO_MATCHING_RULE

@@ -1,0 +1,328 @@
+"""Reads Casbin models and their rows, or reports everything that is wrong with them.
+
+Rows are read as pycasbin's file adapter reads them: fields are separated by commas outside of brackets and
+parentheses and trimmed, nothing is quoted, `#` begins a comment line. What pycasbin drops silently, or what makes it
+raise at every request, is a fault here: rows of a type that the model does not define, rows with too few or too many
+fields, effects that are neither allow nor deny, and patterns and rules that do not compile.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
+
+from sidecar.policy import grammar
+from sidecar.policy.builder import MAX_ROWS, PolicyBuilder
+from sidecar.policy.faults import Faults, SourceLine, meant, shown
+from sidecar.policy.grammar import Wrong
+from sidecar.policy.model import ModelEntry
+from sidecar.policy.rows import MAX_LINE_CHARS, hidden_character
+from sidecar.policy.stock.expression import TEXTS, BadExpressionError, Definitions, read_expression, uncompiled_rule
+from sidecar.policy.stock.functions import FUNCTIONS, BadPatternError, time_match
+from sidecar.policy.stock.model import BadModelError, StockModel, model_of
+from sidecar.policy.stock.roles import RoleOptions, checked
+from sidecar.policy.stock.rules import Row, in_order
+from sidecar.settings.policy import CasbinSettings
+from sidecar.vocabulary import PermissionKind
+
+CASBIN_US: Final = 20.0  # of one row that pycasbin evaluates
+MAX_CHECKED: Final = 65_536  # values of a column whose check is remembered
+EXPIRES_AT, LIMIT, WHEN, EFFECT = "expires_at", "max_calls_per_hour", "when", "eft"
+_SEPARATOR: Final = re.compile(r"[,\[\]()]")
+_OPENING: Final = "[("
+
+
+class Token(NamedTuple):
+    """One field of a row. `column` counts from 1."""
+
+    text: str
+    column: int
+
+
+def tokens_of(line: str) -> list[Token]:
+    """Split a line into fields, as pycasbin does. Raises ValueError for a bracket that nothing opens."""
+    depth, start, found = 0, 0, list[Token]()
+    for match in _SEPARATOR.finditer(line):
+        if match[0] in _OPENING:
+            depth += 1
+        elif match[0] != ",":
+            depth -= 1
+            if depth < 0:
+                raise ValueError(match.start() + 1)
+        elif not depth:
+            found.append(_token(line, start, match.start()))
+            start = match.end()
+    found.append(_token(line, start, len(line)))
+    return found
+
+
+def _token(line: str, start: int, end: int) -> Token:
+    text = line[start:end]
+    return Token(text.strip(), start + len(text) - len(text.lstrip()) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class StockSource:
+    """A checked Casbin model and its rows, in the order in which they are tried. `files` and `lines` are their places,
+    by row; a file is an index of `names`. `foreign` says why the matcher is not compiled; "" if it is. `reads_rows` is
+    false if the matcher reads no column, and so needs no rows."""
+
+    model: StockModel
+    file: str
+    rows: Sequence[Row]
+    links: Mapping[str, Sequence[Row]]
+    names: Sequence[str]
+    files: array[int]
+    lines: array[int]
+    foreign: str = ""
+    reads_rows: bool = True
+
+
+class StockReader:
+    """Reads one model and its rows. `kinds` are the permission kinds that it decides."""
+
+    def __init__(self, draft: PolicyBuilder, file: str, model: StockModel, entries: Mapping[str, ModelEntry]) -> None:
+        self.kinds: list[PermissionKind] = []
+        self._draft, self._faults, self._file, self._model = draft, draft.faults, file, model
+        self._types = [key for key in entries if key[0] == "p"]
+        self._rows: list[Row] = []
+        self._links: dict[str, list[Row]] = {}
+        self._names: list[str] = []
+        self._files, self._lines = array("H"), array("I")
+        self._texts: dict[str, str] = {}
+        self._first: dict[Row, tuple[str, int]] = {}
+        self._definitions = definitions_of(model)
+        self._foreign, self._reads_rows = "", True
+        self._checks: dict[int, list[Callable[[str], object]]] = {}
+        self._read_matcher(entries[f"m{model.suffix}"])
+
+    def _read_matcher(self, entry: ModelEntry) -> None:
+        try:
+            expression = read_expression(self._model.matcher, self._definitions, {})
+        except BadExpressionError as error:
+            entry.refuse("P204", str(error))
+            return
+        self._foreign, self._reads_rows = expression.foreign, expression.reads_rows
+        for function, column in expression.patterns:
+            self._add_check(column, _pattern_check(function))
+        for column in expression.rules:
+            self._add_check(column, self._check_rule)
+        for name, check in (
+            (EFFECT, grammar.effect), (EXPIRES_AT, grammar.expires_at), (WHEN, self._draft.condition)
+        ):  # fmt: skip
+            if name in self._model.columns:
+                self._add_check(self._model.columns.index(name), check)
+
+    def _add_check(self, column: int, check: Callable[[str], object]) -> None:
+        self._checks.setdefault(column, []).append(lru_cache(MAX_CHECKED)(check))
+
+    def _check_rule(self, text: str) -> None:
+        try:
+            self._foreign = self._foreign or uncompiled_rule(text, self._definitions)
+        except BadExpressionError as error:
+            raise Wrong("P124", f"{shown(text)} is no rule: {error}") from None
+
+    def read(self, file: str, text: str) -> None:
+        """Read the rows of one file."""
+        faults, own = self._faults, f"p{self._model.suffix}"
+        self._names.append(file)
+        for number, raw in enumerate(text.split("\n"), start=1):
+            content = raw.strip()
+            if not content or content[0] == "#":
+                continue
+            if len(raw) > MAX_LINE_CHARS:
+                faults.error("P110", f"longer than {MAX_LINE_CHARS} characters", SourceLine(file, number, ""))
+                continue
+            line = SourceLine(file, number, raw.rstrip("\r"))
+            if hidden_character(line, faults):
+                continue
+            if self._draft.rows >= MAX_ROWS:
+                faults.error("P001", f"more than {MAX_ROWS} rows in all", line)
+                return
+            self._draft.rows += 1
+            try:
+                key, *fields = tokens_of(line.text)
+            except ValueError as error:
+                faults.error("P102", "a bracket that nothing opens", line, int(str(error)))
+                continue
+            if key.text == own:
+                self._read_rule(fields, line)
+            elif key.text in self._model.roles:
+                self._read_link(key.text, fields, line)
+            elif key.text not in self._types:
+                known = (*self._types, *self._model.roles)
+                hint = meant(key.text, known) or f"{self._file} defines {', '.join(known)}"
+                message = f"row type {shown(key.text)} is unknown"
+                faults.error("P101", message, line, key.column, max(1, len(key.text)), hint)
+
+    def _read_rule(self, fields: Sequence[Token], line: SourceLine) -> None:
+        columns = self._model.columns
+        if len(fields) != len(columns):
+            self._refuse_count(line, fields, f"p{self._model.suffix}", columns)
+            return
+        before = len(self._faults.errors)
+        for column, checks in self._checks.items():
+            for check in checks:
+                self._check(check, fields[column], line)
+        if LIMIT in columns:
+            effect = fields[columns.index(EFFECT)].text if EFFECT in columns else "allow"
+            self._check(partial(grammar.limit, effect=effect), fields[columns.index(LIMIT)], line)
+        if len(self._faults.errors) == before:
+            row = self._kept("p", fields, line)
+            self._rows.append(row)
+            self._files.append(len(self._names) - 1)
+            self._lines.append(line.number)
+
+    def _read_link(self, key: str, fields: Sequence[Token], line: SourceLine) -> None:
+        form = self._model.roles[key]
+        if len(fields) < form.fields:
+            parameters = [f"parameter {at + 1}" for at in range(form.parameters)]
+            self._refuse_count(line, fields, key, ("member", "role", *["domain"] * form.by_domain, *parameters))
+            return
+        if len(fields) > form.fields:
+            message = f"only the first {form.fields} fields of a {key} row are read"
+            self._faults.warn("P102", message, line, fields[form.fields].column, hint=f"{self._file} defines it so")
+        self._links.setdefault(key, []).append(self._kept(key, fields[: form.fields], line))
+
+    def _kept(self, key: str, fields: Sequence[Token], line: SourceLine) -> Row:
+        texts = self._texts
+        row = tuple([texts.setdefault(token.text, token.text) for token in fields])
+        place = line.file, line.number
+        first = self._first.setdefault((key, *row), place)
+        if first is not place:
+            message = f"the same row stands at {first[0]}:{first[1]} already"
+            self._faults.warn("P304", message, line, hint="take one away")
+        return row
+
+    def _refuse_count(self, line: SourceLine, fields: Sequence[Token], key: str, names: Sequence[str]) -> None:
+        message = f"{len(fields) + 1} fields, but {len(names) + 1} are needed"
+        self._faults.error("P102", message, line, 1, len(line.text), f"{key}, {', '.join(names)}")
+
+    def _check(self, check: Callable[[str], object], token: Token, line: SourceLine) -> None:
+        try:
+            check(token.text)
+        except Wrong as wrong:
+            column, width = token.column + wrong.offset, max(1, wrong.width or len(token.text))
+            self._faults.error(wrong.code, wrong.message, line, column, width, wrong.hint)
+
+    def finished(self, settings: CasbinSettings) -> StockSource:
+        """Return the model with all its rows. Reports what only all of them show."""
+        model, count = self._model, len(self._rows)
+        order: Sequence[int] = range(count)
+        try:
+            numbered = [(*row, str(at)) for at, row in enumerate(self._rows)]
+            order = [int(row[-1]) for row in in_order(model, numbered, self._links)]
+        except ValueError as error:
+            self._faults.whole("P125", f"the rows have no order: {error}", self._file)
+        if self._foreign or settings.engine != "compiled":
+            why = (
+                f"the matcher is not compiled ({self._foreign})"
+                if self._foreign
+                else f"policy.engine is {settings.engine}"
+            )
+            if count > settings.casbin_max_rows:
+                message = f"{why}, and pycasbin decides {settings.casbin_max_rows} rows at most; there are {count}"
+                self._faults.whole(
+                    "P210", message, self._file, "raise policy.casbin_max_rows, or write a compiled matcher"
+                )
+            else:
+                spent_ms = count * CASBIN_US / 1000
+                message = f"{why}, so pycasbin decides: {CASBIN_US:.0f} µs a row, {spent_ms:.1f} ms a decision"
+                self._faults.warn("P207", message, SourceLine(self._file, 0, ""))
+        return StockSource(
+            model,
+            self._file,
+            [self._rows[at] for at in order],
+            self._links,
+            self._names,
+            array("H", [self._files[at] for at in order]),
+            array("I", [self._lines[at] for at in order]),
+            self._foreign,
+            self._reads_rows,
+        )
+
+
+def definitions_of(model: StockModel) -> Definitions:
+    arguments = {key: form.arguments for key, form in model.roles.items()}
+    return Definitions(model.request, model.columns, arguments, model.suffix)
+
+
+def stock_model(
+    entries: Mapping[str, ModelEntry], file: str, use: int, settings: CasbinSettings, faults: Faults
+) -> StockModel | None:
+    """Return the model of entries, whose definitions `use` chooses; None with faults."""
+    suffix = "" if use == 1 else str(use)
+    try:
+        model = model_of({key: entry.value for key, entry in entries.items()}, suffix)
+    except BadModelError as error:
+        if error.key:
+            entries[error.key].refuse("P203" if error.key == "e" else "P202", error.message)
+        else:
+            faults.whole("P202", error.message, file)
+        return None
+    before = len(faults.errors)
+    if model.effect.allows_by_default:
+        if settings.default == "allow":
+            message = "this model allows every request that no row denies"
+            faults.warn("P209", message, entries["e"].line, entries["e"].column)
+        else:
+            hint = "if that is meant, write policy.default: allow in sidecar.yaml"
+            entries["e"].refuse("P203", "this effect allows every request that no row denies", hint)
+    for key, form in model.roles.items():
+        functions = settings.roles.get(key)
+        condition = functions is not None and functions.condition is not None
+        if form.parameters and not condition:
+            hint = f"write policy.roles: {{{key}: {{condition: timeMatch}}}} in sidecar.yaml"
+            entries[key].refuse("P202", "nothing says what its parameters mean", hint)
+        elif condition and not form.parameters:
+            hint = f"write {key} = _, _, (_, _), or remove policy.roles.{key}.condition"
+            entries[key].refuse("P202", "a condition without parameters", hint)
+    for name in model.request:
+        if name not in TEXTS and path_of(name, settings) is None:
+            entries[f"r{suffix}"].refuse(
+                "P202",
+                f"nothing says what r.{name} is",
+                f"write policy.request: {{{name}: principal.<attribute>}}",
+                name,
+            )
+    return model if len(faults.errors) == before else None
+
+
+def path_of(name: str, settings: CasbinSettings) -> str | None:
+    """Return the path of a field of the request that is no text; None if there is none."""
+    given = settings.request.get(name)
+    side, underscore, attribute = name.partition("_")
+    if given is None and underscore and side in _SIDES:
+        return f"{_SIDES[side]}.{attribute}"
+    return given
+
+
+_SIDES: Final[Mapping[str, str]] = {"sub": "principal", "obj": "object"}
+
+
+def role_options(settings: CasbinSettings) -> Mapping[str, RoleOptions]:
+    """Return what the settings say about role definitions."""
+    return {
+        key: RoleOptions(
+            FUNCTIONS[said.match] if said.match else None,
+            FUNCTIONS[said.match_domain] if said.match_domain else None,
+            checked(time_match) if said.condition else None,
+        )
+        for key, said in settings.roles.items()
+    }
+
+
+def _pattern_check(function: str) -> Callable[[str], object]:
+    compiled = FUNCTIONS[function].compiled
+
+    def check(text: str) -> None:
+        try:
+            compiled(text)
+        except BadPatternError as error:
+            raise Wrong("P124", f"{shown(text)} is no pattern of {function}: {error}") from None
+
+    return check

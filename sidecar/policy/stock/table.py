@@ -1,0 +1,82 @@
+"""The rows of a Casbin policy as rules of one permission kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sidecar.policy.grammar import NONE, expires_at
+from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS
+from sidecar.policy.stock.reading import EFFECT, EXPIRES_AT, LIMIT, WHEN, StockSource
+from sidecar.policy.table import MAX_RULES_KEPT, content_id
+from sidecar.vocabulary import PermissionKind, RuleRef
+
+
+class StockTable:
+    """The rows in the order in which they are tried, as an iterable of `RuleRef`s. Subjects, objects and actions of
+    these rules are the policy's own names."""
+
+    def __init__(self, kind: PermissionKind, source: StockSource) -> None:
+        self.kind, self.source = kind, source
+        columns = source.model.columns
+        self._sub, self._obj, self._act = (
+            next((at for at, name in enumerate(columns) if name in known), None)
+            for known in (SUBJECTS, OBJECTS, ACTIONS)
+        )
+        self._places = {name: columns.index(name) for name in (EXPIRES_AT, LIMIT, WHEN, EFFECT) if name in columns}
+        self.is_plain = not self._places.keys() - {EFFECT}
+        self._rules: dict[int, RuleRef] = {}
+
+    def text(self, name: str, row: int) -> str:
+        """Return what a row says in one of our columns; by default `-`, or `allow` for the effect."""
+        place = self._places.get(name)
+        return (NONE if name != EFFECT else "allow") if place is None else self.source.rows[row][place]
+
+    def end_of(self, row: int) -> float | None:
+        """Return when a row expires, in seconds since the epoch."""
+        return expires_at(self.text(EXPIRES_AT, row))
+
+    def id_of(self, row: int) -> str:
+        model = self.source.model
+        return content_id("\x1f".join((self.kind.value, f"p{model.suffix}", *self.source.rows[row])))
+
+    def rule(self, row: int) -> RuleRef:
+        """Return the rule of a row; those of the rows that decide are cached."""
+        known = self._rules.get(row)
+        if known is None:
+            if len(self._rules) >= MAX_RULES_KEPT:
+                self._rules.clear()
+            known = self._rules[row] = self._made(row)
+        return known
+
+    def __len__(self) -> int:
+        return len(self.source.rows)
+
+    def __iter__(self) -> Iterator[RuleRef]:
+        return map(self._made, range(len(self)))
+
+    def names(self) -> Iterator[str]:
+        """Yield the subjects and objects of the rows."""
+        for row in self.source.rows:
+            yield from (row[place] for place in (self._sub, self._obj) if place is not None)
+
+    def limited(self) -> Iterator[int]:
+        """Yield the rows that have a limit."""
+        return (row for row in range(len(self)) if self.text(LIMIT, row) != NONE) if LIMIT in self._places else iter(())
+
+    def _made(self, row: int) -> RuleRef:
+        source, values = self.source, self.source.rows[row]
+        limit, when = self.text(LIMIT, row), self.text(WHEN, row)
+        subject, obj, act = ("" if place is None else values[place] for place in (self._sub, self._obj, self._act))
+        return RuleRef(
+            self.id_of(row),
+            self.kind,
+            subject,
+            obj,
+            (act,) if act else (),
+            "deny" if self.text(EFFECT, row) == "deny" else "allow",
+            self.end_of(row),
+            None if limit == NONE else int(limit),
+            "" if when == NONE else when,
+            file=source.names[source.files[row]],
+            line=source.lines[row],
+        )
