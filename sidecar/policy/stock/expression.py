@@ -9,10 +9,13 @@ pycasbin tries the rows in order, stops when its effect is decided, and refuses 
 find rows through an index without changing that, the parts of a matcher are told apart:
 
     total     cannot fail: comparisons of texts, roles, functions whose patterns were checked when the policy was loaded
-    dynamic   reads attributes, which differ from call to call, or a rule in a row (`eval`)
+    dynamic   reads attributes or the time, which differ from call to call, or a rule in a row (`eval`)
 
 Of each alternative of the matcher (`Alternative`), the total parts before the first one that can fail may be asked in
 any order: they choose the rows for which the whole matcher is evaluated.
+
+What could take long or grow without bound is refused when the policy is loaded: powers, shifts, formatted texts, loops
+and long or deeply nested expressions. What pycasbin could never evaluate is refused there too.
 """
 
 from __future__ import annotations
@@ -22,12 +25,26 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
+from sidecar.policy import patterns
 from sidecar.policy.expression import parsed
-from sidecar.policy.stock.functions import FUNCTIONS, BadPatternError, BadValueError
+from sidecar.policy.stock.functions import (
+    COMPILED,
+    FUNCTIONS,
+    MAX_REQUEST_PATTERNS,
+    TEXT_FUNCTIONS,
+    BadPatternError,
+    BadValueError,
+    time_match,
+)
+from sidecar.settings.validation_errors import did_you_mean
 
+MAX_EXPRESSION_CHARS: Final = 32_768
+MAX_DEPTH: Final = 60  # of nested parts and brackets
 MAX_TEXT_CHARS: Final = 100_000  # of a text that an expression builds, as in simpleeval
+MAX_NUMBER_BITS: Final = 8_192  # of a product
 MAX_RULES: Final = 16_384  # compiled texts of `eval` that are kept
 # The values of a request that are texts; all others are attributes, of any type.
 SUBJECTS: Final = ("sub", "subject", "user")
@@ -46,7 +63,12 @@ class EvaluationError(Exception):
 
 
 class BadExpressionError(Exception):
-    """A matcher or a rule that is no expression, or names what does not exist."""
+    """A matcher or a rule that is no expression, or names what does not exist. `token` is the text at fault, as it is
+    written there; "" if it is the whole."""
+
+    def __init__(self, message: str, token: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.token, self.hint = message, token, hint
 
 
 class Attributed(str):
@@ -111,12 +133,13 @@ class Alternative(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Definitions:
     """The names that an expression may use: `r.<request>`, `p.<columns>`, and the role definitions with their number of
-    arguments. `suffix` is that of `r2`, `p2` and so on."""
+    arguments, of which some are `conditional`. `suffix` is that of `r2`, `p2` and so on."""
 
     request: tuple[str, ...]
     columns: tuple[str, ...]
     roles: Mapping[str, int]
     suffix: str = ""
+    conditional: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +165,14 @@ class NotCompiledError(Exception):
 
 def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[..., bool]]) -> Expression:
     """Compile a matcher. `roles` decide `g`, `g2`…. Raises BadExpressionError."""
-    reader = _MatcherReader(names)
-    tree = _tree(text, names)
+    reader = _MatcherReader(names, text)
+    tree = reader.tree()
     try:
         node = reader.node(tree)
     except NotCompiledError as why:
         columns = {at for at, name in enumerate(names.columns) if _is_read(tree, f"p{names.suffix}_{name}")}
         return Expression((), None, False, True, bool(columns), (), (), str(why))
-    compiler = _MatcherCompiler(names, roles)
+    compiler = _MatcherCompiler(names, roles, reader)
     return Expression(
         alternatives=tuple(compiler.alternative(part) for part in _parts(node, ast.Or, reader)),
         run=compiler.whole(node),
@@ -163,24 +186,31 @@ def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[
 
 def uncompiled_rule(text: str, names: Definitions) -> str:
     """Return why a rule for `eval` is not compiled; "" if it is. Raises BadExpressionError."""
+    reader = _MatcherReader(names, text, rule=True)
     try:
-        _MatcherReader(names).node(_tree(text, names))
+        reader.node(reader.tree())
     except NotCompiledError as why:
         return str(why)
     return ""
 
 
-def _tree(text: str, names: Definitions) -> ast.expr:
-    """Parse an expression as Casbin does (`util.escape_assertion`, `CoreEnforcer._get_expression`)."""
-    text = text.partition("#")[0].strip()
+def _in_python(text: str, *, rule: bool) -> str:
+    """Return an expression as pycasbin hands it to Python's parser (`util.escape_assertion`, `util.remove_comments`,
+    `CoreEnforcer._get_expression`)."""
     for side in ("p", "r"):
         if found := re.search(rf"\b{side}(\d*)\.", text):
             text = re.sub(rf"\b{side}{found[1]}\.", f"{side}{found[1]}_", text)
-    text = re.sub(r"!(?!=)", "not ", text.replace("&&", "and").replace("||", "or"))
-    try:
-        return parsed(text.strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise BadExpressionError("this is no expression") from None
+    if not rule:
+        text = text.partition("#")[0]
+    return re.sub(r"!(?!=)", "not ", text.replace("&&", "and").replace("||", "or")).strip()
+
+
+def _depth(tree: ast.AST) -> int:
+    level, depth = [tree], 0
+    while level:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return depth
 
 
 def _is_read(tree: ast.expr, name: str) -> bool:
@@ -189,18 +219,151 @@ def _is_read(tree: ast.expr, name: str) -> bool:
 
 _ORDERINGS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _ARITHMETIC = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
-_CONSTANTS: Mapping[type, Kind] = {str: Kind.TEXT, bool: Kind.BOOL, int: Kind.NUMBER, float: Kind.NUMBER}
+_CONSTANTS: Mapping[type, Kind] = {
+    str: Kind.TEXT, bool: Kind.BOOL, int: Kind.NUMBER, float: Kind.NUMBER, type(None): Kind.ANY,
+}  # fmt: skip
+_ALLOWED = (
+    *(ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.Call, ast.Attribute, ast.Name, ast.Constant, ast.Tuple),
+    *(ast.List, ast.Dict, ast.Set, ast.IfExp, ast.Subscript, ast.Slice, ast.boolop, ast.unaryop, ast.cmpop, ast.Load),
+    *(*_ARITHMETIC, ast.BitAnd, ast.BitOr, ast.BitXor),
+)
+_NAMES: Mapping[type[ast.AST], str] = {
+    ast.Pow: "a power", ast.LShift: "a shift", ast.RShift: "a shift", ast.JoinedStr: "a formatted text",
+    ast.ListComp: "a loop", ast.GeneratorExp: "a loop", ast.DictComp: "a loop", ast.SetComp: "a loop",
+    ast.keyword: "a named argument",
+}  # fmt: skip
+# Methods of texts that are compiled, with the most arguments that they take, and the kind of their value.
+_METHODS: Mapping[str, tuple[range, Kind]] = {
+    "startswith": (range(1, 2), Kind.BOOL), "endswith": (range(1, 2), Kind.BOOL), "lower": (range(1), Kind.TEXT),
+    "upper": (range(1), Kind.TEXT), "casefold": (range(1), Kind.TEXT), "strip": (range(2), Kind.TEXT),
+    "lstrip": (range(2), Kind.TEXT), "rstrip": (range(2), Kind.TEXT), "removeprefix": (range(1, 2), Kind.TEXT),
+    "removesuffix": (range(1, 2), Kind.TEXT), "isdigit": (range(1), Kind.BOOL), "isalpha": (range(1), Kind.BOOL),
+    "isalnum": (range(1), Kind.BOOL),
+}  # fmt: skip
+_ARGUMENTS_OF: Mapping[str, int] = {
+    **dict.fromkeys(FUNCTIONS, 2),
+    **{name: function.arguments for name, function in TEXT_FUNCTIONS.items()},
+    "who": 3,
+    "timeMatch": 2,
+}
+# Calls that are conditions of their own beside the matcher: they read these columns and `ctx`.
+_BESIDE: Mapping[str, tuple[str, ...]] = {"live": ("expires_at",), "holds": ("when", "eft")}
 
 
 class _MatcherReader:
-    """Checks a tree and tells what each part may do."""
+    """Checks the tree of an expression and tells what each part may do."""
 
-    def __init__(self, names: Definitions) -> None:
+    def __init__(self, names: Definitions, text: str, *, rule: bool = False) -> None:
         self.names = names
         self.patterns: list[tuple[str, int]] = []
         self.rules: list[int] = []
+        self._text, self._is_rule, self._python = text, rule, _in_python(text, rule=rule)
         self._places = {f"r{names.suffix}_{name}": at for at, name in enumerate(names.request)}
         self._columns = {f"p{names.suffix}_{name}": at for at, name in enumerate(names.columns)}
+
+    def tree(self) -> ast.expr:
+        """Parse the expression. Raises BadExpressionError for what neither pycasbin nor we evaluate."""
+        if len(self._text) > MAX_EXPRESSION_CHARS:
+            raise BadExpressionError(f"an expression has at most {MAX_EXPRESSION_CHARS} characters")
+        try:
+            tree = parsed(self._python)
+            if self._is_rule:  # pycasbin puts it in brackets, where no comment may end it
+                parsed(f"({self._python})")
+        except SyntaxError as error:
+            raise self._syntax_error(error) from None
+        except (ValueError, RecursionError, MemoryError):
+            raise BadExpressionError("this is no expression, or nested too deeply") from None
+        if _depth(tree) > MAX_DEPTH:
+            raise BadExpressionError(f"an expression is nested at most {MAX_DEPTH} deep")
+        tree = self._without_calls_beside(tree)
+        self._check(tree)
+        return tree
+
+    def _syntax_error(self, error: SyntaxError) -> BadExpressionError:
+        word = re.match(r"\s*(\w+|\S?)", self._python[error.offset - 1 :] if error.offset else "")
+        reason = "" if error.msg.startswith("invalid syntax") else f": {error.msg}"
+        token = self._token(word[1] if word is not None else "")
+        return BadExpressionError(f"this is no expression{reason[:100]}", token, "check the brackets and operators")
+
+    def _token(self, word: str) -> str:
+        """Return a word of the Python form as it stands in the text."""
+        dotted = re.sub(r"^([pr]\d*)_", r"\1.", word)
+        return dotted if dotted in self._text else word if word in self._text else ""
+
+    def _without_calls_beside(self, tree: ast.expr) -> ast.expr:
+        parts = list(_conjuncts(tree))
+        left = [part for part in parts if not self._is_beside(part)]
+        if len(left) == len(parts):
+            return tree
+        rest = ast.BoolOp(ast.And(), left) if len(left) > 1 else left[0] if left else ast.Constant(True)
+        if _is_read(rest, f"r{self.names.suffix}_ctx"):
+            message = "r.ctx is the argument of live and holds alone"
+            raise BadExpressionError(message, self._token(f"r{self.names.suffix}_ctx"))
+        return rest
+
+    def _is_beside(self, tree: ast.expr) -> bool:
+        name = _function_of(tree)
+        if name not in _BESIDE or not isinstance(tree, ast.Call):
+            return False
+        suffix = self.names.suffix
+        arguments = [*(f"p{suffix}_{column}" for column in _BESIDE[name]), f"r{suffix}_ctx"]
+        given = [argument.id if isinstance(argument, ast.Name) else "" for argument in tree.args]
+        if given != arguments or not {*self._places, *self._columns}.issuperset(given):
+            takes = ", ".join(argument.replace("_", ".", 1) for argument in arguments)
+            raise BadExpressionError(f"{name} takes {takes}, which the model has to define", name)
+        return True
+
+    def _check(self, tree: ast.expr) -> None:
+        """Raise BadExpressionError for names that do not exist, and for what is never evaluated."""
+        methods = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        for node in ast.walk(tree):
+            match node:
+                case ast.Name(id=name) if id(node) not in methods and name not in {*self._places, *self._columns}:
+                    raise self._unknown(name)
+                case ast.Call(func=ast.Name(id=name)):
+                    self._check_function(node, name)
+                case ast.Call(func=ast.Attribute(attr=name)) if name not in _METHODS:
+                    raise BadExpressionError(f"method {name} is refused", name, did_you_mean(name, _METHODS))
+                case ast.Call() if not isinstance(node.func, ast.Name | ast.Attribute):
+                    raise BadExpressionError("only functions and methods are called")
+                case ast.BinOp(op=ast.Mod(), left=ast.Constant(value=str())):
+                    raise BadExpressionError("a formatted text is refused: it can grow without bound", "%")
+            if not isinstance(node, _ALLOWED):
+                name = _NAMES.get(type(node), type(node).__name__)
+                raise BadExpressionError(f"{name} is refused in expressions", self._segment(node))
+
+    def _segment(self, node: ast.AST) -> str:
+        return self._token(self._whole(node)) if isinstance(node, ast.expr) else ""
+
+    def _unknown(self, name: str) -> BadExpressionError:
+        dotted, suffix = re.sub(r"^([pr]\d*)_", r"\1.", name), self.names.suffix
+        known = [
+            *(f"r{suffix}.{one}" for one in self.names.request),
+            *(f"p{suffix}.{one}" for one in self.names.columns),
+        ]
+        return BadExpressionError(f"{dotted} is no name here", self._token(name), did_you_mean(dotted, known))
+
+    def _check_function(self, tree: ast.Call, name: str) -> None:
+        roles = self.names.roles
+        takes = roles.get(name, _ARGUMENTS_OF.get(name))
+        if name in _BESIDE and takes is None:
+            raise BadExpressionError(f"{name} stands beside the rest of the matcher: … && {name}(…)", name)
+        if name == "eval" and not self._is_rule:
+            self._check_eval(tree)
+        elif takes is None:
+            known = [*_ARGUMENTS_OF, *roles, *(() if self._is_rule else ("eval",))]
+            raise BadExpressionError(f"function {name} is unknown", name, did_you_mean(name, known))
+        elif len(tree.args) != takes:
+            raise BadExpressionError(f"{name} takes {takes} arguments", name)
+
+    def _check_eval(self, tree: ast.Call) -> None:
+        match tree.args:
+            case [ast.Name(id=name)] if name in self._columns and f"eval({name})" == self._whole(tree):
+                return
+        raise BadExpressionError("eval takes one column, without blanks: eval(p.<column>)", "eval")
+
+    def _whole(self, tree: ast.expr) -> str:
+        return ast.get_source_segment(self._python, tree) or ""
 
     def node(self, tree: ast.expr) -> Part:
         match tree:
@@ -225,8 +388,14 @@ class _MatcherReader:
                 return self._compared(tree)
             case ast.Tuple(elts=values) | ast.List(elts=values):
                 return _joined(tree, Kind.LIST, [self.node(value) for value in values])
-            case ast.Call():
-                return self._call(tree)
+            case ast.IfExp(test=test, body=body, orelse=other):
+                parts = [self.node(body), self.node(other)]
+                kind = parts[0].kind if parts[0].kind is parts[1].kind else Kind.ANY
+                return _joined(tree, kind, [self.node(test), *parts])
+            case ast.Call(func=ast.Attribute(value=value, attr=name)):
+                return self._method(tree, self.node(value), name)
+            case ast.Call(func=ast.Name(id=name)):
+                return self._call(tree, name)
         raise NotCompiledError(f"{type(tree).__name__} is not compiled")
 
     def _name(self, tree: ast.Name, name: str) -> Part:
@@ -236,8 +405,7 @@ class _MatcherReader:
             return Part(tree, kind, dynamic=not is_text, places=frozenset({place}))
         if (column := self._columns.get(name)) is not None:
             return Part(tree, Kind.TEXT, columns=frozenset({column}))
-        known = ", ".join(name.replace("_", ".", 1) for name in (*self._places, *self._columns))
-        raise BadExpressionError(f"{name.replace('_', '.', 1)} is no name here; there are {known}")
+        raise self._unknown(name)
 
     def _attribute(self, tree: ast.Attribute) -> Part:
         inner = self.node(tree.value)
@@ -269,40 +437,42 @@ class _MatcherReader:
                 raise NotCompiledError(f"{type(operator).__name__} is not compiled")
         return _joined(tree, Kind.BOOL, parts, total=total)
 
-    def _call(self, tree: ast.Call) -> Part:
-        name = tree.func.id if isinstance(tree.func, ast.Name) else ""
-        if not name or tree.keywords:
-            raise NotCompiledError("methods and named arguments are not compiled")
+    def _method(self, tree: ast.Call, text: Part, name: str) -> Part:
+        counts, kind = _METHODS[name]
+        if len(tree.args) not in counts:
+            raise BadExpressionError(f"{name} takes at most {counts[-1]} arguments, at least {counts[0]}", name)
+        parts = [text, *map(self.node, tree.args)]
+        return _joined(tree, kind, parts, total=all(part.kind is Kind.TEXT for part in parts))
+
+    def _call(self, tree: ast.Call, name: str) -> Part:
         if name == "eval":
             return self._rule(tree)
         parts = [self.node(argument) for argument in tree.args]
         texts = all(part.kind is Kind.TEXT for part in parts)
-        if name in self.names.roles:
-            if len(parts) != self.names.roles[name]:
-                raise BadExpressionError(f"{name} takes {self.names.roles[name]} arguments")
+        if name == "timeMatch" or name in self.names.conditional:
+            return _joined(tree, Kind.BOOL, parts, total=False)._replace(dynamic=True)
+        if name in self.names.roles or name == "who":
             return _joined(tree, Kind.BOOL, parts, total=texts)
-        if name not in FUNCTIONS:
-            raise BadExpressionError(
-                f"function {name} is unknown; there are {', '.join((*FUNCTIONS, *self.names.roles))}"
-            )
-        if len(parts) != 2:
-            raise BadExpressionError(f"{name} takes 2 arguments")
-        pattern, known = parts[1], False
-        if isinstance(pattern.tree, ast.Constant) and isinstance(pattern.tree.value, str):
-            _check_pattern(name, pattern.tree.value)
-            known = True
-        elif isinstance(pattern.tree, ast.Name) and pattern.columns:
-            self.patterns.append((name, next(iter(pattern.columns))))
-            known = True
-        elif name == "keyMatch":
-            known = True
-        return _joined(tree, Kind.BOOL, parts, total=texts and known and FUNCTIONS[name].total)
+        kind = Kind.TEXT if name in TEXT_FUNCTIONS else Kind.BOOL
+        total = texts and self._is_checked(name, parts[1]) and (name in TEXT_FUNCTIONS or FUNCTIONS[name].total)
+        return _joined(tree, kind, parts, total=total)
+
+    def _is_checked(self, function: str, pattern: Part) -> bool:
+        """Whether a pattern is known when the policy is loaded. Raises BadExpressionError for a bad one."""
+        match pattern.tree:
+            case ast.Constant(value=str(text)):
+                try:
+                    COMPILED[function](text)
+                except BadPatternError as error:
+                    raise BadExpressionError(f"the pattern of {function}: {error}", self._token(text)) from None
+            case ast.Name() if pattern.columns:
+                self.patterns.append((function, min(pattern.columns)))
+            case _:
+                return function in _ANY_PATTERN
+        return True
 
     def _rule(self, tree: ast.Call) -> Part:
-        rule = self.node(tree.args[0]) if len(tree.args) == 1 else None
-        if rule is None or not isinstance(rule.tree, ast.Name) or not rule.columns:
-            raise BadExpressionError("eval takes a column: eval(p.<column>)")
-        self.rules.extend(rule.columns)
+        self.rules.extend(self.node(tree.args[0]).columns)
         every = frozenset(range(len(self.names.columns)))
         return Part(tree, Kind.ANY, False, True, frozenset(range(len(self.names.request))), every)
 
@@ -318,11 +488,19 @@ def _joined(tree: ast.expr, kind: Kind, parts: Sequence[Part], *, total: bool = 
     )
 
 
-def _check_pattern(function: str, pattern: str) -> None:
-    try:
-        FUNCTIONS[function].compiled(pattern)
-    except BadPatternError as error:
-        raise BadExpressionError(f"the pattern of {function}: {error}") from None
+_ANY_PATTERN = ("keyMatch", "keyGet", "glob", "globs")
+
+
+def _function_of(tree: ast.expr) -> str:
+    return tree.func.id if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else ""
+
+
+def _conjuncts(tree: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+        for value in tree.values:
+            yield from _conjuncts(value)
+    else:
+        yield tree
 
 
 def _parts(node: Part, operator: type[ast.boolop], reader: _MatcherReader) -> Iterator[Part]:
@@ -337,14 +515,13 @@ def _parts(node: Part, operator: type[ast.boolop], reader: _MatcherReader) -> It
 class _MatcherCompiler:
     """Turns checked trees into functions."""
 
-    def __init__(self, names: Definitions, roles: Mapping[str, Callable[..., bool]]) -> None:
+    def __init__(self, names: Definitions, roles: Mapping[str, Callable[..., bool]], reader: _MatcherReader) -> None:
         self.names = names
-        self._reader = _MatcherReader(names)
+        self._reader = reader
         self._rules: dict[str, Evaluate] = {}
-        functions = {name: _called(name) for name in FUNCTIONS}
         self._globals: dict[str, Any] = {
-            "__builtins__": {}, **functions, **roles, "_attribute": _attribute, "_eval": self._eval, "_times": _times,
-            "_plus": _plus, "_modulo": _modulo,
+            "__builtins__": {}, **_EVERY_FUNCTION, **roles, "_attribute": _attribute, "_method": _method,
+            "_eval": self._eval, "_times": _times, "_plus": _plus, "_modulo": _modulo,
         }  # fmt: skip
 
     def whole(self, node: Part) -> Evaluate:
@@ -398,7 +575,9 @@ class _MatcherCompiler:
         match part.tree:
             case ast.Compare(left=ast.Name(), ops=[ast.Eq()], comparators=[ast.Name()]) if len(places) == 1:
                 return ColumnTest(place, column, "")
-            case ast.Call(func=ast.Name(id=name), args=[ast.Name() as text, ast.Name() as other, *rest]):
+            case ast.Call(func=ast.Name(id=name), args=[ast.Name() as text, ast.Name() as other, *rest]) if (
+                name in self.names.roles or name in FUNCTIONS
+            ):
                 first, second = self._reader.node(text), self._reader.node(other)
                 if not first.places or not second.columns:
                     return None
@@ -417,8 +596,9 @@ class _MatcherCompiler:
         return run(r, p)
 
     def _rule(self, rule: str) -> Evaluate:
+        reader = _MatcherReader(self.names, rule, rule=True)
         try:
-            return self.function(self._reader.node(_tree(rule, self.names)))
+            return self.function(reader.node(reader.tree()))
         except (BadExpressionError, NotCompiledError) as error:
             raise EvaluationError(str(error)) from None
 
@@ -453,27 +633,60 @@ class _Rewriter(ast.NodeTransformer):
         return _calls(ours, left, right) if ours else ast.BinOp(left, node.op, right)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        assert isinstance(node.func, ast.Name)
+        name = self._variant(node.func.id, node) if isinstance(node.func, ast.Name) else ""
         arguments = [self.visit(argument) for argument in node.args]
-        if node.func.id == "eval":
+        if isinstance(node.func, ast.Attribute):
+            return _calls("_method", self.visit(node.func.value), ast.Constant(node.func.attr), *arguments)
+        if name == "eval":
             return _calls("_eval", *arguments, ast.Name("r", ast.Load()), ast.Name("p", ast.Load()))
-        return _calls(node.func.id, *arguments)
+        return _calls(name, *arguments)
+
+    def _variant(self, name: str, node: ast.Call) -> str:
+        """Return the function, or that for patterns which requests give."""
+        if name not in COMPILED:
+            return name
+        read = [each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)]
+        return f"_requested_{name}" if any(self._names[each][0] == "r" for each in read) else name
 
 
 def _calls(name: str, *arguments: ast.expr) -> ast.Call:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
-def _called(name: str) -> Callable[[str, str], bool]:
-    compiled = FUNCTIONS[name].compiled
+def _called(name: str, compiled: Callable[[str], Callable[..., Any]]) -> Callable[..., Any]:
+    takes_any = name in ("keyMatch", "keyGet", "ipMatch")
 
-    def call(text: str, pattern: str) -> bool:
+    def call(text: Any, pattern: str, *others: str) -> Any:
+        if not isinstance(text, str):
+            if not takes_any:
+                raise EvaluationError(f"{name} takes texts")
+            if name == "keyMatch":
+                return _key_of_any(text, pattern)
         try:
-            return compiled(pattern)(text)
+            return compiled(pattern)(text, *others)
         except (BadPatternError, BadValueError) as error:
             raise EvaluationError(str(error)) from None
 
     return call
+
+
+def _key_of_any(value: Any, pattern: str) -> bool:
+    """keyMatch of an attribute that is no text."""
+    head, star, _ = pattern.partition("*")
+    return bool((value[: len(head)] if len(value) > len(head) else value) == head if star else value == pattern)
+
+
+def _all_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the functions of expressions, and those that keep few patterns, for patterns that requests give."""
+    yield "who", patterns.who
+    yield "timeMatch", time_match
+    for name, compiled in COMPILED.items():
+        yield name, _called(name, compiled)
+        anew: Callable[[str], Callable[..., Any]] = getattr(compiled, "__wrapped__", compiled)
+        yield f"_requested_{name}", _called(name, lru_cache(MAX_REQUEST_PATTERNS)(anew))
+
+
+_EVERY_FUNCTION: Mapping[str, Callable[..., Any]] = dict(_all_functions())
 
 
 def _attribute(value: Any, name: str) -> Any:
@@ -484,10 +697,18 @@ def _attribute(value: Any, name: str) -> Any:
     raise EvaluationError(f"there is no attribute {name}")
 
 
+def _method(text: Any, name: str, *arguments: Any) -> Any:
+    if not isinstance(text, str):
+        raise EvaluationError(f"{name} is a method of texts")
+    return getattr(str, name)(text, *arguments)
+
+
 def _times(one: Any, other: Any) -> Any:
     for value, count in ((one, other), (other, one)):
         if hasattr(value, "__len__") and count * len(value) > MAX_TEXT_CHARS:
             raise EvaluationError("too long")
+    if isinstance(one, int) and isinstance(other, int) and one.bit_length() + other.bit_length() > MAX_NUMBER_BITS:
+        raise EvaluationError("too large")
     return one * other
 
 

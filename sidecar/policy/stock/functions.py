@@ -1,14 +1,17 @@
 """Casbin's matching functions, compiled once for each pattern.
 
 Each function decides as the function of that name in pycasbin 2.8 does, for texts without line breaks. Regular
-expressions run on RE2, which is linear in the text; a pattern that RE2 or pycasbin cannot compile is an error of the
-policy, reported when it is loaded.
+expressions and globs run on RE2, which is linear in the text; a pattern that RE2 or pycasbin cannot compile is an error
+of the policy, reported when it is loaded.
 
     keyMatch    one `*`, which ends the pattern         ipMatch     an address or a network
     keyMatch2   `:name` is a segment, `/*` the rest     globMatch   `*`, `**`, `?`, `[...]`, `{a,b}`
     keyMatch3   `{name}` is a part of a segment         regexMatch  a regular expression, from the beginning on
     keyMatch4   like 3; equal names have equal values   timeMatch   now lies between two local times, `_` for none
-    keyMatch5   like 3, without the query of the text
+    keyMatch5   like 3, without the query of the text   keyGet, 2, 3  what the pattern of keyMatch, 2, 3 stands for
+
+pycasbin has the functions keyGet, keyGet2 and keyGet3, but its programs have to register them. `glob`, `globs` and
+`who` are those of our own models (sidecar/policy/patterns.py).
 
 Patterns are looked up by their `prefix`: the text that everything they match begins with.
 """
@@ -20,18 +23,21 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from ipaddress import ip_address, ip_network
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
+import bracex
 import re2
-from wcmatch import glob
+
+from sidecar.policy import patterns
 
 MAX_PATTERNS: Final = 16_384  # compiled ones that are kept, of each function
+MAX_REQUEST_PATTERNS: Final = 64  # of those that requests give
 MAX_PATTERN_CHARS: Final = 2_048
-MAX_GLOB_STARS: Final = 4  # the time of a glob grows with the length of the text to this power
+MAX_GLOBS: Final = 64  # that the braces of one glob stand for
 _TIME: Final = "%Y-%m-%d %H:%M:%S"
 
 Test = Callable[[str], bool]
-Getter = Callable[..., str]
+_Compiled = TypeVar("_Compiled")
 
 
 class BadPatternError(ValueError):
@@ -51,6 +57,14 @@ class MatchFunction(NamedTuple):
     total: bool = True
 
 
+class TextFunction(NamedTuple):
+    """A function whose value is a part of the text. `compiled` raises BadPatternError; what it returns takes the text,
+    and the names that follow the pattern among the `arguments`."""
+
+    compiled: Callable[[str], Callable[..., str]]
+    arguments: int
+
+
 # Characters without a meaning of their own in a regular expression. All others in a pattern are its author's regular
 # expression, because pycasbin escapes none.
 _PLAIN: Final = r"[A-Za-z0-9_\-~%@!&',;=/ #<>\"`]"
@@ -59,6 +73,10 @@ _STYLES: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
     "2": (re.compile(r"(.*?):[^\/]+(.*?)"), r"\g<1>[^\/]+\g<2>"),
     "3": (re.compile(r"(.*?){[^\/]+?}(.*?)"), r"\g<1>[^\/]+\g<2>"),
     "5": (re.compile(r"{[^/]+}"), r"[^/]+"),
+}
+_GROUPS: Final[Mapping[str, tuple[re.Pattern[str], str]]] = {
+    "2": (re.compile(r":[^/]+"), r"([^/]+)"),
+    "3": (re.compile(r"{[^/]+?}"), r"([^/]+?)"),
 }
 _NAMED: Final = re.compile(r"{([^/]+)}")
 _SEGMENTS: Final = {
@@ -69,9 +87,9 @@ _QUANTIFIED: Final = re.compile(r".?[*+?{].*", re.DOTALL)
 _META: Final = re.compile(r"[.\[\](){}\\^$|*+?].*", re.DOTALL)
 
 
-def _bounded(compiled: Callable[[str], Test]) -> Callable[[str], Test]:
+def _bounded(compiled: Callable[[str], _Compiled]) -> Callable[[str], _Compiled]:
     @lru_cache(MAX_PATTERNS)
-    def bounded(pattern: str) -> Test:
+    def bounded(pattern: str) -> _Compiled:
         if len(pattern) > MAX_PATTERN_CHARS:
             raise BadPatternError(f"a pattern has at most {MAX_PATTERN_CHARS} characters")
         return compiled(pattern)
@@ -83,16 +101,25 @@ def _bounded(compiled: Callable[[str], Test]) -> Callable[[str], Test]:
 
 _OPTIONS: Final = re2.Options()
 _OPTIONS.log_errors, _OPTIONS.max_mem = False, 2**20
+_AMBIGUOUS: Final = re.compile(r"(?<!\\)(\{,|\[\[:)")
 
 
 def _linear(pattern: str) -> re2._Regexp:
+    if _AMBIGUOUS.search(pattern):
+        raise BadPatternError("pycasbin and a linear engine take {,n} and [[:name:]] for different things")
     try:
         re.compile(pattern)
-        return re2.compile(pattern, _OPTIONS)
     except (re.error, OverflowError, RecursionError):
         raise BadPatternError("pycasbin cannot compile it") from None
+    return _compiled(pattern)
+
+
+def _compiled(pattern: str) -> re2._Regexp:
+    try:
+        return re2.compile(pattern, _OPTIONS)
     except re2.error as error:
-        raise BadPatternError(f"not on a linear engine: {str(error)[:100]}") from None
+        reason = error.args[0].decode() if error.args and isinstance(error.args[0], bytes) else str(error)
+        raise BadPatternError(f"not on a linear engine: {reason[:100]}") from None
 
 
 def _regex(pattern: str) -> Test:
@@ -208,6 +235,31 @@ def _named_path(pattern: str) -> Test:
     return test
 
 
+def _key_get(pattern: str) -> Callable[..., str]:
+    head, star, _ = pattern.partition("*")
+    return lambda text: text[len(head) :] if star and text.startswith(head) else ""
+
+
+def _styled_get(style: str) -> Callable[[str], Callable[..., str]]:
+    name, group = _GROUPS[style]
+
+    def compiled(pattern: str) -> Callable[..., str]:
+        pattern = pattern.replace("/*", "/.*")
+        names = [found.strip(":{}") for found in name.findall(pattern)]
+        written = name.sub(group, pattern)
+        regex = _linear("^(?:.*)$" if written == "*" else f"^{written}$")
+        if regex.groups != len(names):
+            raise BadPatternError("it has groups of its own, of which pycasbin would return one")
+
+        def value(text: str, sought: str) -> str:
+            found = regex.match(text)
+            return found[names.index(sought) + 1] if found is not None and sought in names else ""
+
+        return value
+
+    return compiled
+
+
 def _without_query(pattern: str) -> Test:
     test = _styled("5")(pattern)
     return lambda text: test(text.partition("?")[0])
@@ -216,20 +268,91 @@ def _without_query(pattern: str) -> Test:
 # --- others -----------------------------------------------------------------------------------------------------------
 
 
+# A text is compared in a form in which a `/`, and a `.` that begins a segment (which wildcards do not match), are
+# characters of their own: two that Unicode reserves for internal use. A third one takes the place of those in a text.
+_SLASH, _HIDDEN, _RESERVED = "\ufdd0", "\ufdd1", "\ufdd2"
+_WILD: Final = f"[^{_SLASH}{_HIDDEN}]"
+_DEEP: Final = f"[^{_HIDDEN}]*"  # what a `**` stands for
+_MEMBER: Final = r"[^][\\-](?:-[^][\\-])?"
+_GLOB_PART: Final = re.compile(
+    rf"(?P<stars>\*+)|(?P<one>\?)|\[(?P<but>[!^]?+)(?P<members>(?:[]-]|{_MEMBER})(?:{_MEMBER})*-?)]"
+    r"|(?P<bad>\[)|\\?(?P<text>.?)",
+    re.DOTALL,
+)
+
+
 def _glob(pattern: str) -> Test:
     while pattern.startswith("*/"):
         pattern = pattern[1:]
-    parts = [part if part == "**" else re.sub(r"\*{2,}", "*", part) for part in pattern.split("/")]
-    if any(part.count("*") > MAX_GLOB_STARS for part in parts if part != "**") or parts.count("**") > MAX_GLOB_STARS:
-        raise BadPatternError(f"a glob has at most {MAX_GLOB_STARS} wildcards of a kind")
-    written = "/".join(parts)
+    if any(mark in pattern for mark in (_SLASH, _HIDDEN, _RESERVED)):
+        raise BadPatternError("it holds characters that Unicode reserves")
+    written = "/".join(part if part == "**" else re.sub(r"\*{2,}", "*", part) for part in pattern.split("/"))
     if written.endswith("/**"):
         written = f"{{{written[:-3]},{written}}}"
     try:
-        matcher = glob.compile(written, flags=glob.GLOBSTAR | glob.BRACE)
-    except (re.error, ValueError, RecursionError) as error:
-        raise BadPatternError(f"no glob: {str(error)[:100]}") from None
-    return lambda text: bool(matcher.match(text))
+        globs = bracex.expand(written, keep_escapes=True, limit=MAX_GLOBS)
+    except (ValueError, RecursionError, bracex.ExpansionLimitException):
+        raise BadPatternError(f"its braces stand for more than {MAX_GLOBS} globs") from None
+    match = _compiled("|".join(map(_glob_regex, dict.fromkeys(globs)))).fullmatch
+    return lambda text: match(_marked(text)) is not None
+
+
+def _marked(text: str) -> str:
+    for mark in (_SLASH, _HIDDEN):
+        if mark in text:
+            text = text.replace(mark, _RESERVED)
+    marked = text.replace("/", _SLASH).replace(f"{_SLASH}.", _SLASH + _HIDDEN)
+    return _HIDDEN + marked[1:] if marked.startswith(".") else marked
+
+
+def _glob_regex(one: str) -> str:
+    """Return the regular expression of a glob without braces, for texts as `_marked` returns them."""
+    written = re.split("/+", one)
+    is_folder = len(written) > 1 and not written[-1]
+    pairs = zip(written, [None, *written], strict=False)
+    segments = [segment for segment, before in pairs if (segment, before) != ("**", "**")]
+    if is_folder:
+        segments.pop()
+    found, last = "", len(segments) - 1
+    for at, segment in enumerate(segments):
+        if segment != "**":
+            between = f"{_SLASH}+" if at < last and segments[at + 1] != "**" else ""
+            found += _segment_regex(segment) + between
+        elif at < last:
+            found += f"(?:{_SLASH}{_DEEP})?{_SLASH}+" if at else f"(?:{_DEEP}{_SLASH}+)?"
+        elif is_folder:
+            found += f"{_SLASH}(?:{_DEEP}{_SLASH})?" if at else _DEEP + _SLASH
+        else:
+            found += _SLASH + _DEEP if at else _DEEP
+    if not one or segments[last] == "**":
+        return found
+    return f"{found}{_SLASH}{'+' if is_folder else '*'}"
+
+
+def _segment_regex(segment: str) -> str:
+    if segment and not segment.strip("*"):
+        return f"{_WILD}+"
+    found: list[str] = []
+    for part in _GLOB_PART.finditer(segment):
+        if part["bad"]:
+            raise BadPatternError("in a glob, [...] holds characters and ranges; write \\[ for a bracket")
+        if part["stars"] or part["one"]:
+            found.append(_WILD + ("*" if part["stars"] else ""))
+        elif part["members"]:
+            found.append(_class(part["but"], part["members"]))
+        elif part["text"]:
+            is_hidden = part["text"] == "." and part.start() == 0
+            found.append(_HIDDEN if is_hidden else re.escape(part["text"]))
+    return "".join(found)
+
+
+def _class(but: str, members: str) -> str:
+    found: list[str] = []
+    for low, high, one in re.findall("([^-])-([^-])|(.)", members, re.DOTALL):
+        if high and not low <= high < _SLASH:
+            raise BadPatternError(f"the range {low}-{high} is none")
+        found.append(f"{re.escape(low)}-{re.escape(high)}" if high else re.escape(one))
+    return f"[{'^' + _SLASH + _HIDDEN if but else ''}{''.join(found)}]"
 
 
 def _ip(pattern: str) -> Test:
@@ -264,6 +387,14 @@ def time_match(begin: str, end: str) -> bool:
         raise BadPatternError("a time is written 2027-03-31 00:00:00, or _") from None
 
 
+def _globs(pattern: str) -> Test:
+    return lambda text: patterns.globs(text, pattern)
+
+
+def _wildcard(pattern: str) -> Test:
+    return lambda text: patterns.glob(text, pattern)
+
+
 def _nothing(pattern: str) -> str:
     return ""
 
@@ -277,4 +408,16 @@ FUNCTIONS: Final[Mapping[str, MatchFunction]] = {
     "regexMatch": MatchFunction(_bounded(_regex), _regex_prefix),
     "globMatch": MatchFunction(_bounded(_glob), _nothing),
     "ipMatch": MatchFunction(_bounded(_ip), _nothing, total=False),
+    "glob": MatchFunction(_wildcard, _key_prefix),
+    "globs": MatchFunction(_globs, lambda pattern: "" if "|" in pattern else _key_prefix(pattern)),
 }
+TEXT_FUNCTIONS: Final[Mapping[str, TextFunction]] = {
+    "keyGet": TextFunction(_key_get, 2),
+    "keyGet2": TextFunction(_bounded(_styled_get("2")), 3),
+    "keyGet3": TextFunction(_bounded(_styled_get("3")), 3),
+}
+COMPILED: Final[Mapping[str, Callable[[str], Callable[..., bool | str]]]] = {
+    **{name: function.compiled for name, function in FUNCTIONS.items()},
+    **{name: function.compiled for name, function in TEXT_FUNCTIONS.items()},
+}
+"""What compiles the pattern of each function. Raises BadPatternError."""

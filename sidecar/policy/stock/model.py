@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from sidecar.policy.stock.expression import Definitions
 from sidecar.policy.stock.roles import RoleForm
 
 _PARAMETERS: Final = re.compile(r"\((.*?)\)")
@@ -66,6 +67,13 @@ def model_of(entries: Mapping[str, str], suffix: str = "") -> StockModel:
     if effect is None:
         raise BadModelError("e", "Casbin knows no such effect")
     return StockModel(_names(request), _names(columns), roles, effect, matcher, suffix)
+
+
+def definitions_of(model: StockModel) -> Definitions:
+    """Return the names that the model's matcher may use."""
+    arguments = {key: form.arguments for key, form in model.roles.items()}
+    conditional = frozenset(key for key, form in model.roles.items() if form.parameters)
+    return Definitions(model.request, model.columns, arguments, model.suffix, conditional)
 
 
 def _entry(entries: Mapping[str, str], key: str) -> str:

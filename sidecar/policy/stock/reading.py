@@ -21,9 +21,9 @@ from sidecar.policy.faults import Faults, SourceLine, meant, shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy.model import ModelEntry
 from sidecar.policy.rows import MAX_LINE_CHARS, hidden_character
-from sidecar.policy.stock.expression import TEXTS, BadExpressionError, Definitions, read_expression, uncompiled_rule
-from sidecar.policy.stock.functions import FUNCTIONS, BadPatternError, time_match
-from sidecar.policy.stock.model import BadModelError, StockModel, model_of
+from sidecar.policy.stock.expression import TEXTS, BadExpressionError, read_expression, uncompiled_rule
+from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, BadPatternError, time_match
+from sidecar.policy.stock.model import BadModelError, StockModel, definitions_of, model_of
 from sidecar.policy.stock.roles import RoleOptions, checked
 from sidecar.policy.stock.rules import Row, in_order
 from sidecar.settings.policy import CasbinSettings
@@ -104,7 +104,7 @@ class StockReader:
         try:
             expression = read_expression(self._model.matcher, self._definitions, {})
         except BadExpressionError as error:
-            entry.refuse("P204", str(error))
+            entry.refuse("P204", error.message, error.hint, error.token)
             return
         self._foreign, self._reads_rows = expression.foreign, expression.reads_rows
         for function, column in expression.patterns:
@@ -124,7 +124,9 @@ class StockReader:
         try:
             self._foreign = self._foreign or uncompiled_rule(text, self._definitions)
         except BadExpressionError as error:
-            raise Wrong("P124", f"{shown(text)} is no rule: {error}") from None
+            at, width = max(text.find(error.token), 0), len(error.token)
+            message = f"{shown(text)} is no rule: {error.message}"
+            raise Wrong("P124", message, error.hint, offset=at, width=width) from None
 
     def read(self, file: str, text: str) -> None:
         """Read the rows of one file."""
@@ -246,11 +248,6 @@ class StockReader:
         )
 
 
-def definitions_of(model: StockModel) -> Definitions:
-    arguments = {key: form.arguments for key, form in model.roles.items()}
-    return Definitions(model.request, model.columns, arguments, model.suffix)
-
-
 def stock_model(
     entries: Mapping[str, ModelEntry], file: str, use: int, settings: CasbinSettings, faults: Faults
 ) -> StockModel | None:
@@ -317,7 +314,7 @@ def role_options(settings: CasbinSettings) -> Mapping[str, RoleOptions]:
 
 
 def _pattern_check(function: str) -> Callable[[str], object]:
-    compiled = FUNCTIONS[function].compiled
+    compiled = COMPILED[function]
 
     def check(text: str) -> None:
         try:

@@ -8,7 +8,7 @@ link's row, is true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
@@ -21,6 +21,7 @@ MAX_CONDITIONAL_HOPS: Final = 10
 MAX_NAMES: Final = 8_192  # whose roles are kept
 
 Condition = Callable[..., bool]
+_Links = Mapping[str, Mapping[str, tuple[str, ...]]]  # the roles of each member, with the parameters of their links
 
 
 class RequestCaller(Attributed):
@@ -68,54 +69,66 @@ class RoleGraph:
 
     def __init__(self, form: RoleForm, links: Iterable[Sequence[str]], options: RoleOptions = PLAIN_ROLES) -> None:
         self.form, self.options = form, options
-        self._domains: dict[str, dict[str, list[tuple[str, tuple[str, ...]]]]] = {}
+        self._domains: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
         at = 2 + form.by_domain
         for link in links:
             domain = link[2] if form.by_domain else ""
-            found = self._domains.setdefault(domain, {}).setdefault(link[0], [])
-            found.append((link[1], tuple(link[at : at + form.parameters])))
+            roles = self._domains.setdefault(domain, {}).setdefault(link[0], {})
+            roles[link[1]] = tuple(link[at : at + form.parameters])  # of the last link, as in pycasbin
         self._within = lru_cache(MAX_NAMES)(self._links_within)
         self._above = lru_cache(MAX_NAMES)(self._containers) if options.condition is None else self._containers
 
     def containers(self, member: str, domain: str = "") -> frozenset[str]:
         """Return the roles that a member has, directly or through others."""
+        if type(domain) is not str:  # an attribute; pycasbin takes its text
+            domain = str(domain)
         found = self._above(member, domain)
-        if isinstance(member, RequestCaller) and member.granted:
-            found = found.union(member.granted, *[self._above(role, domain) for role in member.granted])
+        if granted := _granted(member):
+            found = found.union(granted, *[self._above(role, domain) for role in granted])
         return found
 
     def holds(self, member: str, role: str, domain: str = "") -> bool:
         """Whether a member has a role, as the function of a matcher."""
         if member == role:
             return True
+        if self.options.condition is not None:
+            return self._is_reached(member, role, str(domain))
         found = self.containers(member, domain)
         if role in found:
             return True
         match = self.options.match
         return match is not None and any(_matches(match, role, each) for each in found)
 
-    def _links_within(self, domain: str) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+    def _is_reached(self, member: str, role: str, domain: str) -> bool:
+        """Whether conditional links lead to a role. The conditions of longer ways are not asked, as they may fail."""
+        links, seen, level = self._within(domain), {member}, {member, *_granted(member)}
+        for _ in range(MAX_CONDITIONAL_HOPS):
+            if role in level:
+                return True
+            above = {role for name in level for role in self._direct(links, name)}
+            level = above - seen
+            seen |= level
+        return role in level
+
+    def _links_within(self, domain: str) -> _Links:
         match = self.options.match_domain
         if match is None:
             return self._domains.get(domain, {})
-        merged: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+        merged: dict[str, dict[str, tuple[str, ...]]] = {}
         for other, links in self._domains.items():
             if other == domain or _matches(match, domain, other):
                 for member, roles in links.items():
-                    merged.setdefault(member, []).extend(roles)
+                    merged.setdefault(member, {}).update(roles)
         return merged
 
     def _containers(self, member: str, domain: str) -> frozenset[str]:
-        links, match, condition = self._within(domain), self.options.match, self.options.condition
-        targets = {role for roles in links.values() for role, _ in roles} if match is not None else set()
+        links, match = self._within(domain), self.options.match
+        targets = {role for roles in links.values() for role in roles} if match is not None else set()
         seen, level = {member}, [member]
-        for _ in range(MAX_HOPS if condition is None else MAX_CONDITIONAL_HOPS):
-            above: set[str] = set()
-            for name in level:
-                for role, parameters in self._direct(links, name):
-                    if condition is None or condition(*parameters):
-                        above.add(role)
-                if match is not None:
+        for _ in range(MAX_HOPS if self.options.condition is None else MAX_CONDITIONAL_HOPS):
+            above = {role for name in level for role in self._direct(links, name)}
+            if match is not None:
+                for name in level:
                     above.update(each for each in (*links, *targets) if each != name and _matches(match, each, name))
             level = [name for name in above if name not in seen]
             seen.update(level)
@@ -123,15 +136,31 @@ class RoleGraph:
                 break
         return frozenset(seen - {member})
 
-    def _direct(
-        self, links: dict[str, list[tuple[str, tuple[str, ...]]]], name: str
-    ) -> Iterable[tuple[str, tuple[str, ...]]]:
-        match = self.options.match
-        if match is None:
-            return links.get(name, ())
-        return [
-            link for member, roles in links.items() if member == name or _matches(match, name, member) for link in roles
-        ]
+    def _direct(self, links: _Links, name: str) -> Iterator[str]:
+        match, condition = self.options.match, self.options.condition
+        members = [name] if match is None else [each for each in links if each == name or _matches(match, name, each)]
+        for member in members:
+            for role, parameters in links.get(member, {}).items():
+                if condition is None or condition(*parameters):
+                    yield role
+
+
+def role_graphs(
+    forms: Mapping[str, RoleForm], links: Mapping[str, Sequence[Sequence[str]]], options: Mapping[str, RoleOptions]
+) -> dict[str, RoleGraph]:
+    """Return the role definitions of a model by name. If one of them has conditions, pycasbin compares only the names
+    in all that have none."""
+    is_conditional = any(form.parameters for form in forms.values())
+    return {
+        key: RoleGraph(form, ())
+        if is_conditional and not form.parameters
+        else RoleGraph(form, links.get(key, ()), options.get(key, PLAIN_ROLES))
+        for key, form in forms.items()
+    }
+
+
+def _granted(member: str) -> tuple[str, ...]:
+    return member.granted if isinstance(member, RequestCaller) else ()
 
 
 def _matches(function: MatchFunction, text: str, pattern: str) -> bool:

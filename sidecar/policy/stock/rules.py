@@ -6,17 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sidecar.policy.stock.expression import (
-    Alternative,
-    ColumnTest,
-    Definitions,
-    EvaluationError,
-    Expression,
-    read_expression,
-)
+from sidecar.policy.stock.expression import Alternative, ColumnTest, EvaluationError, Expression, read_expression
 from sidecar.policy.stock.functions import FUNCTIONS
-from sidecar.policy.stock.model import Effect, StockModel
-from sidecar.policy.stock.roles import PLAIN_ROLES, RoleGraph, RoleOptions
+from sidecar.policy.stock.model import Effect, StockModel, definitions_of
+from sidecar.policy.stock.roles import RoleGraph, RoleOptions, role_graphs
 
 MAX_LOOKUPS: Final = 4_096  # of one alternative; beyond it, the rows of fewer facets are tried
 
@@ -43,13 +36,9 @@ class Rules:
     ) -> None:
         """Raises BadExpressionError for a matcher that is none."""
         self.model = model
-        self.roles = {
-            key: RoleGraph(form, links.get(key, ()), options.get(key, PLAIN_ROLES)) for key, form in model.roles.items()
-        }
-        arguments = {key: form.arguments for key, form in model.roles.items()}
-        names = Definitions(model.request, model.columns, arguments, model.suffix)
+        self.roles = role_graphs(model.roles, links, options)
         holds = {key: graph.holds for key, graph in self.roles.items()}
-        self.expression: Expression = read_expression(model.matcher, names, holds)
+        self.expression: Expression = read_expression(model.matcher, definitions_of(model), holds)
         self.rows = in_order(model, rows, links)
         self._effect_column = _place(model, "eft")
         if not self.rows and not self.expression.reads_rows:  # Casbin then evaluates the matcher once
