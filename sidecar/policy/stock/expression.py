@@ -124,10 +124,12 @@ class ColumnTest(NamedTuple):
 
 class Alternative(NamedTuple):
     """One part of a disjunction. A row can make it true, or make it fail, only if `asked`, which reads the request
-    alone, is true, and the row has fitting values for each of `facets`."""
+    alone, is true, and the row has fitting values for each of `facets`. `places` are the positions of the values that
+    `asked` reads."""
 
     facets: tuple[ColumnTest, ...]
     asked: Evaluate | None
+    places: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -565,7 +567,7 @@ class _MatcherCompiler:
             if len(asked) == 1
             else _joined(ast.BoolOp(ast.And(), [part.tree for part in asked]), Kind.BOOL, asked)
         )
-        return Alternative(tuple(facets), self.function(every))
+        return Alternative(tuple(facets), self.function(every), every.places)
 
     def _facet(self, part: Part) -> ColumnTest | None:
         if len(part.columns) != 1:

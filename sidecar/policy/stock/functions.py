@@ -13,7 +13,7 @@ of the policy, reported when it is loaded.
 pycasbin has the functions keyGet, keyGet2 and keyGet3, but its programs have to register them. `glob`, `globs` and
 `who` are those of our own models (sidecar/policy/patterns.py).
 
-Patterns are looked up by their `prefix`: the text that everything they match begins with.
+Patterns are looked up by their `prefix`: the text that everything they match begins with, in its `form`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ class BadValueError(ValueError):
 
 class MatchFunction(NamedTuple):
     """One function. `compiled` raises BadPatternError; the test that it returns raises BadValueError only if not
-    `total`. `prefix` is shorter than it could be rather than wrong."""
+    `total`. `prefix` is shorter than it could be rather than wrong. `form` returns the form of a text in which the
+    prefixes of the patterns that match it begin it."""
 
     compiled: Callable[[str], Test]
     prefix: Callable[[str], str]
     total: bool = True
+    form: Callable[[str], str] = str
 
 
 class TextFunction(NamedTuple):
@@ -84,6 +86,8 @@ _SEGMENTS: Final = {
     "3": re.compile(rf"({_PLAIN.replace('/', '')}*)({{[^/{{}}]+}})?({_PLAIN.replace('/', '')}*)"),
 }
 _QUANTIFIED: Final = re.compile(r".?[*+?{].*", re.DOTALL)
+_GLOB_SPECIAL: Final = re.compile(r"[*?\[{\\]")
+_SLASHES: Final = re.compile(r"/{2,}")
 _META: Final = re.compile(r"[.\[\](){}\\^$|*+?].*", re.DOTALL)
 
 
@@ -355,6 +359,16 @@ def _class(but: str, members: str) -> str:
     return f"[{'^' + _SLASH + _HIDDEN if but else ''}{''.join(found)}]"
 
 
+def _glob_prefix(pattern: str) -> str:
+    head = _GLOB_SPECIAL.split(pattern, maxsplit=1)[0]
+    return _single_slashes(head).rstrip("/") if "**" in pattern else _single_slashes(head)  # /a/** matches /a
+
+
+def _single_slashes(text: str) -> str:
+    """Return a text as globs see it: several slashes are one."""
+    return _SLASHES.sub("/", text)
+
+
 def _ip(pattern: str) -> Test:
     try:
         network = ip_network(pattern, strict=False)
@@ -406,7 +420,7 @@ FUNCTIONS: Final[Mapping[str, MatchFunction]] = {
     "keyMatch4": MatchFunction(_bounded(_named_path), _styled_prefix("4")),
     "keyMatch5": MatchFunction(_bounded(_without_query), _styled_prefix("5")),
     "regexMatch": MatchFunction(_bounded(_regex), _regex_prefix),
-    "globMatch": MatchFunction(_bounded(_glob), _nothing),
+    "globMatch": MatchFunction(_bounded(_glob), _glob_prefix, form=_single_slashes),
     "ipMatch": MatchFunction(_bounded(_ip), _nothing, total=False),
     "glob": MatchFunction(_wildcard, _key_prefix),
     "globs": MatchFunction(_globs, lambda pattern: "" if "|" in pattern else _key_prefix(pattern)),

@@ -25,7 +25,8 @@ from sidecar.policy.stock.expression import TEXTS, BadExpressionError, read_expr
 from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, BadPatternError, time_match
 from sidecar.policy.stock.model import BadModelError, StockModel, definitions_of, model_of
 from sidecar.policy.stock.roles import RoleOptions, checked
-from sidecar.policy.stock.rules import Row, in_order
+from sidecar.policy.stock.row_index import Row
+from sidecar.policy.stock.rules import in_order
 from sidecar.settings.policy import CasbinSettings
 from sidecar.vocabulary import PermissionKind
 

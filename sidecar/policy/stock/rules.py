@@ -1,19 +1,25 @@
-"""Decides requests by the rows of a Casbin policy, as pycasbin does."""
+"""Decides requests by the rows of a Casbin policy, as pycasbin does.
+
+What takes long for many rows is done once, in the process that reads the policy: `in_order`, `CompactRows.of` and
+`index_of_rules`. `Rules` over their results is made in a few milliseconds and decides.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
+from itertools import groupby, islice
 from typing import Any, Final, NamedTuple
 
-from sidecar.policy.stock.expression import Alternative, ColumnTest, EvaluationError, Expression, read_expression
-from sidecar.policy.stock.functions import FUNCTIONS
+from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS, EvaluationError, Expression, read_expression
 from sidecar.policy.stock.model import Effect, StockModel, definitions_of
-from sidecar.policy.stock.roles import RoleGraph, RoleOptions, role_graphs
+from sidecar.policy.stock.roles import PLAIN_ROLES, RoleOptions, role_graphs
+from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexSearch, Row, index_of
 
-MAX_LOOKUPS: Final = 4_096  # of one alternative; beyond it, the rows of fewer facets are tried
+MAX_OPENING: Final = 8  # rows that `Rules.opening` returns
+MAX_OPENING_TRIED: Final = 10_000
 
-Row = tuple[str, ...]
+RuleIndex = tuple[AlternativeIndex, ...]
 
 
 class RowsDecision(NamedTuple):
@@ -24,37 +30,55 @@ class RowsDecision(NamedTuple):
     failed: str = ""
 
 
+def index_of_rules(model: StockModel, rows: CompactRows, options: Mapping[str, RoleOptions] = {}) -> RuleIndex:
+    """Build the index of rows that are in the order in which they are tried. It can be pickled. Raises
+    BadExpressionError."""
+    plain = [key for key in model.roles if options.get(key, PLAIN_ROLES).match is None]
+    subject = next((at for at, name in enumerate(model.request) if name in SUBJECTS), None)
+    expression = read_expression(model.matcher, definitions_of(model), {})
+    return tuple(index_of(one, rows, plain, subject) for one in expression.alternatives)
+
+
 class Rules:
-    """The rows of one model, in the order in which they are tried."""
+    """The rows of one model, in the order in which they are tried. Rows in decisions are positions in `rows`. `walks`
+    is the number of rows that every request tries, because no test of the matcher looks them up."""
 
     def __init__(
         self,
         model: StockModel,
-        rows: Sequence[Row],
+        rows: Sequence[Row] | CompactRows,
         links: Mapping[str, Sequence[Row]],
         options: Mapping[str, RoleOptions] = {},
+        index: RuleIndex | None = None,
     ) -> None:
-        """Raises BadExpressionError for a matcher that is none."""
+        """Compact rows are in order already; with an index, they are those that it was built of. Raises
+        BadExpressionError for a matcher that is none, and ValueError for rows that have no order."""
         self.model = model
         self.roles = role_graphs(model.roles, links, options)
         holds = {key: graph.holds for key, graph in self.roles.items()}
         self.expression: Expression = read_expression(model.matcher, definitions_of(model), holds)
-        self.rows = in_order(model, rows, links)
+        if not isinstance(rows, CompactRows):
+            rows = CompactRows.of(in_order(model, rows, links), len(model.columns))
         self._effect_column = _place(model, "eft")
-        if not self.rows and not self.expression.reads_rows:  # Casbin then evaluates the matcher once
-            self.rows, self._effect_column = [("",) * len(model.columns)], None
-        self._indexes = [_RowIndex(one, self.rows, self.roles) for one in self.expression.alternatives]
+        if not rows and not self.expression.reads_rows:  # Casbin then evaluates the matcher once
+            implied = CompactRows.of([("",) * len(model.columns)], len(model.columns))
+            index, self._effect_column = index_of_rules(model, implied, options), None
+            self.rows, self.walks = implied, 0
+        else:
+            index = index if index is not None else index_of_rules(model, rows, options)
+            self.rows, self.walks = rows, max((one.walks for one in index), default=0)
+        self._searches = [
+            IndexSearch(*both, self.rows, self.roles) for both in zip(self.expression.alternatives, index, strict=True)
+        ]
+        later = (*OBJECTS, *ACTIONS)
+        self._unknown = frozenset(at for at, name in enumerate(model.request) if name in later)
 
     def decide(self, request: Sequence[Any]) -> RowsDecision:
         """Decide one request, its values in the order of the model's definition."""
-        run = self.expression.run
-        assert run is not None, "pycasbin decides this model"
         effect, allows, found = self.model.effect, False, []
         try:
-            for at in self._candidates(request):
-                if not run(request, self.rows[at]):
-                    continue
-                word = "allow" if self._effect_column is None else self.rows[at][self._effect_column]
+            for at, row in self._matching(request):
+                word = self._effect(row)
                 if word == "deny":
                     if effect is not Effect.ALLOW_OVERRIDE:
                         return RowsDecision(False, (at,))
@@ -64,32 +88,60 @@ class Rules:
                     if effect in (Effect.ALLOW_OVERRIDE, Effect.PRIORITY, Effect.SUBJECT_PRIORITY):
                         break
         except EvaluationError as error:
-            return RowsDecision(False, (), str(error) or "failed")
+            return RowsDecision(False, (), _reason(error))
         return RowsDecision(allows or effect.allows_by_default, tuple(found))
 
-    def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]:
-        run, found = self.expression.run, list[int]()
-        assert run is not None
+    def matching(self, request: Sequence[Any]) -> tuple[tuple[int, ...], str]:
+        """Return all rows that match, in order, and why the evaluation of a row failed, after which no row is tried; ""
+        if none did."""
+        found: list[int] = []
         try:
-            found.extend(at for at in self._candidates(request) if run(request, self.rows[at]))
+            for at, _ in self._matching(request):
+                found.append(at)
         except EvaluationError as error:
-            return found, str(error) or "failed"
-        return found, ""
+            return tuple(found), _reason(error)
+        return tuple(found), ""
 
     def opening(self, request: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(range(min(8, len(self.rows))))
-
-    def _candidates(self, request: Sequence[Any]) -> Sequence[int]:
-        indexes = self._indexes
-        if len(indexes) == 1:
-            return indexes[0].rows(request)
+        """Return some rows with the effect allow that can concern the subject of a request, whatever its object and its
+        action. If there is any among the first MAX_OPENING_TRIED of its rows, at least one is returned."""
         found: set[int] = set()
-        for index in indexes:
-            rows = index.rows(request)
-            if len(rows) == len(self.rows):
-                return rows
-            found.update(rows)
-        return sorted(found)
+        try:
+            for at in islice(self._of_subject(request), MAX_OPENING_TRIED):
+                if len(found) == MAX_OPENING:
+                    break
+                if self._effect(self.rows[at]) == "allow":
+                    found.add(at)
+        except EvaluationError:
+            return ()
+        return tuple(sorted(found))
+
+    def _matching(self, request: Sequence[Any]) -> Iterator[tuple[int, Row]]:
+        run, rows = self.expression.run, self.rows
+        assert run is not None, "pycasbin decides this model"
+        for at in self._candidates(request):
+            row = rows[at]
+            if run(request, row):
+                yield at, row
+
+    def _effect(self, row: Row) -> str:
+        return "allow" if self._effect_column is None else row[self._effect_column]
+
+    def _of_subject(self, request: Sequence[Any]) -> Iterator[int]:
+        for search in self._searches:
+            yield from search.of_subject(request, self._unknown)
+
+    def _candidates(self, request: Sequence[Any]) -> Iterable[int]:
+        found = [search.rows(request) for search in self._searches]
+        if len(found) == 1:
+            return found[0]
+        if any(isinstance(rows, range) for rows in found):
+            return range(len(self.rows))
+        return (at for at, _ in groupby(merge(*found)))
+
+
+def _reason(error: EvaluationError) -> str:
+    return str(error) or "failed"
 
 
 def in_order(model: StockModel, rows: Sequence[Row], links: Mapping[str, Sequence[Row]]) -> list[Row]:
@@ -131,66 +183,3 @@ def _levels(links: Sequence[Row]) -> dict[tuple[str, str], int]:
         pairs = [pair for pair in pairs if pair[0] not in lowest]
         left, level = left - lowest, level + 1
     return levels | dict.fromkeys(left, level)
-
-
-class _RowIndex:
-    """Finds the rows that one alternative of a matcher can concern."""
-
-    def __init__(self, alternative: Alternative, rows: Sequence[Row], roles: Mapping[str, RoleGraph]) -> None:
-        self._asked, self._all = alternative.asked, range(len(rows))
-        self._keys = [_IndexKey(facet, rows, roles) for facet in alternative.facets if _is_indexed(facet, roles)]
-        self._keys.sort(key=lambda key: key.is_pattern)
-        self._tree: dict[str, Any] = {}
-        for at, row in enumerate(rows) if self._keys else ():
-            branch = self._tree
-            for key in self._keys[:-1]:
-                branch = branch.setdefault(key.of_row(row), {})
-            branch.setdefault(self._keys[-1].of_row(row), []).append(at)
-
-    def rows(self, request: Sequence[Any]) -> Sequence[int]:
-        if self._asked is not None and not self._asked(request, ()):
-            return ()
-        keys = self._keys
-        if not keys:
-            return self._all
-        branches: list[Any] = [self._tree]
-        for key in keys:
-            values = key.of_request(request)
-            branches = [branch[value] for branch in branches for value in values if value in branch]
-            if not branches:
-                return ()
-        found = [at for rows in branches for at in rows]
-        found.sort()
-        return found
-
-
-class _IndexKey:
-    """One facet of an index: the texts that a fitting row may have there."""
-
-    def __init__(self, facet: ColumnTest, rows: Sequence[Row], roles: Mapping[str, RoleGraph]) -> None:
-        self.facet = facet
-        self._graph = roles.get(facet.function)
-        self.is_pattern = facet.function in FUNCTIONS
-        self._lengths: Sequence[int] = ()
-        if self.is_pattern:
-            self._lengths = sorted({len(self.of_row(row)) for row in rows})
-
-    def of_row(self, row: Row) -> str:
-        text = row[self.facet.column]
-        return FUNCTIONS[self.facet.function].prefix(text) if self.is_pattern else text
-
-    def of_request(self, request: Sequence[Any]) -> Iterator[str] | Sequence[str]:
-        value, graph = request[self.facet.place], self._graph
-        if graph is not None:
-            domain = "" if self.facet.domain is None else request[self.facet.domain]
-            return (value, *graph.containers(value, domain))
-        if not self.is_pattern:
-            return (value,)
-        most = bisect_left(self._lengths, len(value) + 1)
-        return [value[:length] for length in self._lengths[:most]]
-
-
-def _is_indexed(facet: ColumnTest, roles: Mapping[str, RoleGraph]) -> bool:
-    """Whether the rows of a facet can be looked up: not where names match patterns of roles."""
-    graph = roles.get(facet.function)
-    return graph is None or graph.options.match is None
