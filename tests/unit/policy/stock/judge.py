@@ -121,12 +121,13 @@ def differences(setup: Setup, requests: int, drawn: Random) -> tuple[int, int]:
 def loaded(model: generated.DrawnModel) -> Rules | None:
     """Return the rules of a drawn model; None if it is refused when it is loaded."""
     try:
-        rules = rules_of(model.conf, model.rows, model.options)
-        for row in model.rows["p"]:
+        rules = rules_of(model.conf, model.rows, model.options, model.suffix)
+        for row in model.rows[f"p{model.suffix}"]:
             _check_row(rules, row)
     except (BadExpressionError, BadPatternError, ValueError):
         return None
-    return None if rules.expression.foreign else rules
+    is_empty = not model.rows[f"p{model.suffix}"] and rules.expression.reads_rows
+    return None if is_empty or rules.expression.foreign else rules
 
 
 def _check_row(rules: Rules, row: Sequence[str]) -> None:
@@ -147,7 +148,7 @@ def model_differences(models: int, requests: int, drawn: Random) -> Iterator[tup
             yield "refused", model.conf
             continue
         try:
-            judge = Judge(model.conf, model.rows, model.options)
+            judge = Judge(model.conf, model.rows, model.options, model.suffix)
         except Exception as error:  # pycasbin raises what it likes
             yield "refused by pycasbin", str(error)
             continue
