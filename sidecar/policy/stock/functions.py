@@ -307,7 +307,7 @@ _WILD: Final = f"[^{_SLASH}{_HIDDEN}]"
 _DEEP: Final = f"[^{_HIDDEN}]*"  # what a `**` stands for
 _MEMBER: Final = r"[^][\\-](?:-[^][\\-])?"
 _GLOB_PART: Final = re.compile(
-    rf"(?P<stars>\*+)|(?P<one>\?)|\[(?P<but>[!^]?+)(?P<members>(?:[]-]|{_MEMBER})(?:{_MEMBER})*-?)]"
+    rf"(?P<stars>\*+)|(?P<one>\?)|\[(?P<but>[!^]|(?![!^]))(?P<members>(?:[]-]|{_MEMBER})(?:{_MEMBER})*-?)]"
     r"|(?P<bad>\[)|\\?(?P<text>.?)",
     re.DOTALL,
 )
