@@ -20,7 +20,8 @@ from casbin.persist import Adapter
 from casbin.persist.adapter import _extract_tokens
 
 from sidecar.policy import patterns
-from sidecar.policy.stock.expression import BadExpressionError, uncompiled_rule
+from sidecar.policy.stock.compiler import uncompiled_rule
+from sidecar.policy.stock.expression import BadExpressionError
 from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, BadPatternError, time_match
 from sidecar.policy.stock.model import definitions_of, model_of
 from sidecar.policy.stock.roles import RoleOptions, checked
