@@ -15,7 +15,8 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -25,6 +26,8 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
 from sidecar.policy.roles import RoleLinks
 from sidecar.policy.source import NO_CASBIN, NO_IDS, Models, PolicySource, load_policy
+from sidecar.policy.stock.reading import StockSource
+from sidecar.policy.stock.row_index import CompactRows
 from sidecar.policy.stock.table import StockTable
 from sidecar.policy.table import RowTable, TextPool
 from sidecar.settings.policy import CasbinSettings, PolicyScope
@@ -75,7 +78,7 @@ def load_policy_aside(
     thread; `reading` can abandon the wait.
 
     Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started."""
-    if _size(models, policies, casbin.rows) <= small_bytes:
+    if _size(models, policies) <= small_bytes:
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids, casbin=casbin)
     options = {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids), "casbin": casbin}
     order = (models.absolute() if isinstance(models, Path) else models, policies.absolute()), options
@@ -107,10 +110,10 @@ def load_policy_aside(
         process.wait()
 
 
-def _size(models: Models, policies: Path, rows: Path | None) -> int:
+def _size(models: Models, policies: Path) -> int:
     total = 0
-    named = () if isinstance(models, Path) else (path for files in models.values() for path in files.policy)
-    for path in {*(file.path for file in policy_files(policies, Faults())), *named, *filter(None, (rows,))}:
+    named = () if isinstance(models, Path) else [path for files in models.values() for path in files.policy]
+    for path in {*(file.path for file in policy_files(policies, Faults())), *named}:
         with suppress(OSError):
             total += path.stat().st_size
     return total
@@ -147,6 +150,7 @@ T = TypeVar("T")
 
 def pack(source: PolicySource, out: IO[bytes]) -> None:
     table = next(iter(source.tables.values()))  # all share the texts and files
+    stock = list({id(found.source): found.source for found in source.stock.values()}.values())
     head = {
         "models": dict(source.models),
         "revision": source.revision,
@@ -154,7 +158,9 @@ def pack(source: PolicySource, out: IO[bytes]) -> None:
         "conditions": list(source.conditions),
         "files": table.files,
         "domains": list(source.domains),
-        "stock": {kind: table.source for kind, table in source.stock.items()},
+        "stock": [
+            ([kind for kind, found in source.stock.items() if found.source is one], _without_rows(one)) for one in stock
+        ],
         "casbin": source.casbin,
         "attributes": source.attributes,
     }
@@ -169,6 +175,13 @@ def pack(source: PolicySource, out: IO[bytes]) -> None:
         pickle.dump(source.indexes[kind], out, protocol=5)
         _write_pieces(table.shapes, out)
         _write_pieces(table.notes.items(), out)
+    for one in stock:
+        _write_pieces(one.rows.texts, out)
+        for column in one.rows.columns:
+            pickle.dump(column, out, protocol=5)
+        pickle.dump(one.index, out, protocol=5)
+        for rows in one.links.values():
+            _write_pieces(rows, out)
     out.flush()
 
 
@@ -193,6 +206,11 @@ def unpack(source: IO[bytes]) -> PolicySource:
                 table.add_shape(shape)
         for piece in _pieces(source):
             table.notes.update(piece)
+    stock = {
+        kind: StockTable(kind, found)
+        for kinds, found in [(kinds, _with_rows(one, source)) for kinds, one in head["stock"]]
+        for kind in kinds
+    }
     language = Language()
     return PolicySource(
         models=head["models"],
@@ -204,10 +222,22 @@ def unpack(source: IO[bytes]) -> PolicySource:
         conditions={text: language.compile(text) for text in head["conditions"]},
         revision=head["revision"],
         warnings=head["warnings"],
-        stock={kind: StockTable(kind, found) for kind, found in head["stock"].items()},
+        stock=stock,
         casbin=head["casbin"],
         attributes=head["attributes"],
     )
+
+
+def _without_rows(stock: StockSource) -> StockSource:
+    return replace(stock, rows=CompactRows([], []), index=(), links=dict.fromkeys(stock.links, ()))
+
+
+def _with_rows(stock: StockSource, source: IO[bytes]) -> StockSource:
+    texts = list(chain.from_iterable(_pieces(source)))
+    columns = [pickle.load(source) for _ in stock.model.columns]
+    index = pickle.load(source)
+    links = {key: list(chain.from_iterable(_pieces(source))) for key in stock.links}
+    return replace(stock, rows=CompactRows(texts, columns), index=index, links=links)
 
 
 def _links(source: IO[bytes]) -> RoleLinks:

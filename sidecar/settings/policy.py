@@ -275,18 +275,6 @@ class CasbinSettings(Section):
     casbin_max_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1_000
     """The most rows of one kind that pycasbin may decide: it takes some 20 µs a row, and calls wait for it."""
 
-    _rows: Path | None = PrivateAttr(default=None)
-
-    @property
-    def rows(self) -> Path | None:
-        """The file of the rows that came from an adapter; those of `policies/policy.csv` elsewhere."""
-        return self._rows
-
-    def with_rows(self, path: Path) -> Self:
-        policy = self.model_copy()
-        policy._rows = path
-        return policy
-
 
 class PolicySettings(CasbinSettings):
     """Policy as code."""
@@ -313,6 +301,18 @@ class PolicySettings(CasbinSettings):
     scopes: Many[PolicyScope] = ()
     """What the files of a folder may say; a file that no scope names may say anything."""
 
+    _rows: Path | None = PrivateAttr(default=None)
+
+    @property
+    def rows(self) -> Path | None:
+        """The file of the rows that came from an adapter; they are part of the policy in `path`."""
+        return self._rows
+
+    def with_rows(self, path: Path) -> Self:
+        policy = self.model_copy()
+        policy._rows = path
+        return policy
+
     @property
     def is_fetched(self) -> bool:
         """Whether models and all rules come from a source."""
@@ -323,15 +323,17 @@ class PolicySettings(CasbinSettings):
         """The folders in which operators edit models and rules. A policy from a source changes only with its source."""
         if self.is_fetched:
             return ()
+        return (self.models, self.path) if isinstance(self.models, Path) else (self.path,)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of models and rows that `models` names."""
         if isinstance(self.models, Path):
-            return self.models, self.path
+            return ()
         named = (path for files in self.models.values() for path in (files.model, *files.policy))
-        return self.path, *dict.fromkeys(path.parent for path in named)
+        return tuple(dict.fromkeys(named))
 
     def _faults(self) -> Iterator[Finding]:
-        if self.source is not None and self.source.adapter is not None and not isinstance(self.models, Path):
-            hint = "name a folder with model.conf, which decides every kind that has no model there"
-            yield Finding("the rows of an adapter are those of one model", "S160", hint, ("models",))
         for name in ("models", "path") if self.is_fetched else ():
             if name in self.model_fields_set:
                 hint = "remove it, or the source; a source holds policies/, and models/ or the shipped ones"

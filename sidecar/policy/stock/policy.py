@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Protocol
 
 from sidecar.errors import Reason
@@ -85,21 +86,24 @@ class StockPolicy:
         options = role_options(settings)
         self.kind, self.table = table.kind, table
         self.reader = CasbinRequests(source, settings, attributes)
-        self.digest = table.digest
+        self.digest = sha256(source.model.matcher.encode()).hexdigest()
         self._subjects, self._objects = ASKED[table.kind]
         self._conditions = conditions
-        self._rules = Rules(source.model, source.rows, source.links, options)
-        timed = any(options[key].condition is not None for key in source.model.roles if key in options)
-        self._each_call = self._rules.expression.dynamic or timed or not table.is_plain
+        self._rules = Rules(source.model, source.rows, source.links, options, source.index)
+        self._each_call = self._rules.expression.dynamic or not table.is_plain
         self._decider: Decider = self._rules
 
     def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
         texts = self._texts(subject, obj, act)
         if texts is None:
             return LinkRows(self, subject, obj, act, place, lends, [])
+        request = self.reader.plain(texts)
         if self._each_call:
-            return LinkRows(self, subject, obj, act, place, lends, [], 0, (MatcherCondition(self, texts, obj),))
-        decision = self._decider.decide(self.reader.plain(texts))
+            by_default = self.table.source.model.effect.allows_by_default
+            is_open = by_default or self._rules.may_match(request)
+            conditions = (MatcherCondition(self, texts, obj),) if is_open else ()
+            return LinkRows(self, subject, obj, act, place, lends, [], 0, conditions)
+        decision = self._decider.decide(request)
         some = _ALLOWED * decision.allowed | _FAILED * bool(decision.failed)
         return LinkRows(self, subject, obj, act, place, lends, list(decision.rows), some)
 
@@ -113,8 +117,7 @@ class StockPolicy:
             if isinstance(outcome, str):  # assumed while listing: the caller will write what it reads
                 return LinkAnswer(Link(*about, allowed=True))
             decision, expired = outcome.decision, outcome.expired
-        # Without rows the matcher alone decides, over the one row that Casbin then implies.
-        rules = tuple(sorted(map(self.table.rule, decision.rows if len(self.table) else ()), key=BY_ID))
+        rules = tuple(sorted(map(self.table.rule, decision.rows), key=BY_ID))
         reason = None if decision.allowed else _reason(decision, expired)
         link = Link(*about, decision.allowed, reason, rules)
         limited = tuple(rule for rule in rules if rule.max_calls_per_hour is not None) if decision.allowed else ()
@@ -145,7 +148,7 @@ class StockPolicy:
     def decided(self, request: Sequence[Any], scene: ConditionContext, units: float) -> tuple[MatcherOutcome, float]:
         """Decide a request with all its attributes; return the units that are left too."""
         table = self.table
-        if table.is_plain or not len(table):
+        if table.is_plain:
             return _outcome(self._decider.decide(request)), units
         matching, failed = self._decider.matching(request)
         words: list[tuple[int, str]] = []
@@ -181,10 +184,7 @@ class StockPolicy:
         graph, texts = self._rules.roles.get("g"), self.reader.caller(subject)
         if graph is None or texts is None:
             return ()
-        try:
-            held = graph.containers(texts.caller, texts.dom if graph.form.by_domain else "")
-        except EvaluationError:  # of a condition that the decision did not need
-            return ()
+        held = graph.containers(texts.caller, texts.dom if graph.form.by_domain else "")
         return tuple(dict.fromkeys(rule.subject for rule in rules if rule.subject in held))
 
 

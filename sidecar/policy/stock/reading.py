@@ -21,17 +21,18 @@ from sidecar.policy.faults import Faults, SourceLine, meant, shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy.model import ModelEntry
 from sidecar.policy.rows import MAX_LINE_CHARS, hidden_character
-from sidecar.policy.stock.compiler import read_expression, uncompiled_rule
-from sidecar.policy.stock.expression import TEXTS, BadExpressionError
+from sidecar.policy.stock.expression import TEXTS, BadExpressionError, read_expression, uncompiled_rule
 from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, BadPatternError, time_match
 from sidecar.policy.stock.model import BadModelError, StockModel, definitions_of, model_of
 from sidecar.policy.stock.roles import RoleOptions, checked
-from sidecar.policy.stock.row_index import Row
-from sidecar.policy.stock.rules import in_order
+from sidecar.policy.stock.row_index import CompactRows, Row
+from sidecar.policy.stock.rules import RuleIndex, in_order, index_of_rules
 from sidecar.settings.policy import CasbinSettings
 from sidecar.vocabulary import PermissionKind
 
 CASBIN_US: Final = 20.0  # of one row that pycasbin evaluates
+WALKED_US: Final = 2.0  # of one row that a compiled matcher evaluates
+SLOW_ROWS: Final = 500  # from this number on, walking them is worth a warning
 MAX_CHECKED: Final = 65_536  # values of a column whose check is remembered
 EXPIRES_AT, LIMIT, WHEN, EFFECT = "expires_at", "max_calls_per_hour", "when", "eft"
 _SEPARATOR: Final = re.compile(r"[,\[\]()]")
@@ -75,7 +76,8 @@ class StockSource:
 
     model: StockModel
     file: str
-    rows: Sequence[Row]
+    rows: CompactRows
+    index: RuleIndex
     links: Mapping[str, Sequence[Row]]
     names: Sequence[str]
     files: array[int]
@@ -98,7 +100,7 @@ class StockReader:
         self._texts: dict[str, str] = {}
         self._first: dict[Row, tuple[str, int]] = {}
         self._definitions = definitions_of(model)
-        self._foreign, self._reads_rows = "", True
+        self._foreign, self._reads_rows, self._is_wrong = "", True, False
         self._checks: dict[int, list[Callable[[str], object]]] = {}
         self._read_matcher(entries[f"m{model.suffix}"])
 
@@ -107,6 +109,7 @@ class StockReader:
             expression = read_expression(self._model.matcher, self._definitions, {})
         except BadExpressionError as error:
             entry.refuse("P204", error.message, error.hint, error.token)
+            self._is_wrong = True
             return
         self._foreign, self._reads_rows = expression.foreign, expression.reads_rows
         for function, column in expression.patterns:
@@ -237,10 +240,19 @@ class StockReader:
                 spent_ms = count * CASBIN_US / 1000
                 message = f"{why}, so pycasbin decides: {CASBIN_US:.0f} µs a row, {spent_ms:.1f} ms a decision"
                 self._faults.warn("P207", message, SourceLine(self._file, 0, ""))
+        rows = CompactRows.of((self._rows[at] for at in order), len(model.columns))
+        index: RuleIndex = () if self._is_wrong else index_of_rules(model, rows, role_options(settings))
+        walks = max((one.walks for one in index), default=0)
+        if walks >= SLOW_ROWS:
+            spent_ms = walks * WALKED_US / 1000
+            message = f"no part can be looked up: each question walks {walks} rows, some {spent_ms:.1f} ms"
+            hint = "compare a field of the request with a column before all that reads attributes"
+            self._faults.warn("P206", message, SourceLine(self._file, 0, ""), hint=hint)
         return StockSource(
             model,
             self._file,
-            [self._rows[at] for at in order],
+            rows,
+            index,
             self._links,
             self._names,
             array("H", [self._files[at] for at in order]),

@@ -11,8 +11,7 @@ from heapq import merge
 from itertools import groupby, islice
 from typing import Any, Final, NamedTuple
 
-from sidecar.policy.stock.compiler import read_expression
-from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS, EvaluationError, Expression
+from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS, EvaluationError, Expression, read_expression
 from sidecar.policy.stock.model import Effect, StockModel, definitions_of
 from sidecar.policy.stock.roles import PLAIN_ROLES, RoleOptions, role_graphs
 from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexSearch, Row, index_of
@@ -116,6 +115,15 @@ class Rules:
         except EvaluationError:
             return ()
         return tuple(sorted(found))
+
+    def may_match(self, request: Sequence[Any]) -> bool:
+        """Whether some call with the names of a request, whatever else it has, may match a row; true if that takes more
+        than MAX_OPENING_TRIED rows to tell."""
+        static, rows = self.expression.static, self.rows
+        if static is None:
+            return True
+        tried = enumerate(self._candidates(request))
+        return any(number == MAX_OPENING_TRIED or static(request, rows[at]) for number, at in tried)
 
     def _matching(self, request: Sequence[Any]) -> Iterator[tuple[int, Row]]:
         run, rows = self.expression.run, self.rows

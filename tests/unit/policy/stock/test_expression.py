@@ -2,7 +2,6 @@
 
 import pytest
 
-from sidecar.policy.stock.compiler import read_expression, uncompiled_rule
 from sidecar.policy.stock.expression import (
     MAX_DEPTH,
     MAX_EXPRESSION_CHARS,
@@ -11,6 +10,8 @@ from sidecar.policy.stock.expression import (
     Definitions,
     EvaluationError,
     Expression,
+    read_expression,
+    uncompiled_rule,
 )
 from sidecar.policy.stock.functions import MAX_PATTERN_CHARS
 
