@@ -98,7 +98,7 @@ def index_of(
     without a matching function, and `subject` is the position of the subject in a request."""
     tests = [one for one in alternative.facets if one.function in ("", *FUNCTIONS, *plain_roles)]
     found = [level for test in tests if (level := _level(test, rows)) is not None]
-    found.sort(key=lambda level: _rank(level, subject))
+    found.sort(key=_rank)
     every = range(len(rows))
     order: Sequence[int] = every
     for level in reversed(found):
@@ -113,12 +113,10 @@ def index_of(
     return AlternativeIndex(array("I", order), levels, walks, at, (array("I", by_subject), keys))
 
 
-def _rank(level: IndexLevel, subject: int | None) -> tuple[int, bool, int]:
-    """Return the order of a level: those with one key for a request first, and those with the most keys last, because
-    each key of a request multiplies the searches at the levels that follow."""
-    test = level.test
-    kind = 0 if not test.function else 1 if test.function in FUNCTIONS else 2
-    return kind, test.place != subject, -len(level.texts) - len(level.frequent)
+def _rank(level: IndexLevel) -> tuple[bool, int]:
+    """Return the order of a level. Those at which a request has one key come first, because each further key multiplies
+    the searches at the levels that follow; then those with more keys, which leave fewer rows."""
+    return bool(level.test.function), -len(level.texts) - len(level.frequent)
 
 
 def _is_free(level: IndexLevel, row: int) -> bool:

@@ -175,7 +175,9 @@ def pattern_differences(patterns_of_each: int, drawn: Random) -> Iterator[tuple[
             for text in texts:
                 others = [drawn.choice(("id", "x", "a"))] if name in ("keyGet2", "keyGet3") else []
                 expected, found = _outcome(theirs, text, pattern, *others), _outcome(ours, text, *others)
-                is_looked_up = found is not True or text.startswith(FUNCTIONS[name].prefix(pattern))
+                is_looked_up = found is not True or FUNCTIONS[name].form(text).startswith(
+                    FUNCTIONS[name].prefix(pattern)
+                )
                 is_equal = expected == found and is_looked_up
                 yield f"{name} equal" if is_equal else "different", f"{name} {text!r} {pattern!r}: {expected}, {found}"
 
