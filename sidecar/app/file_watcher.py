@@ -6,7 +6,7 @@ scans agree, so that a burst of writes, an editor's rename or Kubernetes' swap o
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,9 +37,12 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
 
 def look_at(config: Path, settings: Settings) -> WatchLook:
     """The current state of every file that a reload reads."""
-    singles = (config, *key_files(settings), *settings.policy.files)
-    folders = settings.policy.folders
-    return {str(path): stamp for path in (*singles, *_files_under(folders)) if (stamp := _stamp(path))}
+    return _stamps((config, *key_files(settings), *settings.policy.files)) | look_under(settings.policy.folders)
+
+
+def look_under(folders: tuple[Path, ...]) -> dict[str, tuple[int, ...]]:
+    """The current state of every file in these folders that a load would read or refuse."""
+    return _stamps(_files_under(folders))
 
 
 def with_made(seen: WatchLook, settings: Settings) -> WatchLook:
@@ -91,6 +94,10 @@ class FileWatcher:
             if found == before:
                 break
         return found
+
+
+def _stamps(paths: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    return {str(path): stamp for path in paths if (stamp := _stamp(path))}
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue
             click.echo(str(fault), err=True)
         if report.valid:
             counted = ", ".join(f"{count} {kind}" for kind, count in report.rules.items() if count)
-            click.echo(f"{config} is valid: {counted} rules, revision {report.revision}")
+            click.echo(f"{config} is valid: {counted or 'no'} rules, revision {report.revision}")
     if not report.valid or (strict and report.faults):
         raise SystemExit(INVALID)
 

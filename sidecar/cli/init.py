@@ -2,15 +2,17 @@
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import click
 import orjson
 
+from sidecar.cli.casbin_folder import MODEL_FILE, CasbinFolder, attributes_yaml, read_folder, upstreams_of
 from sidecar.cli.client_files.configuration import open_client_file
 from sidecar.cli.client_files.folder import VARIABLES_PATH, Import, imported, upstreams_yaml
 from sidecar.cli.client_files.wrap import names_of
-from sidecar.cli.command import FOLDER, CommandFailed, json_option, print_json
+from sidecar.cli.command import EXISTING_FILE, FOLDER, CommandFailed, json_option, print_json
 from sidecar.cli.config import schema_of
 from sidecar.errors import visible
 from sidecar.settings.shipped_files import shipped
@@ -85,14 +87,35 @@ _IGNORED = """\
 @click.command()
 @click.argument("folder", metavar="[DIR]", type=FOLDER, default=".")
 @click.option("--from", "source", type=click.Path(path_type=Path), help="Take the servers of an MCP client's file.")
+@click.option(
+    "--casbin",
+    type=(EXISTING_FILE, click.Path(exists=True, path_type=Path)),
+    metavar="MODEL POLICY",
+    help="Take the policy of a Casbin program: its model, and its rows or a folder of them.",
+)
+@click.option("--map", "map_path", type=EXISTING_FILE, help="Names and settings for --casbin, YAML.")
 @json_option
-def init(folder: Path, source: Path | None, as_json: bool) -> None:
+def init(
+    folder: Path, source: Path | None, casbin: tuple[Path, Path] | None, map_path: Path | None, as_json: bool
+) -> None:
     """Write a working folder: sidecar.yaml, models, policies. Overwrites nothing.
 
-    --from reads .mcp.json, claude_desktop_config.json, .vscode/mcp.json, .cursor/mcp.json and their like."""
-    files = starting_files()
+    --from reads .mcp.json, claude_desktop_config.json, .vscode/mcp.json, .cursor/mcp.json and their like.
+
+    --casbin keeps model and rows as they are; `policy.names` in sidecar.yaml says which caller, tool and action is
+    which subject, object and action there. --map gives `names`, `roles`, `request` and `default` as `policy` has them,
+    `use` (2 for r2, p2 and m2) and `upstreams` (name: URL). What it leaves out is asked on a terminal, else assumed and
+    noted."""
+    if casbin is not None and source is not None:
+        raise click.UsageError("--casbin and --from exclude each other")
+    if map_path is not None and casbin is None:
+        raise click.UsageError("--map belongs to --casbin")
+    files: Mapping[str, str | bytes] = starting_files()
     secrets: Mapping[str, str] = {}
     notes: list[str] = []
+    if casbin is not None:
+        program = read_folder(*casbin, map_path)
+        files, notes = _with_casbin(files, program), _notes_of(program)
     if source is not None:
         file, _ = open_client_file(source)
         found = imported(file, folder, os.environ, names_of(file, "http://127.0.0.1:8070"), home=Path.home())
@@ -107,6 +130,23 @@ def init(folder: Path, source: Path | None, as_json: bool) -> None:
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)
     click.echo(f"wrote {len(files) + len(secrets)} files to {folder}\nnext: sidecar check -c {folder / 'sidecar.yaml'}")
+
+
+def _with_casbin(files: Mapping[str, str | bytes], taken: CasbinFolder) -> dict[str, str | bytes]:
+    proposal = taken.proposal
+    head, _, _ = _SETTINGS.partition("upstreams:\n")
+    before, policy, _ = head.partition("policy:\n")
+    path = "  path: policies                 # what is allowed\n"
+    head = f"{before}{policy}{path}{taken.settings()}\n"
+    found = {name: content for name, content in files.items() if not name.startswith(("models/", "policies/"))}
+    found |= {"sidecar.yaml": f"{head}upstreams:\n{upstreams_of(proposal)}", MODEL_FILE: taken.model, **taken.rows}
+    attributes = attributes_yaml(proposal)
+    return found | ({"policies/attributes.yaml": attributes} if attributes else {})
+
+
+def _notes_of(taken: CasbinFolder) -> list[str]:
+    example = taken.proposal.example
+    return [*taken.proposal.notes, *([example] if example else [])]
 
 
 def _starting_with(found: Import) -> dict[str, str]:
@@ -132,11 +172,16 @@ def _needs(found: Import, folder: Path) -> list[str]:
     return notes
 
 
-def starting_files() -> Mapping[str, str]:
+@cache
+def _schema() -> str:
+    return orjson.dumps(schema_of("config"), option=orjson.OPT_INDENT_2).decode() + "\n"
+
+
+def starting_files() -> dict[str, str]:
     models = {f"models/{path.name}": path.read_text("utf-8") for path in sorted(shipped("models").glob("*.conf"))}
     return {
         "sidecar.yaml": _SETTINGS,
-        "sidecar.schema.json": orjson.dumps(schema_of("config"), option=orjson.OPT_INDENT_2).decode() + "\n",
+        "sidecar.schema.json": _schema(),
         **models,
         "policies/agent_to_tool.csv": _RULES,
         "policies/budgets.yaml": _BUDGETS,
@@ -145,11 +190,11 @@ def starting_files() -> Mapping[str, str]:
     }
 
 
-def write_files(folder: Path, files: Mapping[str, str], *, secret: bool = False) -> None:
+def write_files(folder: Path, files: Mapping[str, str | bytes], *, secret: bool = False) -> None:
     """Write files that must not exist yet; `secret` ones are readable by their owner only. Raises OSError."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o666)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)

@@ -6,7 +6,7 @@ faults. It reads files and nothing else: no clock, no network.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import chain, groupby, islice
@@ -103,7 +103,7 @@ def load_policy(
     Raises PolicyError with every fault; suspicious rows that are valid are reported in `warnings`."""
     draft = PolicyBuilder(scopes, names, agent_ids)
     stock = _read_models(models, draft, casbin)
-    for file in policy_files(policies, draft.faults, frozenset(stock.files)):
+    for file in _files(policies, draft, frozenset(stock.files), casbin.rows):
         _read_file(file, draft, stock)
     for path, readers in stock.files.items():
         if (text := read_text(path, draft.faults)) is not None:
@@ -128,6 +128,18 @@ def load_policy(
         return source
     revision = sha256(f"{source.revision}{_stock_revision(tables, casbin, attributes)}".encode()).hexdigest()
     return replace(source, stock=tables, casbin=casbin, attributes=attributes, revision=revision)
+
+
+def _files(policies: Path, draft: PolicyBuilder, named: Container[Path], rows: Path | None) -> Iterator[PolicyFile]:
+    """All files of rows but those that the settings name; those of `policy.csv` may come from an adapter."""
+    for file in policy_files(policies, draft.faults, named):
+        if rows is None or file.is_yaml or file.stem != POLICY:
+            yield file
+        else:
+            message, hint = f"the rows of {COMMON_MODEL} come from policy.source.adapter", "remove one of the two"
+            draft.faults.whole("P002", message, str(file.path), hint)
+    if rows is not None:
+        yield PolicyFile(rows, rows.name, POLICY)
 
 
 def _stock_revision(tables: Mapping[PermissionKind, StockTable], casbin: CasbinSettings, attributes: Attributes) -> str:

@@ -78,7 +78,7 @@ def load_policy_aside(
     thread; `reading` can abandon the wait.
 
     Raises PolicyError, also when the process fails or takes longer than two minutes; OSError if none can be started."""
-    if _size(models, policies) <= small_bytes:
+    if _size(models, policies, casbin.rows) <= small_bytes:
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids, casbin=casbin)
     options = {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids), "casbin": casbin}
     order = (models.absolute() if isinstance(models, Path) else models, policies.absolute()), options
@@ -110,10 +110,10 @@ def load_policy_aside(
         process.wait()
 
 
-def _size(models: Models, policies: Path) -> int:
+def _size(models: Models, policies: Path, rows: Path | None) -> int:
     total = 0
     named = () if isinstance(models, Path) else [path for files in models.values() for path in files.policy]
-    for path in {*(file.path for file in policy_files(policies, Faults())), *named}:
+    for path in {*(file.path for file in policy_files(policies, Faults())), *named, *filter(None, (rows,))}:
         with suppress(OSError):
             total += path.stat().st_size
     return total

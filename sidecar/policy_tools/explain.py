@@ -96,6 +96,7 @@ class _Trace:
         self._source, self._engine, self._chain = source, engine, chain
         self._question, self._at_s = question, at_s
         self._texts = {condition.digest: condition.text for condition in source.conditions.values()}
+        self._texts |= {table.digest: table.source.model.matcher for table in source.stock.values()}
         self.sources: Mapping[RecordedKey, str] = {}
 
     def explanation(self, decision: Decision, allowed: bool | None, budgets: Budgets, why: str = "") -> Explanation:

@@ -275,6 +275,18 @@ class CasbinSettings(Section):
     casbin_max_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1_000
     """The most rows of one kind that pycasbin may decide: it takes some 20 µs a row, and calls wait for it."""
 
+    _rows: Path | None = PrivateAttr(default=None)
+
+    @property
+    def rows(self) -> Path | None:
+        """The file of the rows that came from an adapter; those of `policies/policy.csv` elsewhere."""
+        return self._rows
+
+    def with_rows(self, path: Path) -> Self:
+        policy = self.model_copy()
+        policy._rows = path
+        return policy
+
 
 class PolicySettings(CasbinSettings):
     """Policy as code."""
@@ -301,18 +313,6 @@ class PolicySettings(CasbinSettings):
     scopes: Many[PolicyScope] = ()
     """What the files of a folder may say; a file that no scope names may say anything."""
 
-    _rows: Path | None = PrivateAttr(default=None)
-
-    @property
-    def rows(self) -> Path | None:
-        """The file of the rows that came from an adapter; they are part of the policy in `path`."""
-        return self._rows
-
-    def with_rows(self, path: Path) -> Self:
-        policy = self.model_copy()
-        policy._rows = path
-        return policy
-
     @property
     def is_fetched(self) -> bool:
         """Whether models and all rules come from a source."""
@@ -334,6 +334,9 @@ class PolicySettings(CasbinSettings):
         return tuple(dict.fromkeys(named))
 
     def _faults(self) -> Iterator[Finding]:
+        if self.source is not None and self.source.adapter is not None and not isinstance(self.models, Path):
+            hint = "name a folder with model.conf, which decides every kind that has no model there"
+            yield Finding("the rows of an adapter are those of one model", "S160", hint, ("models",))
         for name in ("models", "path") if self.is_fetched else ():
             if name in self.model_fields_set:
                 hint = "remove it, or the source; a source holds policies/, and models/ or the shipped ones"

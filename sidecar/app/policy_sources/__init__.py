@@ -1,9 +1,10 @@
-"""Fetches policies from git or signed bundles.
+"""Fetches policies from git, signed bundles, or adapters of pycasbin.
 
     tarball.py           unpacks archives, which are untrusted
     bundle.py            makes, signs, checks and unpacks signed bundles
     https.py             fetches a bundle from a URL
     git.py               fetches the files that a git ref names
+    adapter.py           reads the rows that an adapter of pycasbin gives
     stored_revisions.py  stores fetched policies on disk, and refuses older and much smaller ones
     poller.py            polls the source and adopts what it finds
 

@@ -53,6 +53,7 @@ class GitOrigin:
     processes: Processes
     _refused: dict[tuple[str, GitSource], str] = field(default_factory=dict)
     _looked_at: tuple[str, GitSource] | None = None
+    rest_s: float = 0.0
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
         chosen = settings.policy.source.git if settings.policy.source else None
@@ -71,6 +72,9 @@ class GitOrigin:
 
     def forget(self) -> None:
         self._refused = {}
+
+    async def close(self) -> None:
+        """Nothing of it runs between two looks."""
 
     async def _look(self, settings: Settings, chosen: GitSource) -> StoredPolicy | None:
         shelf, old = StoredRevisions(settings), await asyncio.to_thread(kept_for, settings)

@@ -27,6 +27,7 @@ class BundleOrigin:
     clock: Callable[[], float]
     _seen: tuple[str, BundleSource, bytes] | None = None
     _refused: str = ""
+    rest_s: float = 0.0
 
     async def look(self, settings: Settings) -> StoredPolicy | None:
         """Fetch, check and unpack the bundle if it differs from the last one taken. Raises SourceError."""
@@ -54,6 +55,9 @@ class BundleOrigin:
 
     def forget(self) -> None:
         self._seen, self._refused = None, ""  # the settings or keys that it was judged by may have changed
+
+    async def close(self) -> None:
+        """Nothing of it runs between two looks."""
 
     def _take(self, settings: Settings, chosen: BundleSource, raw: bytes) -> StoredPolicy | None:
         old, shelf = kept_for(settings), StoredRevisions(settings)

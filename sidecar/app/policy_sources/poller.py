@@ -21,6 +21,7 @@ from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.processes.launcher import Processes
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+LONGEST_ADAPTER_PAUSE_S: Final = 10.0  # its reader is on this machine, and a database is back sooner than a repository
 IDLE_S: Final = 3600.0  # without a source there is nothing to wait for
 SPREAD: Final = 0.2  # share of the interval, so that replicas started together poll at different times
 
@@ -28,6 +29,9 @@ log = logging.getLogger("sidecar.app.policy_sources")
 
 
 class PolicyOrigin(Protocol):
+    rest_s: float
+    """The shortest pause before it is looked at again."""
+
     async def look(self, settings: Settings) -> StoredPolicy | None:
         """The source's policy, checked and stored; None if already taken. Raises SourceError, SettingsError."""
 
@@ -36,6 +40,9 @@ class PolicyOrigin(Protocol):
 
     def forget(self) -> None:
         """Judge refused policies again."""
+
+    async def close(self) -> None:
+        """End what it has running."""
 
 
 AdoptPolicy = Callable[[StoredPolicy, str, Callable[[], Awaitable[None]]], Awaitable[None]]
@@ -59,6 +66,7 @@ class SourcePoller:
     _origin: PolicyOrigin | None = None
     _kind: str = ""
     _failures: int = 0
+    _longest_pause_s: float = LONGEST_PAUSE_S
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -123,6 +131,8 @@ class SourcePoller:
         async with self._one_at_a_time:
             kind = settings.policy.source.kind if settings.policy.source else ""
             if kind != self._kind:
+                if self._origin is not None:
+                    await self._origin.close()
                 self._origin, self._kind = self._made(kind), kind
             if (origin := self._origin) is None:
                 self.trouble, self.faults, self.good_at = (), {}, None
@@ -132,7 +142,10 @@ class SourcePoller:
                 if new is not None:
                     await self._adopted(origin, settings, new, adopt, by)
             except (SourceError, ConfigError) as error:
-                self._fail(settings, str(error), error.faults if isinstance(error, ConfigError) else ())
+                longest_s = LONGEST_PAUSE_S
+                if kind == "adapter" and isinstance(error, SourceError):  # it was read, if its rows are refused
+                    longest_s = 0.0 if error.refused else LONGEST_ADAPTER_PAUSE_S
+                self._fail(settings, str(error), error.faults if isinstance(error, ConfigError) else (), longest_s)
                 return error
             except Exception as error:  # an unexpected error must not end polling
                 log.exception("the policy's source could not be looked at")
@@ -156,8 +169,8 @@ class SourcePoller:
         try:
             await adopt(new, by, keep)
         except ConfigError as error:
-            folder = str(shelf_of(settings) / new.name)
-            if any(fault.file.startswith(folder) for fault in error.faults):
+            folders = tuple(map(str, (shelf_of(settings) / new.name, *settings.policy.folders)))
+            if any(fault.file.startswith(folders) for fault in error.faults):
                 origin.refuse(str(error))  # the policy itself is at fault: judge again only when it changes
             else:
                 origin.forget()
@@ -177,6 +190,10 @@ class SourcePoller:
                 from sidecar.app.policy_sources.git import GitOrigin
 
                 return GitOrigin(self.clock, self.processes)
+            case "adapter":
+                from sidecar.app.policy_sources.adapter import AdapterOrigin
+
+                return AdapterOrigin(self.clock, self.processes, self.hint)
         return None
 
     def _good(self, settings: Settings) -> None:
@@ -186,8 +203,11 @@ class SourcePoller:
         kept = kept_for(settings)
         self.metrics.policy_source(True, self.good_at, kept.version if kept is not None else 0)
 
-    def _fail(self, settings: Settings, why: str, faults: Sequence[Fault] = ()) -> None:
-        self._failures += 1
+    def _fail(
+        self, settings: Settings, why: str, faults: Sequence[Fault] = (), longest_s: float = LONGEST_PAUSE_S
+    ) -> None:
+        """Report a failure. Pauses grow up to `longest_s`; 0 means that they do not grow."""
+        self._failures, self._longest_pause_s = self._failures + 1 if longest_s else 0, longest_s
         self.faults = Counter(fault.code for fault in faults)
         told = ("what the policy's source has now does not serve, what was taken last does", why)
         if told != self.trouble:
@@ -200,7 +220,7 @@ class SourcePoller:
         source = settings.policy.source
         if source is None:
             return IDLE_S
-        every_s = source.chosen.every
+        every_s = max(source.chosen.every, 0.0 if self._origin is None else self._origin.rest_s)
         if self._failures:
-            every_s = min(FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 16), max(every_s, LONGEST_PAUSE_S))
+            every_s = min(FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 16), max(every_s, self._longest_pause_s))
         return every_s * (1 - SPREAD / 2 + SPREAD * self.random())

@@ -12,6 +12,7 @@ from sidecar.settings.stored_policy import CURRENT, StoredPolicy, shelf_of
 from sidecar.settings.writing import sync_folder, write_whole
 
 GIT: Final = "git"
+FEW_ROWS: Final = 3  # of fewer rows, any may be taken away
 
 
 class SourceError(Exception):
@@ -75,6 +76,9 @@ def objection(new: StoredPolicy, old: StoredPolicy | None, accept: str | None) -
         return f"it is older than what serves: {new.version} after {old.version}"
     if new.version == old.version and new.kind == "bundle":
         return f"it is another one of the same version, {new.version}"
+    if new.kind == "adapter":
+        few = new.size * 2 <= old.size and old.size >= FEW_ROWS
+        return f"it gave half of what serves, or less: {new.size} rows after {old.size}" if few else ""
     if new.size * 2 < old.size:
         return f"it is less than half as large as what serves: {new.size} bytes after {old.size}"
     return ""

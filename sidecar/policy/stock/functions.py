@@ -1,8 +1,8 @@
 """Casbin's matching functions, compiled once for each pattern.
 
-Each function decides as the function of that name in pycasbin 2.8 does, for texts without line breaks. Regular
-expressions and globs run on RE2, which is linear in the text; a pattern that RE2 or pycasbin cannot compile is an error
-of the policy, reported when it is loaded.
+Each function decides as the function of that name in pycasbin 2.8 does, for texts without line breaks (`\\b` knows the
+words of ASCII alone). Regular expressions and globs run on RE2, which is linear in the text; a pattern that RE2 or
+pycasbin cannot compile is an error of the policy, reported when it is loaded.
 
     keyMatch    one `*`, which ends the pattern         ipMatch     an address or a network
     keyMatch2   `:name` is a segment, `/*` the rest     globMatch   `*`, `**`, `?`, `[...]`, `{a,b}`
@@ -115,7 +115,35 @@ def _linear(pattern: str) -> re2._Regexp:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError):
         raise BadPatternError("pycasbin cannot compile it") from None
-    return _compiled(pattern)
+    return _compiled(_with_unicode(pattern))
+
+
+# Python's classes are Unicode's, RE2's are ASCII's.
+_CLASSES: Final = {
+    "d": r"\p{Nd}", "D": r"\P{Nd}", "w": r"\p{L}\p{N}_", "s": r"\s\v\x1c-\x1f\x85\p{Z}",
+}  # fmt: skip
+_BRACKETS_OR_ESCAPE: Final = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])|\\(.)", re.DOTALL)
+
+
+def _with_unicode(pattern: str) -> str:
+    """Write the classes of a Python pattern as RE2 takes them."""
+    return _BRACKETS_OR_ESCAPE.sub(_written_class, pattern)
+
+
+def _written_class(found: re.Match[str]) -> str:
+    brackets, name = found.groups()
+    if brackets is not None:
+        return re.sub(r"\\(.)", _member, brackets, flags=re.DOTALL)
+    members = _CLASSES.get(name.lower(), "")
+    if not members or name in "dD":
+        return _CLASSES.get(name, found[0])
+    return f"[{'^' if name.isupper() else ''}{members}]"
+
+
+def _member(found: re.Match[str]) -> str:
+    if found[1] in "WS":
+        raise BadPatternError(f"a linear engine has no {found[0]} within brackets")
+    return _CLASSES.get(found[1], found[0])
 
 
 def _compiled(pattern: str) -> re2._Regexp:
@@ -279,7 +307,7 @@ _WILD: Final = f"[^{_SLASH}{_HIDDEN}]"
 _DEEP: Final = f"[^{_HIDDEN}]*"  # what a `**` stands for
 _MEMBER: Final = r"[^][\\-](?:-[^][\\-])?"
 _GLOB_PART: Final = re.compile(
-    rf"(?P<stars>\*+)|(?P<one>\?)|\[(?P<but>[!^]?+)(?P<members>(?:[]-]|{_MEMBER})(?:{_MEMBER})*-?)]"
+    rf"(?P<stars>\*+)|(?P<one>\?)|\[(?P<but>[!^]|(?![!^]))(?P<members>(?:[]-]|{_MEMBER})(?:{_MEMBER})*-?)]"
     r"|(?P<bad>\[)|\\?(?P<text>.?)",
     re.DOTALL,
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Protocol
 
 from sidecar.errors import Reason
@@ -86,7 +85,7 @@ class StockPolicy:
         options = role_options(settings)
         self.kind, self.table = table.kind, table
         self.reader = CasbinRequests(source, settings, attributes)
-        self.digest = sha256(source.model.matcher.encode()).hexdigest()
+        self.digest = table.digest
         self._subjects, self._objects = ASKED[table.kind]
         self._conditions = conditions
         self._rules = Rules(source.model, source.rows, source.links, options, source.index)
@@ -117,7 +116,8 @@ class StockPolicy:
             if isinstance(outcome, str):  # assumed while listing: the caller will write what it reads
                 return LinkAnswer(Link(*about, allowed=True))
             decision, expired = outcome.decision, outcome.expired
-        rules = tuple(sorted(map(self.table.rule, decision.rows), key=BY_ID))
+        # Without rows the matcher alone decides, over the one row that Casbin then implies.
+        rules = tuple(sorted(map(self.table.rule, decision.rows if len(self.table) else ()), key=BY_ID))
         reason = None if decision.allowed else _reason(decision, expired)
         link = Link(*about, decision.allowed, reason, rules)
         limited = tuple(rule for rule in rules if rule.max_calls_per_hour is not None) if decision.allowed else ()
@@ -148,7 +148,7 @@ class StockPolicy:
     def decided(self, request: Sequence[Any], scene: ConditionContext, units: float) -> tuple[MatcherOutcome, float]:
         """Decide a request with all its attributes; return the units that are left too."""
         table = self.table
-        if table.is_plain:
+        if table.is_plain or not len(table):
             return _outcome(self._decider.decide(request)), units
         matching, failed = self._decider.matching(request)
         words: list[tuple[int, str]] = []
@@ -184,7 +184,10 @@ class StockPolicy:
         graph, texts = self._rules.roles.get("g"), self.reader.caller(subject)
         if graph is None or texts is None:
             return ()
-        held = graph.containers(texts.caller, texts.dom if graph.form.by_domain else "")
+        try:
+            held = graph.containers(texts.caller, texts.dom if graph.form.by_domain else "")
+        except EvaluationError:  # of a condition that the decision did not need
+            return ()
         return tuple(dict.fromkeys(rule.subject for rule in rules if rule.subject in held))
 
 

@@ -21,7 +21,8 @@ from sidecar.policy.faults import Faults, SourceLine, meant, shown
 from sidecar.policy.grammar import Wrong
 from sidecar.policy.model import ModelEntry
 from sidecar.policy.rows import MAX_LINE_CHARS, hidden_character
-from sidecar.policy.stock.expression import TEXTS, BadExpressionError, read_expression, uncompiled_rule
+from sidecar.policy.stock.compiler import read_expression, uncompiled_rule
+from sidecar.policy.stock.expression import TEXTS, BadExpressionError
 from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, BadPatternError, time_match
 from sidecar.policy.stock.model import BadModelError, StockModel, definitions_of, model_of
 from sidecar.policy.stock.roles import RoleOptions, checked

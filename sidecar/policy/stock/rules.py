@@ -11,7 +11,8 @@ from heapq import merge
 from itertools import groupby, islice
 from typing import Any, Final, NamedTuple
 
-from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS, EvaluationError, Expression, read_expression
+from sidecar.policy.stock.compiler import read_expression
+from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS, EvaluationError, Expression
 from sidecar.policy.stock.model import Effect, StockModel, definitions_of
 from sidecar.policy.stock.roles import PLAIN_ROLES, RoleOptions, role_graphs
 from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexSearch, Row, index_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 
 from sidecar.policy.grammar import NONE, expires_at
 from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS
@@ -13,10 +14,11 @@ from sidecar.vocabulary import PermissionKind, RuleRef
 
 class StockTable:
     """The rows in the order in which they are tried, as an iterable of `RuleRef`s. Subjects, objects and actions of
-    these rules are the policy's own names."""
+    these rules are the policy's own names. `digest` is that of the matcher."""
 
     def __init__(self, kind: PermissionKind, source: StockSource) -> None:
         self.kind, self.source = kind, source
+        self.digest = sha256(source.model.matcher.encode()).hexdigest()
         columns = source.model.columns
         self._sub, self._obj, self._act = (
             next((at for at, name in enumerate(columns) if name in known), None)

@@ -23,8 +23,9 @@ Rows = dict[str, list[tuple[str, ...]]]
 _NAMES = ("a", "b", "c", "/x", "/x/1", "/x/1/2", "10.0.0.1", "10.0.0.2", "r1", "r2", "r3", "", "5", "anonymous")
 _PATTERNS = (
     *("/x/*", "/x/:id", "/x/{id}", "/*", "*", "10.0.0.0/24", "10.0.0.1", "/x/1", "a", "r1", "r2", "/x/{i}/{i}"),
-    *("/x/.", "x", "r1|a", "/**", "/x/{id}/*", "(a)|(b)", "/x/:id/:id"),
+    *("/x/.", "x", "r1|a", "/**", "/x/{id}/*", "(a)|(b)", "/x/:id/:id", "p_sub", "anot b", "[^/]+", "é"),
 )
+_LITERALS = (*_NAMES, "p.sub", "a!b", "a&&b", "x||y", "é")
 _ROLES = ("r1", "r2", "r3")
 _DOMAINS = ("d1", "d2", "d3")
 _MATCHES = ("keyMatch", "keyMatch2", "keyMatch3", "keyMatch4", "keyMatch5", "regexMatch", "globMatch", "ipMatch")
@@ -47,6 +48,7 @@ class DrawnModel:
     rows: Rows
     options: Mapping[str, Mapping[str, str]]
     request: Callable[[], list[Any]]
+    suffix: str
 
 
 class ModelDrawer:
@@ -57,14 +59,14 @@ class ModelDrawer:
         self.has_domain = drawn.random() < 0.4
         self.has_attributes = drawn.random() < 0.4
         self.has_extra = drawn.random() < 0.15
-        self.request = [
-            "sub",
-            *(["dom"] if self.has_domain else []),
-            "obj",
-            "act",
-            *(["env"] if self.has_extra else []),
-        ]
+        self.suffix = "2" if drawn.random() < 0.1 else ""
+        self.is_long = drawn.random() < 0.05  # a chain of more roles than pycasbin follows
+        self.names: tuple[str, ...] = (
+            *_NAMES,
+            *(("k0", "k1", "k3", "k9", "k10", "k11", "k12") if self.is_long else ("p_sub", "anot b", "é")),
+        )
         self.columns = ["sub", *(["dom"] if self.has_domain else []), "obj", "act"]
+        self.request = [*self.columns, *(["env"] if self.has_extra else [])]
         self.roles: dict[str, int] = {}
         self.options: dict[str, dict[str, str]] = {}
         self._draw_roles()
@@ -77,6 +79,9 @@ class ModelDrawer:
             self.columns.insert(drawn.randint(0, len(self.columns)), "rule")
         self.texts = [f"r.{name}" for name in self.request if name != "env"]
         self.cells = [f"p.{name}" for name in self.columns if name in ("sub", "dom", "obj", "act")]
+        self.reads_rows = self.has_rule or drawn.random() < 0.95
+        if not self.reads_rows:
+            self.cells = ['"a"', '"/x/*"', '"r1"', '"10.0.0.0/24"']
 
     def _draw_roles(self) -> None:
         drawn = self.drawn
@@ -100,32 +105,39 @@ class ModelDrawer:
             effects.append(SUBJECT_PRIORITY)
         matcher = self.expression(3)
         if self.has_rule:
-            matcher = drawn.choice(["eval(p.rule) && {}", "{} && eval(p.rule)", "{} || eval(p.rule)"]).format(
-                f"({matcher})"
-            )
+            form = drawn.choice(["eval(p.rule) && ({})", "({}) && eval(p.rule)", "({}) || eval(p.rule)"])
+            matcher = form.format(matcher)
         if drawn.random() < 0.15:
             matcher = f'({matcher}) || r.sub == "{drawn.choice(_NAMES[:3])}"'
         forms = {name: ", ".join("_" * count) for name, count in self.roles.items()}
         if "condition" in self.options.get("g", {}):
             forms["g"] += ", (_, _)"
-        text = conf(
-            matcher,
-            request=", ".join(self.request),
-            columns=", ".join(self.columns),
-            effect=drawn.choice(effects),
-            roles=forms,
-        )
-        rows: Rows = {"p": [tuple(map(self.cell, self.columns)) for _ in range(drawn.randint(1, 9))]}
+        request, columns = ", ".join(self.request), ", ".join(self.columns)
+        text = conf(self.own(matcher), request=request, columns=columns, effect=drawn.choice(effects), roles=forms)
+        if self.suffix:
+            text = text.replace("\nr = ", "\nr = sub\nr2 = ").replace("\np = ", "\np = sub\np2 = ")
+            text = text.replace("\nm = ", "\nm = r.sub == p.sub\nm2 = ")
+        count = drawn.randint(1, 9) if self.reads_rows else drawn.randint(0, 1)
+        rows: Rows = {f"p{self.suffix}": [tuple(map(self.cell, self.columns)) for _ in range(count)]}
         for name in self.roles:
             rows[name] = list(dict.fromkeys(self.link(name) for _ in range(drawn.randint(0, 5))))
-        return DrawnModel(text, rows, self.options, self.values)
+            if self.is_long and "condition" not in self.options.get(name, {}):
+                rows[name] += [self.chained(name, at) for at in range(12)]
+        return DrawnModel(text, rows, self.options, self.values, self.suffix)
+
+    def own(self, text: str) -> str:
+        """Return an expression with the names of the definition that is drawn."""
+        return re.sub(r"\b([pr])\.", rf"\g<1>{self.suffix}.", text)
+
+    def chained(self, name: str, at: int) -> tuple[str, ...]:
+        return (f"k{at}", f"k{at + 1}", *(["d1"] if self.roles[name] == 3 else []))
 
     def cell(self, column: str) -> str:
         choices: Mapping[str, Sequence[str]] = {
             "eft": ("allow", "deny", "allow", "x"), "priority": tuple(map(str, range(13))), "dom": ("d1", "d2", "*"),
-            "rule": _RULES,
+            "rule": tuple(map(self.own, _RULES)),
         }  # fmt: skip
-        return self.drawn.choice(choices.get(column, (*_PATTERNS, *_NAMES[:12])))
+        return self.drawn.choice(choices.get(column, (*_PATTERNS, *self.names[:12], *self.names[14:])))
 
     def link(self, name: str) -> tuple[str, ...]:
         drawn = self.drawn
@@ -142,7 +154,7 @@ class ModelDrawer:
 
     def values(self) -> list[Any]:
         def value() -> str:
-            text = self.drawn.choice(_NAMES)
+            text = self.drawn.choice(self.names)
             if not self.has_attributes:
                 return text
             attributes = {
@@ -152,7 +164,7 @@ class ModelDrawer:
             }
             return Attributed(text, attributes)
 
-        request: list[Any] = [value(), value(), self.drawn.choice(_NAMES)]
+        request: list[Any] = [value(), value(), self.drawn.choice(self.names)]
         if self.has_domain:
             request.insert(1, self.drawn.choice(_DOMAINS))
         if self.has_extra:
@@ -180,7 +192,7 @@ class ModelDrawer:
             [self.equality] * 6
             + [self.match] * 4
             + [self.member] * 2
-            + [self.ordering, self.column, self.own, self.got]
+            + [self.ordering, self.column, self.native, self.got]
         )
         kinds += [self.role] * 5 if self.roles else []
         kinds += [self.attribute] * 3 if self.has_attributes else []
@@ -188,21 +200,26 @@ class ModelDrawer:
         return drawn.choice(kinds)()
 
     def text(self) -> str:
-        return self.drawn.choice((*self.texts, *self.cells, f'"{self.drawn.choice(_NAMES)}"'))
+        return self.drawn.choice((*self.texts, *self.cells, f'"{self.drawn.choice(_LITERALS)}"'))
 
     def equality(self) -> str:
         return f"{self.drawn.choice(self.texts)} {self.drawn.choice(('==', '==', '==', '!='))} {self.text()}"
 
     def role(self) -> str:
         name = self.drawn.choice(sorted(self.roles))
-        domain = [", r.dom"] if self.roles[name] == 3 else [""]
-        return f"{name}({self.drawn.choice(self.texts)}, {self.drawn.choice(self.cells)}{domain[0]})"
+        pair = [self.drawn.choice(self.texts), self.drawn.choice(self.cells)]
+        if self.drawn.random() < 0.1:
+            pair = self.drawn.choice([pair[::-1], [pair[0], '"r1"'], [pair[0], self.drawn.choice(self.texts)]])
+        domain = [self.drawn.choice(("r.dom", "r.dom", "r.dom", "p.dom", '"d1"'))] if self.roles[name] == 3 else []
+        if domain == ["p.dom"] and not self.reads_rows:
+            domain = ["r.dom"]
+        return f"{name}({', '.join([*pair, *domain])})"
 
     def match(self) -> str:
         pattern = self.drawn.choice((*self.cells, *self.cells, '"/x/*"', '"/x/{id}"', *self.texts))
         return f"{self.drawn.choice(_MATCHES)}({self.drawn.choice(self.texts)}, {pattern})"
 
-    def own(self) -> str:
+    def native(self) -> str:
         text, cell = self.drawn.choice(self.texts), self.drawn.choice(self.cells)
         effect = "p.eft" if "eft" in self.columns else '"allow"'
         return self.drawn.choice((f"who({text}, {cell}, {effect})", f"glob({text}, {cell})", f"globs({text}, {cell})"))

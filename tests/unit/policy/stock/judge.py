@@ -20,7 +20,8 @@ from casbin.persist import Adapter
 from casbin.persist.adapter import _extract_tokens
 
 from sidecar.policy import patterns
-from sidecar.policy.stock.expression import BadExpressionError, uncompiled_rule
+from sidecar.policy.stock.compiler import uncompiled_rule
+from sidecar.policy.stock.expression import BadExpressionError
 from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, BadPatternError, time_match
 from sidecar.policy.stock.model import definitions_of, model_of
 from sidecar.policy.stock.roles import RoleOptions, checked
@@ -121,12 +122,13 @@ def differences(setup: Setup, requests: int, drawn: Random) -> tuple[int, int]:
 def loaded(model: generated.DrawnModel) -> Rules | None:
     """Return the rules of a drawn model; None if it is refused when it is loaded."""
     try:
-        rules = rules_of(model.conf, model.rows, model.options)
-        for row in model.rows["p"]:
+        rules = rules_of(model.conf, model.rows, model.options, model.suffix)
+        for row in model.rows[f"p{model.suffix}"]:
             _check_row(rules, row)
     except (BadExpressionError, BadPatternError, ValueError):
         return None
-    return None if rules.expression.foreign else rules
+    is_empty = not model.rows[f"p{model.suffix}"] and rules.expression.reads_rows
+    return None if is_empty or rules.expression.foreign else rules
 
 
 def _check_row(rules: Rules, row: Sequence[str]) -> None:
@@ -147,7 +149,7 @@ def model_differences(models: int, requests: int, drawn: Random) -> Iterator[tup
             yield "refused", model.conf
             continue
         try:
-            judge = Judge(model.conf, model.rows, model.options)
+            judge = Judge(model.conf, model.rows, model.options, model.suffix)
         except Exception as error:  # pycasbin raises what it likes
             yield "refused by pycasbin", str(error)
             continue

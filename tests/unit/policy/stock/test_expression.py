@@ -2,6 +2,7 @@
 
 import pytest
 
+from sidecar.policy.stock.compiler import read_expression, uncompiled_rule
 from sidecar.policy.stock.expression import (
     MAX_DEPTH,
     MAX_EXPRESSION_CHARS,
@@ -10,8 +11,6 @@ from sidecar.policy.stock.expression import (
     Definitions,
     EvaluationError,
     Expression,
-    read_expression,
-    uncompiled_rule,
 )
 from sidecar.policy.stock.functions import MAX_PATTERN_CHARS
 

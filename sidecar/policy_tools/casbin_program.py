@@ -1,0 +1,355 @@
+"""Reads the model and rows of a Casbin program, and proposes the settings under which they decide calls.
+
+The files stay as they are. What no file of the program says is assumed, and each assumption is told: who the caller of
+the local listener is in the policy, which tools stand for its objects and actions, and what its code sets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import Field
+
+from sidecar.errors import PolicyError, fault_in
+from sidecar.policy.faults import Faults
+from sidecar.policy.files import KINDS, read_text
+from sidecar.policy.grammar import NONE
+from sidecar.policy.model import model_entries
+from sidecar.policy.source import load_policy
+from sidecar.policy.stock.expression import ACTIONS, DOMAINS, OBJECTS, SUBJECTS, TEXTS
+from sidecar.policy.stock.model import BadModelError, StockModel, model_of
+from sidecar.policy.stock.reading import path_of, tokens_of
+from sidecar.policy.stock.row_index import Row
+from sidecar.settings.field_types import Slug, url_of
+from sidecar.settings.policy import CasbinNames, CasbinSettings, Kind, ModelFiles, ObjectTarget, RoleFunctions
+
+PLANNER: Final = "nhi:planner"
+EXAMPLE: Final = "example"
+EXAMPLE_URL: Final = "http://127.0.0.1:9100/mcp"
+MAX_SERVERS: Final = 8  # objects that become an upstream each
+MAX_DOMAINS: Final = 8  # that have an entry each
+_PATTERN: Final = re.compile(r"[*:{}()\[\]|\\/^$?]")
+_NO_SLUG: Final = re.compile(r"[^a-z0-9]+")
+
+Ask = Callable[[str, str, Sequence[str]], str]
+"""Asks a person: a question, the answer by default, and the possible answers (empty: any)."""
+
+
+class CasbinMap(CasbinSettings):
+    """What `--map` says about a Casbin program: the settings of `policy`, and what init writes beside them."""
+
+    use: Annotated[int, Field(strict=True, ge=1, le=9)] = 1
+    """Which definitions of the model are used: 2 for `r2`, `p2` and `m2`."""
+    upstreams: Mapping[Slug, Annotated[str, url_of("http", "https")]] = Field(default_factory=dict)
+    """The MCP servers, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CasbinProgram:
+    """The files of a program. `rows` are those of the definition that is used, `links` those of roles."""
+
+    model: StockModel
+    rows: Sequence[Row]
+    links: Mapping[str, Sequence[Row]]
+
+    def column(self, names: Iterable[str]) -> list[str]:
+        """Return the distinct values of the first column with one of these names, in order."""
+        place = next((at for at, column in enumerate(self.model.columns) if column in names), None)
+        return [] if place is None else list(dict.fromkeys(row[place] for row in self.rows if place < len(row)))
+
+    def field(self, names: Iterable[str]) -> str:
+        """Return the field of a request with one of these names; "" if there is none."""
+        return next((name for name in self.model.request if name in names), "")
+
+    @property
+    def roles(self) -> frozenset[str]:
+        return frozenset(link[1] for link in self.links.get("g", ()) if len(link) > 1)
+
+    def attributes(self) -> dict[str, list[str]]:
+        """Return the attributes that the matcher and rules in rows read of the subject and the object."""
+        letter, texts = f"r{self.model.suffix}", [self.model.matcher, *(text for row in self.rows for text in row)]
+        read = re.compile(rf"\b{letter}\.(\w+)\.([A-Za-z_]\w*)")
+        found: dict[str, list[str]] = {"principal": [], "object": []}
+        for text in texts:
+            for name, attribute in read.findall(text):
+                side = "principal" if name in SUBJECTS else "object" if name in OBJECTS else ""
+                if side and attribute not in found[side]:
+                    found[side].append(attribute)
+        return found
+
+
+class Proposal(NamedTuple):
+    """The settings, with what was assumed. `why` are comments on settings, by their path; `attributes` those that the
+    policy reads of principals and of objects; `example` is a call and the request that is made of it."""
+
+    settings: CasbinMap
+    attributes: Mapping[str, Sequence[str]]
+    why: Mapping[str, str]
+    notes: Sequence[str]
+    example: str
+
+
+def files_in(policy: Sequence[Path]) -> list[Path]:
+    """Return the files of rows: of a folder, all `.csv` in the order of their names. Raises PolicyError."""
+    found: list[Path] = []
+    for path in policy:
+        inside = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+        if not inside:
+            raise PolicyError([fault_in(path, "no .csv file is in this folder", code="P001")])
+        found += inside
+    return found
+
+
+def read_program(model: Path, policy: Sequence[Path], use: int) -> CasbinProgram | None:
+    """Read the files of a program; None if its model is none, which `check_program` reports."""
+    faults = Faults()
+    text = read_text(model, faults)
+    entries = model_entries(str(model), text, faults) if text is not None else {}
+    try:
+        found = model_of({key: entry.value for key, entry in entries.items()}, "" if use == 1 else str(use))
+    except BadModelError:
+        return None
+    rows: dict[str, list[Row]] = {}
+    for path in policy:
+        for line in (read_text(path, faults) or "").splitlines():
+            if (stripped := line.strip()) and not stripped.startswith("#"):
+                try:
+                    key, *fields = (token.text for token in tokens_of(stripped))
+                except ValueError:
+                    continue
+                rows.setdefault(key, []).append(tuple(fields))
+    links = {key: [row for row in rows.get(key, ()) if len(row) >= 2] for key in found.roles}
+    return CasbinProgram(found, rows.get(f"p{found.suffix}", []), links)
+
+
+def check_program(model: Path, policy: Sequence[Path], settings: CasbinMap) -> None:
+    """Load the program under these settings. Raises PolicyError with every fault."""
+    files = ModelFiles.model_construct(model=model, policy=tuple(policy), use=settings.use)
+    kinds: Mapping[Kind, ModelFiles] = {kind.value: files for kind in KINDS}  # type: ignore[misc]
+    with TemporaryDirectory() as empty:
+        load_policy(kinds, Path(empty), casbin=settings)
+
+
+def propose(program: CasbinProgram, given: CasbinMap, ask: Ask | None = None) -> Proposal:
+    """Return the settings of a program: what `given` says, and for the rest what the files suggest, or the answers."""
+    return _Proposing(program, given, ask).run()
+
+
+@dataclass
+class _Proposing:
+    program: CasbinProgram
+    given: CasbinMap
+    ask: Ask | None
+    why: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> Proposal:
+        program, given = self.program, self.given
+        names, servers = self._names()
+        settings = given.model_copy(
+            update={
+                "names": names,
+                "roles": {**self._roles(), **given.roles},
+                "request": {**self._request(), **given.request},
+                "default": self._default(),
+                "upstreams": given.upstreams or dict.fromkeys(servers, self._url()),
+            }
+        )
+        read = program.attributes()
+        for name in program.model.request:
+            side, _, attribute = (path_of(name, settings) or "").partition(".")
+            if name not in TEXTS and side in read and attribute not in read[side]:
+                read[side].append(attribute)
+        if any(read.values()):
+            told = [f"{side}.{name}" for side, found in read.items() for name in found]
+            self.notes.append(f"the policy reads {_listed(told)}: write them into policies/attributes.yaml")
+        return Proposal(settings, read, self.why, self.notes, self._example(settings))
+
+    def _names(self) -> tuple[CasbinNames, list[str]]:
+        """Return the names, and the upstreams that they are about."""
+        said = self.given.names.model_fields_set
+        subject, domain = self._caller()
+        tables: dict[str, Mapping[str, str | ObjectTarget]] = {
+            name: getattr(self.given.names, name) for name in ("actions", "roles")
+        }
+        if "subjects" in said:
+            tables["subjects"] = self.given.names.subjects
+        elif subject:
+            tables["subjects"] = self._subjects(subject)
+        else:
+            tables["subjects"] = {"user:*": "*", "nhi:*": "*"}
+        if "domains" in said or not self.program.field(DOMAINS) or not domain:
+            tables["domains"] = self.given.names.domains
+        else:
+            tables["domains"] = {NONE: domain, "*": "*"}
+            self.notes.append(f"callers without a namespace are in the domain {domain}")
+            self.why["domains"] = "assumed for callers without a namespace; user:d/alice is in the domain d"
+        objects, servers = self._objects()
+        tables["objects"] = self.given.names.objects if "objects" in said else objects
+        if "objects" in said:
+            self.why.pop("objects", None)
+            servers = list(dict.fromkeys(filter(None, map(_server_of, tables["objects"])))) or [EXAMPLE]
+        return CasbinNames.model_validate(tables), servers
+
+    def _caller(self) -> tuple[str, str]:
+        """Return who `nhi:planner` is, and the domain of callers without one; "" for what the rows do not say."""
+        program = self.program
+        pairs = [pair for pair in self._pairs() if pair[0] and pair[0] not in program.roles]
+        pairs = [pair for pair in pairs if not any(map(_PATTERN.search, pair))]
+        subject, domain = next(iter(pairs), ("", ""))
+        if not domain:
+            domain = next((name for name in program.column(DOMAINS) if not _PATTERN.search(name)), "")
+        if self.ask is None or "subjects" in self.given.names.model_fields_set or not program.field(SUBJECTS):
+            return subject, domain
+        known = list(dict.fromkeys(name for name, _ in pairs))
+        asked = f"The local listener calls as {PLANNER}. Who is that in the policy"
+        return self.ask(f"{asked} ({_listed(known)})" if known else asked, subject or "planner", ()), domain
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield the subjects of rows, then the members of roles, each with its domain."""
+        columns, form = self.program.model.columns, self.program.model.roles.get("g")
+        sub, dom = (next((at for at, name in enumerate(columns) if name in said), None) for said in (SUBJECTS, DOMAINS))
+        for row in self.program.rows:
+            if sub is not None and len(row) == len(columns):
+                yield row[sub], row[dom] if dom is not None else ""
+        for link in self.program.links.get("g", ()):
+            yield link[0], link[2] if form is not None and form.by_domain and len(link) > 2 else ""
+
+    def _subjects(self, subject: str) -> dict[str, str]:
+        """An entry for each domain keeps `user:d1/a/b` apart from `user:b`."""
+        self.notes.append(f"{PLANNER}, the caller at the local listener, is {subject} in this policy")
+        self.why["subjects"] = f"who {PLANNER} is was assumed: the first subject of the rows that is no role"
+        domains = self.program.column(DOMAINS) if self.program.field(DOMAINS) else []
+        plain = [name for name in domains if not _PATTERN.search(name)][:MAX_DOMAINS]
+        return {PLANNER: subject, **{f"user:{name}/*": "*" for name in plain}, "user:*": "*"}
+
+    def _objects(self) -> tuple[dict[str, str | ObjectTarget], list[str]]:
+        objects, with_action = self._known_objects(), bool(self.program.field(ACTIONS))
+        servers = {_slug(name): name for name in objects}
+        plain = not any(map(_PATTERN.search, objects)) and all(servers) and len(servers) == len(objects)
+        if objects and plain and len(objects) <= MAX_SERVERS:
+            self.why["objects"] = "each object is an upstream, and its tools are the actions"
+            found: dict[str, str | ObjectTarget] = {
+                f"tool:{server}/*": ObjectTarget(obj=name, act="*") if with_action else name
+                for server, name in servers.items()
+            }
+            return found, [*servers]
+        obj = "/*" if any(name.startswith("/") for name in objects) else "*"
+        if not with_action:
+            self.why["objects"] = "the tool's name is the object"
+            return {f"tool:{EXAMPLE}/*": obj}, [EXAMPLE]
+        if not self.program.field(OBJECTS):
+            self.why["objects"] = "the tool's name is the action"
+            return {f"tool:{EXAMPLE}/*": ObjectTarget(obj="*", act="*")}, [EXAMPLE]
+        called = "data/1/GET is /data/1 and GET" if obj == "/*" else "data1/read is data1 and read"
+        self.why["objects"] = f"the tool {called}; for a tool of another name write its own entry above this one"
+        return {f"tool:{EXAMPLE}/*/*": ObjectTarget(obj=obj, act="*2")}, [EXAMPLE]
+
+    def _known_objects(self) -> list[str]:
+        """Return the objects of the rows; where they have roles, the members of these instead of the roles."""
+        program, letter = self.program, f"r{self.program.model.suffix}"
+        found = program.column(OBJECTS)
+        for key in program.model.roles:
+            if key != "g" and re.search(rf"\b{key}\(\s*{letter}\.({'|'.join(OBJECTS)})\b", program.model.matcher):
+                roles = {link[1] for link in program.links[key]}
+                members = [link[0] for link in program.links[key]]
+                found = list(dict.fromkeys(name for name in (*found, *members) if name not in roles))
+        return found
+
+    def _roles(self) -> dict[str, RoleFunctions]:
+        found: dict[str, RoleFunctions] = {}
+        for key, form in self.program.model.roles.items():
+            if key in self.given.roles:
+                continue
+            links = self.program.links.get(key, ())
+            if form.parameters:
+                found[key] = RoleFunctions(condition="timeMatch")
+                self.why[f"roles.{key}"] = "assumed: the only condition that Casbin has"
+                self.notes.append(f"the parameters of {key} rows are taken for times (timeMatch)")
+                continue
+            members = [name for link in links for name in link[:2] if _PATTERN.search(name)]
+            domains = [link[2] for link in links if form.by_domain and len(link) > 2 and _PATTERN.search(link[2])]
+            chosen = {
+                "match": self._matching(key, "names", members),
+                "match_domain": self._matching(key, "domains", domains),
+            }
+            said = {name: value for name, value in chosen.items() if value}
+            if said:
+                found[key] = RoleFunctions.model_validate(said)
+        return found
+
+    def _matching(self, key: str, what: str, patterns: Sequence[str]) -> str:
+        """Return the function that matches names in role rows: the answer, or none."""
+        if not patterns:
+            return ""
+        call = "add_named_matching_func" if what == "names" else "add_named_domain_matching_func"
+        if self.ask is not None:
+            question = f"{key} rows have {_listed(patterns)}. Which function does the program give to {call}"
+            answer = self.ask(question, "none", ("none", *_MATCHING))
+            return "" if answer == "none" else answer
+        option = "match" if what == "names" else "match_domain"
+        self.notes.append(
+            f"{key} rows have {_listed(patterns)}, taken literally: if the program calls {call}, write "
+            f"policy.roles: {{{key}: {{{option}: <function>}}}}"
+        )
+        return ""
+
+    def _request(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for name in self.program.model.request:
+            if name in TEXTS or path_of(name, self.given) is not None:
+                continue
+            side, _, attribute = name.partition("_")
+            of = "object" if side in OBJECTS else "principal"
+            found[name] = f"{of}.{attribute}" if attribute and side in (*SUBJECTS, *OBJECTS) else f"principal.{name}"
+            self.why[f"request.{name}"] = "assumed"
+        if found:
+            told = [f"r.{name} is {path}" for name, path in found.items()]
+            self.notes.append(f"assumed: {', '.join(told)}")
+        return found
+
+    def _default(self) -> str:
+        if self.program.model.effect.allows_by_default and self.given.default == "deny":
+            self.why["default"] = "this model allows what no row denies"
+            self.notes.append("this model allows every request that no row denies (policy.default: allow)")
+            return "allow"
+        return self.given.default
+
+    def _url(self) -> str:
+        return EXAMPLE_URL if self.ask is None else self.ask("The address of your MCP server", EXAMPLE_URL, ())
+
+    def _example(self, settings: CasbinMap) -> str:
+        """Return a call that the first object's name suggests; "" if the names are somebody's own."""
+        if self.given.names.model_fields_set or not self.program.field(SUBJECTS):
+            return ""
+        subject = settings.names.subjects.get(PLANNER, "")
+        obj = next((name for name in self._known_objects() if not _PATTERN.search(name.lstrip("/"))), "")
+        act = next((name for name in self.program.column(ACTIONS) if not _PATTERN.search(name)), "")
+        server = next(iter(settings.names.objects)).removeprefix("tool:").partition("/")[0]
+        if not subject or not obj or not act:
+            return ""
+        tool = act if server != EXAMPLE else f"{obj.lstrip('/')}/{act}"
+        return f"tool:{server}/{tool}, called by {PLANNER}, is asked as ({subject}, {obj}, {act})"
+
+
+_MATCHING: Final = ("keyMatch", "keyMatch2", "keyMatch3", "keyMatch4", "keyMatch5", "globMatch", "regexMatch")
+
+
+def _server_of(pattern: str) -> str:
+    """Return the upstream that a pattern of objects names; "" if it names none, or any."""
+    kind, _, rest = pattern.partition(":")
+    server = rest.partition("/")[0]
+    return server if kind in ("tool", "prompt", "resource") and "*" not in server else ""
+
+
+def _slug(name: str) -> str:
+    return _NO_SLUG.sub("-", name.lower()).strip("-")
+
+
+def _listed(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
