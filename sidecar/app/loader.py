@@ -31,7 +31,7 @@ from sidecar.settings.load import LoadedSettings, doubts, file_faults, load
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.server import TlsFiles
 from sidecar.settings.store import StoreSettings
-from sidecar.settings.stored_policy import StoredPolicy, placed
+from sidecar.settings.stored_policy import NOTHING_YET, StoredPolicy, placed, stored_name
 from sidecar.settings.yaml_document import Document, in_file_order
 from sidecar.settings.yaml_nodes import Loc
 from sidecar.storage import MemoryRecordStore, RecordBounds, RecordStore, RecordStores
@@ -70,7 +70,7 @@ def check_files(path: Path, environ: Mapping[str, str]) -> tuple[Engine, tuple[F
     if os.access(settings.data, os.X_OK) and settings.data.is_dir():  # otherwise already reported, or not created yet
         _check_data(settings, together)
     if missing:  # already reported; what depends on them cannot be built
-        if all(folder.is_dir() for folder in settings.policy.folders):
+        if stored_name(settings) != NOTHING_YET and all(folder.is_dir() for folder in settings.policy.folders):
             together.call(lambda: Engine(read_policy(settings)))
             together.call(Beside.read, settings.policy.path)
         together.refuse()

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from casbin_redis_adapter.adapter import Adapter as RedisAdapter
 from casbin_sqlalchemy_adapter import Adapter as SqlAdapter
 
+from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError
 from tests.flow.test_kill import Client, process
 from tests.flow.world import PATIENCE_S, Upstream, World, listening, started, until, write_folder
@@ -107,6 +109,11 @@ async def test_a_table_of_sqlalchemy_feeds_a_running_process(tmp_path: Path) -> 
         assert "sidecar_policy_source_up 0.0" in (await at.running.ask("/metrics"))[1]
         assert "no such table: casbin_rule" in at.running.log()
         assert await allowed(at) == {"delete_repo", "search_code", "get_file"}
+        assert at.running.process is not None
+        below = psutil.Process(at.running.process.pid).children(recursive=True)
+        assert any("adapter_rows.py" in " ".join(one.cmdline()) for one in below)
+        await at.running.kill()
+        await until(lambda: not any(one.is_running() for one in below))
 
 
 async def test_a_list_of_redis_feeds_a_sidecar_and_its_next_start(tmp_path: Path) -> None:
@@ -175,6 +182,16 @@ async def test_what_else_a_policy_has_stays_in_its_folder_and_is_watched(tmp_pat
         await until(lambda: any("come from policy.source.adapter" in one for one in running.app.reloader.trouble))
 
 
+async def test_a_watcher_has_rows_read_before_their_time(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text(text_of(ROWS))
+    adapter: dict[str, Any] = {"class": "adapters.Lines", "arguments": ["rows"], "every": "1h"}
+    adapter["watcher"] = {"class": "adapters.FileWatcher", "arguments": ["news"]}
+    async with world(tmp_path, **adapter) as running:
+        (tmp_path / "rows").write_text(text_of([*ROWS, ("g", ["planner", "writer"])]))
+        (tmp_path / "news").touch()
+        await until_allowed(running, {"search_code", "get_file", "delete_repo"})
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -191,3 +208,6 @@ async def test_a_start_that_never_saw_rows_waits_for_them(
     with pytest.raises(ConfigError, match=why):
         async with world(tmp_path, **change(adapter)):
             pass
+    with pytest.raises(ConfigError) as refused:
+        check_files(tmp_path / "sidecar.yaml", {})
+    assert [fault.code for fault in refused.value.faults] == ["S161"]

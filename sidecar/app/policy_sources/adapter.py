@@ -29,7 +29,7 @@ from sidecar.settings.stored_policy import ROWS_FILE, StoredPolicy, kept_for
 from sidecar.upstreams.processes.launcher import Process, Processes, Program, StartFailed
 
 READER: Final = Path(__file__).parents[2] / "policy" / "adapter_rows.py"
-REST: Final = 4  # times the processor time of a reading: it takes at most a fifth of a core
+REST: Final = 2  # times the processor time of a reading: readings take at most a third of a core
 SETTLE_S: Final = 0.05  # after the watcher told of a change, for those that follow
 EXIT_S: Final = 0.5
 _OURS: Final = "SIDECAR_"  # variables of these names are settings of ours, and secrets may be among them
