@@ -22,7 +22,19 @@ from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
 from sidecar.policy.stock.policy import StockPolicy
-from sidecar.vocabulary import DELEGATE, Chain, Decision, Fact, Link, PermissionKind, Question, Read, RowLimit, RuleRef
+from sidecar.vocabulary import (
+    DELEGATE,
+    Chain,
+    Decision,
+    Fact,
+    Link,
+    PermissionKind,
+    Principal,
+    Question,
+    Read,
+    RowLimit,
+    RuleRef,
+)
 
 # CONTRACT 6: of several reasons, the first in this order is reported.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
@@ -195,6 +207,14 @@ class Engine:
 
     def allowed_patterns(self) -> frozenset[str]:
         return frozenset(text for docket in self._dockets.values() for text in docket.allowed_patterns())
+
+    def casbin(self, kind: PermissionKind) -> StockPolicy | None:
+        """Return what decides a kind whose model is not our own; None for the others."""
+        found = self._dockets.get(kind)
+        return found if isinstance(found, StockPolicy) else None
+
+    def subject_of(self, principal: Principal) -> PolicySubject:
+        return self._askers.asker(principal)
 
     def forget(self) -> None:
         """Clear the caches, for measuring the cost of a decision."""

@@ -77,6 +77,11 @@ class PolicySource:
         tables: Mapping[PermissionKind, Iterable[RuleRef]] = {**self.tables, **self.stock}
         return chain.from_iterable(tables[kind] for kind in PermissionKind if kind in tables)
 
+    @property
+    def own_rules(self) -> Iterator[RuleRef]:
+        """The rules of our own models, as `rules`."""
+        return chain.from_iterable(self.tables[kind] for kind in PermissionKind if kind in self.tables)
+
     def limited(self, most: int) -> tuple[RuleRef, ...]:
         """Return up to `most` rows that have a limit; a rule may have several."""
         tables: Iterable[RowTable | StockTable] = (*self.tables.values(), *self.stock.values())

@@ -25,6 +25,7 @@ from sidecar.policy.stock.expression import ACTIONS, DOMAINS, OBJECTS, SUBJECTS,
 from sidecar.policy.stock.model import BadModelError, StockModel, model_of
 from sidecar.policy.stock.reading import path_of, tokens_of
 from sidecar.policy.stock.row_index import Row
+from sidecar.policy_tools.casbin_trace import attributes_read
 from sidecar.settings.field_types import Slug, url_of
 from sidecar.settings.policy import CasbinNames, CasbinSettings, Kind, ModelFiles, ObjectTarget, RoleFunctions
 
@@ -72,14 +73,12 @@ class CasbinProgram:
 
     def attributes(self) -> dict[str, list[str]]:
         """Return the attributes that the matcher and rules in rows read of the subject and the object."""
-        letter, texts = f"r{self.model.suffix}", [self.model.matcher, *(text for row in self.rows for text in row)]
-        read = re.compile(rf"\b{letter}\.(\w+)\.([A-Za-z_]\w*)")
+        texts = (text for row in self.rows for text in row)
         found: dict[str, list[str]] = {"principal": [], "object": []}
-        for text in texts:
-            for name, attribute in read.findall(text):
-                side = "principal" if name in SUBJECTS else "object" if name in OBJECTS else ""
-                if side and attribute not in found[side]:
-                    found[side].append(attribute)
+        for name, attribute in attributes_read(self.model, texts):
+            side = "principal" if name in SUBJECTS else "object" if name in OBJECTS else ""
+            if side and attribute not in found[side]:
+                found[side].append(attribute)
         return found
 
 

@@ -9,9 +9,11 @@ from sidecar.errors import visible
 from sidecar.limits import Budgets, LimitCharge, plan_charges, rule_label
 from sidecar.limits.plan import BudgetRule, label_of
 from sidecar.policy import Engine, PolicySource
+from sidecar.policy.conditions import ConditionContext
 from sidecar.policy.patterns import glob
 from sidecar.policy.rows import MAX_LINE_CHARS
 from sidecar.policy_tools.audit_records import RecordedQuestion, is_session
+from sidecar.policy_tools.casbin_trace import CasbinRequest, CasbinTrace
 from sidecar.policy_tools.nearest_rules import NearestRule, Sought, nearest
 from sidecar.policy_tools.recorded_conditions import RecordedKey
 from sidecar.policy_tools.replay import Candidate
@@ -43,12 +45,14 @@ class Ran(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """One link and its grounds; `near` are the nearest rules, if none allowed it."""
+    """One link and its grounds; `near` are the nearest rules, if none allowed it. `casbin` is how the model was asked,
+    if it is not one of ours."""
 
     link: Link
     grounds: tuple[Ground, ...]
     conditions: tuple[Ran, ...]
     near: tuple[tuple[NearestRule, str], ...] = ()
+    casbin: CasbinRequest | None = None
 
 
 class ChargedLimit(NamedTuple):
@@ -87,6 +91,7 @@ def explain_record(candidate: Candidate, budgets: Budgets, asked: RecordedQuesti
     answer = candidate.decide(asked)
     case = candidate.case
     trace = _Trace(candidate.source, candidate.engine, asked.chain, asked.question, asked.at_s)
+    trace.is_record = True
     trace.sources = {**dict.fromkeys(case.by_record, "the record"), **case.unknown}
     return trace.explanation(answer.decision, answer.allowed, budgets, answer.why)
 
@@ -98,6 +103,7 @@ class _Trace:
         self._texts = {condition.digest: condition.text for condition in source.conditions.values()}
         self._texts |= {table.digest: table.source.model.matcher for table in source.stock.values()}
         self.sources: Mapping[RecordedKey, str] = {}
+        self.is_record = False
 
     def explanation(self, decision: Decision, allowed: bool | None, budgets: Budgets, why: str = "") -> Explanation:
         charges, timeout_s = self._charges(decision, budgets) if decision.allowed and allowed else ((), None)
@@ -118,21 +124,47 @@ class _Trace:
         )
 
     def _links(self, decision: Decision) -> tuple[Traced, ...]:
-        denied = [link for link in decision.links if not link.allowed and not link.rules]
-        sought = [self._sought(link, decision) for link in denied]
-        near = nearest(sought, self._source.rules, self._source.sets) if denied else []
-        shown = [one.rule for each in near for one in each]
+        traces = [self._casbin(place, link) for place, link in enumerate(decision.links)]
+        near = self._near(decision, traces)
+        shown = [one.rule for each in near.values() for one in each]
         rows = _rows([*shown, *(rule for link in decision.links for rule in link.rules)])
-        found = iter(near)
         return tuple(
             Traced(
                 link=link,
-                grounds=tuple(self._ground(link.subject, link.object, rule, rows) for rule in link.rules),
+                grounds=tuple(self._ground(link, rule, rows, trace) for rule in link.rules),
                 conditions=tuple(self._ran(fact) for fact in decision.facts if fact.link is link),
-                near=tuple((each, rows(each.rule)) for each in next(found)) if link in denied else (),
+                near=tuple((each, rows(each.rule)) for each in near.get(id(link), ())),
+                casbin=trace.request if trace is not None else None,
             )
-            for link in decision.links
+            for link, trace in zip(decision.links, traces, strict=True)
         )
+
+    def _casbin(self, place: int, link: Link) -> CasbinTrace | None:
+        """Trace a link that a Casbin model of another form than ours decided. It is one of the chain's own."""
+        policy = self._engine.casbin(link.kind)
+        if policy is None:
+            return None
+        last = place == len(self._chain) - 1
+        arguments = self._question.arguments if last else {}
+        scene = ConditionContext(self._chain, place, self._question, arguments, self._at_s, self._engine.roles_of)
+        subject = self._engine.subject_of(self._chain[place])
+        server = self._question.server if last and is_session(self._question) else ""
+        return CasbinTrace(policy, subject, link, None if self.is_record else scene, server)
+
+    def _near(self, decision: Decision, traces: Sequence[CasbinTrace | None]) -> Mapping[int, Sequence[NearestRule]]:
+        """Return the nearest rules of each denied link, by its identity."""
+        denied = [
+            (link, trace)
+            for link, trace in zip(decision.links, traces, strict=True)
+            if not link.allowed and not link.rules
+        ]
+        found = {id(link): trace.nearest() for link, trace in denied if trace is not None}
+        own = [link for link, trace in denied if trace is None]
+        if own:
+            sought = [self._sought(link, decision) for link in own]
+            near = nearest(sought, self._source.own_rules, self._source.sets)
+            found |= {id(link): each for link, each in zip(own, near, strict=True)}
+        return found
 
     def _sought(self, link: Link, decision: Decision) -> Sought:
         last = (link.object, link.action) == self._question[:2]
@@ -141,11 +173,17 @@ class _Trace:
         outcomes = {self._texts[fact.condition]: self._ran(fact).outcome for fact in facts}
         return Sought.of(link, self._engine, self._source, self._chain, self._at_s, outcomes, server)
 
-    def _ground(self, subject: str, obj: str, rule: RuleRef, rows: Callable[[RuleRef], str]) -> Ground:
-        granted = next((each.roles for each in self._chain if each.name == subject), frozenset())
-        roles = self._source.roles.way((subject, *granted), rule.subject) if rule.subject.startswith("role:") else ()
-        sets = self._source.sets.way((obj,), rule.object) if rule.object.startswith("set:") else ()
-        own = self._source.roles.parents.get(subject, ())
+    def _ground(
+        self, link: Link, rule: RuleRef, rows: Callable[[RuleRef], str], trace: CasbinTrace | None = None
+    ) -> Ground:
+        granted = next((each.roles for each in self._chain if each.name == link.subject), frozenset())
+        if trace is not None:
+            return Ground(rule, rows(rule), *trace.ways(rule))
+        roles = (
+            self._source.roles.way((link.subject, *granted), rule.subject) if rule.subject.startswith("role:") else ()
+        )
+        sets = self._source.sets.way((link.object,), rule.object) if rule.object.startswith("set:") else ()
+        own = self._source.roles.parents.get(link.subject, ())
         return Ground(rule, rows(rule), roles, bool(roles) and roles[0] in granted and roles[0] not in own, sets)
 
     def _ran(self, fact: Fact) -> Ran:
@@ -161,7 +199,8 @@ class _Trace:
                 first.setdefault(rule.id, rule)
         rules = [first[name] for name in ids if name in first]
         rows = _rows(rules)
-        return tuple(self._ground(self._chain[-1].name, self._question.object, rule, rows) for rule in rules)
+        link = Link(PermissionKind.AGENT_TO_TOOL, self._chain[-1].name, *self._question[:2], allowed=False)
+        return tuple(self._ground(link, rule, rows) for rule in rules)
 
     def _charges(self, decision: Decision, budgets: Budgets) -> tuple[tuple[ChargedLimit, ...], float | None]:
         question, session = self._question, is_session(self._question)

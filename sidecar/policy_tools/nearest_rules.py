@@ -30,9 +30,9 @@ PARTS: tuple[Part, ...] = ("subject", "object", "action", "expiry", "condition",
 
 
 class Misfit(NamedTuple):
-    """One part of a rule that did not match: its text in the rule, and a hint."""
+    """One part of a rule, or column of a Casbin row, that did not match: its text in the rule, and a hint."""
 
-    part: Part
+    part: str
     said: str
     hint: str = ""
 

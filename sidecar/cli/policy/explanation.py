@@ -8,7 +8,9 @@ import orjson
 
 from sidecar.errors import visible
 from sidecar.limits.amounts import in_units
+from sidecar.policy.stock.request import text_of
 from sidecar.policy_tools.audit_records import RecordedQuestion
+from sidecar.policy_tools.casbin_trace import CasbinRequest
 from sidecar.policy_tools.explain import ChargedLimit, Explanation, Ground, Traced
 from sidecar.policy_tools.rule_text import moment
 from sidecar.vocabulary import PermissionKind, RuleRef
@@ -55,21 +57,46 @@ def _link(number: int, traced: Traced, found: Explanation) -> Iterator[str]:
     answer = "allow" if link.allowed else f"deny: {link.reason}"
     what = "guardrail" if link.kind is PermissionKind.GUARDRAIL else f"link {number}"
     yield f"{what}  {link.kind.value}: {link.subject} → {link.object}  {link.action}  {answer}"
+    asked = traced.casbin
+    if asked is not None:
+        yield from _asked(asked)
+    about = (link.subject, link.object) if asked is None else _names_in(asked)
     for ground in traced.grounds:
-        yield from _ground(ground, link.subject, link.object)
+        yield from _ground(ground, *about)
     for ran in traced.conditions:
         recorded = ran.source == "the record"
         by = ", on record" if recorded else f": {ran.source}" if ran.source else ""
-        yield f"  condition {ran.text}  {ran.outcome}{by}"
+        yield f"  {'condition' if asked is None else 'matcher'} {ran.text}  {ran.outcome}{by}"
         yield from (f"    {at} = {f'digest {value}' if recorded else _shown(value)}" for at, value in ran.read.items())
-    if not link.allowed and not traced.grounds:
-        yield "  nearest rules" if traced.near else "  no rule comes near"
+    if asked is not None and asked.failed:
+        yield f"  the evaluation failed, and so it is denied: {asked.failed}"
+    if not link.allowed and not traced.grounds and not (asked is not None and (asked.unnamed or asked.failed)):
+        rows = "rules" if asked is None else "rows"
+        yield f"  nearest {rows}" if traced.near else f"  no {rows[:-1]} comes near"
     for near, text in traced.near:
         yield f"    {near.rule.id}  {_where(near.rule)}"
         yield f"      {text}"
+        if asked is not None and not near.misfits:
+            yield "      the rest of the matcher does not hold"
         for misfit in near.misfits:
             what = misfit.said if misfit.part == "shadow" else f"{misfit.part} does not fit: {misfit.said}"
             yield f"      {what}" + (f"  ({misfit.hint})" if misfit.hint else "")
+
+
+def _asked(asked: CasbinRequest) -> Iterator[str]:
+    if asked.unnamed:
+        yield f"  {_path(asked.model)} is not asked: {asked.unnamed}"
+        return
+    values = ", ".join(f"{name} {_shown(value)}" for name, value in asked.values.items())
+    yield f"  {_path(asked.model)} is asked: {values}"
+    for name, value in asked.attributes.items():
+        yield f"    {name} = {'not there' if value is None else _shown(value)}"
+
+
+def _names_in(asked: CasbinRequest) -> tuple[str, str]:
+    """Return the subject and the object of a request as the policy has them."""
+    found = {text_of(field): str(value) for field, value in asked.values.items()}
+    return found.get("sub", ""), found.get("obj", "")
 
 
 def _ground(ground: Ground, subject: str, obj: str) -> Iterator[str]:
@@ -142,9 +169,13 @@ def _most(charged: ChargedLimit) -> str:
 def _where(rule: RuleRef) -> str:
     if not rule.file:
         return ""
-    here, path = Path.cwd(), Path(rule.file)
+    return f"{_path(rule.file)}:{rule.line}"
+
+
+def _path(file: str) -> Path:
+    here, path = Path.cwd(), Path(file)
     inside = path.is_absolute() and path.is_relative_to(here)
-    return f"{path.relative_to(here) if inside else path}:{rule.line}"
+    return path.relative_to(here) if inside else path
 
 
 def _shown(value: object) -> str:
@@ -188,6 +219,7 @@ def _members(value: object, names: str) -> dict[str, Any]:
 def _link_data(traced: Traced) -> dict[str, Any]:
     return {
         **_members(traced.link, "kind subject object action allowed reason"),
+        "casbin": None if traced.casbin is None else _casbin_data(traced.casbin),
         "rules": [_ground_data(ground) for ground in traced.grounds],
         "conditions": [
             {**_members(ran, "text outcome"), "read": _plain(ran.read), "source": ran.source or None}
@@ -198,6 +230,11 @@ def _link_data(traced: Traced) -> dict[str, Any]:
             for near, text in traced.near
         ],
     }
+
+
+def _casbin_data(asked: CasbinRequest) -> dict[str, Any]:
+    said = {"unnamed": asked.unnamed or None, "failed": asked.failed or None}
+    return {"model": asked.model, "request": _plain(asked.values), "attributes": _plain(asked.attributes), **said}
 
 
 def _ground_data(ground: Ground) -> dict[str, Any]:

@@ -174,6 +174,16 @@ class StockPolicy:
     def allowed_patterns(self) -> Iterator[str]:
         return self.reader.patterns()
 
+    @property
+    def rules(self) -> Rules:
+        """The compiled rules, for tools."""
+        return self._rules
+
+    @property
+    def each_call(self) -> bool:
+        """Whether the matcher is evaluated in each call."""
+        return self._each_call
+
     def _texts(self, subject: PolicySubject, obj: str, act: str) -> RequestTexts | None:
         if not act or not subject.name.startswith((*self._subjects, ANONYMOUS)) or not obj.startswith(self._objects):
             return None

@@ -48,13 +48,13 @@ class CasbinRequests:
         request = source.model.request
         self._names, self._attributes = name_map(settings.names), attributes
         self._roles = frozenset(link[1] for link in source.links.get("g", ()))
-        self._texts = [_text_of(name) for name in request]
+        self._texts = [text_of(name) for name in request]
         self._paths = [
             None if text else path_of(name, settings) for name, text in zip(request, self._texts, strict=True)
         ]
         given = [(*key.partition("."), path) for key, path in settings.request.items()]
         self._given = {
-            text: {attribute: path for field, dot, attribute, path in given if dot and _text_of(field) == text}
+            text: {attribute: path for field, dot, attribute, path in given if dot and text_of(field) == text}
             for text in ("sub", "obj")
         }
         used = [path for path in self._paths if path] + [path for one in self._given.values() for path in one.values()]
@@ -86,6 +86,25 @@ class CasbinRequests:
             return None
         action = self._names.actions.text(act) if target.act is None else target.act
         return None if action is None else caller._replace(obj=target.obj, act=action)
+
+    def unnamed(self, subject: PolicySubject, obj: str, act: str) -> str:
+        """Return why the policy has no name for a part of a request; "" if it has one for each."""
+        names = self._names
+        sub, target = names.subjects.text(subject.name), names.objects.map(obj)
+        if sub is None:
+            return f"policy.names.subjects has no entry for {subject.name}"
+        if names.domains.text(subject.domain) is None:
+            return f"policy.names.domains has no entry for {subject.domain}, the namespace of {subject.name}"
+        if self.caller(subject) is None and subject.name == ANONYMOUS:
+            return "in policy.names.subjects only an entry of its own names anonymous"
+        if self.caller(subject) is None:
+            rule = "only an entry without * in policy.names.subjects may name a role"
+            return f"{subject.name} would be {sub}, which is a role of the policy, and {rule}"
+        if target is None:
+            return f"policy.names.objects has no entry for {obj}"
+        if target.act is None and names.actions.text(act) is None:
+            return f"policy.names.actions has no entry for {act}"
+        return ""
 
     def plain(self, texts: RequestTexts) -> list[Any]:
         """Return the values of a request that no attribute is read of."""
@@ -172,7 +191,7 @@ def _there(path: str, value: Any) -> Any:
     return value
 
 
-def _text_of(field: str) -> str:
+def text_of(field: str) -> str:
     """Return which of the four names a field of a request is; "" if it is another value."""
     for text, names in (("sub", SUBJECTS), ("dom", DOMAINS), ("obj", OBJECTS), ("act", ACTIONS)):
         if field in names:

@@ -8,7 +8,7 @@ link's row, is true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
@@ -122,19 +122,39 @@ class RoleGraph:
         return merged
 
     def _containers(self, member: str, domain: str) -> frozenset[str]:
-        links, match = self._within(domain), self.options.match
-        targets = {role for roles in links.values() for role in roles} if match is not None else set()
+        links, targets = self._within(domain), set[str]()
+        if self.options.match is not None:
+            targets = {role for roles in links.values() for role in roles}
         seen, level = {member}, [member]
         for _ in range(MAX_HOPS if self.options.condition is None else MAX_CONDITIONAL_HOPS):
-            above = {role for name in level for role in self._direct(links, name)}
-            if match is not None:
-                for name in level:
-                    above.update(each for each in (*links, *targets) if each != name and _matches(match, each, name))
+            above = {role for name in level for role in self._next(links, targets, name)}
             level = [name for name in above if name not in seen]
             seen.update(level)
             if not level:
                 break
         return frozenset(seen - {member})
+
+    def way(self, member: str, role: str, domain: str = "") -> tuple[str, ...]:
+        """Return the roles on a shortest way from a member to a role, without the member; () if there is none. Raises
+        EvaluationError, as a condition may fail."""
+        links, targets = self._within(str(domain)), set[str]()
+        if self.options.match is not None:
+            targets = {role for roles in links.values() for role in roles}
+        ways: dict[str, tuple[str, ...]] = {str(member): (), **{name: (name,) for name in _granted(member)}}
+        level = [*ways]
+        for _ in range(MAX_CONDITIONAL_HOPS):
+            if role in ways or not level:
+                break
+            found = {above: (*ways[name], above) for name in level for above in self._next(links, targets, name)}
+            level = [name for name in found if name not in ways]
+            ways |= {name: found[name] for name in level}
+        return ways.get(role, ())
+
+    def _next(self, links: _Links, targets: Collection[str], name: str) -> Iterator[str]:
+        """Yield the roles of a name, and the names that match it as a pattern."""
+        yield from self._direct(links, name)
+        if (match := self.options.match) is not None:
+            yield from (each for each in (*links, *targets) if each != name and _matches(match, each, name))
 
     def _direct(self, links: _Links, name: str) -> Iterator[str]:
         match, condition = self.options.match, self.options.condition
