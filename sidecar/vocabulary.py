@@ -235,10 +235,15 @@ class RowLimit(NamedTuple):
     per_hour: int
 
 
+EngineName = Literal["compiled", "casbin", "both"]
+"""Who decides the requests of a kind: compiled rules, pycasbin, or both of them, which must agree."""
+
+
 class Decision(NamedTuple):
     """The answer for a whole chain, under one policy revision. `until` is the nearest expiry among the rules it rests
     on. `roles` are those through which the last link's rules matched, for the audit's `agent_role`. `names_read`: what
-    conditions read of the arguments. Equal answers share every field but `facts`, which are those of the call."""
+    conditions read of the arguments. `engine` is `compiled` if compiled rules decided every link, `casbin` if pycasbin
+    alone decided one. Equal answers share every field but `facts`, which are those of the call."""
 
     allowed: bool
     revision: str
@@ -250,6 +255,7 @@ class Decision(NamedTuple):
     would_deny: tuple[str, ...] = ()
     would_allow: tuple[str, ...] = ()
     names_read: tuple[Read, ...] = ()
+    engine: EngineName = "compiled"
     facts: tuple[Fact, ...] = ()
 
     @property

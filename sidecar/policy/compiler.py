@@ -3,7 +3,7 @@
 A matcher is a conjunction. A conjunct that only compares one request field with one column, by `==`, `who`, `glob`, `g`
 or `g2` or a disjunction of them, is a `Facet`: the texts that a matching row can have in that column are found without
 looking at rows. Up to two facets form an index. Every other conjunct is compiled into a closure that tests the rows
-found by the index. What cannot be compiled is evaluated by pycasbin.
+found by the index. A matcher with a part that cannot be compiled is evaluated by pycasbin as a whole.
 """
 
 from __future__ import annotations
@@ -64,11 +64,16 @@ class Facet:
 
 @dataclass(frozen=True, slots=True)
 class MatcherPlan:
-    """How a matcher is evaluated: `index`, `checks`, `foreign`, each on the rows that the one before leaves."""
+    """How a matcher is evaluated: `index`, then `checks` on the rows that it leaves. `foreign` are the parts that are
+    not compiled, because of which pycasbin decides."""
 
     index: tuple[Facet, ...]
     checks: tuple[Node, ...]
     foreign: tuple[Node, ...]
+
+    @property
+    def is_compiled(self) -> bool:
+        return not self.foreign
 
 
 def plan_of(model: Model) -> MatcherPlan:

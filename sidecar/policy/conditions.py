@@ -64,6 +64,16 @@ _FUNCTIONS = (
 _Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, such as "args.repo"
 
 
+def lets_match(outcome: object, denies: int) -> bool:
+    """Whether a row's condition lets it match. An error is no match on an allow row, and a match on a deny row
+    (CONTRACT 2.1); what is assumed while listing is the opposite (CONTRACT 1.4)."""
+    if outcome == "error":
+        return bool(denies)
+    if outcome == "assumed":
+        return not denies
+    return outcome == "true"
+
+
 class ConditionContext(NamedTuple):
     """What the conditions of one link may read. `subject` is the position of the link's subject in the chain; `args` is
     empty for every link but the last; `call` describes the call as a whole and is the same for every link."""

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from sidecar.errors import Reason
 from sidecar.policy.conditions import MAX_UNITS, ConditionContext
 from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
-from sidecar.policy.link_decision import KindPolicy, LinkAnswer, LinkOutcome, LinkPolicy, LinkRows
+from sidecar.policy.link_decision import EngineDifferences, KindPolicy, LinkAnswer, LinkOutcome, LinkPolicy, LinkRows
 from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
@@ -26,6 +26,7 @@ from sidecar.vocabulary import (
     DELEGATE,
     Chain,
     Decision,
+    EngineName,
     Fact,
     Link,
     PermissionKind,
@@ -86,8 +87,8 @@ class Case:
 
     @property
     def may_be_kept(self) -> bool:
-        """Whether it is small, and does not rest on pycasbin's results, which are not cached."""
-        return all(len(link.rows) <= MAX_CASE_ROWS and not link.policy.by_casbin for link in self.links)
+        """Whether it is small, and rests on nothing that pycasbin decides, which is not cached."""
+        return all(len(link.rows) <= MAX_CASE_ROWS and link.policy.engine == "compiled" for link in self.links)
 
 
 class _CaseCache:
@@ -136,12 +137,27 @@ class Engine:
         self._askers = PolicySubjects(roles)
         self.roles_of = self._askers.roles_of
         self._members = tuple(name for links in (source.roles, *source.domains.values()) for name in links.parents)
+        self.differences = EngineDifferences()
         self._dockets: dict[PermissionKind, LinkPolicy] = {
-            kind: KindPolicy(model, source.tables[kind], source.indexes[kind], source.conditions, self._askers, ways)
+            kind: KindPolicy(
+                model,
+                source.tables[kind],
+                source.indexes[kind],
+                source.conditions,
+                self._askers,
+                ways,
+                source.casbin.engine,
+                self.differences,
+            )
             for kind, model in source.models.items()
         }
         for kind, table in source.stock.items():
-            self._dockets[kind] = StockPolicy(table, source.casbin, source.attributes, source.conditions)
+            self._dockets[kind] = StockPolicy(
+                table, source.casbin, source.attributes, source.conditions, self.differences
+            )
+        self.engines: Mapping[PermissionKind, EngineName] = {
+            kind: docket.engine for kind, docket in self._dockets.items()
+        }
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
         self._guarded = bool(len(self._guardrails))
         self._chains: dict[int, tuple[Chain, tuple[PolicySubject, ...]]] = {}  # by identity
@@ -241,7 +257,7 @@ class Engine:
                 policy = self._dockets[_last_kind(subject, question)]
                 yield policy.find(subject, question.object, question.action, place, lends=False)
         if self._guarded:
-            yield from (found for found in self._guardrail_links(subjects, question) if found.rows)
+            yield from (found for found in self._guardrail_links(subjects, question) if found.rows or found.some)
 
     def _guardrail_links(self, subjects: Sequence[PolicySubject], question: Question) -> Iterator[LinkRows]:
         find = self._guardrails.find
@@ -282,7 +298,8 @@ class Engine:
             if place <= last or not answer.link.allowed or len(ran) > before or answer.would_deny:
                 answers.append(answer)
         decision = self._decision(subjects, question.action, answers, limited=mode == "call")
-        decision = decision._replace(names_read=tuple(names))
+        engine = _engine_of(link.policy.engine for link in case.links)
+        decision = decision._replace(names_read=tuple(names), engine=engine)
         result = Result(decision, decision[:-1], ran)
         if len(case.results) >= MAX_CASE_RESULTS:  # a caller's arguments can produce many
             case.results.clear()
@@ -331,6 +348,11 @@ def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[Rule
 
 def _names(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for names in found for name in names))
+
+
+def _engine_of(engines: Iterable[EngineName]) -> EngineName:
+    found = set(engines)
+    return "casbin" if "casbin" in found else "both" if "both" in found else "compiled"
 
 
 def _nhi_kind(subject: PolicySubject) -> PermissionKind:

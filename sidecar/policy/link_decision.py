@@ -8,12 +8,13 @@ conditions or keeps results: the engine does.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sidecar.errors import Reason
 from sidecar.policy.compiler import RowTest
-from sidecar.policy.conditions import Condition, ConditionContext, Outcome
+from sidecar.policy.conditions import Condition, ConditionContext, Outcome, lets_match
 from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.matching import Index, Matcher
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
@@ -22,11 +23,15 @@ from sidecar.policy.plain_conditions import PlainCondition, Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.stock.rules import RowsDecision
 from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, RowTable
-from sidecar.vocabulary import ANONYMOUS, Link, PermissionKind, Read, RuleRef
+from sidecar.vocabulary import ANONYMOUS, EngineName, Link, PermissionKind, Read, RuleRef
+
+if TYPE_CHECKING:
+    from sidecar.policy.casbin_engine import OwnRows
 
 MAX_OPENING_RULES = 8  # enough evidence of a grant on a server
 MAX_OPENING_ROWS = 10_000  # rows searched for a live one
 BY_ID = attrgetter("id", "file", "line")
+UNDECIDED = 128  # a bit of `LinkRows.some`: pycasbin failed, or finds other rows than compiled rules do
 
 # CONTRACT 1.2, 1.3: the subjects and objects of each kind. All else is denied before any row is read (threats K1, K12).
 ASKED: Mapping[PermissionKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -90,11 +95,11 @@ class LinkCondition(Protocol):
 class LinkPolicy(Protocol):
     """Decides all requests of one permission kind. Pure; safe to use from several threads.
 
-    `find` looks up what may decide a link, `judge` decides it by the outcomes of its conditions. `opened` returns the
-    answer to a session call, and the times at which it may change. `names` and `allowed_patterns` are the principals
-    and objects that the policy names."""
+    `engine` says who decides. `find` looks up what may decide a link, `judge` decides it by the outcomes of its
+    conditions. `opened` returns the answer to a session call, and the times at which it may change. `names` and
+    `allowed_patterns` are the principals and objects that the policy names."""
 
-    by_casbin: bool
+    engine: EngineName
 
     def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows: ...
     def judge(self, found: LinkRows, outcomes: Sequence[LinkOutcome], now_s: float) -> LinkAnswer: ...
@@ -123,8 +128,25 @@ class LinkRows(NamedTuple):
     ends: tuple[float, ...] = ()
 
 
+@dataclass(slots=True)
+class EngineDifferences:
+    """The links that compiled rules and pycasbin decide differently, which are denied: their number by kind, and the
+    first of each kind."""
+
+    counts: dict[PermissionKind, int] = field(default_factory=dict)
+    first: dict[PermissionKind, Link] = field(default_factory=dict)
+
+    def note(self, link: Link) -> None:
+        self.first.setdefault(link.kind, link)
+        self.counts[link.kind] = self.counts.get(link.kind, 0) + 1
+
+
 class KindPolicy:
-    """Decides all requests of one permission kind. Pure; safe to use from several threads."""
+    """Decides all requests of one permission kind. Pure; safe to use from several threads.
+
+    pycasbin decides a kind whose matcher is not compiled; by `engine` it decides others too, alone or beside the
+    compiled rules. It then finds the rows that match, and decides by them; expiry, limits and evidence are taken from
+    these rows as everywhere. What it decides is not cached."""
 
     def __init__(
         self,
@@ -134,13 +156,21 @@ class KindPolicy:
         conditions: Mapping[str, Condition],
         askers: PolicySubjects,
         ways: Mapping[str, RolePaths],
+        engine: EngineName,
+        differences: EngineDifferences,
     ) -> None:
         self.kind, self.table, self._askers = model.kind, table, askers
         self._matcher = Matcher(model, table, index, ways)
         self._effect = model.effect
         self._subjects, self._objects = ASKED[model.kind]
         self._conditions = [conditions.get(shape.when) for shape in table.shapes]
-        self.by_casbin = bool(self._matcher.plan.foreign)
+        self.engine: EngineName = engine if self._matcher.plan.is_compiled else "casbin"
+        self._differences = differences
+        self._casbin: OwnRows | None = None
+        if self.engine != "compiled" and len(table):
+            from sidecar.policy.casbin_engine import OwnRows  # takes a third of a second to import
+
+            self._casbin = OwnRows(model, table, ways)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -155,8 +185,9 @@ class KindPolicy:
         return (text for text in {table.text("sub", row) for row in rows} if WILDCARD in text)
 
     def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
-        table, rows = self.table, self._candidates(subject, obj, act)
-        flags, some = table.flags, 0
+        table = self.table
+        rows, some = self._candidates(subject, obj, act)
+        flags = table.flags
         for row in rows:
             some |= flags[row]
         if not some & (ASKS | ENDS):
@@ -174,6 +205,9 @@ class KindPolicy:
         """Decide one link. `outcomes` are those of its conditions."""
         asker, obj, act = found.subject, found.object, found.action
         rows, some, flags = found.rows, found.some, self.table.flags
+        by_text: dict[str, LinkOutcome] = {}
+        if some & UNDECIDED:
+            return self._undecided(found)
         if not rows:
             allowed = self._effect == DENY_OVERRIDE
             reason = None if allowed else Reason.NO_MATCHING_RULE
@@ -187,6 +221,13 @@ class KindPolicy:
         else:
             sides = LinkSides(rows, [])
         allowed, rests_on = self._verdict(sides.allows, sides.denies)
+        if self._casbin is not None:
+            decided = self._casbin.decide(self._asked(asker, obj, act), by_text, now_s)
+            differs = decided.allowed is not allowed
+            if decided.failed or (differs and self.engine == "both"):
+                return self._undecided(found)
+            if differs:
+                allowed, rests_on = decided.allowed, list(decided.rows)
         reason = None if allowed else Reason.DENIED_BY_RULE if sides.denies else _reason(sides.nearly)
         rules = self._rules(rests_on)
         link = Link(self.kind, asker.name, obj, act, allowed, reason, rules)
@@ -232,13 +273,28 @@ class KindPolicy:
         link = link._replace(allowed=True, reason=None, rules=rules)
         return answer._replace(link=link, roles=roles, until=until), ends
 
-    def _candidates(self, asker: PolicySubject, obj: str, act: str) -> list[int]:
-        """Return the rows that match but for expiry and condition."""
+    def _candidates(self, asker: PolicySubject, obj: str, act: str) -> tuple[list[int], int]:
+        """Return the rows that match but for expiry and condition; and `UNDECIDED` if they are not known."""
         name = asker.name
         anonymous = name == ANONYMOUS and self.kind is not PermissionKind.NHI_TO_NHI
         if not act or not (anonymous or name.startswith(self._subjects)) or not obj.startswith(self._objects):
-            return []
-        return self._matcher.rows(RowTest(name, obj, act, asker.domain, asker.roles))
+            return [], 0
+        asked = self._asked(asker, obj, act)
+        if self._casbin is None:
+            return self._matcher.rows(asked), 0
+        found, failed = self._casbin.matching(asked)
+        differs = self.engine == "both" and set(found) != set(self._matcher.rows(asked))
+        return ([], UNDECIDED) if failed or differs else (list(found), 0)
+
+    def _asked(self, asker: PolicySubject, obj: str, act: str) -> RowTest:
+        return RowTest(asker.name, obj, act, asker.domain, asker.roles)
+
+    def _undecided(self, found: LinkRows) -> LinkAnswer:
+        about = self.kind, found.subject.name, found.object, found.action
+        link = Link(*about, allowed=False, reason=Reason.CONDITION_FALSE)
+        if self.engine == "both":
+            self._differences.note(link)
+        return LinkAnswer(link)
 
     def _sides(self, rows: Sequence[int], outcomes: Mapping[str, LinkOutcome], now_s: float) -> LinkSides:
         table, flags = self.table, self.table.flags
@@ -248,7 +304,7 @@ class KindPolicy:
         nearly: list[tuple[bool, bool]] = []
         for row in rows:
             bits = flags[row]
-            holds = not bits & ASKS or _holds(outcomes[table.shapes[table.shape[row]].when], bits & DENY)
+            holds = not bits & ASKS or lets_match(outcomes[table.shapes[table.shape[row]].when], bits & DENY)
             live = not bits & ENDS or now_s < table.end_of(row)
             if live and holds:
                 (would if bits & SHADOW else denies if bits & DENY else allows).append(row)
@@ -285,13 +341,3 @@ def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:
     if any(live for live, _ in nearly):
         return Reason.CONDITION_FALSE
     return Reason.EXPIRED if nearly else Reason.NO_MATCHING_RULE
-
-
-def _holds(outcome: LinkOutcome, denies: int) -> bool:
-    """Whether a row's condition lets it match. An error is no match on an allow row, and a match on a deny row
-    (CONTRACT 2.1); what is assumed while listing is the opposite (CONTRACT 1.4)."""
-    if outcome == "error":
-        return bool(denies)
-    if outcome == "assumed":
-        return not denies
-    return outcome == "true"

@@ -1,4 +1,4 @@
-"""Finds the rows that match a request, before expiry and conditions.
+"""Finds the rows that match a request, before expiry and conditions, for matchers that are compiled.
 
 A `Matcher` serves one model and its rows. Its index is three arrays: rows sorted by the texts of the first facet's
 column and then by those of the second's, and the start of the rows of each first text. For a request, the texts that a
@@ -14,7 +14,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from sidecar.policy.compiler import Check, Facet, MatcherPlan, RowTest, compiled, plan_of
 from sidecar.policy.expression import FunctionCall, Name
@@ -25,9 +24,6 @@ from sidecar.policy.patterns import WILDCARD, globs
 from sidecar.policy.roles import RolePaths
 from sidecar.policy.table import RowTable
 from sidecar.vocabulary import ANONYMOUS
-
-if TYPE_CHECKING:
-    from sidecar.policy.casbin_matcher import CasbinMatcher
 
 WALKED = 12  # rows that are cheaper to scan than to search
 MAX_ACTIONS = 128  # cached, of the few dozen that exist
@@ -80,11 +76,6 @@ class Matcher:
         self._actions: dict[str, dict[int, bool]] = {}
         self._checks: list[Check] = [compiled(part, table, ways) for part in self.plan.checks if part != _ACTIONS]
         self._strict: list[Check] = [compiled(f.node, table, ways) for f in self.plan.index if f.strict]
-        self._foreign: CasbinMatcher | None = None
-        if self.plan.foreign:
-            from sidecar.policy.casbin_matcher import CasbinMatcher  # takes a third of a second to import
-
-            self._foreign = CasbinMatcher(model, self.plan.foreign, table, ways)
         self._servers: dict[str, tuple[frozenset[int], tuple[tuple[int, int], ...]]] = {}
 
     def rows(self, asked: RowTest) -> list[int]:
@@ -96,8 +87,6 @@ class Matcher:
             found = _checked(found, self._strict, asked)
         if found and self._checks:
             found = _checked(found, self._checks, asked)
-        if found and self._foreign is not None:
-            found = self._foreign.matching(asked, found)
         return found
 
     def on_server(self, asked: RowTest, server: str) -> Iterator[int]:

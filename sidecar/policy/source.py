@@ -18,7 +18,7 @@ from sidecar.policy.attributes import Attributes, load_attributes
 from sidecar.policy.builder import MAX_ROWS, Place, PolicyBuilder
 from sidecar.policy.compiler import plan_of
 from sidecar.policy.conditions import Condition
-from sidecar.policy.expression import written
+from sidecar.policy.expression import ForeignNode, written
 from sidecar.policy.faults import SourceLine, meant, shown
 from sidecar.policy.files import COMMON_MODEL, KINDS, POLICY, PolicyFile, leads_out, policy_files, read_text
 from sidecar.policy.matching import Index, index_of
@@ -36,7 +36,7 @@ from sidecar.policy.patterns import file_matches
 from sidecar.policy.roles import MAX_DEPTH, RoleLinks
 from sidecar.policy.row_readers import LinkReader, RuleReader, belongs
 from sidecar.policy.rows import CsvRow, parse_rows
-from sidecar.policy.stock.reading import StockReader, stock_model
+from sidecar.policy.stock.reading import StockReader, check_casbin_rows, stock_model
 from sidecar.policy.stock.table import StockTable
 from sidecar.policy.table import RowTable
 from sidecar.policy.yaml_rows import parse_yaml
@@ -45,7 +45,7 @@ from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 SLOW_ROWS = 500  # from this number on, a conjunct tested on every row is worth a warning
-_CHECK_US, _CASBIN_US = 0.5, 20.0  # measured cost per row
+_CHECK_US = 0.5  # measured cost per row
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +124,12 @@ def load_policy(
     links = {group: _links(group, draft) for group in ("g", "g2")}
     _check_doubles(draft)
     _warn_empty_sets(links["g2"][""], draft)
-    if isinstance(models, Path):
-        _warn_slow_parts(draft, models)
+    _check_cost(draft, models if isinstance(models, Path) else shipped("models"), casbin)
     if draft.faults.errors:
         raise PolicyError(sorted(draft.faults.errors, key=lambda fault: (fault.file, fault.line, fault.column)))
     source = _source(draft, links)
     if not tables:
-        return source
+        return replace(source, casbin=casbin)
     revision = sha256(f"{source.revision}{_stock_revision(tables, casbin, attributes)}".encode()).hexdigest()
     return replace(source, stock=tables, casbin=casbin, attributes=attributes, revision=revision)
 
@@ -322,22 +321,20 @@ def _attributes(policies: Path, draft: PolicyBuilder) -> Attributes:
         return Attributes()
 
 
-def _warn_slow_parts(draft: PolicyBuilder, folder: Path) -> None:
-    """Warn about a conjunct that is tested on every row, with its cost."""
+def _check_cost(draft: PolicyBuilder, folder: Path, casbin: CasbinSettings) -> None:
+    """Warn about matchers that are tried on every row, with their cost."""
     for kind, model in draft.models.items():
-        plan, rows = plan_of(model), len(draft.tables[kind])
-        if plan.index and not plan.foreign:
-            continue
-        file = str(folder / f"{kind.value}.conf")
-        for part in plan.foreign:
-            what = "each row that the rest leaves" if plan.index else f"each of {rows} rows"
-            message = f"not compiled, so pycasbin is asked about {what}, {_CASBIN_US:.0f} µs a row: {written(part)}"
-            draft.faults.warn(
-                "P207", message, SourceLine(file, 0, ""), hint="== != in && || ! and our functions are compiled"
+        plan, table = plan_of(model), draft.tables[kind]
+        file, rows = str(folder / f"{kind.value}.conf"), len(table)
+        if kind is PermissionKind.GUARDRAIL and rows:  # its model is in no file
+            file = table.files[table.file[0]]
+        if plan.foreign or rows:
+            foreign = [part.text if isinstance(part, ForeignNode) else written(part) for part in plan.foreign]
+            check_casbin_rows(", ".join(foreign), rows, casbin, draft.faults, file)
+        if not plan.index and not plan.foreign and rows >= SLOW_ROWS:
+            message = (
+                f"no part can be looked up: each question walks {rows} rows, some {rows * _CHECK_US / 1000:.1f} ms"
             )
-        if not plan.index and rows >= SLOW_ROWS:
-            spent_us = rows * (_CHECK_US if plan.checks else _CASBIN_US)
-            message = f"no part can be looked up: each question walks {rows} rows, some {spent_us / 1000:.1f} ms"
             hint = "compare one field of the request with one column, as in the shipped models"
             draft.faults.warn("P206", message, SourceLine(file, 0, ""), hint=hint)
 

@@ -16,18 +16,27 @@ from sidecar.errors import Reason
 from sidecar.policy.attributes import Attributes
 from sidecar.policy.conditions import Condition, ConditionContext
 from sidecar.policy.grammar import NONE
-from sidecar.policy.link_decision import ASKED, BY_ID, LinkAnswer, LinkOutcome, LinkRows, MatcherOutcome
+from sidecar.policy.link_decision import (
+    ASKED,
+    BY_ID,
+    EngineDifferences,
+    LinkAnswer,
+    LinkOutcome,
+    LinkRows,
+    MatcherOutcome,
+)
 from sidecar.policy.roles import PolicySubject
 from sidecar.policy.stock.expression import EvaluationError
 from sidecar.policy.stock.model import Effect
-from sidecar.policy.stock.reading import EFFECT, WHEN, role_options
+from sidecar.policy.stock.reading import EFFECT, WHEN, StockSource, role_options
 from sidecar.policy.stock.request import CasbinRequests, RequestTexts
 from sidecar.policy.stock.rules import RowsDecision, Rules
 from sidecar.policy.stock.table import StockTable
 from sidecar.settings.policy import CasbinSettings
-from sidecar.vocabulary import ANONYMOUS, Link, Read, RuleRef
+from sidecar.vocabulary import ANONYMOUS, EngineName, Link, Read, RuleRef
 
-_ALLOWED, _FAILED = 1, 2  # bits of `LinkRows.some`
+_ALLOWED, _FAILED, _DIFFERS = 1, 2, 4  # bits of `LinkRows.some`
+_DIFFERENCE = "compiled rules and pycasbin differ"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +82,33 @@ class Decider(Protocol):
     def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]: ...
 
 
+class _Compared:
+    """Decides by compiled rules and by pycasbin, and refuses where they differ."""
+
+    def __init__(self, rules: Decider, casbin: Decider) -> None:
+        self._rules, self._casbin = rules, casbin
+
+    def decide(self, request: Sequence[Any]) -> RowsDecision:
+        ours, theirs = self._rules.decide(request), self._casbin.decide(request)
+        return ours if ours.allowed is theirs.allowed else RowsDecision(False, (), _DIFFERENCE)
+
+    def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]:
+        (ours, failed), (theirs, also_failed) = self._rules.matching(request), self._casbin.matching(request)
+        if list(ours) == list(theirs) and bool(failed) is bool(also_failed):
+            return ours, failed
+        return (), _DIFFERENCE
+
+
 class StockPolicy:
     """Decides all requests of one permission kind."""
 
-    by_casbin = False
-
     def __init__(
-        self, table: StockTable, settings: CasbinSettings, attributes: Attributes, conditions: Mapping[str, Condition]
+        self,
+        table: StockTable,
+        settings: CasbinSettings,
+        attributes: Attributes,
+        conditions: Mapping[str, Condition],
+        differences: EngineDifferences,
     ) -> None:
         source = table.source
         options = role_options(settings)
@@ -90,7 +119,18 @@ class StockPolicy:
         self._conditions = conditions
         self._rules = Rules(source.model, source.rows, source.links, options, source.index)
         self._each_call = self._rules.expression.dynamic or not table.is_plain
-        self._decider: Decider = self._rules
+        self.engine: EngineName = "casbin" if source.foreign else settings.engine
+        self._differences = differences
+        self._decider = self._chosen(source)
+
+    def _chosen(self, source: StockSource) -> Decider:
+        if self.engine == "compiled":
+            return self._rules
+        from sidecar.policy.casbin_engine import CasbinEngine  # takes a third of a second to import
+
+        roles = {name: graph.holds for name, graph in self._rules.roles.items()}
+        casbin = CasbinEngine(source.model, source.rows, roles, reads_rows=source.reads_rows)
+        return casbin if self.engine == "casbin" else _Compared(self._rules, casbin)
 
     def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
         texts = self._texts(subject, obj, act)
@@ -100,26 +140,31 @@ class StockPolicy:
         if self._each_call:
             by_default = self.table.source.model.effect.allows_by_default
             is_open = by_default or self._rules.may_match(request)
-            conditions = (MatcherCondition(self, texts, obj),) if is_open else ()
-            return LinkRows(self, subject, obj, act, place, lends, [], 0, conditions)
+            conditions = (MatcherCondition(self, texts, obj),) if is_open or self.engine != "compiled" else ()
+            return LinkRows(self, subject, obj, act, place, lends, [], _ALLOWED * is_open, conditions)
         decision = self._decider.decide(request)
         some = _ALLOWED * decision.allowed | _FAILED * bool(decision.failed)
+        some |= _DIFFERS * (decision.failed == _DIFFERENCE)
         return LinkRows(self, subject, obj, act, place, lends, list(decision.rows), some)
 
     def judge(self, found: LinkRows, outcomes: Sequence[LinkOutcome], now_s: float) -> LinkAnswer:
         """Decide one link. `outcomes` is that of the matcher, if it is evaluated in each call."""
         about = self.kind, found.subject.name, found.object, found.action
         expired = False
-        decision = RowsDecision(bool(found.some & _ALLOWED), tuple(found.rows), "failed" * bool(found.some & _FAILED))
+        failed = _DIFFERENCE if found.some & _DIFFERS else "failed" * bool(found.some & _FAILED)
+        decision = RowsDecision(bool(found.some & _ALLOWED), tuple(found.rows), failed)
         if outcomes:
             (outcome,) = outcomes
             if isinstance(outcome, str):  # assumed while listing: the caller will write what it reads
-                return LinkAnswer(Link(*about, allowed=True))
+                allowed = bool(found.some & _ALLOWED)
+                return LinkAnswer(Link(*about, allowed, None if allowed else Reason.NO_MATCHING_RULE))
             decision, expired = outcome.decision, outcome.expired
         # Without rows the matcher alone decides, over the one row that Casbin then implies.
         rules = tuple(sorted(map(self.table.rule, decision.rows if len(self.table) else ()), key=BY_ID))
         reason = None if decision.allowed else _reason(decision, expired)
         link = Link(*about, decision.allowed, reason, rules)
+        if decision.failed == _DIFFERENCE:
+            self._differences.note(link)
         limited = tuple(rule for rule in rules if rule.max_calls_per_hour is not None) if decision.allowed else ()
         ends = [rule.expires_at for rule in rules if rule.expires_at is not None] if decision.allowed else []
         return LinkAnswer(link, self._roles(found.subject, rules), limited, min(ends, default=None))

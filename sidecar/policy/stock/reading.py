@@ -226,21 +226,7 @@ class StockReader:
             order = [int(row[-1]) for row in in_order(model, numbered, self._links)]
         except ValueError as error:
             self._faults.whole("P125", f"the rows have no order: {error}", self._file)
-        if self._foreign or settings.engine != "compiled":
-            why = (
-                f"the matcher is not compiled ({self._foreign})"
-                if self._foreign
-                else f"policy.engine is {settings.engine}"
-            )
-            if count > settings.casbin_max_rows:
-                message = f"{why}, and pycasbin decides {settings.casbin_max_rows} rows at most; there are {count}"
-                self._faults.whole(
-                    "P210", message, self._file, "raise policy.casbin_max_rows, or write a compiled matcher"
-                )
-            else:
-                spent_ms = count * CASBIN_US / 1000
-                message = f"{why}, so pycasbin decides: {CASBIN_US:.0f} µs a row, {spent_ms:.1f} ms a decision"
-                self._faults.warn("P207", message, SourceLine(self._file, 0, ""))
+        check_casbin_rows(self._foreign, count, settings, self._faults, self._file)
         rows = CompactRows.of((self._rows[at] for at in order), len(model.columns))
         index: RuleIndex = () if self._is_wrong else index_of_rules(model, rows, role_options(settings))
         walks = max((one.walks for one in index), default=0)
@@ -261,6 +247,23 @@ class StockReader:
             self._foreign,
             self._reads_rows,
         )
+
+
+def check_casbin_rows(foreign: str, rows: int, settings: CasbinSettings, faults: Faults, file: str) -> None:
+    """Report what pycasbin costs where it decides: because of `foreign`, which says why a matcher is not compiled, or
+    because the settings say so."""
+    if not foreign and settings.engine == "compiled":
+        return
+    why = f"the matcher is not compiled ({foreign})" if foreign else f"policy.engine is {settings.engine}"
+    if rows > settings.casbin_max_rows:
+        message = f"{why}, and pycasbin decides {settings.casbin_max_rows} rows at most; there are {rows}"
+        hint = "raise policy.casbin_max_rows" + (", or write a compiled matcher" if foreign else "")
+        faults.whole("P210", message, file, hint)
+        return
+    message = f"{why}, so pycasbin decides: {CASBIN_US:.0f} µs a row, {rows * CASBIN_US / 1000:.1f} ms a decision"
+    faults.warn(
+        "P207", message, SourceLine(file, 0, ""), hint="== != in && || ! and our functions are compiled" * bool(foreign)
+    )
 
 
 def stock_model(

@@ -8,7 +8,7 @@ import pytest
 
 from sidecar.errors import PolicyError, Reason
 from sidecar.policy import Engine
-from sidecar.policy.casbin_matcher import CasbinMatcher
+from sidecar.policy.link_decision import KindPolicy
 from sidecar.vocabulary import PermissionKind, Question
 from tests.tables import tables
 from tests.unit.policy.world import MODELS, NOW, SOMETHING, chain, engine, faults, source, tool, write
@@ -167,7 +167,7 @@ def test_k14_a_bad_policy_leaves_the_engine_that_serves_alone(tmp_path: Path) ->
 
 
 def by_order(tmp_path: Path) -> Engine:
-    """An engine whose model has a part that pycasbin is asked about."""
+    """An engine whose model is not compiled."""
     models = tmp_path / "models"
     ordered = MODEL.replace("globs(r.act, p.act)", "globs(r.act, p.act) && p.sub <= r.sub")
     write(models, {f"{kind}.conf": ordered for kind in ("agent_to_tool", "user_to_nhi", "nhi_to_nhi")})
@@ -175,14 +175,14 @@ def by_order(tmp_path: Path) -> Engine:
     return engine(tmp_path / "policies", {"agent_to_tool": rows}, models=models)
 
 
-def test_k15_a_disabled_enforcer_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_k15_a_disabled_enforcer_is_not_believed(tmp_path: Path) -> None:
     asked = by_order(tmp_path)
     assert asked.decide(chain("user:a"), tool("s/t"), NOW).allowed
-    part = asked._dockets[PermissionKind.AGENT_TO_TOOL]._matcher._foreign
-    assert isinstance(part, CasbinMatcher)
-    part._enforcer.enable_enforce(False)
-    with pytest.raises(RuntimeError, match="switched off"):
-        asked.decide(chain("user:a"), tool("s/t"), NOW)
+    policy = asked._dockets[PermissionKind.AGENT_TO_TOOL]
+    assert isinstance(policy, KindPolicy) and policy._casbin is not None
+    policy._casbin._engine._enforcer.enable_enforce(False)
+    assert not asked.decide(chain("user:a"), tool("s/t"), NOW).allowed
+    assert not asked.decide(chain("user:b"), tool("s/t"), NOW).allowed
 
 
 def test_k16_what_is_not_compiled_is_said_with_what_it_costs(tmp_path: Path) -> None:

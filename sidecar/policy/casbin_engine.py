@@ -1,0 +1,247 @@
+"""Decides requests with pycasbin's own enforcer.
+
+This is the only module that runs Casbin. A `CasbinEngine` is an enforcer over the rows of one policy, with the model's
+own matcher and effect: the reference for what is compiled, and the decision where a model is not compiled. An error of
+pycasbin denies, as does an enforcer whose enforcement is switched off (threats K15).
+
+Roles are looked up by ours (`RoleGraph`, `RolePaths`), which know the roles that tokens grant; pycasbin's role managers
+keep every name that they are asked about. The functions are pycasbin's, but for those that use regular expressions
+(keyMatch2 to keyMatch5, regexMatch, globMatch) and those that its programs have to register (keyGet, keyGet2, keyGet3):
+these are ours, whose time is linear in the texts that callers choose. A pattern that they do not take denies.
+
+`OwnRows` gives an engine the rows of our own models. `live` and `holds` are then told the time and the outcomes of the
+conditions by the request's context (`RowContext`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any, Final
+
+import casbin
+from casbin.core_enforcer import EnforceContext
+from casbin.model import Model as CasbinModel
+from casbin.util import remove_comments
+
+from sidecar.policy.compiler import RowTest
+from sidecar.policy.conditions import lets_match
+from sidecar.policy.grammar import NONE, expires_at
+from sidecar.policy.model import Model
+from sidecar.policy.patterns import glob, globs, who
+from sidecar.policy.roles import RolePaths
+from sidecar.policy.stock.functions import FUNCTIONS
+from sidecar.policy.stock.model import Effect, StockModel, model_of
+from sidecar.policy.stock.rules import Row, RowsDecision
+from sidecar.policy.table import SHADOW, RowTable
+
+HasRole = Callable[..., bool]
+"""Whether a member has a role, in a domain if that is the third argument."""
+
+_EVERY: Final = "every"  # the rows, and the matcher, of `CasbinEngine.matching`
+_LINEAR: Final = ("keyMatch2", "keyMatch3", "keyMatch4", "keyMatch5", "regexMatch", "globMatch")
+
+# Casbin logs every denial with its values at WARNING, and a logging configuration can enable its loggers (threats K17).
+# This logger has no parent and is disabled.
+_SILENT: Final = logging.Logger("casbin, silenced", logging.CRITICAL + 1)
+_SILENT.disabled = True
+
+
+class CasbinEngine:
+    """Decides by the rows of one policy, with the interface of `Rules`. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        model: StockModel,
+        rows: Sequence[Row],
+        roles: Mapping[str, HasRole],
+        functions: Mapping[str, Callable[..., Any]] = {},
+        *,
+        reads_rows: bool = True,
+        idle: Iterable[int] = (),
+    ) -> None:
+        """`rows` are in the order in which they are tried. `reads_rows` is false if the matcher reads no column. The
+        rows in `idle` match, but decide nothing."""
+        suffix, every = model.suffix, [list(row) for row in rows]
+        idle = frozenset(idle)
+        deciding = [row for at, row in enumerate(every) if at not in idle]
+        self._numbers = {id(row): at for at, row in enumerate(every)}
+        self._effect = model.effect
+        self._word = model.columns.index("eft") if "eft" in model.columns else None
+        self._has_rows, self._is_asked = bool(every), bool(every) or not reads_rows
+        self._enforcer = _enforcer(model, roles, functions)
+        parts = self._enforcer.model
+        parts["p"][f"p{suffix}"].policy = deciding
+        parts["p"][_EVERY] = SimpleNamespace(tokens=parts["p"][f"p{suffix}"].tokens, policy=every)
+        matcher = parts["m"][f"m{suffix}"].value
+        parts["m"][_EVERY] = SimpleNamespace(value=f"seen(({remove_comments(matcher)}))")
+        self._own = EnforceContext(f"r{suffix}", f"p{suffix}", "e", f"m{suffix}")
+        self._collecting = EnforceContext(f"r{suffix}", _EVERY, "e", _EVERY)
+        self._lock = Lock()  # `seen` is replaced for each request
+
+    def decide(self, request: Sequence[Any]) -> RowsDecision:
+        """Decide one request, its values in the order of the model's definition."""
+        if not self._is_asked:  # with no rows, Casbin evaluates the matcher over empty texts (threats K1)
+            return RowsDecision(False)
+        try:
+            with self._lock:
+                allowed, row = self._enforced(self._own, request)
+        except Exception as error:  # pycasbin raises what its expressions raise
+            return RowsDecision(False, (), type(error).__name__)
+        return RowsDecision(allowed, (self._numbers[id(row)],) if row and self._decides(row, allowed) else ())
+
+    def matching(self, request: Sequence[Any]) -> tuple[Sequence[int], str]:
+        """Return the rows that match, and why the evaluation of the one after them failed; "" if none did."""
+        if not self._has_rows:
+            return (), ""
+        seen = _Seen()
+        try:
+            with self._lock:
+                self._enforcer.add_function("seen", seen)
+                self._enforced(self._collecting, request)
+        except Exception as error:
+            return seen.rows, type(error).__name__
+        return seen.rows, ""
+
+    def _decides(self, row: Sequence[str], allowed: bool) -> bool:
+        """Whether a decision rests on the row that matched last, which pycasbin names."""
+        word = "allow" if self._word is None else row[self._word]
+        return word == "allow" if allowed else word == "deny" and self._effect is not Effect.ALLOW_OVERRIDE
+
+    def _enforced(self, context: EnforceContext, request: Sequence[Any]) -> tuple[bool, Sequence[str]]:
+        if not self._enforcer.enabled:  # threats K15: it then allows everything
+            raise RuntimeError("Casbin's enforcement was switched off")
+        decision: tuple[bool, Sequence[str]] = self._enforcer.enforce_ex(context, *request)
+        return decision
+
+
+class _Seen:
+    """The function around the matcher that collects rows: it notes the ones that match. It returns false, so that
+    Casbin's effect never ends the search."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self._row = 0
+
+    def __call__(self, value: object) -> bool:
+        if not isinstance(value, bool | float):  # what Casbin takes from a matcher
+            raise TypeError("a matcher gives true or false")
+        if value:
+            self.rows.append(self._row)
+        self._row += 1
+        return False
+
+
+def _enforcer(
+    model: StockModel, roles: Mapping[str, HasRole], functions: Mapping[str, Callable[..., Any]]
+) -> casbin.Enforcer:
+    """Return an enforcer without an adapter, with our role managers and functions."""
+    made, suffix = CasbinModel(), model.suffix
+    made.logger = _SILENT
+    made.add_def("r", f"r{suffix}", ", ".join(model.request))
+    made.add_def("p", f"p{suffix}", ", ".join(model.columns))
+    made.add_def("e", "e", model.effect.value)
+    made.add_def("m", f"m{suffix}", model.matcher)
+    made["m"].setdefault("m", made["m"][f"m{suffix}"])  # which Casbin always looks for
+    for name, form in model.roles.items():
+        parameters = f", ({', '.join('_' * form.parameters)})" if form.parameters else ""
+        made.add_def("g", name, ", ".join("_" * (2 + form.by_domain)) + parameters)
+    enforcer = casbin.Enforcer(made)
+    enforcer.logger = _SILENT
+    for name, form in model.roles.items():
+        manager = SimpleNamespace(has_link=roles[name])
+        setattr(made["g"][name], "cond_rm" if form.parameters else "rm", manager)
+    ours = {name: _called(name) for name in _LINEAR} | dict(functions)
+    for name, function in ours.items():
+        enforcer.add_function(name, function)
+    return enforcer
+
+
+def _called(name: str) -> Callable[[str, str], bool]:
+    compiled = FUNCTIONS[name].compiled
+    return lambda text, pattern: compiled(pattern)(text)
+
+
+class OwnRows:
+    """The rows of one of our own models, as pycasbin evaluates them."""
+
+    def __init__(self, model: Model, table: RowTable, ways: Mapping[str, RolePaths]) -> None:
+        self._request = model.request
+        columns = [table.column(name) if name in ("sub", "obj") else None for name in model.columns]
+        texts = table.texts.texts
+        rows = [
+            tuple(
+                texts[column[row]] if column is not None else table.text(name, row)
+                for name, column in zip(model.columns, columns, strict=True)
+            )
+            for row in range(len(table))
+        ]
+        idle = [row for row, flags in enumerate(table.flags) if flags & SHADOW]
+        roles = {name: _has_role(ways[name]) for name in model.groups}
+        self._engine = CasbinEngine(_stock_model(model), rows, roles, _OWN_FUNCTIONS, idle=idle)
+
+    def matching(self, asked: RowTest) -> tuple[Sequence[int], str]:
+        """Return the rows that match but for expiry and condition, as `CasbinEngine.matching` does."""
+        return self._engine.matching(self._values(asked, RowContext(0.0, None)))
+
+    def decide(self, asked: RowTest, outcomes: Mapping[str, object], now_s: float) -> RowsDecision:
+        """Decide a request. `outcomes` are those of the conditions, by text, of the rows that match but for them."""
+        return self._engine.decide(self._values(asked, RowContext(now_s, outcomes)))
+
+    def _values(self, asked: RowTest, context: RowContext) -> list[object]:
+        values = {"sub": _Caller.of(asked), "obj": asked.obj, "act": asked.act, "dom": asked.dom, "ctx": context}
+        return [values[name] for name in self._request]
+
+
+class RowContext:
+    """What `live` and `holds` see of a call. Without `outcomes` every row is live, and every condition holds."""
+
+    __slots__ = ("now_s", "outcomes")
+
+    def __init__(self, now_s: float, outcomes: Mapping[str, object] | None) -> None:
+        self.now_s, self.outcomes = now_s, outcomes
+
+
+class _Caller(str):
+    """A caller's name with its roles, from rows and token, and the domain in which it has them."""
+
+    roles: frozenset[str]
+    dom: str
+    __slots__ = ("dom", "roles")
+
+    @classmethod
+    def of(cls, asked: RowTest) -> _Caller:
+        caller = cls(asked.sub)
+        caller.roles, caller.dom = asked.roles, asked.dom
+        return caller
+
+
+def _has_role(ways: RolePaths) -> HasRole:
+    def has_role(name: str, role: str, domain: str = "") -> bool:
+        if isinstance(name, _Caller) and domain in ("", name.dom):
+            return name == role or role in name.roles
+        return ways.holds(name, role, domain)
+
+    return has_role
+
+
+def _live(end: str, context: RowContext) -> bool:
+    return context.outcomes is None or (end_s := expires_at(end)) is None or context.now_s < end_s
+
+
+def _holds(when: str, effect: str, context: RowContext) -> bool:
+    if when == NONE or context.outcomes is None:
+        return True
+    return lets_match(context.outcomes.get(when, "error"), effect == "deny")
+
+
+_OWN_FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
+    "who": who, "glob": glob, "globs": globs, "live": _live, "holds": _holds
+}  # fmt: skip
+
+
+def _stock_model(model: Model) -> StockModel:
+    entries = {"r": ", ".join(model.request), "p": ", ".join(model.columns), "e": model.effect, "m": model.matcher}
+    return model_of(entries | {name: "_, _, _" if model.by_domain and name == "g" else "_, _" for name in model.groups})
