@@ -4,10 +4,10 @@ This is the only module that runs Casbin. A `CasbinEngine` is an enforcer over t
 own matcher and effect: the reference for what is compiled, and the decision where a model is not compiled. An error of
 pycasbin denies, as does an enforcer whose enforcement is switched off (threats K15).
 
-Roles are looked up by ours (`RoleGraph`, `RolePaths`), which know the roles that tokens grant; pycasbin's role managers
-keep every name that they are asked about. The functions are pycasbin's, but for those that use regular expressions
-(keyMatch2 to keyMatch5, regexMatch, globMatch) and those that its programs have to register (keyGet, keyGet2, keyGet3):
-these are ours, whose time is linear in the texts that callers choose. A pattern that they do not take denies.
+Roles are looked up by our own code (`RoleGraph`, `RolePaths`), which knows the roles that tokens grant; pycasbin's role
+managers keep every name that they are asked about. The functions are pycasbin's, but for those that use regular
+expressions (keyMatch2 to keyMatch5, keyGet2, keyGet3, regexMatch, globMatch): these are ours, whose time is linear in
+the texts that callers choose. A pattern that they do not take denies.
 
 `OwnRows` gives an engine the rows of our own models. `live` and `holds` are then told the time and the outcomes of the
 conditions by the request's context (`RowContext`).
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any, Final
@@ -24,7 +25,7 @@ from typing import Any, Final
 import casbin
 from casbin.core_enforcer import EnforceContext
 from casbin.model import Model as CasbinModel
-from casbin.util import remove_comments
+from casbin.util import key_get, remove_comments
 
 from sidecar.policy.compiler import RowTest
 from sidecar.policy.conditions import lets_match
@@ -32,16 +33,17 @@ from sidecar.policy.grammar import NONE, expires_at
 from sidecar.policy.model import Model
 from sidecar.policy.patterns import glob, globs, who
 from sidecar.policy.roles import RolePaths
-from sidecar.policy.stock.functions import FUNCTIONS
+from sidecar.policy.stock.functions import COMPILED, MAX_REQUEST_PATTERNS
 from sidecar.policy.stock.model import Effect, StockModel, model_of
-from sidecar.policy.stock.rules import Row, RowsDecision
+from sidecar.policy.stock.row_index import Row
+from sidecar.policy.stock.rules import RowsDecision
 from sidecar.policy.table import SHADOW, RowTable
 
 HasRole = Callable[..., bool]
 """Whether a member has a role, in a domain if that is the third argument."""
 
 _EVERY: Final = "every"  # the rows, and the matcher, of `CasbinEngine.matching`
-_LINEAR: Final = ("keyMatch2", "keyMatch3", "keyMatch4", "keyMatch5", "regexMatch", "globMatch")
+_PATTERNS: Final = frozenset(COMPILED) - {"keyMatch", "keyGet", "ipMatch"}
 
 # Casbin logs every denial with its values at WARNING, and a logging configuration can enable its loggers (threats K17).
 # This logger has no parent and is disabled.
@@ -55,7 +57,7 @@ class CasbinEngine:
     def __init__(
         self,
         model: StockModel,
-        rows: Sequence[Row],
+        rows: Iterable[Row],
         roles: Mapping[str, HasRole],
         functions: Mapping[str, Callable[..., Any]] = {},
         *,
@@ -71,7 +73,9 @@ class CasbinEngine:
         self._effect = model.effect
         self._word = model.columns.index("eft") if "eft" in model.columns else None
         self._has_rows, self._is_asked = bool(every), bool(every) or not reads_rows
-        self._enforcer = _enforcer(model, roles, functions)
+        kept = len(every) + MAX_REQUEST_PATTERNS
+        ours = {name: _function(COMPILED[name], kept) for name in _PATTERNS}
+        self._enforcer = _enforcer(model, roles, {"keyGet": key_get, "who": who, **ours, **functions})
         parts = self._enforcer.model
         parts["p"][f"p{suffix}"].policy = deciding
         parts["p"][_EVERY] = SimpleNamespace(tokens=parts["p"][f"p{suffix}"].tokens, policy=every)
@@ -150,18 +154,24 @@ def _enforcer(
         made.add_def("g", name, ", ".join("_" * (2 + form.by_domain)) + parameters)
     enforcer = casbin.Enforcer(made)
     enforcer.logger = _SILENT
-    for name, form in model.roles.items():
+    for name in model.roles:
         manager = SimpleNamespace(has_link=roles[name])
-        setattr(made["g"][name], "cond_rm" if form.parameters else "rm", manager)
-    ours = {name: _called(name) for name in _LINEAR} | dict(functions)
-    for name, function in ours.items():
+        made["g"][name].rm = made["g"][name].cond_rm = manager
+    for name, function in functions.items():
         enforcer.add_function(name, function)
     return enforcer
 
 
-def _called(name: str) -> Callable[[str, str], bool]:
-    compiled = FUNCTIONS[name].compiled
-    return lambda text, pattern: compiled(pattern)(text)
+def _function(compiled: Callable[[str], Callable[..., Any]], kept: int) -> Callable[..., Any]:
+    """Return a function of a text and a pattern, which keeps some patterns."""
+    compiled = lru_cache(kept)(getattr(compiled, "__wrapped__", compiled))
+
+    def call(text: object, pattern: str, *others: str) -> Any:
+        if not isinstance(text, str):
+            raise TypeError("a text is needed")
+        return compiled(pattern)(text, *others)
+
+    return call
 
 
 class OwnRows:

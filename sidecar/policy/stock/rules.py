@@ -138,6 +138,8 @@ class Rules:
         return "allow" if self._effect_column is None else row[self._effect_column]
 
     def _of_subject(self, request: Sequence[Any]) -> Iterator[int]:
+        if self.expression.run is None:  # pycasbin decides: any row can concern the subject
+            yield from range(len(self.rows))
         for search in self._searches:
             yield from search.of_subject(request, self._unknown)
 
