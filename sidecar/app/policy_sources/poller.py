@@ -16,7 +16,7 @@ from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevis
 from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
-from sidecar.settings.stored_policy import StoredPolicy, kept_for, placed, shelf_of, stored_name
+from sidecar.settings.stored_policy import NOTHING_YET, StoredPolicy, kept_for, placed, shelf_of, stored_name
 from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.processes.launcher import Processes
 
@@ -78,7 +78,7 @@ class SourcePoller:
             await keep()
 
         failed = await self.look(settings, adopt)
-        if failed is not None and kept_for(settings) is None:
+        if failed is not None and stored_name(placed(settings)) == NOTHING_YET:
             if isinstance(failed, ConfigError):
                 raise failed
             hint = "a start without any policy waits for its source; the next one needs it no more"
