@@ -6,9 +6,12 @@ reads, and `enforce.py`, which provides our five functions.
 That adapter does not support quotes, and interprets brackets and commas (threats K7). Rows therefore contain no
 conditions, only `when:<digest>`, with the texts in conditions.json; the characters `% , ( ) [ ]` in a name are
 percent-encoded (`%2C`). `enforce.py` reverses both. Shadow rules change nothing, and are left out.
+
+Casbin models of other forms, and their rows, are exported byte for byte; several files of rows become one. Names,
+attributes and what a Casbin program sets in code are in casbin.json, which `enforce.py` follows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -18,9 +21,10 @@ import orjson
 from sidecar.errors import PolicyError
 from sidecar.policy import PolicySource
 from sidecar.policy.faults import Faults
-from sidecar.policy.files import KINDS, read_text
+from sidecar.policy.files import COMMON_MODEL, KINDS, POLICY, read_text
 from sidecar.policy.grammar import NONE
 from sidecar.policy.model import DOMAIN, PRIORITY, guardrail_model
+from sidecar.policy.stock.reading import EXPIRES_AT, LIMIT, WHEN
 from sidecar.policy_tools.rule_text import columns, place
 from sidecar.vocabulary import PermissionKind, RuleRef
 
@@ -41,7 +45,7 @@ def export(source: PolicySource, models: Path) -> Exported:
     _check(source, models)
     rows: dict[PermissionKind, list[tuple[RuleRef, list[str]]]] = {kind: [] for kind in PermissionKind}
     shadows: list[str] = []
-    for rule in source.rules:
+    for rule in source.own_rules:
         if rule.shadow:
             shadows.append(rule.id)
         else:
@@ -53,7 +57,7 @@ def export(source: PolicySource, models: Path) -> Exported:
             }
             rows[rule.kind].append((rule, [texts[column] for column in source.models[rule.kind].columns]))
     found: dict[str, bytes] = {"enforce.py": files(__package__).joinpath("enforce.py.txt").read_bytes()}
-    for kind in PermissionKind:
+    for kind in source.models:
         found[f"{kind.value}.conf"] = _conf(kind, models).encode()
         found[f"{kind.value}.csv"] = _csv(kind, [texts for _, texts in rows[kind]], source).encode()
     found["conditions.json"] = _json(
@@ -62,8 +66,47 @@ def export(source: PolicySource, models: Path) -> Exported:
             for text, condition in source.conditions.items()
         }
     )
-    found["rules.json"] = _json({kind.value: [_said(rule, texts) for rule, texts in rows[kind]] for kind in rows})
-    return Exported(found, sum(map(len, rows.values())), tuple(dict.fromkeys(shadows)))
+    ids = {kind.value: [_said(rule, texts) for rule, texts in rows[kind]] for kind in source.models}
+    kinds: dict[str, dict[str, str]] = {}
+    for (model, policy), decided in _stock_files(source).items():
+        first = source.stock[decided[0]].source
+        found[model] = Path(first.file).read_bytes()
+        found[policy] = _joined([Path(file).read_bytes() for file in first.names])
+        for kind in decided:
+            table = source.stock[kind]
+            kinds[kind.value] = {"model": model, "policy": policy, "use": table.source.model.suffix}
+            ids[kind.value] = [_said(rule, [*row]) for rule, row in zip(table, table.source.rows, strict=True)]
+    if kinds:
+        found["casbin.json"] = _json({"kinds": kinds, **_asked(source)})
+    found["rules.json"] = _json(ids)
+    return Exported(found, sum(map(len, ids.values())), tuple(dict.fromkeys(shadows)))
+
+
+def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionKind]]:
+    """Return the names of each model and its rows, of Casbin models of other forms, with the kinds that it decides."""
+    groups: dict[tuple[str, ...], list[PermissionKind]] = {}
+    for kind, table in source.stock.items():
+        groups.setdefault((table.source.file, *table.source.names), []).append(kind)
+    if len(groups) == 1:
+        return {(COMMON_MODEL, f"{POLICY}.csv"): kinds for kinds in groups.values()}
+    return {(f"{kinds[0].value}.conf", f"{kinds[0].value}.csv"): kinds for kinds in groups.values()}
+
+
+def _joined(rows: Sequence[bytes]) -> bytes:
+    """Return a single file as it is; of several, each ends its last line."""
+    if len(rows) == 1:
+        return rows[0]
+    return b"".join(raw + b"\n" * (raw[-1:] not in (b"", b"\n")) for raw in rows)
+
+
+def _asked(source: PolicySource) -> dict[str, object]:
+    casbin = source.casbin
+    return {
+        "names": casbin.names.model_dump(),
+        "roles": {key: said.model_dump(exclude_none=True) for key, said in casbin.roles.items()},
+        "request": dict(casbin.request),
+        "attributes": dict(source.attributes.entries),
+    }
 
 
 def _check(source: PolicySource, models: Path) -> None:
@@ -73,6 +116,10 @@ def _check(source: PolicySource, models: Path) -> None:
         if DOMAIN in (*model.request, *model.columns) or model.effect == PRIORITY:
             hint = "only models without domains and without priority can be exported"
             faults.whole("P208", "this model cannot be exported", str(models / f"{kind.value}.conf"), hint)
+    for table in source.stock.values():
+        if own := [name for name in (EXPIRES_AT, LIMIT, WHEN) if name in table.source.model.columns]:
+            message = f"plain pycasbin would not obey {', '.join(own)}"
+            faults.whole("P208", message, table.source.file, "only the sidecar reads these columns")
     if faults.errors:
         raise PolicyError(faults.errors)
 

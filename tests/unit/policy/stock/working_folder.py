@@ -23,6 +23,10 @@ _SIDES = {"sub": "principal", "subject": "principal", "obj": "object", "object":
 Drawn = tuple[int, ...]
 
 
+class Refused(Exception):
+    """`init` refuses a setup; the message is what it printed."""
+
+
 @dataclass(frozen=True)
 class ServedSetup:
     """A setup in a working folder. A request is the positions of its values."""
@@ -69,7 +73,8 @@ def served(setup: Setup, folder: Path) -> ServedSetup:
     made = folder / "made"
     arguments = ["init", "--casbin", str(model), str(policy), "--map", str(folder / "map.yaml"), str(made)]
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 0, result.output
+    if result.exit_code:
+        raise Refused(result.output)
     (made / "policies" / "attributes.yaml").write_bytes(orjson.dumps({"version": 1, "attributes": attributes}))
     return ServedSetup(setup, made, Engine(configured(made / "sidecar.yaml", {}).load()))
 
