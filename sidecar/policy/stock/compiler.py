@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, product
 from typing import Any, Final
 
 from sidecar.policy import patterns
@@ -39,6 +40,7 @@ from sidecar.policy.stock.functions import (
 
 MAX_TEXT_CHARS: Final = 100_000  # of a text that an expression builds, as in simpleeval
 MAX_NUMBER_BITS: Final = 8_192  # of a product
+MAX_ALTERNATIVES: Final = 8  # of each part of a matcher's disjunction; each has an index
 MAX_RULES: Final = 16_384  # compiled texts of `eval` that are kept
 
 
@@ -53,7 +55,7 @@ def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[
         return Expression((), None, False, True, bool(columns), (), (), str(why))
     compiler = _MatcherCompiler(names, roles, reader)
     return Expression(
-        alternatives=tuple(compiler.alternative(part) for part in _parts(node, ast.Or, reader)),
+        alternatives=tuple(one for part in _parts(node, ast.Or, reader) for one in compiler.alternatives(part)),
         run=compiler.whole(node),
         total=node.total,
         dynamic=node.dynamic,
@@ -134,12 +136,27 @@ class _MatcherCompiler:
             alternatives.append(_combined(ast.And(), parts))
         return self.function(_combined(ast.Or(), alternatives))
 
-    def alternative(self, node: Part) -> Alternative:
-        facets: list[ColumnTest] = []
-        asked: list[Part] = []
+    def alternatives(self, node: Part) -> Iterator[Alternative]:
+        """Yield the alternatives of one part of a disjunction; more than one if it has disjunctions of its own, as in
+        `r.sub == p.sub && (r.obj == p.obj || p.obj == "*")`."""
+        chosen_of: list[list[list[Part]]] = []
+        count = 1
         for part in _parts(node, ast.And, self._reader):
             if not part.total or part.dynamic:
                 break
+            choices = [list(_parts(choice, ast.And, self._reader)) for choice in _parts(part, ast.Or, self._reader)]
+            are_used = all(any(not one.columns or self._facet(one) for one in choice) for choice in choices)
+            if not are_used or count * len(choices) > MAX_ALTERNATIVES:
+                choices = [[part]]
+            count *= len(choices)
+            chosen_of.append(choices)
+        for chosen in product(*chosen_of):
+            yield self._alternative(list(chain.from_iterable(chosen)))
+
+    def _alternative(self, parts: Sequence[Part]) -> Alternative:
+        facets: list[ColumnTest] = []
+        asked: list[Part] = []
+        for part in parts:
             if not part.columns:
                 asked.append(part)
             elif (facet := self._facet(part)) is not None and facet.column not in [one.column for one in facets]:
@@ -157,6 +174,10 @@ class _MatcherCompiler:
         match part.tree:
             case ast.Compare(left=ast.Name(), ops=[ast.Eq()], comparators=[ast.Name()]) if len(places) == 1:
                 return ColumnTest(place, column, "")
+            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]) if not places:
+                for one, other in ((left, right), (right, left)):
+                    if isinstance(one, ast.Name) and isinstance(other, ast.Constant) and isinstance(other.value, str):
+                        return ColumnTest(-1, column, "", constant=other.value)
             case ast.Call(func=ast.Name(id=name), args=[ast.Name() as text, ast.Name() as other, *rest]) if (
                 name in self.names.roles or name in FUNCTIONS
             ):

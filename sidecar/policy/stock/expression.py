@@ -99,12 +99,14 @@ class Part(NamedTuple):
 
 class ColumnTest(NamedTuple):
     """A comparison of one value of the request with one column: by `==`, a role definition, or a pattern function.
-    `domain` is the position of the domain in which roles are asked."""
+    `domain` is the position of the domain in which roles are asked. With a `constant`, it takes the place of the
+    value."""
 
     place: int
     column: int
     function: str
     domain: int | None = None
+    constant: str | None = None
 
 
 class Alternative(NamedTuple):

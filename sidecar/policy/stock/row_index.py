@@ -81,8 +81,9 @@ class IndexLevel(NamedTuple):
 
 
 class AlternativeIndex(NamedTuple):
-    """`rows` sorted by the keys of `levels`. `by_subject` are rows sorted by their key at the level `subject`, and
-    these keys; none if no level tests the subject. `walks` is the number of rows that every request tries."""
+    """`rows` sorted by the keys of `levels`. `walks` is the number of rows that every request tries. `by_subject` are
+    rows sorted by their key at the level `subject`, and these keys: a level that tests the subject, or a column alone
+    if none does; None if there is neither."""
 
     rows: array[int]
     levels: tuple[IndexLevel, ...]
@@ -105,7 +106,9 @@ def index_of(
         order = sorted(order, key=level.keys.__getitem__)
     levels = tuple(one._replace(keys=array("I", map(one.keys.__getitem__, order))) for one in found)
     walks = 0 if alternative.asked is not None else sum(all(_is_free(one, at) for one in found) for at in every)
-    at = next((at for at, level in enumerate(levels) if level.test.place == subject), None)
+    of_subject = [at for at, level in enumerate(levels) if level.test.place == subject]
+    constant = [at for at, level in enumerate(levels) if level.test.constant is not None]
+    at = next(iter((*of_subject, *constant)), None)
     if at is None:
         return AlternativeIndex(array("I", order), levels, walks)
     by_subject = sorted(every, key=found[at].keys.__getitem__)
@@ -260,6 +263,9 @@ def _keys_of(level: IndexLevel, texts: Sequence[str], roles: Mapping[str, RoleGr
     if test.function:
         return _roles_of(level, texts, roles[test.function])
     place, numbers = test.place, level.texts
+    if test.constant is not None:
+        known = _searched(test.constant, numbers, texts)
+        return lambda request: known
 
     @lru_cache(MAX_NAMES)
     def exact(text: str) -> tuple[int, ...]:

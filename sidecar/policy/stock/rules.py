@@ -17,6 +17,7 @@ from sidecar.policy.stock.model import Effect, StockModel, definitions_of
 from sidecar.policy.stock.roles import PLAIN_ROLES, RoleOptions, role_graphs
 from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexSearch, Row, index_of
 
+MAX_REASONS: Final = 256  # rows that a decision names
 MAX_OPENING: Final = 8  # rows that `Rules.opening` returns
 MAX_OPENING_TRIED: Final = 10_000
 
@@ -24,7 +25,8 @@ RuleIndex = tuple[AlternativeIndex, ...]
 
 
 class RowsDecision(NamedTuple):
-    """A decision and the rows that it rests on. `failed` says why the evaluation of a row failed; "" if none did."""
+    """A decision and the rows that it rests on, the first MAX_REASONS of them. `failed` says why the evaluation of
+    a row failed; "" if none did."""
 
     allowed: bool
     rows: tuple[int, ...] = ()
@@ -76,7 +78,7 @@ class Rules:
 
     def decide(self, request: Sequence[Any]) -> RowsDecision:
         """Decide one request, its values in the order of the model's definition."""
-        effect, allows, found = self.model.effect, False, []
+        effect, allows, found = self.model.effect, False, list[int]()
         try:
             for at, row in self._matching(request):
                 word = self._effect(row)
@@ -85,7 +87,8 @@ class Rules:
                         return RowsDecision(False, (at,))
                 elif word == "allow":
                     allows = True
-                    found.append(at)
+                    if len(found) < MAX_REASONS:
+                        found.append(at)
                     if effect in (Effect.ALLOW_OVERRIDE, Effect.PRIORITY, Effect.SUBJECT_PRIORITY):
                         break
         except EvaluationError as error:

@@ -13,7 +13,7 @@ from sidecar.policy.stock.functions import FUNCTIONS, BadPatternError
 from sidecar.policy.stock.model import StockModel, model_of
 from sidecar.policy.stock.roles import RoleOptions
 from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexSearch, Row
-from sidecar.policy.stock.rules import MAX_OPENING, MAX_OPENING_TRIED, Rules, index_of_rules
+from sidecar.policy.stock.rules import MAX_OPENING, MAX_OPENING_TRIED, MAX_REASONS, Rules, index_of_rules
 from tests.unit.policy.stock.judge import entries_of
 from tests.unit.policy.stock.setups import ALLOW_AND_DENY, ALLOW_OVERRIDE, DENY_OVERRIDE, PRIORITY, conf
 
@@ -28,6 +28,8 @@ MATCHERS = (
     "g(r.sub, p.sub) && globMatch(r.obj, p.obj)",
     "r.sub == p.sub && keyMatch3(r.obj, p.obj) || keyMatch(r.obj, p.obj) && r.act == p.act",
     'r.sub == p.sub && keyMatch5(r.obj, p.obj) || r.sub == "bob" && r.act == "get"',
+    'g(r.sub, p.sub) && (r.obj == p.obj || p.obj == "*") && (r.act == p.act || "put" == p.act)',
+    '(r.sub == p.sub || r.sub == "carol") && (keyMatch(r.obj, p.obj) || r.obj == p.obj && p.act == "get")',
     "regexMatch(r.obj, p.obj)",
     "g(r.sub, p.sub) && r.sub.age > 18 && r.obj == p.obj",
     "r.act == p.act && r.obj.owner == r.sub || g(r.sub, p.sub) && keyMatch4(r.obj, p.obj)",
@@ -124,7 +126,7 @@ def tried(model: StockModel, rows: Sequence[Row], request: Sequence[str]) -> int
 MANY = [(f"r{at % 50}", f"/data/{at}/*", "get", "allow") for at in range(3_000)]
 
 
-@pytest.mark.parametrize("matcher", MATCHERS[:6])
+@pytest.mark.parametrize("matcher", MATCHERS[:7])
 def test_few_rows_are_tried(matcher: str) -> None:
     assert 1 <= tried(stock_model(matcher), MANY, ("r7", "/data/57/*", "get")) <= 3
     assert tried(stock_model(matcher), MANY, ("nobody", "/none", "put")) <= 3
@@ -203,6 +205,28 @@ def test_roles_with_a_matching_function_are_not_looked_up() -> None:
     assert Rules(stock_model("g(r.sub, p.sub) && r.act == p.act"), rows, {}, options).walks == 0
 
 
+def test_disjunctions_within_a_matcher_are_looked_up() -> None:
+    model = stock_model('g(r.sub, p.sub) && (r.obj == p.obj || p.obj == "*") && (r.act == p.act || p.act == "*")')
+    rows = [("r1", f"o{at}", "get", "allow") for at in range(500)] + [("r1", "*", "put", "allow")]
+    rules = Rules(model, rows, LINKS)
+    assert len(rules.expression.alternatives) == 4
+    assert tried(model, rows, ("r1", "o7", "get")) <= 4
+    assert rules.matching(("r1", "o7", "put")) == ((500,), "")
+    assert rules.matching(("r1", "o7", "get")) == ((7,), "")
+    unequal = stock_model('g(r.sub, p.sub) && (r.obj == p.obj || p.obj != "*")')
+    assert len(Rules(unequal, rows, LINKS).expression.alternatives) == 1  # one that looks up less would not help
+    many = " && ".join(f'(r.obj == p.obj || p.obj == "{at}")' for at in range(9))
+    assert len(Rules(stock_model(many), rows, LINKS).expression.alternatives) == 8
+
+
+def test_a_decision_names_some_of_many_rows() -> None:
+    rows = [("a", "o", "get", "allow")] * 300
+    decision = Rules(stock_model(MATCHERS[0], ALLOW_AND_DENY), rows, {}).decide(("a", "o", "get"))
+    assert decision.allowed and decision.rows == tuple(range(MAX_REASONS))
+    denied = Rules(stock_model(MATCHERS[0], ALLOW_AND_DENY), [*rows, ("a", "o", "get", "deny")], {})
+    assert denied.decide(("a", "o", "get")).rows == (300,)
+
+
 # --- opening ----------------------------------------------------------------------------------------------------------
 
 OPEN = [
@@ -228,6 +252,14 @@ def test_a_condition_of_the_subject_alone_counts_and_one_of_the_action_does_not(
     assert root.opening(("carol", "", "")) == ()
     put = Rules(stock_model('r.sub == p.sub && r.act == "put"'), OPEN, LINKS)
     assert put.opening(("bob", "", "get")) == (2,)
+
+
+def test_a_row_for_every_subject_opens_for_each() -> None:
+    rules = Rules(stock_model('(g(r.sub, p.sub) || p.sub == "*") && r.obj == p.obj'), OPEN, LINKS)
+    assert rules.opening(("carol", "", "")) == ()
+    rules = Rules(rules.model, [*OPEN, ("*", "x", "get", "allow")], LINKS)
+    assert rules.opening(("carol", "", "")) == (4,)
+    assert rules.opening(("bob", "", "")) == (1, 2, 4)
 
 
 def test_without_a_test_of_the_subject_any_allowing_row_opens() -> None:
