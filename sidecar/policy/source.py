@@ -36,7 +36,7 @@ from sidecar.policy.patterns import file_matches
 from sidecar.policy.roles import MAX_DEPTH, RoleLinks
 from sidecar.policy.row_readers import LinkReader, RuleReader, belongs
 from sidecar.policy.rows import CsvRow, parse_rows
-from sidecar.policy.stock.reading import StockReader, check_casbin_rows, stock_model
+from sidecar.policy.stock.reading import StockReader, StockSource, check_casbin_rows, stock_model
 from sidecar.policy.stock.table import StockTable
 from sidecar.policy.table import RowTable
 from sidecar.policy.yaml_rows import parse_yaml
@@ -149,13 +149,20 @@ def _files(policies: Path, draft: PolicyBuilder, named: Container[Path], rows: P
 def _stock_revision(tables: Mapping[PermissionKind, StockTable], casbin: CasbinSettings, attributes: Attributes) -> str:
     asked = CasbinSettings(**{name: getattr(casbin, name) for name in CasbinSettings.model_fields})
     digest = sha256(repr((asked, sorted(attributes.entries.items()))).encode())
+    known = dict[int, str]()  # one policy may decide several kinds
     for kind, table in sorted(tables.items()):
-        source = table.source
-        digest.update(repr((kind.value, source.model)).encode())
-        for row in source.rows:
-            digest.update(repr(row).encode())
-        for key, links in sorted(source.links.items()):
-            digest.update(repr((key, sorted(links))).encode())
+        said = known.get(id(table.source)) or known.setdefault(id(table.source), _stock_digest(table.source))
+        digest.update(f"{kind.value} {said}\n".encode())
+    return digest.hexdigest()
+
+
+def _stock_digest(source: StockSource) -> str:
+    digest = sha256(repr(source.model).encode())
+    digest.update("\n".join(source.rows.texts).encode())
+    for column in source.rows.columns:
+        digest.update(column.tobytes())
+    for key, links in sorted(source.links.items()):
+        digest.update(repr((key, sorted(links))).encode())
     return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final, NamedTuple
@@ -37,36 +37,48 @@ SLOW_ROWS: Final = 500  # from this number on, walking them is worth a warning
 MAX_CHECKED: Final = 65_536  # values of a column whose check is remembered
 EXPIRES_AT, LIMIT, WHEN, EFFECT = "expires_at", "max_calls_per_hour", "when", "eft"
 _SEPARATOR: Final = re.compile(r"[,\[\]()]")
+_BRACKET: Final = re.compile(r"[\[\]()]")
 _OPENING: Final = "[("
 
 
-class Token(NamedTuple):
-    """One field of a row. `column` counts from 1."""
+class RowLine(NamedTuple):
+    """One line of a file of rows."""
 
-    text: str
-    column: int
+    file: str
+    number: int
+    raw: str
 
+    @property
+    def source(self) -> SourceLine:
+        return SourceLine(self.file, self.number, self.raw.rstrip("\r"))
 
-def tokens_of(line: str) -> list[Token]:
-    """Split a line into fields, as pycasbin does. Raises ValueError for a bracket that nothing opens."""
-    depth, start, found = 0, 0, list[Token]()
-    for match in _SEPARATOR.finditer(line):
-        if match[0] in _OPENING:
-            depth += 1
-        elif match[0] != ",":
-            depth -= 1
-            if depth < 0:
-                raise ValueError(match.start() + 1)
-        elif not depth:
-            found.append(_token(line, start, match.start()))
-            start = match.end()
-    found.append(_token(line, start, len(line)))
-    return found
+    @property
+    def fields(self) -> list[str]:
+        """The fields, as pycasbin splits them. Raises ValueError, with its column, for a bracket that nothing opens."""
+        raw = self.raw
+        if _BRACKET.search(raw) is None:
+            return [field.strip() for field in raw.split(",")]
+        return [raw[start:end].strip() for start, end in self._spans()]
 
+    def column_of(self, field: int) -> int:
+        """Return where a field begins; columns count from 1."""
+        start, end = list(self._spans())[field]
+        text = self.raw[start:end]
+        return start + len(text) - len(text.lstrip()) + 1
 
-def _token(line: str, start: int, end: int) -> Token:
-    text = line[start:end]
-    return Token(text.strip(), start + len(text) - len(text.lstrip()) + 1)
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        depth = start = 0
+        for match in _SEPARATOR.finditer(self.raw):
+            if match[0] in _OPENING:
+                depth += 1
+            elif match[0] != ",":
+                depth -= 1
+                if depth < 0:
+                    raise ValueError(match.start() + 1)
+            elif not depth:
+                yield start, match.start()
+                start = match.end()
+        yield start, len(self.raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ class StockReader:
         self._names: list[str] = []
         self._files, self._lines = array("H"), array("I")
         self._texts: dict[str, str] = {}
-        self._first: dict[Row, tuple[str, int]] = {}
+        self._first: dict[str, dict[Row, tuple[int, int]]] = {}
         self._definitions = definitions_of(model)
         self._foreign, self._reads_rows, self._is_wrong = "", True, False
         self._checks: dict[int, list[Callable[[str], object]]] = {}
@@ -136,38 +148,38 @@ class StockReader:
 
     def read(self, file: str, text: str) -> None:
         """Read the rows of one file."""
-        faults, own = self._faults, f"p{self._model.suffix}"
+        faults, own, roles = self._faults, f"p{self._model.suffix}", self._model.roles
         self._names.append(file)
         for number, raw in enumerate(text.split("\n"), start=1):
             content = raw.strip()
             if not content or content[0] == "#":
                 continue
+            line = RowLine(file, number, raw)
             if len(raw) > MAX_LINE_CHARS:
                 faults.error("P110", f"longer than {MAX_LINE_CHARS} characters", SourceLine(file, number, ""))
                 continue
-            line = SourceLine(file, number, raw.rstrip("\r"))
-            if hidden_character(line, faults):
+            if not (content.isascii() and content.isprintable()) and hidden_character(line.source, faults):
                 continue
             if self._draft.rows >= MAX_ROWS:
-                faults.error("P001", f"more than {MAX_ROWS} rows in all", line)
+                faults.error("P001", f"more than {MAX_ROWS} rows in all", line.source)
                 return
             self._draft.rows += 1
             try:
-                key, *fields = tokens_of(line.text)
+                key, *fields = line.fields
             except ValueError as error:
-                faults.error("P102", "a bracket that nothing opens", line, int(str(error)))
+                faults.error("P102", "a bracket that nothing opens", line.source, int(str(error)))
                 continue
-            if key.text == own:
+            if key == own:
                 self._read_rule(fields, line)
-            elif key.text in self._model.roles:
-                self._read_link(key.text, fields, line)
-            elif key.text not in self._types:
-                known = (*self._types, *self._model.roles)
-                hint = meant(key.text, known) or f"{self._file} defines {', '.join(known)}"
-                message = f"row type {shown(key.text)} is unknown"
-                faults.error("P101", message, line, key.column, max(1, len(key.text)), hint)
+            elif key in roles:
+                self._read_link(key, fields, line)
+            elif key not in self._types:
+                known = (*self._types, *roles)
+                hint = meant(key, known) or f"{self._file} defines {', '.join(known)}"
+                message = f"row type {shown(key)} is unknown"
+                faults.error("P101", message, line.source, line.column_of(0), max(1, len(key)), hint)
 
-    def _read_rule(self, fields: Sequence[Token], line: SourceLine) -> None:
+    def _read_rule(self, fields: Sequence[str], line: RowLine) -> None:
         columns = self._model.columns
         if len(fields) != len(columns):
             self._refuse_count(line, fields, f"p{self._model.suffix}", columns)
@@ -175,47 +187,49 @@ class StockReader:
         before = len(self._faults.errors)
         for column, checks in self._checks.items():
             for check in checks:
-                self._check(check, fields[column], line)
+                self._check(check, fields, column, line)
         if LIMIT in columns:
-            effect = fields[columns.index(EFFECT)].text if EFFECT in columns else "allow"
-            self._check(partial(grammar.limit, effect=effect), fields[columns.index(LIMIT)], line)
+            effect = fields[columns.index(EFFECT)] if EFFECT in columns else "allow"
+            self._check(partial(grammar.limit, effect=effect), fields, columns.index(LIMIT), line)
         if len(self._faults.errors) == before:
-            row = self._kept("p", fields, line)
-            self._rows.append(row)
+            self._rows.append(self._kept("p", fields, line))
             self._files.append(len(self._names) - 1)
             self._lines.append(line.number)
 
-    def _read_link(self, key: str, fields: Sequence[Token], line: SourceLine) -> None:
+    def _read_link(self, key: str, fields: Sequence[str], line: RowLine) -> None:
         form = self._model.roles[key]
         if len(fields) < form.fields:
             parameters = [f"parameter {at + 1}" for at in range(form.parameters)]
             self._refuse_count(line, fields, key, ("member", "role", *["domain"] * form.by_domain, *parameters))
             return
         if len(fields) > form.fields:
-            message = f"only the first {form.fields} fields of a {key} row are read"
-            self._faults.warn("P102", message, line, fields[form.fields].column, hint=f"{self._file} defines it so")
+            message, hint = (
+                f"only the first {form.fields} fields of a {key} row are read",
+                f"{self._file} defines it so",
+            )
+            self._faults.warn("P102", message, line.source, line.column_of(form.fields + 1), hint=hint)
         self._links.setdefault(key, []).append(self._kept(key, fields[: form.fields], line))
 
-    def _kept(self, key: str, fields: Sequence[Token], line: SourceLine) -> Row:
-        texts = self._texts
-        row = tuple([texts.setdefault(token.text, token.text) for token in fields])
-        place = line.file, line.number
-        first = self._first.setdefault((key, *row), place)
-        if first is not place:
-            message = f"the same row stands at {first[0]}:{first[1]} already"
-            self._faults.warn("P304", message, line, hint="take one away")
+    def _kept(self, key: str, fields: Sequence[str], line: RowLine) -> Row:
+        texts, first = self._texts, self._first.setdefault(key, {})
+        row = tuple([texts.setdefault(text, text) for text in fields])
+        place = len(self._names) - 1, line.number
+        before = first.setdefault(row, place)
+        if before is not place:
+            message = f"the same row stands at {self._names[before[0]]}:{before[1]} already"
+            self._faults.warn("P304", message, line.source, hint="take one away")
         return row
 
-    def _refuse_count(self, line: SourceLine, fields: Sequence[Token], key: str, names: Sequence[str]) -> None:
+    def _refuse_count(self, line: RowLine, fields: Sequence[str], key: str, names: Sequence[str]) -> None:
         message = f"{len(fields) + 1} fields, but {len(names) + 1} are needed"
-        self._faults.error("P102", message, line, 1, len(line.text), f"{key}, {', '.join(names)}")
+        self._faults.error("P102", message, line.source, 1, len(line.raw), f"{key}, {', '.join(names)}")
 
-    def _check(self, check: Callable[[str], object], token: Token, line: SourceLine) -> None:
+    def _check(self, check: Callable[[str], object], fields: Sequence[str], column: int, line: RowLine) -> None:
         try:
-            check(token.text)
+            check(fields[column])
         except Wrong as wrong:
-            column, width = token.column + wrong.offset, max(1, wrong.width or len(token.text))
-            self._faults.error(wrong.code, wrong.message, line, column, width, wrong.hint)
+            at, width = line.column_of(column + 1) + wrong.offset, max(1, wrong.width or len(fields[column]))
+            self._faults.error(wrong.code, wrong.message, line.source, at, width, wrong.hint)
 
     def finished(self, settings: CasbinSettings) -> StockSource:
         """Return the model with all its rows. Reports what only all of them show."""
