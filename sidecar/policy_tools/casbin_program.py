@@ -23,7 +23,7 @@ from sidecar.policy.model import model_entries
 from sidecar.policy.source import load_policy
 from sidecar.policy.stock.expression import ACTIONS, DOMAINS, OBJECTS, SUBJECTS, TEXTS
 from sidecar.policy.stock.model import BadModelError, StockModel, model_of
-from sidecar.policy.stock.reading import path_of, tokens_of
+from sidecar.policy.stock.reading import RowLine, path_of
 from sidecar.policy.stock.row_index import Row
 from sidecar.policy_tools.casbin_trace import attributes_read
 from sidecar.settings.field_types import Slug, url_of
@@ -118,7 +118,7 @@ def read_program(model: Path, policy: Sequence[Path], use: int) -> CasbinProgram
         for line in (read_text(path, faults) or "").splitlines():
             if (stripped := line.strip()) and not stripped.startswith("#"):
                 try:
-                    key, *fields = (token.text for token in tokens_of(stripped))
+                    key, *fields = RowLine(str(path), 0, stripped).fields
                 except ValueError:
                     continue
                 rows.setdefault(key, []).append(tuple(fields))
