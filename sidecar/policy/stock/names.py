@@ -1,9 +1,9 @@
 """Maps our names to those of a Casbin policy.
 
 The rows of a Casbin policy stay as they are; what changes are the values of a request. Each table maps our names, or
-patterns with `*`, to theirs; in a result `*` is what the first `*` matched, `*2` what the second did. Each `*` matches
-as little as it can. The first entry that matches counts. What no entry matches has no name in the policy, and so no row
-matches it.
+patterns with `*`, to theirs; in a result `*` is what the first `*` matched, `*2` what the second did. A `*` before the
+first `/` matches no `/`. The first entry that matches counts. What no entry matches has no name in the policy, and so
+no row matches it.
 
     subjects:  {"user:*": "*", "nhi:planner": "agent1"}          user:alice → alice
     objects:   {"tool:data/*": "/data/*"}                        tool:data/x → /data/x
@@ -71,7 +71,9 @@ class NameMap(NamedTuple):
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    return re.compile("(.*?)".join(map(re.escape, text.split("*"))), re.DOTALL)
+    head, slash, rest = text.partition("/")
+    runs = (head, "([^/]*)" if slash else "(.*)"), (rest, "(.*)")
+    return re.compile(slash.join(run.join(map(re.escape, part.split("*"))) for part, run in runs), re.DOTALL)
 
 
 def _filled(text: str, captures: Sequence[str]) -> str:
