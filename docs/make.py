@@ -197,6 +197,8 @@ MEANINGS: Mapping[str, str] = {
     "would_deny": "what would have denied it: ids of shadow rules; in shadow mode also of rules, reasons and limits",
     "would_allow": "ids of shadow rules that would have allowed",
     "policy_revision": "digest of the policy that decided",
+    "engine": "`casbin` if pycasbin decided a link, `both` if pycasbin and compiled rules had to agree "
+    "([who decides](policy.md#who-decides)); null if compiled rules decided",
     "enforcement": "`enforce`, `shadow`, or `degraded`: limits were counted here alone, while their store was out",
     "http_status": "what was answered; 499 if the caller left before",
     "bytes_in": "size of the request's body",

@@ -26,7 +26,7 @@ from sidecar.app.control_records import ControlRecords
 from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
 from sidecar.app.loader import check_keeping, executions_from, next_snapshot, snapshot_of
 from sidecar.app.policy_sources.poller import SourcePoller
-from sidecar.app.reload import Reloader
+from sidecar.app.reload import Reloader, policy_facts
 from sidecar.app.sampled_gauges import SampledGauges
 from sidecar.app.servers import Servers, base_url_of, take
 from sidecar.app.shared_store import SharedStore
@@ -101,7 +101,13 @@ class Application:
             await evidence.look_back()
             await app.scheduler.recall()
             await app.switch.sync()  # load principals disabled by other replicas before the first call
-            await evidence.witness("start", "sidecar", version=__version__, policy_revision=first.engine.revision)
+            await evidence.witness(
+                "start",
+                "sidecar",
+                version=__version__,
+                policy_revision=first.engine.revision,
+                **policy_facts(first.engine),
+            )
             await app.listening.open(data, app, undo)
             await app._now_serving()
             app._run_background()

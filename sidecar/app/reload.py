@@ -13,6 +13,7 @@ from sidecar.app.file_watcher import FileWatcher
 from sidecar.errors import ConfigError, SettingsError, fault_in
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.observability.metrics import Metrics
+from sidecar.policy import Engine
 from sidecar.settings.stored_policy import StoredPolicy
 from sidecar.vocabulary import Witness
 
@@ -113,7 +114,7 @@ class Reloader:
         facts = {} if taken is None else {"policy_version": taken.version, "policy_name": taken.name}
         try:
             revisions = {"old_revision": old.engine.revision, "new_revision": new.engine.revision}
-            await self.witness("reload", by, **revisions, **facts)
+            await self.witness("reload", by, **revisions, **policy_facts(new.engine), **facts)
             if new.pins != old.pins:
                 pinned, unpinned = new.pins.changes(old.pins)
                 await self.witness("pins", by, pinned=pinned, unpinned=unpinned)
@@ -169,6 +170,15 @@ class Reloader:
             await old.identity.close()
             for service in gone:
                 await service.close()
+
+
+def policy_facts(engine: Engine) -> Mapping[str, object]:
+    """Return what control records say about a policy beside its revision: who decides, unless it is compiled rules, and
+    the kinds that allow what no row denies."""
+    engines = [f"{kind.value}={name}" for kind, name in engine.engines.items() if name != "compiled"]
+    allowing = [kind.value for kind in engine.allowing]
+    facts = {"policy_engines": engines, "policy_allows_by_default": allowing}
+    return {name: kinds for name, kinds in facts.items() if kinds}
 
 
 def _told(error: ConfigError) -> tuple[str, ...]:

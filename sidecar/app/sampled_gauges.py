@@ -1,13 +1,20 @@
 """Updates metrics that no request moves: twice a second, or when a snapshot comes into force."""
 
+import logging
 import time
 from dataclasses import dataclass, field
 
+from sidecar.errors import visible
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.http.client import ANSWERS
 from sidecar.http.server.memory_trim import STREAM_BYTES, MemoryTrim, give_memory_back
+from sidecar.policy import Engine
 from sidecar.storage.peers import Peers
 from sidecar.upstreams.upstream_account import UpstreamAccount
+from sidecar.vocabulary import PermissionKind
+
+LOGGED_CHARS = 200  # of each name of a link
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -16,6 +23,8 @@ class SampledGauges:
     replicas: Peers
     _crowds: MemoryTrim = field(default_factory=lambda: MemoryTrim(give_memory_back))
     _observed: set[UpstreamAccount] = field(default_factory=set)
+    _engine: Engine | None = None
+    _counted: dict[PermissionKind, int] = field(default_factory=dict)
 
     def look(self) -> None:
         metrics, forwarder, audit = self.pipeline.metrics, self.pipeline.forwarder, self.pipeline.audit
@@ -31,6 +40,7 @@ class SampledGauges:
         metrics.budgets_reset(time.time())
         metrics.audit_depth(audit.writer.depth)
         metrics.audit_up(audit.writer.up)
+        self._count_differences()
 
     def reconfigured(self, loaded_at: float) -> None:
         """Update the gauges of a new snapshot, in force since `loaded_at`."""
@@ -43,6 +53,9 @@ class SampledGauges:
             schedules=now.settings.schedules,
         )
         metrics.policy_loaded(now.engine.revision, now.engine.rule_counts, loaded_at)
+        metrics.engines_decide({kind.value: engine for kind, engine in now.engine.engines.items()})
+        self._count_differences()
+        self._engine, self._counted = now.engine, {}
         metrics.store_is(self.pipeline.stages.limiter.store.kind)
         accounts = {one.account for one in now.upstreams.values()}
         for account in self._observed - accounts:
@@ -50,3 +63,19 @@ class SampledGauges:
         for account in accounts:
             account.observed_by(metrics)
         self._observed = accounts
+
+    def _count_differences(self) -> None:
+        """Count what compiled rules and pycasbin decided differently; log the first link of each kind."""
+        if (engine := self._engine) is None:
+            return
+        for kind, count in engine.differences.counts.items():
+            before = self._counted.get(kind, 0)
+            if count == before:
+                continue
+            self._counted[kind] = count
+            self.pipeline.metrics.engines_differed(kind.value, count - before)
+            if not before:
+                link = engine.differences.first[kind]
+                said = {name: visible(getattr(link, name))[:LOGGED_CHARS] for name in ("subject", "object", "action")}
+                extra = {"kind": kind.value, "revision": engine.revision, **said}
+                log.error("compiled rules and pycasbin decide a link differently: it is denied", extra=extra)

@@ -97,6 +97,9 @@ class StatusReport:
         if not self.pipeline.stages.switch.saved:
             told = "disabled principals cannot be saved: a restart would not know all of them"
             yield Trouble("disabled-unsaved", (told,))
+        for kind, count in self.pipeline.live.current.engine.differences.counts.items():
+            told = f"compiled rules and pycasbin decided {count} links of {kind.value} differently: they were denied"
+            yield Trouble("engines-differ", (told,), count)
         for state in self.pipeline.live.current.identity.key_states:
             if not state.usable:
                 yield Trouble("issuer-without-keys", (f"no usable keys of {state.issuer}",))
@@ -154,6 +157,9 @@ class StatusReport:
             "revision": now.engine.revision,
             "loaded_at": rfc3339(self.reloader.loaded_at),
             "rules": dict(now.engine.rule_counts),
+            "engines": {kind.value: engine for kind, engine in now.engine.engines.items()},
+            "engine_differences": {kind.value: count for kind, count in now.engine.differences.counts.items()},
+            "allows_by_default": [kind.value for kind in now.engine.allowing],
             "warnings": [str(fault) for fault in now.engine.warnings],
             "mode": self.mode,
             "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
@@ -212,7 +218,9 @@ class StatusReport:
         unsafe = (f"the store: {store.warning}",) if store.warning else ()
         broken = [one for one in self.pipeline.audit.found if one not in HARMLESS]
         doubted = (f"THE EVIDENCE is broken, a start found: {', '.join(broken)}",) if broken else ()
-        return (*shadow, *doubted, *alone, *unsafe, *disabled, *self.reloader.trouble, *self.follower.trouble)
+        allowing = ", ".join(kind.value for kind in self.pipeline.live.current.engine.allowing)
+        default = (f"ALLOWED BY DEFAULT: {allowing}: what no row denies is allowed",) if allowing else ()
+        return (*shadow, *default, *doubted, *alone, *unsafe, *disabled, *self.reloader.trouble, *self.follower.trouble)
 
     def disabled_principals(self) -> Sequence[SwitchEntry]:
         """All disabled principals, both by order and by policies/disabled.yaml."""

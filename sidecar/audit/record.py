@@ -57,7 +57,7 @@ LAYOUT: Sequence[tuple[str, ...]] = [
         "status reason error_message tool_error",
         "links facts",
         "limits",
-        "would_deny would_allow policy_revision enforcement",
+        "would_deny would_allow policy_revision engine enforcement",
         "http_status bytes_in bytes_out duration_ms latency",
         "control key_id",
     )
@@ -235,6 +235,7 @@ def describe(record: Record, decision: Decision | None, enforcement: str, excuse
             "would_deny": (*rule_names(would_deny), *excused),
             "would_allow": rule_names(decision.would_allow),
             "policy_revision": optional_text(decision.revision),
+            "engine": None if decision.engine == "compiled" else decision.engine,
         }
     for place in (ROLE, GROUND, POLICY):
         record[place] = segment(place, fields)

@@ -10,14 +10,14 @@ import platform
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, partial
 from operator import sub
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from sidecar import __version__
 from sidecar.errors import Reason
 from sidecar.observability.registry import AS_GIVEN, OTHER, Kind, Row, SeriesTable, add_all
 from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
-from sidecar.vocabulary import PermissionKind
+from sidecar.vocabulary import EngineName, PermissionKind
 
 if TYPE_CHECKING:
     from sidecar.observability.exposition import Exposition
@@ -45,6 +45,7 @@ COMMON_METHODS = ("tools/call", "tools/list")
 COMMON_OF_AGENTS = (SEND.action, STREAM.action)
 STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")  # the names that `pipeline` marks
 KINDS = tuple(kind.value for kind in PermissionKind)
+ENGINES = get_args(EngineName)
 CREDENTIALS = ("jwt", "api_key", "agent_token", "local", "certificate", "anonymous", NONE)
 LIMIT_OUTCOMES = ("admitted", "refused", "unavailable", "degraded")  # degraded: admitted locally while the store is out
 STORE_FORGOT = ("emptied", "rolled_back")
@@ -113,6 +114,8 @@ HELP: Mapping[str, str] = {
     "callbacks_waiting": "Callbacks that wait, or are under way.",
     "policy_rules": "Rules of the serving policy.",
     "policy_info": "The revision of the serving policy.",
+    "policy_engine_info": "1 for what decides the kind: compiled rules, pycasbin, or both.",
+    "policy_engine_differences_total": "Links that compiled rules and pycasbin decided differently; they were denied.",
     "policy_reloads_total": "Reloads of the policy.",
     "policy_last_reload_timestamp_seconds": "When the serving policy was loaded, since the epoch.",
     "policy_source_up": "Whether the source of policy was well when last looked at.",
@@ -229,6 +232,8 @@ class Metrics:
         # Policy
         self._policy_rules = gauge("policy_rules", kind=KINDS)
         self._policy_info = gauge("policy_info", revision=AS_GIVEN)
+        self._engines = gauge("policy_engine_info", kind=KINDS, engine=ENGINES)
+        self._differences = counter("policy_engine_differences_total", late=True, kind=KINDS)
         self.policy_reloaded = counter("policy_reloads_total", result=RELOADS).count
         self._reloaded_at = gauge("policy_last_reload_timestamp_seconds")
         self._source_up = gauge("policy_source_up", late=True)
@@ -411,6 +416,15 @@ class Metrics:
         self._policy_info.only(revision)
         self._policy_rules.each(KINDS, rules)
         self._reloaded_at.put(at)
+
+    def engines_decide(self, engines: Mapping[str, str]) -> None:
+        """Describes who decides each kind."""
+        for kind, engine in engines.items():
+            self._engines.each(ENGINES, {engine: 1}, kind)
+        self._differences.declare(tuple(kind for kind, engine in engines.items() if engine == "both"))
+
+    def engines_differed(self, kind: str, count: int) -> None:
+        self._differences.count(kind, amount=count)
 
     def policy_source(self, up: bool, good_at: float | None, version: int | None) -> None:
         """Describes the last check of the policy source; `good_at` is the time of the last successful one."""

@@ -155,6 +155,10 @@ class Engine:
             self._dockets[kind] = StockPolicy(
                 table, source.casbin, source.attributes, source.conditions, self.differences
             )
+        self.allowing = tuple(
+            kind for kind, table in source.stock.items() if table.source.model.effect.allows_by_default
+        )
+        """The kinds whose models allow what no row denies."""
         self.engines: Mapping[PermissionKind, EngineName] = {
             kind: docket.engine for kind, docket in self._dockets.items()
         }

@@ -18,7 +18,18 @@ from sidecar.policy_tools.nearest_rules import NearestRule, Sought, nearest
 from sidecar.policy_tools.recorded_conditions import RecordedKey
 from sidecar.policy_tools.replay import Candidate
 from sidecar.policy_tools.rule_text import csv_row
-from sidecar.vocabulary import DELEGATE, Call, Chain, Decision, Fact, Link, PermissionKind, Question, RuleRef
+from sidecar.vocabulary import (
+    DELEGATE,
+    Call,
+    Chain,
+    Decision,
+    EngineName,
+    Fact,
+    Link,
+    PermissionKind,
+    Question,
+    RuleRef,
+)
 
 TOGETHER = "all together"
 MAX_LINES = 1_000_000  # of one file of rows
@@ -46,13 +57,15 @@ class Ran(NamedTuple):
 
 class Traced(NamedTuple):
     """One link and its grounds; `near` are the nearest rules, if none allowed it. `casbin` is how the model was asked,
-    if it is not one of ours."""
+    if it is not one of ours. `engine` decided the link; `by_default`: it is allowed because no row denies it."""
 
     link: Link
     grounds: tuple[Ground, ...]
     conditions: tuple[Ran, ...]
     near: tuple[tuple[NearestRule, str], ...] = ()
     casbin: CasbinRequest | None = None
+    engine: EngineName = "compiled"
+    by_default: bool = False
 
 
 class ChargedLimit(NamedTuple):
@@ -135,6 +148,8 @@ class _Trace:
                 conditions=tuple(self._ran(fact) for fact in decision.facts if fact.link is link),
                 near=tuple((each, rows(each.rule)) for each in near.get(id(link), ())),
                 casbin=trace.request if trace is not None else None,
+                engine=self._engine.engines[link.kind],
+                by_default=link.allowed and not link.rules and link.kind in self._engine.allowing,
             )
             for link, trace in zip(decision.links, traces, strict=True)
         )

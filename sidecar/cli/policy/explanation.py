@@ -60,6 +60,12 @@ def _link(number: int, traced: Traced, found: Explanation) -> Iterator[str]:
     asked = traced.casbin
     if asked is not None:
         yield from _asked(asked)
+    if traced.engine != "compiled":
+        yield "  decided by " + (
+            "pycasbin" if traced.engine == "casbin" else "compiled rules and pycasbin, which must agree"
+        )
+    if traced.by_default:
+        yield "  allowed because no row denies it (policy.default: allow)"
     about = (link.subject, link.object) if asked is None else _names_in(asked)
     for ground in traced.grounds:
         yield from _ground(ground, *about)
@@ -219,6 +225,7 @@ def _members(value: object, names: str) -> dict[str, Any]:
 def _link_data(traced: Traced) -> dict[str, Any]:
     return {
         **_members(traced.link, "kind subject object action allowed reason"),
+        **_members(traced, "engine by_default"),
         "casbin": None if traced.casbin is None else _casbin_data(traced.casbin),
         "rules": [_ground_data(ground) for ground in traced.grounds],
         "conditions": [

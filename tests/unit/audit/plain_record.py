@@ -138,6 +138,7 @@ def about_decision(decision: Decision, caller: Caller | None, recording: Recordi
         "would_deny": [text(each, 128, "") for each in would_deny[:32]],
         "would_allow": [text(each, 128, "") for each in decision.would_allow[:32]],
         "policy_revision": text(decision.revision, 256),
+        "engine": None if decision.engine == "compiled" else decision.engine,
         "enforcement": recording.enforcement,
     }
 
