@@ -81,9 +81,9 @@ class IndexLevel(NamedTuple):
 
 
 class AlternativeIndex(NamedTuple):
-    """`rows` sorted by the keys of `levels`. `walks` is the number of rows that every request tries. `by_subject` are
-    rows sorted by their key at the level `subject`, and these keys: a level that tests the subject, or a column alone
-    if none does; None if there is neither."""
+    """`rows` sorted by the keys of `levels`; without levels, in order. These are all rows, or those in which each
+    column that is compared with a constant equals it. `by_subject` are they sorted by their key at the level `subject`,
+    and these keys; None if no level tests the subject. `walks` is the number of rows that every request tries."""
 
     rows: array[int]
     levels: tuple[IndexLevel, ...]
@@ -92,28 +92,51 @@ class AlternativeIndex(NamedTuple):
     by_subject: tuple[array[int], array[int]] | None = None
 
 
-def index_of(
-    alternative: Alternative, rows: CompactRows, plain_roles: Collection[str], subject: int | None
-) -> AlternativeIndex:
-    """Build the index of one alternative. Takes seconds for a million rows. `plain_roles` are the role definitions
-    without a matching function, and `subject` is the position of the subject in a request."""
-    tests = [one for one in alternative.facets if one.function in ("", *FUNCTIONS, *plain_roles)]
-    found = [level for test in tests if (level := _level(test, rows)) is not None]
-    found.sort(key=_rank)
-    every = range(len(rows))
-    order: Sequence[int] = every
-    for level in reversed(found):
-        order = sorted(order, key=level.keys.__getitem__)
-    levels = tuple(one._replace(keys=array("I", map(one.keys.__getitem__, order))) for one in found)
-    walks = 0 if alternative.asked is not None else sum(all(_is_free(one, at) for one in found) for at in every)
-    of_subject = [at for at, level in enumerate(levels) if level.test.place == subject]
-    constant = [at for at, level in enumerate(levels) if level.test.constant is not None]
-    at = next(iter((*of_subject, *constant)), None)
-    if at is None:
-        return AlternativeIndex(array("I", order), levels, walks)
-    by_subject = sorted(every, key=found[at].keys.__getitem__)
-    keys = array("I", map(found[at].keys.__getitem__, by_subject))
-    return AlternativeIndex(array("I", order), levels, walks, at, (array("I", by_subject), keys))
+class IndexBuilder:
+    """Builds the indexes of the alternatives of one matcher, which share levels. Takes seconds for a million rows."""
+
+    def __init__(self, rows: CompactRows, plain_roles: Collection[str], subject: int | None) -> None:
+        """`plain_roles` are the role definitions without a matching function, and `subject` is the position of the
+        subject in a request."""
+        self._rows, self._subject = rows, subject
+        self._functions = ("", *FUNCTIONS, *plain_roles)
+        self._levels: dict[ColumnTest, IndexLevel | None] = {}
+
+    def index(self, alternative: Alternative) -> AlternativeIndex:
+        chosen: Sequence[int] = range(len(self._rows))
+        found: list[IndexLevel] = []
+        for test in alternative.facets:
+            if test.constant is not None:
+                chosen = _equal(self._rows, test.column, test.constant, chosen)
+            elif test.function in self._functions and (level := self._level(test)) is not None:
+                found.append(level)
+        found.sort(key=_rank)
+        order = chosen
+        for level in reversed(found):
+            order = sorted(order, key=level.keys.__getitem__)
+        levels = tuple(_in_order(level, order) for level in found)
+        walks = 0 if alternative.asked is not None else sum(all(_is_free(one, at) for one in found) for at in chosen)
+        subject = next((at for at, level in enumerate(found) if level.test.place == self._subject), None)
+        if subject is None:
+            return AlternativeIndex(array("I", order), levels, walks)
+        by_subject = sorted(chosen, key=found[subject].keys.__getitem__)
+        keys = _in_order(found[subject], by_subject).keys
+        return AlternativeIndex(array("I", order), levels, walks, subject, (array("I", by_subject), keys))
+
+    def _level(self, test: ColumnTest) -> IndexLevel | None:
+        if test not in self._levels:
+            self._levels[test] = _level(test, self._rows)
+        return self._levels[test]
+
+
+def _equal(rows: CompactRows, column: int, text: str, chosen: Iterable[int]) -> list[int]:
+    """Return the rows in which a column is a text."""
+    number = rows.texts.index(text) if text in rows.texts else -1
+    return [at for at in chosen if rows.columns[column][at] == number]
+
+
+def _in_order(level: IndexLevel, order: Iterable[int]) -> IndexLevel:
+    return level._replace(keys=array("I", map(level.keys.__getitem__, order)))
 
 
 def _rank(level: IndexLevel) -> tuple[bool, int]:
@@ -210,16 +233,16 @@ class IndexSearch:
         asked = self._alternative.asked
         if asked is not None and not asked(request, ()):
             return ()
+        rows = self._index.rows
         if not self._levels:
-            return self._every
-        runs: list[Run] = [(0, len(self._every))]
+            return self._every if len(rows) == len(self._every) else rows
+        runs: list[Run] = [(0, len(rows))]
         for column, keys_of in self._levels:
             runs = _narrowed(runs, column, keys_of(request))
             if not runs:
                 return ()
             if len(runs) <= FEW and sum([high - low for low, high in runs]) <= FEW:
                 break
-        rows = self._index.rows
         if len(runs) > MERGED or sum([high - low for low, high in runs]) <= SORTED:
             return sorted([row for low, high in runs for row in rows[low:high]])
         return merge(*[memoryview(rows)[low:high] for low, high in runs])  # each is sorted, and few may be needed
@@ -230,7 +253,7 @@ class IndexSearch:
         if asked is not None and self._alternative.places.isdisjoint(unknown) and not asked(request, ()):
             return
         if index.subject is None or index.by_subject is None:
-            yield from self._every
+            yield from index.rows
             return
         rows, column = index.by_subject
         for key in sorted(self._levels[index.subject][1](request)):
@@ -263,9 +286,6 @@ def _keys_of(level: IndexLevel, texts: Sequence[str], roles: Mapping[str, RoleGr
     if test.function:
         return _roles_of(level, texts, roles[test.function])
     place, numbers = test.place, level.texts
-    if test.constant is not None:
-        known = _searched(test.constant, numbers, texts)
-        return lambda request: known
 
     @lru_cache(MAX_NAMES)
     def exact(text: str) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from sidecar.policy.stock.compiler import read_expression
 from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS, EvaluationError, Expression
 from sidecar.policy.stock.model import Effect, StockModel, definitions_of
 from sidecar.policy.stock.roles import PLAIN_ROLES, RoleOptions, role_graphs
-from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexSearch, Row, index_of
+from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexBuilder, IndexSearch, Row
 
 MAX_REASONS: Final = 256  # rows that a decision names
 MAX_OPENING: Final = 8  # rows that `Rules.opening` returns
@@ -39,7 +39,8 @@ def index_of_rules(model: StockModel, rows: CompactRows, options: Mapping[str, R
     plain = [key for key in model.roles if options.get(key, PLAIN_ROLES).match is None]
     subject = next((at for at, name in enumerate(model.request) if name in SUBJECTS), None)
     expression = read_expression(model.matcher, definitions_of(model), {})
-    return tuple(index_of(one, rows, plain, subject) for one in expression.alternatives)
+    builder = IndexBuilder(rows, plain, subject)
+    return tuple(map(builder.index, expression.alternatives))
 
 
 class Rules:

@@ -119,8 +119,8 @@ def test_a_glob_of_everything_below_a_folder_is_that_folder_too() -> None:
 def tried(model: StockModel, rows: Sequence[Row], request: Sequence[str]) -> int:
     """Return the number of rows that are evaluated for a request."""
     rules = Rules(model, rows, LINKS)
-    found = zip(rules.expression.alternatives, index_of_rules(model, CompactRows.of(rows, 4)), strict=True)
-    return sum(len(list(IndexSearch(*both, CompactRows.of(rows, 4), rules.roles).rows(request))) for both in found)
+    found = zip(rules.expression.alternatives, index_of_rules(model, rules.rows), strict=True)
+    return sum(len(list(IndexSearch(*both, rules.rows, rules.roles).rows(request))) for both in found)
 
 
 MANY = [(f"r{at % 50}", f"/data/{at}/*", "get", "allow") for at in range(3_000)]
@@ -184,6 +184,7 @@ def test_rows_are_compact_and_read_as_they_were() -> None:
         ("regexMatch(r.obj, p.obj)", 2),
         ("regexMatch(r.obj, p.obj) && r.act == p.act", 0),
         ("r.sub.age > 18 && r.sub == p.sub", 3),
+        ('r.sub == p.sub || p.sub == "b" && r.obj != p.obj', 1),
     ],
 )
 def test_rows_that_every_request_tries_are_counted(matcher: str, walks: int) -> None:
@@ -258,6 +259,8 @@ def test_a_row_for_every_subject_opens_for_each() -> None:
     rules = Rules(stock_model('(g(r.sub, p.sub) || p.sub == "*") && r.obj == p.obj'), OPEN, LINKS)
     assert rules.opening(("carol", "", "")) == ()
     rules = Rules(rules.model, [*OPEN, ("*", "x", "get", "allow")], LINKS)
+    for_all, *_ = (one for one in index_of_rules(rules.model, rules.rows) if len(one.rows) < len(rules.rows))
+    assert list(for_all.rows) == [4]  # an index of these rows alone
     assert rules.opening(("carol", "", "")) == (4,)
     assert rules.opening(("bob", "", "")) == (1, 2, 4)
 
