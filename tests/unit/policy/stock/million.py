@@ -33,11 +33,13 @@ class Shape:
     all_roles: int = 1
     function: str = ""
     by_role: bool = True
+    also: str = ""
 
     @property
     def model(self) -> StockModel:
         of_subject = "g(r.sub, p.sub)" if self.by_role else "r.sub == p.sub"
         of_object = f"{self.function}(r.obj, p.obj)" if self.function else "r.obj == p.obj"
+        of_object = f'({of_object} || p.obj == "{self.also}")' if self.also else of_object
         return model_of(entries_of(conf(f"{of_subject} && {of_object} && r.act == p.act", roles={"g": "_, _"})))
 
     def rows(self, count: int) -> Iterator[Row]:
@@ -58,6 +60,7 @@ SHAPES: Mapping[str, Shape] = {
     "five roles, keyMatch": Shape("r{role}", "/data/{at}/", 1, 5, "keyMatch"),
     "40 roles of 1,000, keyMatch": Shape("r{role}", "/data/{few}/", 40, 1_000, "keyMatch"),
     "40 roles of 1,000, exact": Shape("r{role}", "/data/{few}/", 40, 1_000),
+    "five roles, exact or *": Shape("r{role}", "/data/{at}/", 1, 5, also="*"),
     "one object": Shape("u{user}", "/data/", function="keyMatch2"),
 }
 
