@@ -151,9 +151,10 @@ class _MatcherCompiler:
             count *= len(choices)
             chosen_of.append(choices)
         for chosen in product(*chosen_of):
-            yield self._alternative(list(chain.from_iterable(chosen)))
+            is_asked = node.total and not node.dynamic and not node.columns
+            yield self._alternative(list(chain.from_iterable(chosen)), is_asked=is_asked)
 
-    def _alternative(self, parts: Sequence[Part]) -> Alternative:
+    def _alternative(self, parts: Sequence[Part], *, is_asked: bool) -> Alternative:
         facets: list[ColumnTest] = []
         asked: list[Part] = []
         for part in parts:
@@ -164,7 +165,7 @@ class _MatcherCompiler:
         if not asked:
             return Alternative(tuple(facets), None)
         every = _combined(ast.And(), asked)
-        return Alternative(tuple(facets), self.function(every), every.places)
+        return Alternative(tuple(facets), self.function(every), every.places, is_asked)
 
     def _facet(self, part: Part) -> ColumnTest | None:
         if len(part.columns) != 1:

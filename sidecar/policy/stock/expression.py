@@ -112,11 +112,12 @@ class ColumnTest(NamedTuple):
 class Alternative(NamedTuple):
     """One part of a disjunction. A row can make it true, or make it fail, only if `asked`, which reads the request
     alone, is true, and the row has fitting values for each of `facets`. `places` are the positions of the values that
-    `asked` reads."""
+    `asked` reads. It `is_asked` if it reads the request alone, and so is true of every row or of none."""
 
     facets: tuple[ColumnTest, ...]
     asked: Evaluate | None
     places: frozenset[int] = frozenset()
+    is_asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

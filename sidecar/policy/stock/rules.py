@@ -7,6 +7,7 @@ What takes long for many rows is done once, in the process that reads the policy
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import merge
 from itertools import groupby, islice
 from typing import Any, Final, NamedTuple
@@ -74,26 +75,38 @@ class Rules:
         self._searches = [
             IndexSearch(*both, self.rows, self.roles) for both in zip(self.expression.alternatives, index, strict=True)
         ]
+        every = self.expression.alternatives if self.expression.total else ()
+        self._asked = [one.asked for one in every if one.is_asked and one.asked is not None]
         later = (*OBJECTS, *ACTIONS)
         self._unknown = frozenset(at for at, name in enumerate(model.request) if name in later)
 
     def decide(self, request: Sequence[Any]) -> RowsDecision:
         """Decide one request, its values in the order of the model's definition."""
-        effect, allows, found = self.model.effect, False, list[int]()
         try:
-            for at, row in self._matching(request):
-                word = self._effect(row)
-                if word == "deny":
-                    if effect is not Effect.ALLOW_OVERRIDE:
-                        return RowsDecision(False, (at,))
-                elif word == "allow":
-                    allows = True
-                    if len(found) < MAX_REASONS:
-                        found.append(at)
-                    if effect in (Effect.ALLOW_OVERRIDE, Effect.PRIORITY, Effect.SUBJECT_PRIORITY):
-                        break
+            if any(asked(request, ()) for asked in self._asked):
+                return self._of_every_row
+            return self._decision((at, self._effect(row)) for at, row in self._matching(request))
         except EvaluationError as error:
             return RowsDecision(False, (), _reason(error))
+
+    @cached_property
+    def _of_every_row(self) -> RowsDecision:
+        """The decision if every row matches."""
+        return self._decision((at, self._effect(row)) for at, row in enumerate(self.rows))
+
+    def _decision(self, words: Iterable[tuple[int, str]]) -> RowsDecision:
+        """Return the decision of matching rows, given with their effects."""
+        effect, allows, found = self.model.effect, False, list[int]()
+        for at, word in words:
+            if word == "deny":
+                if effect is not Effect.ALLOW_OVERRIDE:
+                    return RowsDecision(False, (at,))
+            elif word == "allow":
+                allows = True
+                if len(found) < MAX_REASONS:
+                    found.append(at)
+                if effect in (Effect.ALLOW_OVERRIDE, Effect.PRIORITY, Effect.SUBJECT_PRIORITY):
+                    break
         return RowsDecision(allows or effect.allows_by_default, tuple(found))
 
     def matching(self, request: Sequence[Any]) -> tuple[tuple[int, ...], str]:

@@ -14,7 +14,7 @@ from sidecar.policy.stock.model import StockModel, model_of
 from sidecar.policy.stock.roles import RoleOptions
 from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexSearch, Row
 from sidecar.policy.stock.rules import MAX_OPENING, MAX_OPENING_TRIED, MAX_REASONS, Rules, index_of_rules
-from tests.unit.policy.stock.judge import entries_of
+from tests.unit.policy.stock.judge import Judge, entries_of
 from tests.unit.policy.stock.setups import ALLOW_AND_DENY, ALLOW_OVERRIDE, DENY_OVERRIDE, PRIORITY, conf
 
 ROWS, REQUESTS = 2_000, 40
@@ -218,6 +218,24 @@ def test_disjunctions_within_a_matcher_are_looked_up() -> None:
     assert len(Rules(unequal, rows, LINKS).expression.alternatives) == 1  # one that looks up less would not help
     many = " && ".join(f'(r.obj == p.obj || p.obj == "{at}")' for at in range(9))
     assert len(Rules(stock_model(many), rows, LINKS).expression.alternatives) == 8
+
+
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_what_reads_no_row_is_decided_for_every_row_at_once(effect: str) -> None:
+    matcher = 'r.sub == p.sub || r.sub == "root" && r.act == "get" || r.sub == "boss" && r.env == 7'
+    text = conf(matcher, request="sub, obj, act, env", columns="sub, obj, act, eft", effect=effect)
+    for rows in ([("x", "o", "get", "other")] * 2, [("x", "o", "get", "allow")], OPEN, [*OPEN[1:], *OPEN]):
+        rules, judge = Rules(model_of(entries_of(text)), rows, {}), Judge(text, {"p": rows}, {})
+        for request in (
+            ("root", "get", 1),
+            ("root", "put", 1),
+            ("x", "get", 1),
+            ("boss", "get", 7),
+            ("boss", "get", 8),
+        ):
+            subject, act, env = request
+            assert rules.decide((subject, "o", act, env)).allowed == judge.allows((subject, "o", act, env)), request
+    assert rules.decide(("root", "o", "get", 1)) == rules.decide(("root", "a", "get", 2))
 
 
 def test_a_decision_names_some_of_many_rows() -> None:
