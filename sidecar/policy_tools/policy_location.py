@@ -23,7 +23,8 @@ BUDGETS_FILE: Final = "budgets.yaml"
 @dataclass(frozen=True, slots=True)
 class PolicyLocation:
     """One policy on disk. `names` are the existing upstreams; None if they are unknown. `programs` are further agents,
-    `offers` the limits that agents have in sidecar.yaml, and `agent_ids` agents' names by UUID."""
+    `offers` the limits that agents have in sidecar.yaml, and `agent_ids` agents' names by UUID. `config` is the
+    sidecar.yaml that names the policy."""
 
     models: Models
     policies: Path
@@ -33,6 +34,7 @@ class PolicyLocation:
     offers: tuple[BudgetRule, ...] = ()
     agent_ids: Mapping[str, str] = field(default_factory=dict)
     casbin: CasbinSettings = NO_CASBIN
+    config: Path | None = None
 
     @property
     def own_models(self) -> Path:
@@ -63,7 +65,7 @@ def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
     names, programs = frozenset(settings.upstreams), frozenset(settings.agents)
     limits = entries_of(offers)
     ids = settings.agent_ids
-    return PolicyLocation(policy.models, policy.path, policy.scopes, names, programs, limits, ids, policy)
+    return PolicyLocation(policy.models, policy.path, policy.scopes, names, programs, limits, ids, policy, path)
 
 
 def in_folder(folder: Path) -> PolicyLocation:

@@ -1,4 +1,5 @@
-"""Checks a policy for errors and suspicious rules: `matching`, `overlaps`, `names` and `conditions` are the lints.
+"""Checks a policy for errors and suspicious rules: `matching`, `overlaps`, `names` and `conditions` are the lints
+for our own models, `casbin_names` those for Casbin models of other forms.
 
 Errors of the loader are reported alone, because lints need a whole policy. With one, every lint runs over all of it;
 each takes time about linear in the number of rules.
@@ -17,12 +18,15 @@ from sidecar.limits import Budgets, load_budgets
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
 from sidecar.policy.rows import MAX_LINE_CHARS
+from sidecar.policy.stock.table import StockTable
+from sidecar.policy.table import RowTable
 from sidecar.policy_tools.catalogue import KnownCatalogue
-from sidecar.policy_tools.check import conditions, matching, names, overlaps
+from sidecar.policy_tools.check import casbin_names, conditions, matching, names, overlaps
 from sidecar.policy_tools.check.linted_policy import Granting, LintedPolicy, PolicyFinding
 from sidecar.policy_tools.check.source_positions import RulePlace, RuleSources
 from sidecar.policy_tools.policy_location import BUDGETS_FILE, PolicyLocation
 from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
+from sidecar.vocabulary import PermissionKind
 
 MAX_TOLD = 200  # of one code, as in the loader
 _QUOTED = re.compile(r'"([^"]+)"')
@@ -53,6 +57,9 @@ LINTS: Sequence[Lint] = (
     names.alike_ids,
     names.without_owner,
     matching.wide,
+    casbin_names.maps_to_nothing,
+    casbin_names.out_of_reach,
+    casbin_names.on_no_upstream,
 )
 
 
@@ -96,7 +103,9 @@ def check(
     if source is None:
         return CheckReport(_ordered(refused))
     files = [file.path for file in policy_files(place.policies, Faults())]
-    written = RuleSources({kind: model.columns for kind, model in source.models.items()}, files)
+    columns: dict[str, Sequence[str]] = {kind: model.columns for kind, model in source.models.items()}
+    columns |= {kind: table.source.model.columns for kind, table in source.stock.items()}
+    written = RuleSources(columns, files)
     policy = LintedPolicy(
         source=source,
         written=written,
@@ -107,13 +116,15 @@ def check(
         programs=place.programs,
         granting=granting,
         catalogue=catalogue,
+        config_file=str(place.config or ""),
         soon_days=soon_days,
         strict=strict,
     )
     found, left_out = suspicious(policy)
     told = [_with_line(fault, written) for fault in source.warnings]
-    counted = Counter(rule.kind.value for rule in policy.rules)
-    return CheckReport(_ordered([*refused, *told, *found]), source.revision, dict(sorted(counted.items())), left_out)
+    tables: dict[PermissionKind, RowTable | StockTable] = {**source.tables, **source.stock}
+    counted = {kind.value: len(table) for kind, table in sorted(tables.items()) if len(table)}
+    return CheckReport(_ordered([*refused, *told, *found]), source.revision, counted, left_out)
 
 
 def suspicious(policy: LintedPolicy) -> tuple[list[Fault], dict[str, int]]:

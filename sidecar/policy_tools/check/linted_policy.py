@@ -12,6 +12,7 @@ from sidecar.limits.plan import Budgets
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS, MCP_TASK_ACTIONS, OBJECTS, SUBJECTS
 from sidecar.policy.patterns import glob, meets_prefix
+from sidecar.policy.stock.table import StockTable
 from sidecar.policy_tools.catalogue import ACTION_ON, KnownCatalogue
 from sidecar.policy_tools.check.source_positions import RuleSources
 from sidecar.policy_tools.diff.rules import is_shipped
@@ -69,9 +70,13 @@ class LintedPolicy:
     programs: frozenset[str] = frozenset()
     granting: Sequence[Granting] | None = None
     catalogue: KnownCatalogue | None = None
+    config_file: str = ""
     soon_days: float = 14
     strict: bool = False
     rules: Sequence[RuleRef] = field(init=False)
+    """The rules of our own models."""
+    stock: Sequence[StockTable] = field(init=False)
+    """The rows of Casbin models of other forms, which have their own names; once where they decide several kinds."""
     allows: Sequence[RuleRef] = field(init=False)
     """The allow rules that some call can match, of the kinds whose rows are matched as in the built-in models; what
     other rows cover cannot be determined."""
@@ -79,7 +84,8 @@ class LintedPolicy:
     elements: Mapping[str, frozenset[str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rules = tuple(self.source.rules)
+        self.rules = tuple(self.source.own_rules)
+        self.stock = tuple({id(table.source): table for table in self.source.stock.values()}.values())
         self.members = self.source.roles.contents()
         self.elements = self.source.sets.contents()
         standard = [kind for kind in self.source.models if is_shipped(self.source, kind)]

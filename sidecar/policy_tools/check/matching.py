@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import chain, islice
 
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import ACTIONS, USED, Wrong, expires_at, home_of
 from sidecar.policy.patterns import glob, meets_prefix
+from sidecar.policy.stock.reading import EXPIRES_AT
 from sidecar.policy_tools.catalogue import KnownCatalogue, server_of
 from sidecar.policy_tools.check.linted_policy import KINDS_ASKED, LintedPolicy, PolicyFinding, possible_actions
 from sidecar.policy_tools.rule_text import cut, moment
@@ -184,7 +185,8 @@ def wide(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 def ended(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P621: expired. P622: expires within the given number of days."""
-    for rule in policy.rules:
+    dated = (table for table in policy.stock if EXPIRES_AT in table.source.model.columns)
+    for rule in chain(policy.rules, *dated):
         if rule.expires_at is None:
             continue
         left_s = rule.expires_at - policy.now_s

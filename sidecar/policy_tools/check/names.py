@@ -32,6 +32,8 @@ def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 def without_rows(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P633: a file of rows that contains only comments."""
     filled = {rule.file for rule in policy.rules}
+    needless = (table.source.names for table in policy.stock if not table.source.reads_rows)
+    filled.update(*needless)
     for path in policy.written.files:
         lines = [] if str(path) in filled else policy.written.lines(str(path))
         says = any(line.strip() and not line.strip().startswith(("#", "version:", "---")) for line in lines)

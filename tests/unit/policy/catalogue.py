@@ -78,6 +78,7 @@ class Example:
             scopes,
             None if upstreams is None else frozenset(upstreams),
             casbin=CasbinSettings.model_validate(self.given.get("casbin", {})),
+            config=Path("sidecar.yaml") if "sidecar.yaml" in files else None,
         )
         granting = None if tokens is None else [Granting(**{k: _tuple(v) for k, v in one.items()}) for one in tokens]
         with inside(folder):
