@@ -1,6 +1,6 @@
 """Does our engine give pycasbin's answer to any (model, policy, request)?
 
-    python -m tests.unit.policy.judged --triples 1000000 --seed 1
+    python -m tests.unit.policy.judged --triples 1000000 --seed 1 --engine both
 
 Everything is drawn from one random source: a model (matcher, effect, domains, order of columns), rows, roles, sets,
 token roles, and requests. Every answer is held against plain pycasbin over the same model and rows with its own role
@@ -15,13 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import casbin
 
 from sidecar.errors import Reason
 from sidecar.policy import Engine
-from sidecar.vocabulary import Principal, Question
+from sidecar.settings.policy import CasbinSettings
+from sidecar.vocabulary import EngineName, Principal, Question
 from tests.tables import tables
 from tests.unit.policy.plain import (
     CONDITIONS,
@@ -151,14 +152,15 @@ def _conf(rng: random.Random, effect: str, columns: Sequence[str], by_domain: bo
 # --- the two that answer --------------------------------------------------------------------------------------------
 
 
-def ours(case: Case, folder: Path) -> Engine:
+def ours(case: Case, folder: Path, engine: EngineName) -> Engine:
     quoted = [", ".join(f'"{cell}"' if "," in cell else cell for cell in row) for row in case.rows]
     rows = "".join(f"p, {row}\n" for row in quoted)
     links = [f"g, {', '.join(link)}\n" for link in case.roles] + [f"g2, {', '.join(link)}\n" for link in case.sets]
     models = write(
         folder / "models", {f"{kind}.conf": case.conf for kind in ("agent_to_tool", "user_to_nhi", "nhi_to_nhi")}
     )
-    return Engine(source(folder / "policies", {"agent_to_tool.csv": rows, "roles.csv": "".join(links)}, models=models))
+    files = {"agent_to_tool.csv": rows, "roles.csv": "".join(links)}
+    return Engine(source(folder / "policies", files, models=models, casbin=CasbinSettings(engine=engine)))
 
 
 class Judge:
@@ -242,11 +244,11 @@ def difference(case: Case, engine: Engine, judge: Judge, asked: Request, *, reas
     return ""
 
 
-def judged(rng: random.Random, requests: int, *, reasons: bool) -> int:
+def judged(rng: random.Random, requests: int, *, reasons: bool, by: EngineName = "compiled") -> int:
     """Draw one case, ask it some times, and return how often; raises AssertionError at the first difference."""
     case = drawn_case(rng)
     with tempfile.TemporaryDirectory() as folder:
-        engine = ours(case, Path(folder))
+        engine = ours(case, Path(folder), by)
     judge = Judge(case)
     for number in range(requests):
         asked = drawn_request(rng)
@@ -254,6 +256,7 @@ def judged(rng: random.Random, requests: int, *, reasons: bool) -> int:
         assert not found, f"{found}\n{asked}\n{case.conf}\n" + "\n".join(
             map(str, (*case.rows, *case.roles, *case.sets))
         )
+    assert not engine.differences.counts
     return requests
 
 
@@ -261,11 +264,12 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--triples", type=int, default=1_000_000)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--engine", choices=get_args(EngineName), default="compiled")
     options.add_argument("--requests", type=int, default=40, help="for each model and policy")
     chosen = options.parse_args()
     done, cases, began = 0, 0, time.monotonic()
     while done < chosen.triples:
-        done += judged(random.Random(f"{chosen.seed}/{cases}"), chosen.requests, reasons=True)
+        done += judged(random.Random(f"{chosen.seed}/{cases}"), chosen.requests, reasons=True, by=chosen.engine)
         cases += 1
         if cases % 1000 == 0:
             print(f"{done:,} triples of {cases:,} cases, {time.monotonic() - began:.0f} s", flush=True)
