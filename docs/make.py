@@ -198,7 +198,7 @@ MEANINGS: Mapping[str, str] = {
     "would_allow": "ids of shadow rules that would have allowed",
     "policy_revision": "digest of the policy that decided",
     "engine": "`casbin` if pycasbin decided a link, `both` if pycasbin and compiled rules had to agree "
-    "([who decides](policy.md#who-decides)); null if compiled rules decided",
+    "([who decides](casbin.md#who-decides)); null if compiled rules decided",
     "enforcement": "`enforce`, `shadow`, or `degraded`: limits were counted here alone, while their store was out",
     "http_status": "what was answered; 499 if the caller left before",
     "bytes_in": "size of the request's body",
