@@ -298,12 +298,14 @@ def _roles_of(level: IndexLevel, texts: Sequence[str], graph: RoleGraph) -> Keys
     place, domain, numbers = level.test.place, level.test.domain, level.texts
 
     @lru_cache(MAX_NAMES)
-    def keys(text: str, roles: frozenset[str]) -> frozenset[int]:
-        return frozenset(key for name in (text, *roles) for key in _searched(name, numbers, texts))
+    def keys(roles: frozenset[str]) -> frozenset[int]:  # which many members share
+        return frozenset(key for role in roles for key in _searched(role, numbers, texts))
 
     def of(request: Sequence[Any]) -> frozenset[int]:
         value = request[place]
-        return keys(str(value), graph.containers(value, "" if domain is None else request[domain]))
+        found = keys(graph.containers(value, "" if domain is None else request[domain]))
+        own = _searched(value, numbers, texts)
+        return found.union(own) if own else found
 
     return of
 
