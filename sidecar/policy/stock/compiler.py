@@ -26,7 +26,6 @@ from sidecar.policy.stock.expression import (
     MatcherReader,
     NotCompiledError,
     Part,
-    is_read,
     joined,
 )
 from sidecar.policy.stock.functions import (
@@ -47,21 +46,21 @@ MAX_RULES: Final = 16_384  # compiled texts of `eval` that are kept
 def read_expression(text: str, names: Definitions, roles: Mapping[str, Callable[..., bool]]) -> Expression:
     """Compile a matcher. `roles` decide `g`, `g2`…. Raises BadExpressionError."""
     reader = MatcherReader(names, text)
-    tree = reader.tree()
     try:
-        node = reader.node(tree)
+        node = reader.read()
     except NotCompiledError as why:
-        columns = {at for at, name in enumerate(names.columns) if is_read(tree, f"p{names.suffix}_{name}")}
-        return Expression((), None, False, True, bool(columns), (), (), str(why))
+        return Expression(
+            (), None, False, True, reader.reads_rows, tuple(reader.patterns), tuple(reader.rules), str(why)
+        )
     compiler = _MatcherCompiler(names, roles, reader)
     return Expression(
         alternatives=tuple(one for part in _parts(node, ast.Or, reader) for one in compiler.alternatives(part)),
         run=compiler.whole(node),
         total=node.total,
         dynamic=node.dynamic,
-        reads_rows=bool(node.columns),
-        patterns=tuple(dict.fromkeys(reader.patterns)),
-        rules=tuple(dict.fromkeys(reader.rules)),
+        reads_rows=reader.reads_rows,
+        patterns=tuple(reader.patterns),
+        rules=tuple(reader.rules),
         static=compiler.static(node),
     )
 
@@ -70,7 +69,7 @@ def uncompiled_rule(text: str, names: Definitions) -> str:
     """Return why a rule for `eval` is not compiled; "" if it is. Raises BadExpressionError."""
     reader = MatcherReader(names, text, rule=True)
     try:
-        reader.node(reader.tree())
+        reader.read()
     except NotCompiledError as why:
         return str(why)
     return ""
@@ -202,7 +201,7 @@ class _MatcherCompiler:
     def _rule(self, rule: str) -> Evaluate:
         reader = MatcherReader(self.names, rule, rule=True)
         try:
-            return self.function(reader.node(reader.tree()))
+            return self.function(reader.read())
         except (BadExpressionError, NotCompiledError) as error:
             raise EvaluationError(str(error)) from None
 

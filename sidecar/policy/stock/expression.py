@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple, Self
@@ -174,7 +175,7 @@ def _depth(tree: ast.AST) -> int:
     return depth
 
 
-def is_read(tree: ast.expr, name: str) -> bool:
+def _is_read(tree: ast.expr, name: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
 
 
@@ -212,17 +213,34 @@ _BESIDE: Mapping[str, tuple[str, ...]] = {"live": ("expires_at",), "holds": ("wh
 
 
 class MatcherReader:
-    """Checks the tree of an expression and tells what each part may do."""
+    """Checks an expression and tells what each part may do. `patterns`, `rules` and `reads_rows` are as those of
+    `Expression`."""
 
     def __init__(self, names: Definitions, text: str, *, rule: bool = False) -> None:
         self.names = names
-        self.patterns: list[tuple[str, int]] = []
-        self.rules: list[int] = []
+        self.patterns: dict[tuple[str, int], None] = {}
+        self.rules: dict[int, None] = {}
+        self.reads_rows = False
         self._text, self._is_rule, self._python = text, rule, _in_python(text, rule=rule)
         self._places = {f"r{names.suffix}_{name}": at for at, name in enumerate(names.request)}
         self._columns = {f"p{names.suffix}_{name}": at for at, name in enumerate(names.columns)}
 
-    def tree(self) -> ast.expr:
+    def read(self) -> Part:
+        """Read the expression. Raises BadExpressionError, and NotCompiledError for what only pycasbin evaluates, whose
+        patterns and rules are checked nevertheless."""
+        tree = self._tree()
+        try:
+            return self.node(tree)
+        except NotCompiledError:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Mod):  # which formats the texts of attributes too
+                    raise self._formatted() from None
+                if isinstance(node, ast.Call):
+                    with suppress(NotCompiledError):
+                        self.node(node)
+            raise
+
+    def _tree(self) -> ast.expr:
         """Parse the expression. Raises BadExpressionError for what neither pycasbin nor we evaluate."""
         if len(self._text) > MAX_EXPRESSION_CHARS:
             raise BadExpressionError(f"an expression has at most {MAX_EXPRESSION_CHARS} characters")
@@ -238,6 +256,7 @@ class MatcherReader:
             raise BadExpressionError(f"an expression is nested at most {MAX_DEPTH} deep")
         tree = self._without_calls_beside(tree)
         self._check(tree)
+        self.reads_rows = any(_is_read(tree, column) for column in self._columns)
         return tree
 
     def _syntax_error(self, error: SyntaxError) -> BadExpressionError:
@@ -257,7 +276,7 @@ class MatcherReader:
         if len(left) == len(parts):
             return tree
         rest = ast.BoolOp(ast.And(), left) if len(left) > 1 else left[0] if left else ast.Constant(True)
-        if is_read(rest, f"r{self.names.suffix}_ctx"):
+        if _is_read(rest, f"r{self.names.suffix}_ctx"):
             message = "r.ctx is the argument of live and holds alone"
             raise BadExpressionError(message, self._token(f"r{self.names.suffix}_ctx"))
         return rest
@@ -287,11 +306,12 @@ class MatcherReader:
                     raise BadExpressionError(f"method {name} is refused", name, did_you_mean(name, _METHODS))
                 case ast.Call() if not isinstance(node.func, ast.Name | ast.Attribute):
                     raise BadExpressionError("only functions and methods are called")
-                case ast.BinOp(op=ast.Mod(), left=ast.Constant(value=str())):
-                    raise BadExpressionError("a formatted text is refused: it can grow without bound", "%")
             if not isinstance(node, _ALLOWED):
                 name = _NAMES.get(type(node), type(node).__name__)
                 raise BadExpressionError(f"{name} is refused in expressions", self._segment(node))
+
+    def _formatted(self) -> BadExpressionError:
+        return BadExpressionError("% formats texts here, which can grow without bound", "%")
 
     def _segment(self, node: ast.AST) -> str:
         return self._token(self._whole(node)) if isinstance(node, ast.expr) else ""
@@ -382,7 +402,7 @@ class MatcherReader:
         if kinds == {Kind.TEXT} and isinstance(tree.op, ast.Add):
             return joined(tree, Kind.TEXT, parts)
         if left.kind is Kind.TEXT and isinstance(tree.op, ast.Mod):
-            raise NotCompiledError("the formatting of texts is not compiled")
+            raise self._formatted()
         numbers = kinds == {Kind.NUMBER} and not isinstance(tree.op, ast.Div | ast.FloorDiv | ast.Mod)
         return joined(tree, Kind.NUMBER if numbers else Kind.ANY, parts, total=numbers)
 
@@ -427,13 +447,13 @@ class MatcherReader:
                 except BadPatternError as error:
                     raise BadExpressionError(f"the pattern of {function}: {error}", self._token(text)) from None
             case ast.Name() if pattern.columns:
-                self.patterns.append((function, min(pattern.columns)))
+                self.patterns[function, min(pattern.columns)] = None
             case _:
                 return function in _ANY_PATTERN
         return True
 
     def _rule(self, tree: ast.Call) -> Part:
-        self.rules.extend(self.node(tree.args[0]).columns)
+        self.rules |= dict.fromkeys(self.node(tree.args[0]).columns)
         every = frozenset(range(len(self.names.columns)))
         return Part(tree, Kind.ANY, False, True, frozenset(range(len(self.names.request))), every)
 

@@ -8,20 +8,19 @@ link's row, is true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
 from sidecar.policy.stock.expression import Attributed, EvaluationError
 from sidecar.policy.stock.functions import BadPatternError, BadValueError, MatchFunction
+from sidecar.policy.stock.pattern_roles import MAX_HOPS, MAX_NAMES, PatternRoles, matches
 
-MAX_HOPS: Final = 9
 MAX_CONDITIONAL_HOPS: Final = 10
-MAX_NAMES: Final = 8_192  # whose roles are kept
+MAX_MERGED: Final = 256  # sets of domains whose links are kept together
 
 Condition = Callable[..., bool]
-_Links = Mapping[str, Mapping[str, tuple[str, ...]]]  # the roles of each member, with the parameters of their links
 
 
 class RequestCaller(Attributed):
@@ -69,17 +68,18 @@ class RoleGraph:
 
     def __init__(self, form: RoleForm, links: Iterable[Sequence[str]], options: RoleOptions = PLAIN_ROLES) -> None:
         self.form, self.options = form, options
-        self._domains: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
+        self._links: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {}
         at = 2 + form.by_domain
         for link in links:
             domain = link[2] if form.by_domain else ""
-            roles = self._domains.setdefault(domain, {}).setdefault(link[0], {})
-            roles[link[1]] = tuple(link[at : at + form.parameters])  # of the last link, as in pycasbin
-        self._within = lru_cache(MAX_NAMES)(self._links_within)
-        self._above = lru_cache(MAX_NAMES)(self._containers) if options.condition is None else self._containers
+            self._links.setdefault(domain, []).append((link[0], link[1], tuple(link[at : at + form.parameters])))
+        self._domains = lru_cache(MAX_NAMES)(self._domains_within)
+        self._within = lru_cache(MAX_MERGED)(self._links_within)
+        self._patterns = lru_cache(MAX_MERGED)(self._pattern_roles)
+        self._above = lru_cache(MAX_NAMES)(self._containers)
 
     def containers(self, member: str, domain: str = "") -> frozenset[str]:
-        """Return the roles that a member has, directly or through others."""
+        """Return the roles that a member has, directly or through others, whatever the conditions of the links."""
         if type(domain) is not str:  # an attribute; pycasbin takes its text
             domain = str(domain)
         found = self._above(member, domain)
@@ -93,102 +93,103 @@ class RoleGraph:
             return True
         if self.options.condition is not None:
             return self._is_reached(member, role, str(domain))
-        found = self.containers(member, domain)
-        if role in found:
-            return True
-        match = self.options.match
-        return match is not None and any(_matches(match, role, each) for each in found)
+        if self.options.match is not None:
+            roles = self._patterns(self._domains(str(domain)))
+            return role in _granted(member) or any(roles.holds(name, role) for name in (member, *_granted(member)))
+        return role in self.containers(member, domain)
 
     def _is_reached(self, member: str, role: str, domain: str) -> bool:
         """Whether conditional links lead to a role. The conditions of longer ways are not asked, as they may fail."""
-        links, seen, level = self._within(domain), {member}, {member, *_granted(member)}
+        seen, level = {member}, {member, *_granted(member)}
         for _ in range(MAX_CONDITIONAL_HOPS):
             if role in level:
                 return True
-            above = {role for name in level for role in self._direct(links, name)}
-            level = above - seen
+            level = {above for name in level for above in self._next(name, domain)} - seen
             seen |= level
         return role in level
-
-    def _links_within(self, domain: str) -> _Links:
-        match = self.options.match_domain
-        if match is None:
-            return self._domains.get(domain, {})
-        merged: dict[str, dict[str, tuple[str, ...]]] = {}
-        for other, links in self._domains.items():
-            if other == domain or _matches(match, domain, other):
-                for member, roles in links.items():
-                    merged.setdefault(member, {}).update(roles)
-        return merged
-
-    def _containers(self, member: str, domain: str) -> frozenset[str]:
-        links, targets = self._within(domain), set[str]()
-        if self.options.match is not None:
-            targets = {role for roles in links.values() for role in roles}
-        seen, level = {member}, [member]
-        for _ in range(MAX_HOPS if self.options.condition is None else MAX_CONDITIONAL_HOPS):
-            above = {role for name in level for role in self._next(links, targets, name)}
-            level = [name for name in above if name not in seen]
-            seen.update(level)
-            if not level:
-                break
-        return frozenset(seen - {member})
 
     def way(self, member: str, role: str, domain: str = "") -> tuple[str, ...]:
         """Return the roles on a shortest way from a member to a role, without the member; () if there is none. Raises
         EvaluationError, as a condition may fail."""
-        links, targets = self._within(str(domain)), set[str]()
-        if self.options.match is not None:
-            targets = {role for roles in links.values() for role in roles}
+        if member == role:
+            return ()
         ways: dict[str, tuple[str, ...]] = {str(member): (), **{name: (name,) for name in _granted(member)}}
-        level = [*ways]
+        level, ends = [*ways], self._ends(role, str(domain))
         for _ in range(MAX_CONDITIONAL_HOPS):
-            if role in ways or not level:
-                break
-            found = {above: (*ways[name], above) for name in level for above in self._next(links, targets, name)}
-            level = [name for name in found if name not in ways]
+            if reached := next((end for end in ends if ways.get(end)), ""):
+                return ways[reached] if reached == role else (*ways[reached], role)
+            found = {above: (*ways[name], above) for name in level for above in self._next(name, str(domain))}
+            level = [name for name in found if not ways.get(name)]
             ways |= {name: found[name] for name in level}
         return ways.get(role, ())
 
-    def _next(self, links: _Links, targets: Collection[str], name: str) -> Iterator[str]:
-        """Yield the roles of a name, and the names that match it as a pattern."""
-        yield from self._direct(links, name)
-        if (match := self.options.match) is not None:
-            yield from (each for each in (*links, *targets) if each != name and _matches(match, each, name))
+    def _ends(self, role: str, domain: str) -> Sequence[str]:
+        """Return the names that have to be reached: the role, or a pattern that it matches."""
+        if self.options.match is None:
+            return (role,)
+        return (role, *self._patterns(self._domains(domain)).patterns(role))
 
-    def _direct(self, links: _Links, name: str) -> Iterator[str]:
-        match, condition = self.options.match, self.options.condition
-        members = [name] if match is None else [each for each in links if each == name or _matches(match, name, each)]
-        for member in members:
-            for role, parameters in links.get(member, {}).items():
-                if condition is None or condition(*parameters):
-                    yield role
+    def _next(self, name: str, domain: str) -> Iterable[str]:
+        domains, condition = self._domains(domain), self.options.condition
+        if self.options.match is not None:
+            return self._patterns(domains).next(name)
+        links = self._within(domains).get(name, {})
+        return [role for role, parameters in links.items() if condition is None or condition(*parameters)]
+
+    def _domains_within(self, domain: str) -> tuple[str, ...]:
+        """Return the domains whose links count in a domain, itself first."""
+        match = self.options.match_domain
+        own = (domain,) if domain in self._links else ()
+        if match is None:
+            return own
+        return (*own, *(each for each in self._links if each != domain and matches(match, domain, each)))
+
+    def _links_within(self, domains: tuple[str, ...]) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """Return the roles of each member, with the parameters of their last links, as in pycasbin."""
+        found: dict[str, dict[str, tuple[str, ...]]] = {}
+        for domain in domains:
+            for member, role, parameters in self._links[domain]:
+                found.setdefault(member, {})[role] = parameters
+        return found
+
+    def _pattern_roles(self, domains: tuple[str, ...]) -> PatternRoles:
+        assert self.options.match is not None
+        links = [(member, role) for domain in domains for member, role, _ in self._links[domain]]
+        return PatternRoles(self.options.match, links)
+
+    def _containers(self, member: str, domain: str) -> frozenset[str]:
+        domains = self._domains(domain)
+        if self.options.match is not None:
+            return self._patterns(domains).above(member)
+        links, seen, level = self._within(domains), {member}, {member}
+        for _ in range(MAX_HOPS if self.options.condition is None else MAX_CONDITIONAL_HOPS):
+            level = {role for name in level for role in links.get(name, ())} - seen
+            if not level:
+                break
+            seen |= level
+        return frozenset(seen - {member})
 
 
 def role_graphs(
     forms: Mapping[str, RoleForm], links: Mapping[str, Sequence[Sequence[str]]], options: Mapping[str, RoleOptions]
 ) -> dict[str, RoleGraph]:
     """Return the role definitions of a model by name. If one of them has conditions, pycasbin compares only the names
-    in all that have none."""
+    in all that have none. It matches no patterns in those that have conditions."""
     is_conditional = any(form.parameters for form in forms.values())
-    return {
-        key: RoleGraph(form, ())
-        if is_conditional and not form.parameters
-        else RoleGraph(form, links.get(key, ()), options.get(key, PLAIN_ROLES))
-        for key, form in forms.items()
-    }
+    graphs: dict[str, RoleGraph] = {}
+    for key, form in forms.items():
+        if form.parameters:
+            condition = options.get(key, PLAIN_ROLES).condition
+            graphs[key] = RoleGraph(form, links.get(key, ()), RoleOptions(condition=condition))
+        elif is_conditional:
+            graphs[key] = RoleGraph(form, ())
+        else:
+            graphs[key] = RoleGraph(form, links.get(key, ()), options.get(key, PLAIN_ROLES))
+    return graphs
 
 
 def _granted(member: str) -> tuple[str, ...]:
     return member.granted if isinstance(member, RequestCaller) else ()
-
-
-def _matches(function: MatchFunction, text: str, pattern: str) -> bool:
-    """Like Casbin's role managers, which take an error for no match."""
-    try:
-        return function.compiled(pattern)(text)
-    except (BadPatternError, BadValueError):
-        return False
 
 
 def checked(condition: Condition) -> Condition:

@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple
 
 from sidecar.policy.stock.expression import Alternative, ColumnTest
 from sidecar.policy.stock.functions import FUNCTIONS, BadPatternError, BadValueError, MatchFunction
-from sidecar.policy.stock.roles import MAX_NAMES, RoleGraph
+from sidecar.policy.stock.pattern_roles import MAX_NAMES
+from sidecar.policy.stock.roles import RoleGraph
 
 FEW: Final = 3  # rows that are cheaper to evaluate than to narrow down
 SCANNED: Final = 8  # rows that are scanned in the time of one search

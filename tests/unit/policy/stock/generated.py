@@ -27,6 +27,7 @@ _PATTERNS = (
 )
 _LITERALS = (*_NAMES, "p.sub", "a!b", "a&&b", "x||y", "é")
 _ROLES = ("r1", "r2", "r3")
+_ROLE_PATTERNS = ("/x/*", "/x/:id", "/x/{id}", "*", "/x/1", "/x")
 _DOMAINS = ("d1", "d2", "d3")
 _MATCHES = ("keyMatch", "keyMatch2", "keyMatch3", "keyMatch4", "keyMatch5", "regexMatch", "globMatch", "ipMatch")
 _RULES = (
@@ -93,10 +94,11 @@ class ModelDrawer:
         is_conditional = drawn.random() < 0.1
         if is_conditional:
             self.options["g"] = {"condition": "timeMatch"}
-        elif drawn.random() < 0.15:
-            self.options["g"] = {"match": drawn.choice(["keyMatch", "keyMatch2"])}
-        if self.roles["g"] == 3 and not is_conditional and drawn.random() < 0.3:
-            self.options.setdefault("g", {})["match_domain"] = "keyMatch"
+        for name in self.roles:
+            if drawn.random() < 0.15:
+                self.options.setdefault(name, {})["match"] = drawn.choice(_MATCHES)
+        if self.roles["g"] == 3 and drawn.random() < 0.3:
+            self.options.setdefault("g", {})["match_domain"] = drawn.choice(("keyMatch", "keyMatch2"))
 
     def model(self) -> DrawnModel:
         drawn = self.drawn
@@ -141,11 +143,9 @@ class ModelDrawer:
 
     def link(self, name: str) -> tuple[str, ...]:
         drawn = self.drawn
-        matches = "match" in self.options.get(name, {})
-        link = [
-            drawn.choice((*_NAMES[:3], *_ROLES[:2], *(("/x/*", "/x/:id") if matches else ()))),
-            drawn.choice(_ROLES),
-        ]
+        patterns = _ROLE_PATTERNS if "match" in self.options.get(name, {}) else ()
+        roles = (*_ROLES, *patterns, "a") if drawn.random() < 0.3 else _ROLES
+        link = [drawn.choice((*_NAMES[:3], *_ROLES[:2], *patterns)), drawn.choice(roles)]
         if self.roles[name] == 3:
             link.append(drawn.choice(("d1", "d2", "*")))
         if "condition" in self.options.get(name, {}):

@@ -6,6 +6,7 @@ python -m tests.unit.policy.stock.judge --patterns 100000 --seed 1   patterns th
 """
 
 import argparse
+import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,9 +43,18 @@ Rows = Mapping[str, Sequence[tuple[str, ...]]]
 
 
 class Judge:
-    """pycasbin over a model and rows. An exception is a refusal."""
+    """pycasbin over a model and rows. An exception is a refusal. pycasbin keeps the names that it is asked about; where
+    names match patterns, later decisions can depend on them. A judge that `forgets` keeps none."""
 
-    def __init__(self, conf: str, rows: Rows, options: Mapping[str, Mapping[str, str]], suffix: str = "") -> None:
+    def __init__(
+        self,
+        conf: str,
+        rows: Rows,
+        options: Mapping[str, Mapping[str, str]],
+        suffix: str = "",
+        *,
+        forgets: bool = False,
+    ) -> None:
         logging.getLogger("casbin").disabled = True
         model = Model()
         model.load_model_from_text(conf)
@@ -61,6 +71,8 @@ class Judge:
                     self._enforcer.add_named_domain_link_condition_func(name, *link[:3], util.time_match_func)
                 else:
                     self._enforcer.add_named_link_condition_func(name, *link[:2], util.time_match_func)
+        for assertion in self._enforcer.model.model.get("g", {}).values() if forgets else ():
+            assertion.rm = _Forgetful(assertion.rm)
         self._context = (self._enforcer.new_enforce_context(suffix),) if suffix else ()
 
     def allows(self, request: Sequence[Any]) -> bool:
@@ -68,6 +80,16 @@ class Judge:
             return bool(self._enforcer.enforce(*self._context, *request))
         except Exception:  # pycasbin raises what its expressions raise
             return False
+
+
+class _Forgetful:
+    """A role manager that keeps no names."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def has_link(self, *names: str) -> bool:
+        return bool(copy.deepcopy(self._manager).has_link(*names))
 
 
 class _Given(Adapter):
@@ -158,6 +180,12 @@ def model_differences(models: int, requests: int, drawn: Random) -> Iterator[tup
             expected, found = judge.allows(request), rules.decide(request)
             if found.allowed is expected:
                 yield "allowed" if expected else "denied", ""
+                continue
+            if (
+                Judge(model.conf, model.rows, model.options, model.suffix, forgets=True).allows(request)
+                is found.allowed
+            ):
+                yield "otherwise, as pycasbin remembers names", ""
                 continue
             attributes = [getattr(value, "attributes", None) for value in request]
             asked = f"{request} {attributes}\npycasbin: {expected}, here: {found}"
