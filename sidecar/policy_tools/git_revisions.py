@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple, NoReturn
 
 from sidecar.errors import SettingsError, fault_in
-from sidecar.policy_tools.policy_location import MODELS, POLICIES, PolicyLocation, in_folder
+from sidecar.policy_tools.policy_location import CONFIG, MODELS, POLICIES, PolicyLocation, files_named, in_folder
 from sidecar.settings.programs import executable_of
 from sidecar.upstreams.processes.launcher import Processes, Program, StartFailed, output_of
 
@@ -70,19 +70,27 @@ async def _extract(name: str, directory: Path, root: Path) -> PurePosixPath:
             hint = "name a folder, main, HEAD~1, or rev:path"
             _refuse(name, "this is no folder, and git knows no such revision", hint)
         top = _inside(path if colon else (await git.line("rev-parse", "--show-prefix")).rstrip("/"), name)
-        blobs = await git.blobs(commit, [top / POLICIES, top / MODELS])
+        blobs = await git.blobs(commit, [top / POLICIES, top / MODELS, top / CONFIG])
         if not any(blob.path.is_relative_to(top / POLICIES) for blob in blobs):
             # A folder of rows itself, with its models beside it.
             blobs = await git.blobs(commit, [top, top.parent / MODELS]) if colon else []
             if not any(top in blob.path.parents for blob in blobs):
                 _refuse(name, f"no {top / POLICIES}/ in this revision", "name the folder that holds it: rev:path")
-        for blob, content in await git.contents(blobs):
-            target = root / blob.path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
+        await _write(git, blobs, root)
+        named = [path.relative_to(root) for path in files_named(root / top) if path.is_relative_to(root)]
+        known = {blob.path for blob in blobs}
+        if others := [PurePosixPath(path) for path in named if PurePosixPath(path) not in known]:
+            await _write(git, await git.blobs(commit, others), root)
     finally:
         await processes.close()
     return top
+
+
+async def _write(git: "_GitReader", blobs: Sequence["_Blob"], root: Path) -> None:
+    for blob, content in await git.contents(blobs):
+        target = root / blob.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
 
 
 def _inside(path: str, name: str) -> PurePosixPath:

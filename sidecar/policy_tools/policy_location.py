@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from pydantic import BaseModel, Field
+
 from sidecar.errors import SettingsError, fault_in
 from sidecar.limits import Budgets, load_budgets
 from sidecar.limits.budgets import entries_of
@@ -12,11 +14,13 @@ from sidecar.limits.plan import BudgetRule
 from sidecar.policy import PolicySource, load_policy
 from sidecar.policy.source import NO_CASBIN, Models
 from sidecar.settings import load_settings
-from sidecar.settings.policy import CasbinSettings, PolicyScope
+from sidecar.settings.policy import CasbinSettings, PolicyScope, PolicySettings
 from sidecar.settings.shipped_files import shipped
+from sidecar.settings.yaml_document import read_document
 
 POLICIES: Literal["policies"] = "policies"
 MODELS: Literal["models"] = "models"
+CONFIG: Final = "sidecar.yaml"
 BUDGETS_FILE: Final = "budgets.yaml"
 
 
@@ -69,9 +73,34 @@ def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
 
 
 def in_folder(folder: Path) -> PolicyLocation:
-    """Return the policy in a folder with `policies/` and perhaps `models/`, or of rows. Raises SettingsError."""
+    """Return the policy in a folder with `policies/` and perhaps `models/`, or of rows. How Casbin models are asked is
+    in a sidecar.yaml beside them. Raises SettingsError."""
     if not folder.is_dir():
         raise SettingsError([fault_in(folder, "this folder is not there", code="P001")])
     policies = folder / POLICIES if (folder / POLICIES).is_dir() else folder
     models = policies.parent / MODELS
-    return PolicyLocation(models if models.is_dir() else shipped(MODELS), policies)
+    place = PolicyLocation(models if models.is_dir() else shipped(MODELS), policies)
+    policy = _policy_beside(policies.parent)
+    if policy is None:
+        return place
+    files = place.models if isinstance(policy.models, Path) else policy.models
+    return replace(place, models=files, casbin=policy, config=policies.parent / CONFIG)
+
+
+def files_named(folder: Path) -> list[Path]:
+    """Return the models and rows that a sidecar.yaml in this folder names one by one. Raises SettingsError."""
+    policy = _policy_beside(folder)
+    return [] if policy is None else list(policy.files)
+
+
+def _policy_beside(folder: Path) -> PolicySettings | None:
+    config = folder / CONFIG
+    if not config.is_file():
+        return None
+    return read_document(config, error=SettingsError).validate(_PolicyAlone, {"folder": folder}).policy
+
+
+class _PolicyAlone(BaseModel):
+    """The one section of sidecar.yaml that says how Casbin models are asked."""
+
+    policy: PolicySettings = Field(default_factory=PolicySettings)

@@ -1,11 +1,12 @@
 """Compares the access that two policies grant: `load` both, then `difference`.
 
 The comparison covers the single questions that a policy answers: (subject, object, action) of one kind; guardrails are
-a fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both.
+a fourth kind that can only deny. Nothing is sampled: a question that is in no region has the same answer in both. Kinds
+that Casbin models of other forms decide are compared as written (`casbin_rows`).
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.catalogue import exact_names
 from sidecar.policy_tools.diff import rules as texts, terms
 from sidecar.policy_tools.diff.access_changes import lifted, lost_limits
+from sidecar.policy_tools.diff.casbin_rows import CasbinRowChange, casbin_difference
 from sidecar.policy_tools.diff.describe import merged
 from sidecar.policy_tools.diff.regions import Change, Region, changed_regions, with_something_in_them
 from sidecar.policy_tools.diff.search import Search, TooHard
@@ -28,12 +30,14 @@ MAX_KNOWN = 20_000  # names that are searched for witnesses
 
 
 class ComparedPolicy(NamedTuple):
-    """One of the two policies. `rules` are those of the source, read once, with file names as the user knows them."""
+    """One of the two policies. `rules` are those of our own models, read once, with file names as the user knows them,
+    which `shown` gives."""
 
     label: str
     source: PolicySource
     rules: tuple[RuleRef, ...]
     budgets: Budgets
+    shown: Callable[[str], str] = str
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Difference:
     new_ids: frozenset[str]
     moved: frozenset[str]
     lifted: tuple[RuleRef, ...] = ()
+    casbin: tuple[CasbinRowChange, ...] = ()
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
@@ -68,7 +73,7 @@ class Difference:
 
     @property
     def anything(self) -> bool:
-        rules = self.rules.added or self.rules.removed or self.rules.changed
+        rules = self.rules.added or self.rules.removed or self.rules.changed or self.casbin
         return bool(self.regions or rules or self.budgets or self.roles or self.sets or self.models)
 
 
@@ -83,16 +88,19 @@ def load(revision: Revision) -> ComparedPolicy:
         budgets = load_budgets(revision.place.policies / "budgets.yaml")
     except ConfigError as error:
         raise type(error)([replace(fault, file=revision.shown(fault.file)) for fault in error.faults]) from None
-    rules = tuple(rule._replace(file=revision.shown(rule.file)) for rule in source.rules)
-    return ComparedPolicy(revision.label, source, rules, budgets)
+    rules = tuple(rule._replace(file=revision.shown(rule.file)) for rule in source.own_rules)
+    return ComparedPolicy(revision.label, source, rules, budgets, revision.shown)
 
 
 def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str] | None = None) -> Difference:
     """Return all differences. With `objects`, only regions with one of these, or of the named ones, are included."""
     regions, notes, limits = _regions(old, new)
+    stock = casbin_difference(old.source, new.source, lambda file, is_new: (new if is_new else old).shown(file))
+    notes += stock.notes
     if objects is not None:
         subjects, named = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
         regions = list(with_something_in_them(regions, subjects, {*objects, *named}))
+    regions += map(_anything_of, stock.kinds)
     return Difference(
         old=old.label,
         new=new.label,
@@ -104,13 +112,20 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
         ),
         roles=texts.role_changes(old.source, new.source),
         sets=texts.link_changes(old.source.sets, new.source.sets),
-        models=texts.model_changes(old.source, new.source),
+        models=(*texts.model_changes(old.source, new.source), *stock.models),
         notes=tuple(notes),
         old_ids=frozenset(rule.id for rule in old.rules),
         new_ids=frozenset(rule.id for rule in new.rules),
         moved=terms.moved(old.source, new.source),
         lifted=tuple(limits),
+        casbin=stock.rows,
     )
+
+
+def _anything_of(kind: PermissionKind) -> Region:
+    """Return the region of all questions of a kind whose answers were not compared."""
+    everything = ((terms.EVERY_CALLER,), (terms.EVERYTHING,), ACTIONS, terms.ALWAYS)
+    return Region(kind, "unknown", *everything, None, (), undecided=True)
 
 
 def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], list[str], list[RuleRef]]:
@@ -141,8 +156,7 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
             note = f"{kind.value}: so much is different that its regions were not worked out; see the rules"
         if note:
             notes.append(note)
-            everything = ((terms.EVERY_CALLER,), (terms.EVERYTHING,), ACTIONS, terms.ALWAYS)
-            found = [Region(kind, "unknown", *everything, None, (), undecided=True)]
+            found = [_anything_of(kind)]
         elif any(region.undecided for region in found):
             notes.append(f"{kind.value}: too many patterns meet; regions without a witness may be empty")
         regions += found

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sidecar.policy_tools.diff import Difference
+from sidecar.policy_tools.diff.casbin_rows import CasbinRowChange
 from sidecar.policy_tools.diff.condition_parts import asks_of
 from sidecar.policy_tools.diff.describe import actions_text, described, exceptions_text, guard_text
 from sidecar.policy_tools.diff.regions import Region
@@ -104,6 +105,7 @@ def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
         ("rules removed", [_rule_text(rule) for rule in rules.removed]),
         ("rules changed", [_change_text(change) for change in rules.changed]),
         (_LIFTED, [_rule_text(rule) for rule in found.lifted]),
+        ("Casbin rows", [_row_text(row) for row in found.casbin]),
         ("budgets", [f"{edit.what}: {_field_text(edit)}" for edit in found.budgets]),
         ("roles", [_link_text(link) for link in found.roles]),
         ("sets", [_link_text(link) for link in found.sets]),
@@ -123,6 +125,11 @@ def _rule_text(rule: RuleRef) -> str:
     actions = actions if "*" in actions else actions_text(rule.actions)
     said = f"{rule.effect} {rule.subject} × {rule.object} × {actions}"
     return ", ".join([f"{rule.id}: {said}", *filter(None, more)]) + _at(rule)
+
+
+def _row_text(change: CasbinRowChange) -> str:
+    sign = {"added": "+", "removed": "-"}.get(change.how, "~")
+    return f"{sign} {change.row}" + (f" ({change.file}:{change.line})" if change.file else "")
 
 
 def _change_text(change: RuleChange) -> str:
@@ -207,6 +214,9 @@ def as_data(found: Difference) -> dict[str, Any]:
                 for change in rules.changed
             ],
         },
+        "casbin_rows": [
+            {**change._asdict(), "kinds": [kind.value for kind in change.kinds]} for change in found.casbin
+        ],
         "limits": _edits_data(found, ("max_calls_per_hour", "per")),
         "limits_lifted": [_rule_data(rule) for rule in found.lifted],
         "expiries": _edits_data(found, ("expires_at",)),

@@ -1,0 +1,140 @@
+"""Compares the kinds that Casbin models of other forms decide, as written.
+
+Which answers change is not worked out: a matcher may be any expression, rows may be rules, and several rows together
+decide. Where anything differs that such a kind is decided by, every answer of it may differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from sidecar.policy import PolicySource
+from sidecar.policy.link_decision import ASKED
+from sidecar.policy.stock.model import Effect
+from sidecar.policy.stock.request import name_map
+from sidecar.policy.stock.table import StockTable
+from sidecar.policy_tools.diff.rules import ModelChange
+from sidecar.settings.policy import CasbinSettings
+from sidecar.vocabulary import PermissionKind
+
+_ORDERED: Final = (Effect.PRIORITY, Effect.SUBJECT_PRIORITY)
+
+
+class CasbinRowChange(NamedTuple):
+    """A row, or a link of roles, that only one of the policies has. `kinds` are those that it is about."""
+
+    how: str
+    kinds: tuple[PermissionKind, ...]
+    row: str
+    file: str = ""
+    line: int = 0
+
+
+class CasbinDifference(NamedTuple):
+    """What differs. `kinds` are those with any difference; `notes` say why their answers are not compared."""
+
+    rows: tuple[CasbinRowChange, ...]
+    models: tuple[ModelChange, ...]
+    kinds: tuple[PermissionKind, ...]
+    notes: tuple[str, ...]
+
+
+def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str, bool], str]) -> CasbinDifference:
+    """Return what differs in the kinds that a Casbin model decides in either policy. `shown` gives the name of a file
+    for display, of the new policy or of the old one."""
+    groups: dict[tuple[int, int], list[PermissionKind]] = {}
+    for kind in PermissionKind:
+        before, after = old.stock.get(kind), new.stock.get(kind)
+        if (before or after) and (_is_asked(old, kind) or _is_asked(new, kind)):
+            key = tuple(id(table.source) if table is not None else 0 for table in (before, after))
+            groups.setdefault((key[0], key[1]), []).append(kind)
+    rows: list[CasbinRowChange] = []
+    models: list[ModelChange] = []
+    kinds: list[PermissionKind] = []
+    notes: list[str] = []
+    for of in groups.values():
+        tables = old.stock.get(of[0]), new.stock.get(of[0])
+        changes, edits = list(_row_changes(tables, tuple(of), shown)), list(_model_changes(tables, old, new, of[0]))
+        if changes or edits or old.attributes.entries != new.attributes.entries:
+            names = ", ".join(kind.value for kind in of)
+            rows += changes
+            models += edits
+            kinds += of
+            notes.append(f"{names}: decided by a Casbin model; what its rows mean together is not worked out")
+    if kinds and old.attributes.entries != new.attributes.entries:
+        notes.append("attributes.yaml: the attributes of principals or objects changed")
+    return CasbinDifference(tuple(rows), tuple(models), tuple(kinds), tuple(notes))
+
+
+def _is_asked(source: PolicySource, kind: PermissionKind) -> bool:
+    """Whether a Casbin model decides this kind, and has names for its objects."""
+    objects = name_map(source.casbin.names).objects
+    return kind in source.stock and any(objects.meets(prefix) for prefix in ASKED[kind][1])
+
+
+def _row_changes(
+    tables: tuple[StockTable | None, StockTable | None],
+    kinds: tuple[PermissionKind, ...],
+    shown: Callable[[str, bool], str],
+) -> Iterator[CasbinRowChange]:
+    before, after = map(_texts, tables)
+    for how, found, others in (("added", after, before), ("removed", before, after)):
+        for text, (file, line) in found.items():
+            if text not in others:
+                yield CasbinRowChange(how, kinds, text, shown(file, found is after) if file else "", line)
+    if before.keys() == after.keys() and _order(tables[0]) != _order(tables[1]):
+        yield CasbinRowChange("moved", kinds, "the order of rows, which decides")
+
+
+def _texts(table: StockTable | None) -> dict[str, tuple[str, int]]:
+    """Return the rows and links of a table with their places, as far as these are known."""
+    if table is None:
+        return {}
+    source, found = table.source, dict[str, tuple[str, int]]()
+    for at, row in enumerate(source.rows):
+        text = ", ".join((f"p{source.model.suffix}", *row))
+        found.setdefault(text, (source.names[source.files[at]], source.lines[at]))
+    for key, links in source.links.items():
+        for link in links:
+            found.setdefault(", ".join((key, *link)), ("", 0))
+    return found
+
+
+def _order(table: StockTable | None) -> list[tuple[str, ...]]:
+    return list(table.source.rows) if table is not None and table.source.model.effect in _ORDERED else []
+
+
+def _model_changes(
+    tables: tuple[StockTable | None, StockTable | None], old: PolicySource, new: PolicySource, kind: PermissionKind
+) -> Iterator[ModelChange]:
+    before, after = (
+        {**_model(table), **_settings(source.casbin)} if table is not None else {"form": "our own"}
+        for table, source in zip(tables, (old, new), strict=True)
+    )
+    for field in dict.fromkeys((*before, *after)):
+        if before.get(field, "") != after.get(field, ""):
+            yield ModelChange(kind, field, before.get(field, ""), after.get(field, ""))
+
+
+def _model(table: StockTable) -> dict[str, str]:
+    model = table.source.model
+    roles = {f"roles {key}": ", ".join("_" * form.fields) for key, form in model.roles.items()}
+    fields = {"request": ", ".join(model.request), "columns": ", ".join(model.columns), **roles}
+    return {"form": "a Casbin model", **fields, "effect": model.effect.value, "matcher": model.matcher}
+
+
+def _settings(settings: CasbinSettings) -> dict[str, str]:
+    """Return the settings that decide, by their path in `policy`."""
+    said: Mapping[str, Any] = settings.model_dump(include={"names", "roles", "request", "default"}, exclude_none=True)
+    return dict(_flat(said, ()))
+
+
+def _flat(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and not (path[:2] == ("names", "objects") and len(path) == 3):
+        for key, each in value.items():
+            yield from _flat(each, (*path, key))
+    elif isinstance(value, Mapping):
+        yield ".".join(path), ", ".join(f"{key} {each}" for key, each in value.items())
+    else:
+        yield ".".join(path), str(value)
