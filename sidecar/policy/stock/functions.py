@@ -311,7 +311,7 @@ _GLOB_PART: Final = re.compile(
     r"|(?P<bad>\[)|\\?(?P<text>.?)",
     re.DOTALL,
 )
-_PLAIN_SEGMENT: Final = r"(?:\*|[^][*?{}\\/]+\*?)"
+_PLAIN_SEGMENT: Final = r"(?:\*|[^][*?{},\\/]+\*?)"
 _PLAIN_GLOB: Final = re.compile(rf"/?(?:{_PLAIN_SEGMENT}/)*{_PLAIN_SEGMENT}(?:/\*\*)?")
 
 
