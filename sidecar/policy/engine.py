@@ -21,7 +21,7 @@ from sidecar.policy.link_decision import EngineDifferences, KindPolicy, LinkAnsw
 from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
-from sidecar.policy.stock.policy import StockPolicy
+from sidecar.policy.stock.policy import StockDecider, StockPolicy
 from sidecar.vocabulary import (
     DELEGATE,
     Chain,
@@ -151,10 +151,12 @@ class Engine:
             )
             for kind, model in source.models.items()
         }
+        deciders: dict[int, StockDecider] = {}  # by the policy's identity: one may serve several kinds
         for kind, table in source.stock.items():
-            self._dockets[kind] = StockPolicy(
-                table, source.casbin, source.attributes, source.conditions, self.differences
-            )
+            key = id(table.source)
+            if key not in deciders:
+                deciders[key] = StockDecider(table.source, source.casbin, source.attributes)
+            self._dockets[kind] = StockPolicy(table, deciders[key], source.conditions, self.differences)
         self.allowing = tuple(
             kind for kind, table in source.stock.items() if table.source.model.effect.allows_by_default
         )

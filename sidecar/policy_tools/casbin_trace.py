@@ -54,7 +54,7 @@ class CasbinTrace:
             unnamed = reader.unnamed(subject, link.object, link.action)
         else:
             self._values = reader.plain(self._texts)
-            if scene is not None and policy.each_call:
+            if scene is not None and policy.decider.each_call:
                 self._evaluate(link, scene)
         asked = {} if unnamed else self._asked(subject if server else None)
         attributes = {} if server or scene is None else self._attributes()
@@ -102,7 +102,7 @@ class CasbinTrace:
     def _way(self, said: str, side: str) -> tuple[str, ...]:
         """`said` is what a row has in the column that a role definition compares with this side of the request."""
         for test in self._tests():
-            graph = self._policy.rules.roles.get(test.function)
+            graph = self._policy.decider.rules.roles.get(test.function)
             name = self._model.request[test.place]
             if graph is None or not self._values or text_of(name) != side:
                 continue
@@ -119,13 +119,13 @@ class CasbinTrace:
         return "" if test.domain is None else self._values[test.domain]
 
     def _tests(self) -> Iterator[ColumnTest]:
-        for alternative in self._policy.rules.expression.alternatives:
+        for alternative in self._policy.decider.rules.expression.alternatives:
             yield from alternative.facets
 
     def nearest(self, most: int = MOST) -> list[NearestRule]:
         """Return the allowing rows that would have matched but for one test of a column; the most alike first. Without
         misfits it is the rest of the matcher that does not hold."""
-        table, alternatives = self._policy.table, self._policy.rules.expression.alternatives
+        table, alternatives = self._policy.table, self._policy.decider.rules.expression.alternatives
         if self._texts is None or not self._values or self.failed:
             return []
         found: list[tuple[float, int, tuple[ColumnTest, ...]]] = []
@@ -148,7 +148,11 @@ class CasbinTrace:
         ]
 
     def _holds(self, test: ColumnTest, row: Sequence[str]) -> bool:
-        value, text, graph = self._values[test.place], row[test.column], self._policy.rules.roles.get(test.function)
+        value, text, graph = (
+            self._values[test.place],
+            row[test.column],
+            self._policy.decider.rules.roles.get(test.function),
+        )
         try:
             if graph is not None:
                 return graph.holds(value, text, self._domain(test))
@@ -164,7 +168,7 @@ class CasbinTrace:
     def _misfit(self, test: ColumnTest, row: Sequence[str]) -> Misfit:
         said, value = row[test.column], str(self._values[test.place])
         hint = f"{test.function}({value}, {said}) is false" if test.function else ""
-        if test.function in self._policy.rules.roles:
+        if test.function in self._policy.decider.rules.roles:
             where = f" in {self._domain(test)}" if test.domain is not None else ""
             hint = f"{value} does not have {said}{where}"
         return Misfit(self._model.columns[test.column], said, hint)

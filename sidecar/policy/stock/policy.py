@@ -99,50 +99,51 @@ class _Compared:
         return (), _DIFFERENCE
 
 
+class StockDecider:
+    """Decides by one policy, whichever kinds it serves. `each_call` is true if its matcher is evaluated in each call;
+    `rules` are the compiled rules, which tools read too."""
+
+    def __init__(self, source: StockSource, settings: CasbinSettings, attributes: Attributes) -> None:
+        self.reader = CasbinRequests(source, settings, attributes)
+        self.rules = Rules(source.model, source.rows, source.links, role_options(settings), source.index)
+        self.each_call = self.rules.expression.dynamic or not source.is_plain
+        self.engine: EngineName = "casbin" if source.foreign else settings.engine
+        decider: Decider = self.rules
+        if self.engine != "compiled":
+            from sidecar.policy.casbin_engine import CasbinEngine  # takes a third of a second to import
+
+            roles = {name: graph.holds for name, graph in self.rules.roles.items()}
+            casbin = CasbinEngine(source.model, source.rows, roles, reads_rows=source.reads_rows)
+            decider = casbin if self.engine == "casbin" else _Compared(self.rules, casbin)
+        self.decide, self.matching = decider.decide, decider.matching
+
+
 class StockPolicy:
     """Decides all requests of one permission kind."""
 
     def __init__(
         self,
         table: StockTable,
-        settings: CasbinSettings,
-        attributes: Attributes,
+        decider: StockDecider,
         conditions: Mapping[str, Condition],
         differences: EngineDifferences,
     ) -> None:
-        source = table.source
-        options = role_options(settings)
-        self.kind, self.table = table.kind, table
-        self.reader = CasbinRequests(source, settings, attributes)
-        self.digest = table.digest
+        self.kind, self.table, self.decider = table.kind, table, decider
+        self.reader, self.digest, self.engine = decider.reader, table.digest, decider.engine
         self._subjects, self._objects = ASKED[table.kind]
-        self._conditions = conditions
-        self._rules = Rules(source.model, source.rows, source.links, options, source.index)
-        self._each_call = self._rules.expression.dynamic or not table.is_plain
-        self.engine: EngineName = "casbin" if source.foreign else settings.engine
-        self._differences = differences
-        self._decider = self._chosen(source)
-
-    def _chosen(self, source: StockSource) -> Decider:
-        if self.engine == "compiled":
-            return self._rules
-        from sidecar.policy.casbin_engine import CasbinEngine  # takes a third of a second to import
-
-        roles = {name: graph.holds for name, graph in self._rules.roles.items()}
-        casbin = CasbinEngine(source.model, source.rows, roles, reads_rows=source.reads_rows)
-        return casbin if self.engine == "casbin" else _Compared(self._rules, casbin)
+        self._conditions, self._differences = conditions, differences
 
     def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
         texts = self._texts(subject, obj, act)
         if texts is None:
             return LinkRows(self, subject, obj, act, place, lends, [])
         request = self.reader.plain(texts)
-        if self._each_call:
+        if self.decider.each_call:
             by_default = self.table.source.model.effect.allows_by_default
-            is_open = by_default or self._rules.may_match(request)
+            is_open = by_default or self.decider.rules.may_match(request)
             conditions = (MatcherCondition(self, texts, obj),) if is_open or self.engine != "compiled" else ()
             return LinkRows(self, subject, obj, act, place, lends, [], _ALLOWED * is_open, conditions)
-        decision = self._decider.decide(request)
+        decision = self.decider.decide(request)
         some = _ALLOWED * decision.allowed | _FAILED * bool(decision.failed)
         some |= _DIFFERS * (decision.failed == _DIFFERENCE)
         return LinkRows(self, subject, obj, act, place, lends, list(decision.rows), some)
@@ -178,7 +179,7 @@ class StockPolicy:
         texts = self.reader.caller(asker)
         if link.allowed or link.reason is Reason.DENIED_BY_RULE or texts is None or not self.reader.names_on(server):
             return answer, ()
-        rows = self._rules.opening(self.reader.plain(texts))
+        rows = self.decider.rules.opening(self.reader.plain(texts))
         ends = [(row, table.end_of(row)) for row in rows]
         live = [row for row, end in ends if end is None or now_s < end]
         times = tuple(end for _, end in ends if end is not None)
@@ -193,9 +194,9 @@ class StockPolicy:
     def decided(self, request: Sequence[Any], scene: ConditionContext, units: float) -> tuple[MatcherOutcome, float]:
         """Decide a request with all its attributes; return the units that are left too."""
         table = self.table
-        if table.is_plain or not len(table):
-            return _outcome(self._decider.decide(request)), units
-        matching, failed = self._decider.matching(request)
+        if table.source.is_plain or not len(table):
+            return _outcome(self.decider.decide(request)), units
+        matching, failed = self.decider.matching(request)
         words: list[tuple[int, str]] = []
         expired = False
         for row in matching:
@@ -219,16 +220,6 @@ class StockPolicy:
     def allowed_patterns(self) -> Iterator[str]:
         return self.reader.patterns()
 
-    @property
-    def rules(self) -> Rules:
-        """The compiled rules, for tools."""
-        return self._rules
-
-    @property
-    def each_call(self) -> bool:
-        """Whether the matcher is evaluated in each call."""
-        return self._each_call
-
     def _texts(self, subject: PolicySubject, obj: str, act: str) -> RequestTexts | None:
         if not act or not subject.name.startswith((*self._subjects, ANONYMOUS)) or not obj.startswith(self._objects):
             return None
@@ -236,7 +227,7 @@ class StockPolicy:
 
     def _roles(self, subject: PolicySubject, rules: Iterable[RuleRef]) -> tuple[str, ...]:
         """Return the roles through which rules match the subject."""
-        graph, texts = self._rules.roles.get("g"), self.reader.caller(subject)
+        graph, texts = self.decider.rules.roles.get("g"), self.reader.caller(subject)
         if graph is None or texts is None:
             return ()
         try:

@@ -98,6 +98,11 @@ class StockSource:
     foreign: str = ""
     reads_rows: bool = True
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows have no column of ours that is tested in each call."""
+        return not {EXPIRES_AT, LIMIT, WHEN} & set(self.model.columns)
+
 
 class StockReader:
     """Reads one model and its rows. `kinds` are the permission kinds that it decides."""

@@ -25,7 +25,6 @@ class StockTable:
             for known in (SUBJECTS, OBJECTS, ACTIONS)
         )
         self._places = {name: columns.index(name) for name in (EXPIRES_AT, LIMIT, WHEN, EFFECT) if name in columns}
-        self.is_plain = not self._places.keys() - {EFFECT}
         self._rules: dict[int, RuleRef] = {}
 
     def text(self, name: str, row: int) -> str:

@@ -230,7 +230,7 @@ def test_no_name_that_is_asked_about_is_kept(tmp_path: Path) -> None:
     model = conf(f"r.sub[0] != '' && {BY_ROLE}", roles=ROLES)
     asked = engine_of(tmp_path, model, "p, admin, data1, read\ng, alice, admin\n")
     policy: Any = asked.casbin(KIND)
-    enforcer: casbin.Enforcer = policy._decider._enforcer
+    enforcer: casbin.Enforcer = policy.decider.decide.__self__._enforcer
     for number in range(20):
         assert not decided(asked, f"user:u{number}", "tool:data1/read").allowed
     assert decided(asked, "user:alice", "tool:data1/read").allowed
