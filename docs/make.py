@@ -17,8 +17,6 @@ from typing import Any
 
 import orjson
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # before installed packages: one of them has a package `tests`
-
 from sidecar.admin.openapi import document
 from sidecar.audit.record import FIELDS, SEED_FIELDS
 from sidecar.errors import ANSWERS, CredentialFault

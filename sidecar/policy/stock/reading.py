@@ -174,6 +174,8 @@ class StockReader:
             except ValueError as error:
                 faults.error("P102", "a bracket that nothing opens", line.source, int(str(error)))
                 continue
+            if '"' in raw:
+                self._warn_of_quotes(fields, line)
             if key == own:
                 self._read_rule(fields, line)
             elif key in roles:
@@ -183,6 +185,13 @@ class StockReader:
                 hint = meant(key, known) or f"{self._file} defines {', '.join(known)}"
                 message = f"row type {shown(key)} is unknown"
                 faults.error("P101", message, line.source, line.column_of(0), max(1, len(key)), hint)
+
+    def _warn_of_quotes(self, fields: Sequence[str], line: RowLine) -> None:
+        for at, text in enumerate(fields, start=1):
+            if len(text) > 1 and text[0] == text[-1] == '"':
+                message = "the quotes are part of the value, as in pycasbin"
+                hint = "take them away; commas inside brackets and parentheses need none"
+                self._faults.warn("P126", message, line.source, line.column_of(at), len(text), hint)
 
     def _read_rule(self, fields: Sequence[str], line: RowLine) -> None:
         columns = self._model.columns
