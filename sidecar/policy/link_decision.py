@@ -185,9 +185,10 @@ class KindPolicy:
         return (text for text in {table.text("sub", row) for row in rows} if WILDCARD in text)
 
     def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
-        table = self.table
-        rows, some = self._candidates(subject, obj, act)
-        flags = table.flags
+        table, rows = self.table, self._candidates(subject, obj, act)
+        if rows is None:
+            return LinkRows(self, subject, obj, act, place, lends, [], UNDECIDED)
+        flags, some = table.flags, 0
         for row in rows:
             some |= flags[row]
         if not some & (ASKS | ENDS):
@@ -205,10 +206,10 @@ class KindPolicy:
         """Decide one link. `outcomes` are those of its conditions."""
         asker, obj, act = found.subject, found.object, found.action
         rows, some, flags = found.rows, found.some, self.table.flags
-        by_text: dict[str, LinkOutcome] = {}
-        if some & UNDECIDED:
-            return self._undecided(found)
+        by_text = _NO_OUTCOMES
         if not rows:
+            if some & UNDECIDED:
+                return self._undecided(found)
             allowed = self._effect == DENY_OVERRIDE
             reason = None if allowed else Reason.NO_MATCHING_RULE
             return LinkAnswer(Link(self.kind, asker.name, obj, act, allowed, reason))
@@ -222,7 +223,8 @@ class KindPolicy:
             sides = LinkSides(rows, [])
         allowed, rests_on = self._verdict(sides.allows, sides.denies)
         if self._casbin is not None:
-            decided = self._casbin.decide(self._asked(asker, obj, act), by_text, now_s)
+            asked = RowTest(asker.name, obj, act, asker.domain, asker.roles)
+            decided = self._casbin.decide(asked, by_text, now_s)
             differs = decided.allowed is not allowed
             if decided.failed or (differs and self.engine == "both"):
                 return self._undecided(found)
@@ -273,21 +275,18 @@ class KindPolicy:
         link = link._replace(allowed=True, reason=None, rules=rules)
         return answer._replace(link=link, roles=roles, until=until), ends
 
-    def _candidates(self, asker: PolicySubject, obj: str, act: str) -> tuple[list[int], int]:
-        """Return the rows that match but for expiry and condition; and `UNDECIDED` if they are not known."""
+    def _candidates(self, asker: PolicySubject, obj: str, act: str) -> list[int] | None:
+        """Return the rows that match but for expiry and condition; None if they are not known."""
         name = asker.name
         anonymous = name == ANONYMOUS and self.kind is not PermissionKind.NHI_TO_NHI
         if not act or not (anonymous or name.startswith(self._subjects)) or not obj.startswith(self._objects):
-            return [], 0
-        asked = self._asked(asker, obj, act)
+            return []
+        asked = RowTest(name, obj, act, asker.domain, asker.roles)
         if self._casbin is None:
-            return self._matcher.rows(asked), 0
+            return self._matcher.rows(asked)
         found, failed = self._casbin.matching(asked)
         differs = self.engine == "both" and set(found) != set(self._matcher.rows(asked))
-        return ([], UNDECIDED) if failed or differs else (list(found), 0)
-
-    def _asked(self, asker: PolicySubject, obj: str, act: str) -> RowTest:
-        return RowTest(asker.name, obj, act, asker.domain, asker.roles)
+        return None if failed or differs else list(found)
 
     def _undecided(self, found: LinkRows) -> LinkAnswer:
         about = self.kind, found.subject.name, found.object, found.action
@@ -331,6 +330,9 @@ class KindPolicy:
 
     def _ids(self, rows: Iterable[int]) -> tuple[str, ...]:
         return tuple(sorted({self.table.id_of(row) for row in rows}))
+
+
+_NO_OUTCOMES: Mapping[str, LinkOutcome] = {}
 
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:

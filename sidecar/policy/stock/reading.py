@@ -31,7 +31,7 @@ from sidecar.policy.stock.rules import RuleIndex, in_order, index_of_rules
 from sidecar.settings.policy import CasbinSettings
 from sidecar.vocabulary import PermissionKind
 
-CASBIN_US: Final = 20.0  # of one row that pycasbin evaluates
+CASBIN_US, CASBIN_RULE_US = 20.0, 80.0  # the most that pycasbin spends on a row, and on one with a rule for `eval`
 WALKED_US: Final = 2.0  # of one row that a compiled matcher evaluates
 SLOW_ROWS: Final = 500  # from this number on, walking them is worth a warning
 MAX_CHECKED: Final = 65_536  # values of a column whose check is remembered
@@ -119,6 +119,7 @@ class StockReader:
         self._first: dict[str, dict[Row, tuple[int, int]]] = {}
         self._definitions = definitions_of(model)
         self._foreign, self._reads_rows, self._is_wrong = "", True, False
+        self._row_us = CASBIN_US
         self._checks: dict[int, list[Callable[[str], object]]] = {}
         self._read_matcher(entries[f"m{model.suffix}"])
 
@@ -133,6 +134,7 @@ class StockReader:
         for function, column in expression.patterns:
             self._add_check(column, _pattern_check(function))
         for column in expression.rules:
+            self._row_us = CASBIN_RULE_US  # pycasbin parses the rule of each row in each call
             self._add_check(column, self._check_rule)
         for name, check in (
             (EFFECT, grammar.effect), (EXPIRES_AT, grammar.expires_at), (WHEN, self._draft.condition)
@@ -254,7 +256,7 @@ class StockReader:
             order = [int(row[-1]) for row in in_order(model, numbered, self._links)]
         except ValueError as error:
             self._faults.whole("P125", f"the rows have no order: {error}", self._file)
-        check_casbin_rows(self._foreign, count, settings, self._faults, self._file)
+        check_casbin_rows(self._foreign, count, settings, self._faults, self._file, self._row_us)
         rows = CompactRows.of((self._rows[at] for at in order), len(model.columns))
         index: RuleIndex = () if self._is_wrong else index_of_rules(model, rows, role_options(settings))
         walks = max((one.walks for one in index), default=0)
@@ -277,7 +279,9 @@ class StockReader:
         )
 
 
-def check_casbin_rows(foreign: str, rows: int, settings: CasbinSettings, faults: Faults, file: str) -> None:
+def check_casbin_rows(
+    foreign: str, rows: int, settings: CasbinSettings, faults: Faults, file: str, row_us: float = CASBIN_US
+) -> None:
     """Report what pycasbin costs where it decides: because of `foreign`, which says why a matcher is not compiled, or
     because the settings say so."""
     if not foreign and settings.engine == "compiled":
@@ -288,7 +292,7 @@ def check_casbin_rows(foreign: str, rows: int, settings: CasbinSettings, faults:
         hint = "raise policy.casbin_max_rows" + (", or write a compiled matcher" if foreign else "")
         faults.whole("P210", message, file, hint)
         return
-    message = f"{why}, so pycasbin decides: {CASBIN_US:.0f} µs a row, {rows * CASBIN_US / 1000:.1f} ms a decision"
+    message = f"{why}, so pycasbin decides: up to {row_us:.0f} µs a row, {rows * row_us / 1000:.1f} ms a decision"
     faults.warn(
         "P207", message, SourceLine(file, 0, ""), hint="== != in && || ! and our functions are compiled" * bool(foreign)
     )

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from sidecar.cli import main
-from tests.unit.policy.stock.setups import ALLOW_AND_DENY, ALLOW_OVERRIDE, SETUPS, conf
+from tests.unit.policy.stock.setups import ALLOW_AND_DENY, ALLOW_OVERRIDE, DENY_OVERRIDE, SETUPS, conf
 
 SETTINGS = """\
 version: 1
@@ -156,3 +156,22 @@ def test_a_session_opens_for_a_caller_with_a_row(write: Callable[..., None]) -> 
     session = ("--calls", "nhi:data1", "--action", "initialize")
     assert data("--as", "nhi:planner", *session)["casbin"]["request"] == {"sub": "alice", "dom": "d1"}
     assert data("--as", "user:x/bob", *session)["casbin"]["unnamed"].startswith("policy.names.domains has no entry")
+
+
+def test_it_is_said_who_decides_and_what_is_allowed_by_default(write: Callable[..., None], tmp_path: Path) -> None:
+    model = conf(
+        "[r.sub][0] == p.sub && r.obj == p.obj && r.act == p.act", columns="sub, obj, act, eft", effect=DENY_OVERRIDE
+    )
+    write(model, "p, alice, data1, drop, deny\n")
+    settings = tmp_path / "sidecar.yaml"
+    settings.write_text(SETTINGS.replace("policy:\n", "policy:\n  default: allow\n"))
+    read, drop = ("--as", "nhi:planner", "--calls", "tool:data1/read"), ("--calls", "tool:data1/drop")
+    assert explain(*read)[:2] == ["  decided by pycasbin", "  allowed because no row denies it (policy.default: allow)"]
+    found = data(*read)
+    assert (found["engine"], found["by_default"], found["rules"]) == ("casbin", True, [])
+    found = data(*read[:2], *drop)
+    assert (found["allowed"], found["by_default"], len(found["rules"])) == (False, False, 1)
+    (tmp_path / "models/model.conf").write_text(model.replace("[r.sub][0]", "r.sub"))
+    settings.write_text(SETTINGS.replace("policy:\n", "policy:\n  default: allow\n  engine: both\n"))
+    assert explain(*read)[0] == "  decided by compiled rules and pycasbin, which must agree"
+    assert data(*read)["engine"] == "both"
