@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.worker_process import load_policy_aside
 from sidecar.policy_tools.audit_records import question_of
+from sidecar.policy_tools.casbin_calls import RowCall, RowCalls, is_asked
 from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import PermissionKind, Principal, Question
 
@@ -33,6 +34,7 @@ SIZES = (10, 1_000, 100_000, 1_000_000)
 WILD = 0.01  # share of all rows
 DENIES, BY_ROLE, BY_SET = 0.05, 0.25, 0.02
 _KINDS = (("agent_to_tool", 0.8), ("user_to_nhi", 0.1), ("nhi_to_nhi", 0.1))
+_SHARES = {PermissionKind(kind): share for kind, share in _KINDS}
 OURS = "sidecar"
 QUESTIONS = 20_000
 WARM_UP = 500
@@ -82,11 +84,17 @@ def drawn(rows: int, *, wild: float = WILD, seed: int = 1) -> DrawnPolicy:
 def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQuestion]:
     """Yield questions about a policy's rows without end: half match a row, half mix two; none without rows."""
     rng = random.Random(seed)
-    shares = {PermissionKind(kind): share for kind, share in _KINDS if len(source.tables[PermissionKind(kind)])}
+    shares = {
+        kind: share for kind, share in _SHARES.items() if len(source.tables.get(kind, ())) or is_asked(source, kind)
+    }
+    stock = {kind: RowCalls(source.stock[kind], source.casbin.names) for kind in shares if kind in source.stock}
     members = {role: member for member, roles in source.roles.parents.items() for role in roles}
     elements = {name: element for element, names in source.sets.parents.items() for name in names}
     while shares:
         (kind,) = rng.choices([*shares], [*shares.values()])
+        if kind in stock:
+            yield _casbin_question(stock[kind], rng)
+            continue
         table = source.tables[kind]
         row = table.rule(rng.randrange(len(table)))
         subject, obj = row.subject, (row if rng.random() < 0.5 else table.rule(rng.randrange(len(table)))).object
@@ -100,6 +108,14 @@ def questions_about(source: PolicySource, *, seed: int = 2) -> Iterator[DrawnQue
             obj = "tool:x/x" if kind is PermissionKind.AGENT_TO_TOOL else "nhi:x"
         action = next(iter(row.actions))
         yield DrawnQuestion(kind.value, *(name.replace("*", "x") for name in (subject, obj, action)))
+
+
+def _casbin_question(calls: RowCalls, rng: random.Random) -> DrawnQuestion:
+    """Draw a question about rows of a Casbin model; about a name that it does not have where rows cannot be reached."""
+    count = max(1, len(calls.table))
+    row, other = rng.randrange(count), rng.randrange(count)
+    found = calls.of(row, None if rng.random() < 0.5 else other) if len(calls.table) else None
+    return DrawnQuestion(calls.table.kind.value, *(found or RowCall("user:x", "tool:x/x", "tools/call")))
 
 
 def write(policy: DrawnPolicy, folder: Path) -> None:
@@ -191,7 +207,8 @@ def measured(source: PolicySource, asked: Iterable[DrawnQuestion], load_s: float
         took_ns.append(time.perf_counter_ns() - start)
         allowed += decision.allowed
     told = figures(took_ns, load_s, memory_mb)
-    rows = sum(map(len, source.tables.values()))
+    stock = {id(table.source): len(table) for table in source.stock.values()}
+    rows = sum(map(len, source.tables.values())) + sum(stock.values())
     return {"engine": OURS, "rows": rows, **told, "allowed": round(allowed / len(took_ns), 3)}
 
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.segments import given
 from sidecar.policy import Engine, PolicySource
+from sidecar.policy.stock.policy import StockPolicy
 from sidecar.policy_tools.audit_records import RecordedQuestion, asked_in, lines_of
 from sidecar.policy_tools.recorded_conditions import ARGUMENTS, Outcome, RecordedCase, RecordedKey, with_stand_ins
 from sidecar.vocabulary import Decision
@@ -47,6 +48,8 @@ class Candidate:
         least = self._ask(asked, {}, "error")
         if asked.gaps:
             return ReplayAnswer(None, least, asked.gaps[0])
+        if why := self._by_matchers(asked, least):
+            return ReplayAnswer(None, least, why)
         if least.allowed or not self.case.unknown:
             return ReplayAnswer(least.allowed, least)
         why = next(iter(self.case.unknown.values()))
@@ -63,11 +66,34 @@ class Candidate:
                 todo.append({**tried, **dict.fromkeys(left[:at], "true"), key: "false"})
         return ReplayAnswer(None, least, TOO_MANY)
 
+    def _by_matchers(self, asked: RecordedQuestion, decision: Decision) -> str:
+        """Return why a Casbin model cannot be asked again, if the answer depends on it; "" if it can, or need not be:
+        no other link denies the call whatever conditions say."""
+        doubts, denied = list[str](), False
+        for place, link in enumerate(decision.links):
+            policy = self.engine.casbin(link.kind)
+            doubt = "" if policy is None else _doubt(policy, asked, place == len(asked.chain) - 1)
+            if doubt and policy is not None:
+                subject = self.engine.subject_of(asked.chain[place])
+                doubt *= policy.reader.texts(subject, link.object, link.action) is not None
+            doubts += [doubt] if doubt else []
+            denied = denied or not (link.allowed or doubt or self.case.unknown)
+        return doubts[0] if doubts and not denied else ""
+
     def _ask(self, asked: RecordedQuestion, assumed: dict[RecordedKey, Outcome], otherwise: Outcome) -> Decision:
         case = self.case
         case.assumed, case.otherwise, case.unknown, case.by_record = assumed, otherwise, {}, set()
         ask = self.engine.enter if asked.session else self.engine.decide
         return ask(asked.chain, asked.question._replace(arguments=ARGUMENTS), asked.at_s)
+
+
+def _doubt(policy: StockPolicy, asked: RecordedQuestion, is_last: bool) -> str:
+    """Return what a Casbin model reads that no record holds."""
+    if policy.reader.from_caller and is_last and not asked.without_arguments:
+        return "a Casbin model reads what the caller wrote, which no record holds"
+    if any(form.parameters for form in policy.table.source.model.roles.values()):
+        return "a Casbin model asks for the time now, in conditions of roles"
+    return ""
 
 
 class ChangeKind(NamedTuple):

@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from sidecar.cli.command import NO, CommandFailed, config_option, json_option, print_json
-from sidecar.errors import PolicyError
+from sidecar.errors import ConfigError, PolicyError
 from sidecar.policy.faults import Faults
-from sidecar.policy.files import STEMS
+from sidecar.policy.files import POLICY, STEMS
 from sidecar.policy_tools import convert as parts
 from sidecar.policy_tools.convert.content import DifferentError, columns_of
 from sidecar.policy_tools.export import export as exported
-from sidecar.policy_tools.policy_location import configured, in_folder
+from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
 from sidecar.settings.writing import UnwrittenError, write_all
 
 
@@ -39,6 +39,7 @@ def convert(
         where = place.policies if source.is_dir() else source
         if out is not None and source.is_dir() and out.resolve().is_relative_to(where.resolve()):
             raise click.UsageError(f"{out} lies inside {where}: both forms in one policy would be every rule twice")
+        _refuse_casbin(place, source)
         folder = models or place.own_models
         done = parts.convert(_files(where, kind), to, folder, columns_of(folder), str(place.policies))
     except DifferentError as different:
@@ -53,6 +54,22 @@ def convert(
     else:
         write_files(_targets(source, out, done), force=force)
     _tell(done, out, as_json)
+
+
+def _refuse_casbin(place: PolicyLocation, source: Path) -> None:
+    """Rows of Casbin models have one form only, that of Casbin. Raises UsageError."""
+    try:
+        stock = place.load().stock
+    except ConfigError:  # the rows of our own models are converted although others have faults
+        return
+    files = {file for table in stock.values() for file in (*table.source.names, table.source.file)}
+    decided = {kind.value for kind in stock} | ({POLICY} if stock else set())
+    if stock and (source.is_dir() or source.name.partition(".")[0] in decided):
+        where = ", ".join(sorted(dict.fromkeys(file for file in files if file.endswith(".csv"))))
+        raise click.UsageError(
+            f"{where or source} holds rows of a Casbin model, which have no YAML form: only rows of our own models are "
+            "converted, file by file where both stand side by side"
+        )
 
 
 def _files(source: Path, kind: str | None) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,6 +24,7 @@ from sidecar.policy_tools.suggest.suggestion import Suggestion, suggest as find
 from sidecar.policy_tools.suggest.terms import Present
 from sidecar.policy_tools.suggest.verification import prove, read_back
 from sidecar.settings.shipped_files import shipped
+from sidecar.vocabulary import PermissionKind
 
 _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 
@@ -61,8 +63,10 @@ def suggest(
         raise click.UsageError(f"{output} is not empty; rules are written to an empty or new folder")
     place, source = _present(config)
     evidence = _read(audit, SuggestQuery(since or "", until or "", include == "denied"))
+    if source is not None:
+        _leave_to_casbin(evidence, source)
     listed = read_catalogue(catalogue) if catalogue else KnownCatalogue()
-    subjects, objects = exact_names((source.rules,), (source,)) if source else ([], [])
+    subjects, objects = exact_names((source.own_rules,), (source,)) if source else ([], [])
     everything = {*evidence.objects, *objects, *listed.objects}
     known = Known.of({*evidence.subjects, *subjects}, everything, listed.servers)
     present = Present.of(source) if source else Present()
@@ -85,6 +89,21 @@ def suggest(
         _tell(suggestion, evidence, present, cells, output)
     if evidence.left_out:
         sys.exit(NO)
+
+
+def _leave_to_casbin(evidence: UsageEvidence, source: PolicySource) -> None:
+    """Take away what a Casbin model decides: a row of ours would never be asked about it, and which rows of its own
+    form allow a use, and nothing else, cannot be told for matchers in general. Refuses if nothing is left."""
+    uses: Counter[PermissionKind] = Counter()
+    for triple in [triple for triple in evidence.traces if triple.kind in source.stock]:
+        uses[triple.kind] += evidence.traces.pop(triple).uses
+    for kind, count in uses.items():
+        model = source.stock[kind].source.file
+        said = f"{count} uses that {model} decides ({kind.value}): rules are written for our own models only"
+        if not evidence.traces:
+            hint = "sidecar policy explain --decision ID shows the rows that allowed a call"
+            raise CommandFailed(f"nothing is suggested for {said}", hint=hint)
+        click.echo(f"note: left out are {said}", err=True)
 
 
 def _present(config: Path | None) -> tuple[PolicyLocation, PolicySource | None]:

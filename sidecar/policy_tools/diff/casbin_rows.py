@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from sidecar.policy import PolicySource
-from sidecar.policy.link_decision import ASKED
 from sidecar.policy.stock.model import Effect
-from sidecar.policy.stock.request import name_map
 from sidecar.policy.stock.table import StockTable
+from sidecar.policy_tools.casbin_calls import is_asked
 from sidecar.policy_tools.diff.rules import ModelChange
 from sidecar.settings.policy import CasbinSettings
 from sidecar.vocabulary import PermissionKind
@@ -46,7 +45,7 @@ def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str
     groups: dict[tuple[int, int], list[PermissionKind]] = {}
     for kind in PermissionKind:
         before, after = old.stock.get(kind), new.stock.get(kind)
-        if (before or after) and (_is_asked(old, kind) or _is_asked(new, kind)):
+        if (before or after) and (is_asked(old, kind) or is_asked(new, kind)):
             key = tuple(id(table.source) if table is not None else 0 for table in (before, after))
             groups.setdefault((key[0], key[1]), []).append(kind)
     rows: list[CasbinRowChange] = []
@@ -65,12 +64,6 @@ def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str
     if kinds and old.attributes.entries != new.attributes.entries:
         notes.append("attributes.yaml: the attributes of principals or objects changed")
     return CasbinDifference(tuple(rows), tuple(models), tuple(kinds), tuple(notes))
-
-
-def _is_asked(source: PolicySource, kind: PermissionKind) -> bool:
-    """Whether a Casbin model decides this kind, and has names for its objects."""
-    objects = name_map(source.casbin.names).objects
-    return kind in source.stock and any(objects.meets(prefix) for prefix in ASKED[kind][1])
 
 
 def _row_changes(

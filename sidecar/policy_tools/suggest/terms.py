@@ -67,7 +67,7 @@ class Backing:
         self._rows: dict[tuple[PermissionKind, str], list[RuleRef]] = {}
         self._above = lru_cache(None)(lambda name: source.roles.closure((name,)))
         self._about = lru_cache(None)(self._about_object)
-        for rule in source.rules:
+        for rule in source.own_rules:
             if rule.effect == "allow" and not rule.shadow:
                 key = f"{place_of(rule.object)}{WILDCARD}" if WILDCARD in rule.object else rule.object
                 self._rows.setdefault((rule.kind, key), []).append(rule)
@@ -165,7 +165,7 @@ NOTHING_CARRIED = Carried()
 
 def carried(source: PolicySource, conditions: Iterable[str]) -> Carried:
     """Return every deny row, and the roles and sets that these rows and some conditions need."""
-    found = {(r.id, r.subject, r.object): r for r in source.rules if r.effect == "deny" and not r.shadow}
+    found = {(r.id, r.subject, r.object): r for r in source.own_rules if r.effect == "deny" and not r.shadow}
     denies = tuple(found.values())
     texts = {*conditions, *(rule.when for rule in denies)} - {""}
     asked = [roles_asked(text) for text in texts]
@@ -208,8 +208,8 @@ class Present:
     def of(cls, source: PolicySource) -> Self:
         """Read a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
-        taken.update(name for rule in source.rules for name in (rule.id, rule.subject, rule.object))
-        asks = ((rule.id, rule.when, rule.expires_at, rule.max_calls_per_hour) for rule in source.rules)
+        taken.update(name for rule in source.own_rules for name in (rule.id, rule.subject, rule.object))
+        asks = ((rule.id, rule.when, rule.expires_at, rule.max_calls_per_hour) for rule in source.own_rules)
         return cls(
             roles=_by_contents(source.roles, lambda name: "/" not in name),
             sets=_by_contents(source.sets, lambda _: True),

@@ -163,7 +163,7 @@ class TestBench:
             return
         if self._wavering_by is None:  # the allow rules with a condition or an expiry, by subject; patterns under "*"
             self._wavering_by = {}
-            for rule in self.source.rules:
+            for rule in self.source.own_rules:
                 if rule.effect == "allow" and not rule.shadow and (rule.when or rule.expires_at is not None):
                     subject = "*" if "*" in rule.subject else rule.subject
                     self._wavering_by.setdefault((rule.kind, subject), []).append(rule)

@@ -10,6 +10,7 @@ from sidecar.errors import Fault, PolicyError
 from sidecar.limits import Budgets
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.faults import meant
+from sidecar.policy_tools.casbin_calls import asked_rules, known_objects
 from sidecar.policy_tools.rule_text import cut
 from sidecar.policy_tools.suites import execution
 from sidecar.policy_tools.suites.execution import CoveredRules, TestBench, TestOutcome
@@ -76,12 +77,13 @@ def run_suites(
     for suite, tests in chosen:
         if any(test.listing is not None and test.listing.names is None for test in tests):
             if objects is None:
-                objects = frozenset((*(rule.object for rule in source.rules), *source.sets.parents))
+                named = (rule.object for rule in source.own_rules)
+                objects = frozenset((*named, *source.sets.parents, *known_objects(source)))
             bench.known = execution.known_names(objects | suite.named)
         for test in tests:
             results.append(_result(bench, test, source))
             on_each(len(results), total)
-    found = execution.covered(source.rules, frozenset(bench.exercised)) if bench.exercised is not None else None
+    found = execution.covered(asked_rules(source), frozenset(bench.exercised)) if bench.exercised is not None else None
     return SuiteReport(tuple(suites), tuple(results), found)
 
 

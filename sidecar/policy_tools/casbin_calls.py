@@ -1,0 +1,163 @@
+"""Finds the calls that rows of Casbin models are about: names of ours that become the names in rows.
+
+A pattern of `policy.names` is inverted where its result says what the pattern matched; every name found is mapped again
+and must come out as the row has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from sidecar.policy import PolicySource
+from sidecar.policy.link_decision import ASKED
+from sidecar.policy.stock.expression import ACTIONS, DOMAINS, OBJECTS, SUBJECTS
+from sidecar.policy.stock.names import NameTable, ObjectName
+from sidecar.policy.stock.request import name_map
+from sidecar.policy.stock.table import StockTable
+from sidecar.policy_tools.catalogue import ACTION_ON
+from sidecar.settings.policy import CasbinNames, ObjectTarget
+from sidecar.vocabulary import PermissionKind, RuleRef
+
+ANY: Final = "x"  # what a wildcard matches that the row says nothing about
+_CAPTURE: Final = re.compile(r"\*([1-9]?)")
+
+
+class RowCall(NamedTuple):
+    """A call that becomes a request with the names of a row."""
+
+    subject: str
+    object: str
+    action: str
+
+
+def is_asked(source: PolicySource, kind: PermissionKind) -> bool:
+    """Whether a Casbin model of another form than ours decides this kind, and has names for its objects."""
+    if kind not in source.stock:
+        return False
+    objects = name_map(source.casbin.names).objects
+    return any(objects.meets(prefix) for prefix in ASKED[kind][1])
+
+
+def asked_rules(source: PolicySource) -> Iterator[RuleRef]:
+    """Yield the rules that some call can be about: all of our own models, and of Casbin's those with names."""
+    yield from source.own_rules
+    for kind, table in source.stock.items():
+        if is_asked(source, kind):
+            yield from table
+
+
+class RowCalls:
+    """The calls about the rows of one table."""
+
+    def __init__(self, table: StockTable, names: CasbinNames) -> None:
+        self.table = table
+        columns = table.source.model.columns
+        self._sub, self._dom, self._obj, self._act = (
+            next((at for at, name in enumerate(columns) if name in known), None)
+            for known in (SUBJECTS, DOMAINS, OBJECTS, ACTIONS)
+        )
+        tables = name_map(names)
+        self._subjects = _Inverse(names.subjects, tables.subjects)
+        self._objects = _Inverse(names.objects, tables.objects)
+        self._actions = _Inverse(names.actions, tables.actions)
+        self._members: dict[str, str] = {}
+        for link in table.source.links.get("g", ()):
+            self._members.setdefault(link[1], link[0])
+
+    def of(self, row: int, other: int | None = None) -> RowCall | None:
+        """Return the call of a row; with `other`, of its subject and the object and action of that one. None if no name
+        of ours becomes the row's."""
+        obj, action = self._object(row if other is None else other)
+        subject = self._subject(row)
+        return RowCall(subject, obj, action) if subject and obj else None
+
+    def objects(self) -> Iterator[str]:
+        """Yield the objects of ours that rows are about, some more than once."""
+        found = (self._object(row)[0] for row in range(len(self.table)))
+        return (name for name in found if name)
+
+    def _subject(self, row: int) -> str:
+        if self._sub is None:
+            return "nhi:x" if self._subjects.entries else ""
+        name, seen = self.table.source.rows[row][self._sub], set[str]()
+        while name in self._members and name not in seen:
+            seen.add(name)
+            name = self._members[name]
+        domain = self.table.source.rows[row][self._dom] if self._dom is not None else ""
+        found = self._subjects.names(ObjectName(name))
+        return next((one for one in found if not domain or f":{domain}/" in one), next(iter(found), ""))
+
+    def _object(self, row: int) -> tuple[str, str]:
+        """Return the object and the action."""
+        values = self.table.source.rows[row]
+        obj = None if self._obj is None else values[self._obj]
+        act = None if self._act is None else values[self._act]
+        for name in self._objects.names(ObjectName(obj if obj is not None else ANY, act)):
+            kind = name.partition(":")[0]
+            if self._objects.gives_action(name) or act is None:
+                return name, ACTION_ON.get(kind, "message/send")
+            actions = self._actions.names(ObjectName(act))
+            if actions:
+                return name, actions[0]
+        return "", ""
+
+
+class _Inverse:
+    """One table, from the names of a policy to ours."""
+
+    def __init__(self, entries: Mapping[str, str | ObjectTarget], table: NameTable) -> None:
+        self.entries, self._table = entries, table
+
+    def names(self, wanted: ObjectName) -> list[str]:
+        """Return names of ours that become this one. An action that an entry does not give is not compared."""
+        found = []
+        for ours, theirs in self.entries.items():
+            obj, act = (theirs.obj, theirs.act) if isinstance(theirs, ObjectTarget) else (theirs, None)
+            captures = _captured(obj, wanted.obj)
+            if captures is not None and act is not None and wanted.act is not None:
+                more = _captured(act, wanted.act)
+                same = more is not None and all(captures.get(at, text) == text for at, text in more.items())
+                captures = {**captures, **more} if more is not None and same else None
+            if captures is None:
+                continue
+            name = _filled(ours, captures)
+            mapped = self._table.map(name)
+            if mapped is not None and mapped.obj == wanted.obj and mapped.act in (None, wanted.act, act):
+                found.append(name)
+        return found
+
+    def gives_action(self, name: str) -> bool:
+        mapped = self._table.map(name)
+        return mapped is not None and mapped.act is not None
+
+
+def _captured(template: str, text: str) -> dict[int, str] | None:
+    """Return what the wildcards matched, by number, if a result with this template is `text`."""
+    numbers = [int(found[1] or 1) for found in _CAPTURE.finditer(template)]
+    pieces = [re.escape(piece) for piece in _CAPTURE.split(template)[::2]]
+    match = re.fullmatch("(.*)".join(pieces), text, re.DOTALL)
+    if match is None:
+        return None
+    found = dict(zip(numbers, match.groups(), strict=True))
+    same = all(found[number] == each for number, each in zip(numbers, match.groups(), strict=True))
+    return found if same else None
+
+
+def _filled(pattern: str, captures: Mapping[int, str]) -> str:
+    head, *rest = pattern.split("*")
+    return head + "".join(f"{captures.get(at, ANY)}{piece}" for at, piece in enumerate(rest, start=1))
+
+
+def known_objects(source: PolicySource) -> Iterator[str]:
+    """Yield the objects of ours that the rows of Casbin models are about, and those that have a name of their own."""
+    for kind, table in source.stock.items():
+        if is_asked(source, kind):
+            yield from RowCalls(table, source.casbin.names).objects()
+    yield from (name for name in source.casbin.names.objects if "*" not in name and source.stock)
+
+
+def models_of(source: PolicySource, kinds: Sequence[PermissionKind]) -> str:
+    """Return the Casbin models that decide these kinds, for a message."""
+    return ", ".join(dict.fromkeys(source.stock[kind].source.file for kind in kinds if kind in source.stock))
