@@ -166,12 +166,13 @@ def test_it_is_said_who_decides_and_what_is_allowed_by_default(write: Callable[.
     settings = tmp_path / "sidecar.yaml"
     settings.write_text(SETTINGS.replace("policy:\n", "policy:\n  default: allow\n"))
     read, drop = ("--as", "nhi:planner", "--calls", "tool:data1/read"), ("--calls", "tool:data1/drop")
-    assert explain(*read)[:2] == ["  decided by pycasbin", "  allowed because no row denies it (policy.default: allow)"]
+    said = ("  decided by pycasbin", "  allowed because no row denies it (policy.default: allow)")
+    assert set(said) <= set(explain(*read))
     found = data(*read)
     assert (found["engine"], found["by_default"], found["rules"]) == ("casbin", True, [])
     found = data(*read[:2], *drop)
     assert (found["allowed"], found["by_default"], len(found["rules"])) == (False, False, 1)
     (tmp_path / "models/model.conf").write_text(model.replace("[r.sub][0]", "r.sub"))
     settings.write_text(SETTINGS.replace("policy:\n", "policy:\n  default: allow\n  engine: both\n"))
-    assert explain(*read)[0] == "  decided by compiled rules and pycasbin, which must agree"
+    assert "  decided by compiled rules and pycasbin, which must agree" in explain(*read)
     assert data(*read)["engine"] == "both"
