@@ -164,7 +164,8 @@ class Engine:
         self.engines: Mapping[PermissionKind, EngineName] = {
             kind: docket.engine for kind, docket in self._dockets.items()
         }
-        self._asks_casbin = set(self.engines.values()) != {"compiled"}
+        self.asks_casbin = set(self.engines.values()) != {"compiled"}
+        """Whether pycasbin decides a kind: a decision may then take milliseconds."""
         self._guardrails = self._dockets[PermissionKind.GUARDRAIL]
         self._guarded = bool(len(self._guardrails))
         self._chains: dict[int, tuple[Chain, tuple[PolicySubject, ...]]] = {}  # by identity
@@ -306,7 +307,7 @@ class Engine:
                 answers.append(answer)
         decision = self._decision(subjects, question.action, answers, limited=mode == "call")
         decision = decision._replace(names_read=tuple(names))
-        if self._asks_casbin:
+        if self.asks_casbin:
             decision = decision._replace(engine=_engine_of(link.policy.engine for link in case.links))
         result = Result(decision, decision[:-1], ran)
         if len(case.results) >= MAX_CASE_RESULTS:  # a caller's arguments can produce many

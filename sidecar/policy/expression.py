@@ -2,8 +2,8 @@
 
 A matcher is parsed once, in Casbin's way (`&&`, `||` and `!` become Python's operators, `r.sub` becomes a name), and
 converted to our own nodes. An allow-list defines what a matcher may contain, so that new syntax is refused by default
-(threats K2, K3, K8, K9). An expression that Casbin can evaluate but that is not compiled becomes a `ForeignNode`, which
-pycasbin evaluates slowly.
+(threats K2, K3, K8, K9). An expression that Casbin can evaluate but that is not compiled becomes a `ForeignNode`;
+pycasbin then evaluates the whole matcher.
 """
 
 from __future__ import annotations
