@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, Command] = {
                 "Write the fewest rules that allow what was recorded, and nothing else.",
             ),
             "convert": ("sidecar.cli.policy.convert", "Convert rows between CSV and YAML, without loss."),
+            "import": ("sidecar.cli.policy.casbin_import", "Take the policy of a Casbin program into this folder."),
             "export": ("sidecar.cli.policy.convert", "Write the policy for plain pycasbin."),
             "bundle": ("sidecar.cli.policy.bundle", "Pack a policy into one signed file."),
             "bench": ("sidecar.cli.policy.bench", "Measure decisions, of this policy and at other sizes."),

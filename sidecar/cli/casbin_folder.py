@@ -32,9 +32,10 @@ class CasbinFolder(NamedTuple):
     rows: Mapping[str, bytes]
     proposal: Proposal
 
-    def settings(self, model: str = MODEL_FILE, kinds: Sequence[str] = (), *, indent: str = "  ") -> str:
+    def settings(self, *, with_models: bool = True) -> str:
         """Return the keys of `policy` in sidecar.yaml, without `path`."""
-        return "".join(f"{indent}{line}\n" for line in _lines(self, model, kinds))
+        lines = _lines(self.proposal) if not with_models else (*_models(self), *_lines(self.proposal))
+        return "".join(f"  {line}\n" for line in lines)
 
 
 def read_folder(model: Path, policy: Path, map_path: Path | None, rows: str = POLICY_FILE) -> CasbinFolder:
@@ -85,17 +86,19 @@ def _ask(question: str, default: str, answers: Sequence[str]) -> str:
     return found
 
 
-def _lines(folder: CasbinFolder, model: str, kinds: Sequence[str]) -> Iterator[str]:
-    proposal = folder.proposal
-    settings, why = proposal.settings, proposal.why
-    if kinds or settings.use != 1:
-        yield "models:"
-        rows = ", ".join(map(_quoted, folder.rows))
-        use = f", use: {settings.use}" if settings.use != 1 else ""
-        for kind in kinds or [each.value for each in KINDS]:
-            yield f"  {kind}: {{model: {model}, policy: [{rows}]{use}}}"
-    else:
+def _models(folder: CasbinFolder) -> Iterator[str]:
+    use = folder.proposal.settings.use
+    if use == 1:
         yield "models: models                 # how a question is decided"
+        return
+    yield "models:"
+    rows = ", ".join(map(_quoted, folder.rows))
+    for kind in KINDS:
+        yield f"  {kind.value}: {{model: {MODEL_FILE}, policy: [{rows}], use: {use}}}"
+
+
+def _lines(proposal: Proposal) -> Iterator[str]:
+    settings, why = proposal.settings, proposal.why
     yield f"names:{' ' * 25}# our names → those of the policy; the first entry that matches counts"
     for table, about in _TABLES.items():
         entries = getattr(settings.names, table)
