@@ -7,7 +7,8 @@ pycasbin denies, as does an enforcer whose enforcement is switched off (threats 
 Roles are looked up by our own code (`RoleGraph`, `RolePaths`), which knows the roles that tokens grant; pycasbin's role
 managers keep every name that they are asked about. The functions are pycasbin's, but for those that use regular
 expressions (keyMatch2 to keyMatch5, keyGet2, keyGet3, regexMatch, globMatch): these are ours, whose time is linear in
-the texts that callers choose. A pattern that they do not take denies.
+the texts that callers choose. A pattern that they do not take denies. An attribute is one that the request has
+(`attribute_of`): where there is none, pycasbin would take `r.sub.title` for a method of Python's texts.
 
 `OwnRows` gives an engine the rows of our own models. `live` and `holds` are then told the time and the outcomes of the
 conditions by the request's context (`RowContext`).
@@ -15,6 +16,7 @@ conditions by the request's context (`RowContext`).
 
 from __future__ import annotations
 
+import ast
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -25,7 +27,7 @@ from typing import Any, Final
 import casbin
 from casbin.core_enforcer import EnforceContext
 from casbin.model import Model as CasbinModel
-from casbin.util import key_get, remove_comments
+from casbin.util import SimpleEval, key_get, remove_comments
 
 from sidecar.policy.compiler import RowTest
 from sidecar.policy.conditions import lets_match
@@ -33,6 +35,8 @@ from sidecar.policy.grammar import NONE, expires_at
 from sidecar.policy.model import Model
 from sidecar.policy.patterns import glob, globs, who
 from sidecar.policy.roles import RolePaths
+from sidecar.policy.stock.compiler import attribute_of
+from sidecar.policy.stock.expression import is_refused
 from sidecar.policy.stock.functions import COMPILED, MAX_REQUEST_PATTERNS
 from sidecar.policy.stock.model import Effect, StockModel, model_of
 from sidecar.policy.stock.row_index import Row
@@ -121,6 +125,25 @@ class CasbinEngine:
         return decision
 
 
+class _Enforcer(casbin.Enforcer):  # type: ignore[misc]
+    """pycasbin's enforcer, for which attributes are ours."""
+
+    @staticmethod
+    def _get_expression(expr: str, functions: Mapping[str, Callable[..., Any]] | None = None) -> SimpleEval:
+        expression = casbin.Enforcer._get_expression(expr, functions)
+        nodes = list(ast.walk(expression.ast_parsed_value))
+        if any(isinstance(node, ast.Attribute) for node in nodes):
+            evaluate, called = expression.nodes[ast.Attribute], {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+
+            def attribute(node: ast.Attribute) -> Any:
+                if id(node) in called or is_refused(node.attr):  # a method, or what pycasbin refuses
+                    return evaluate(node)
+                return attribute_of(expression._eval(node.value), node.attr)
+
+            expression.nodes[ast.Attribute] = attribute
+        return expression
+
+
 class _Seen:
     """The function around the matcher that collects rows: it notes the ones that match. It returns false, so that
     Casbin's effect never ends the search."""
@@ -152,7 +175,7 @@ def _enforcer(
     for name, form in model.roles.items():
         parameters = f", ({', '.join('_' * form.parameters)})" if form.parameters else ""
         made.add_def("g", name, ", ".join("_" * (2 + form.by_domain)) + parameters)
-    enforcer = casbin.Enforcer(made)
+    enforcer = _Enforcer(made)
     enforcer.logger = _SILENT
     for name in model.roles:
         manager = SimpleNamespace(has_link=roles[name])

@@ -98,7 +98,7 @@ class _MatcherCompiler:
         self._reader = reader
         self._rules: dict[str, Evaluate] = {}
         self._globals: dict[str, Any] = {
-            "__builtins__": {}, **_EVERY_FUNCTION, **roles, "_attribute": _attribute, "_method": _method,
+            "__builtins__": {}, **_EVERY_FUNCTION, **roles, "_attribute": attribute_of, "_method": _method,
             "_eval": self._eval, "_times": _times, "_plus": _plus, "_modulo": _modulo,
         }  # fmt: skip
 
@@ -292,7 +292,7 @@ def _all_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 _EVERY_FUNCTION: Mapping[str, Callable[..., Any]] = dict(_all_functions())
 
 
-def _attribute(value: Any, name: str) -> Any:
+def attribute_of(value: Any, name: str) -> Any:
     """Return an attribute of a value of the request, or of an attribute. Raises EvaluationError if there is none."""
     attributes = value.attributes if isinstance(value, Attributed) else value
     if isinstance(attributes, Mapping) and name in attributes:

@@ -38,7 +38,9 @@ OBJECTS: Final = ("obj", "object")
 ACTIONS: Final = ("act", "action")
 DOMAINS: Final = ("dom", "domain", "tenant")
 TEXTS: Final = frozenset((*SUBJECTS, *OBJECTS, *ACTIONS, *DOMAINS))
-_PREFIXES: Final = ("_", "func_")  # of attributes that simpleeval refuses
+# Attributes that simpleeval refuses
+_PREFIXES: Final = ("_", "func_")
+_REFUSED: Final = ("format", "format_map", "mro", "tb_frame", "gi_frame", "ag_frame", "cr_frame", "exec")
 
 Evaluate = Callable[[Sequence[Any], Sequence[str]], Any]
 """Takes the values of a request and of a row, in the order of their definitions. Raises EvaluationError."""
@@ -55,6 +57,11 @@ class BadExpressionError(Exception):
     def __init__(self, message: str, token: str = "", hint: str = "") -> None:
         super().__init__(message)
         self.message, self.token, self.hint = message, token, hint
+
+
+def is_refused(attribute: str) -> bool:
+    """Whether pycasbin refuses an attribute of this name."""
+    return attribute.startswith(_PREFIXES) or attribute in _REFUSED
 
 
 class Attributed(str):
@@ -392,8 +399,8 @@ class MatcherReader:
         inner = self.node(tree.value)
         if not isinstance(tree.value, ast.Name | ast.Attribute) or not inner.places or inner.columns:
             raise NotCompiledError("an attribute of something else than a value of the request is not compiled")
-        if hasattr(str, tree.attr) or tree.attr.startswith(_PREFIXES):
-            raise NotCompiledError(f"the attribute {tree.attr} is one of Python's texts")
+        if is_refused(tree.attr):
+            raise NotCompiledError(f"pycasbin refuses the attribute {tree.attr}")
         return inner._replace(tree=tree, kind=Kind.ANY, total=False, dynamic=True)
 
     def _arithmetic(self, tree: ast.BinOp) -> Part:

@@ -106,6 +106,21 @@ def test_a_model_that_is_not_compiled_decides_lists_and_opens_sessions(tmp_path:
     assert decided(asked, "user:alice", "tool:data1/", mode="session").allowed
 
 
+@pytest.mark.parametrize("by", ["compiled", "casbin", "both"])
+@pytest.mark.parametrize("rest", ["", "[r.sub][0] == r.sub && "])
+def test_an_attribute_is_never_a_method_of_pythons_texts(tmp_path: Path, by: EngineName, rest: str) -> None:
+    """`r.sub.title` of a caller without a title is an error, and not unlike `boss`."""
+    files = {
+        "policies/attributes.yaml": 'version: 1\nattributes: {"user:alice": {title: x}, "user:bob": {title: boss}}\n'
+    }
+    for name in ("title", "granted", "attributes", "name.title", "scopes.count"):
+        model = conf(f'{rest}r.sub.{name} != "boss" && r.obj == p.obj')
+        asked = engine_of(tmp_path / name, model, "p, x, data1, read\n", files, engine=by)
+        allowed = [decided(asked, f"user:{who}", "tool:data1/read").allowed for who in ("alice", "bob", "carol")]
+        assert allowed == [name == "title", False, False]
+        assert not asked.differences.counts
+
+
 def test_an_error_of_pycasbin_denies_whatever_the_effect(tmp_path: Path) -> None:
     model = conf("r.sub[p.obj] == p.sub", columns="sub, obj, act, eft", effect=DENY_OVERRIDE)
     asked = engine_of(tmp_path, model, "p, alice, data1, read, deny\n", default="allow")
