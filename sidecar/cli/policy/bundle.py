@@ -47,7 +47,11 @@ def build_(
 ) -> None:
     """Check the policy in FOLDER (policies/ and optionally models/), and pack it; with --key, sign it too."""
     try:
-        in_folder(folder).load()
+        place = in_folder(folder)
+        if not isinstance(place.models, Path):
+            hint = "put them into models/ and policies/"
+            raise CommandFailed("policy.models names files one by one, which no bundle holds", INVALID, hint=hint)
+        place.load()
         raw = build(folder, name=name, version=number, created_at=time.time() if created is None else created)
         write_whole(out, raw if key_path is None else sign(raw, signing_key_in(key_path)), mode=0o644)
     except BadArchive as bad:

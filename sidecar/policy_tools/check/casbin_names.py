@@ -47,8 +47,13 @@ class _ComparedSide:
 
     @property
     def known(self) -> set[str]:
+        found = {name for column in self.columns for name, _ in self.names_in(column)}
+        return found | {name for link in self.links for name in link}
+
+    def names_in(self, column: int) -> Iterator[tuple[str, int]]:
+        """Yield the distinct names of a column, each with its number in the rows."""
         rows = self.table.source.rows
-        return {row[column] for row in rows for column in self.columns} | {name for link in self.links for name in link}
+        return ((rows.texts[number], number) for number in set(rows.columns[column]))
 
 
 def maps_to_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -67,17 +72,15 @@ def out_of_reach(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P672: a row with a name that no caller, object or action of ours has."""
     for side in _sides(policy):
         reached = _Reached(side, policy.source.casbin.names)
-        told: set[str] = set()
-        for at, row in enumerate(side.table.source.rows):
-            for column in side.columns:
-                name = row[column]
-                if name not in told and not reached.includes(name):
-                    told.add(name)
-                    what = {"sub": "caller", "dom": "namespace", "obj": "object", "act": "action"}[side.text]
+        what = {"sub": "caller", "dom": "namespace", "obj": "object", "act": "action"}[side.text]
+        for column in side.columns:
+            for name, number in side.names_in(column):
+                if not reached.includes(name):
                     message = f"no {what} is {shown(name)} in this policy: this row decides nothing"
                     hint = f"write an entry in policy.names.{_TABLES[side.text]}, or take the row away"
-                    named = side.table.source.model.columns[column]
-                    yield PolicyFinding("P672", message, hint, side.table.rule(at), named)
+                    source = side.table.source
+                    at = source.rows.columns[column].index(number)
+                    yield PolicyFinding("P672", message, hint, side.table.rule(at), source.model.columns[column])
 
 
 def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:

@@ -23,7 +23,7 @@ from sidecar.policy import PolicySource
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import COMMON_MODEL, KINDS, POLICY, read_text
 from sidecar.policy.grammar import NONE
-from sidecar.policy.model import DOMAIN, PRIORITY, guardrail_model
+from sidecar.policy.model import DOMAIN, guardrail_model
 from sidecar.policy.stock.reading import EXPIRES_AT, LIMIT, WHEN
 from sidecar.policy_tools.rule_text import columns, place
 from sidecar.vocabulary import PermissionKind, RuleRef
@@ -110,11 +110,12 @@ def _asked(source: PolicySource) -> dict[str, object]:
 
 
 def _check(source: PolicySource, models: Path) -> None:
-    """Refuse models with priorities or domains, which need more than rows and roles."""
+    """Refuse models with domains, whose roles differ from caller to caller also in guardrails, and columns that plain
+    pycasbin does not obey."""
     faults = Faults()
     for kind, model in source.models.items():
-        if DOMAIN in (*model.request, *model.columns) or model.effect == PRIORITY:
-            hint = "only models without domains and without priority can be exported"
+        if DOMAIN in (*model.request, *model.columns):
+            hint = "only models without domains can be exported"
             faults.whole("P208", "this model cannot be exported", str(models / f"{kind.value}.conf"), hint)
     for table in source.stock.values():
         if own := [name for name in (EXPIRES_AT, LIMIT, WHEN) if name in table.source.model.columns]:

@@ -48,6 +48,10 @@ def test_one_kind_is_casbins_and_the_others_stay_ours(folder: Path) -> None:
     with_settings(folder, result.stdout)
     checked = run("check", "-c", folder / "sidecar.yaml")
     assert "1 user_to_nhi, 4 agent_to_tool rules" in checked.output, checked.output
+    exported = folder.parent / "exported"
+    assert run("policy", "export", "-c", folder / "sidecar.yaml", "--casbin", exported).exit_code == 0
+    assert (exported / "model.conf").read_text() == ROLES.model
+    assert (exported / "policy.csv").read_text() == ROLES.policy
     asked = ("policy", "explain", "-c", folder / "sidecar.yaml", "--as", "user:bob,nhi:planner")
     assert run(*asked, "--calls", "tool:data1/read").exit_code == 0
     assert run(*asked, "--calls", "tool:data1/write").exit_code == 1

@@ -20,6 +20,7 @@ from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import Principal, Question
 from tests.tables import tables
 from tests.unit.policy.world import write
+from tests.unit.policy_tools.test_casbin_export import enforce_of
 
 TABLES = tables("policy_tools/export")
 
@@ -166,22 +167,48 @@ def test_the_command_writes_the_folder_once(tmp_path: Path) -> None:
     assert json.loads(again.stdout)["rules"] == 19
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("some(where (p.eft == allow)) && !some(where (p.eft == deny))", "priority(p.eft) || deny"),
-        ("r = sub, obj, act, ctx", "r = sub, dom, obj, act, ctx"),
-    ],
-)
-def test_what_could_not_say_the_same_is_not_exported(tmp_path: Path, old: str, new: str) -> None:
-    write(tmp_path, {"policies/agent_to_tool.csv": "p, nhi:a, tool:s/t, use, -, -, -, allow\n"})
+def with_models(folder: Path, old: str, new: str) -> None:
     models = {path.name: path.read_text() for path in MODELS.iterdir()}
     assert all(old in text for text in models.values())
-    write(tmp_path / "models", {name: text.replace(old, new) for name, text in models.items()})
+    write(folder / "models", {name: text.replace(old, new) for name, text in models.items()})
+
+
+def test_what_could_not_say_the_same_is_not_exported(tmp_path: Path) -> None:
+    write(tmp_path, {"policies/agent_to_tool.csv": "p, nhi:a, tool:s/t, use, -, -, -, allow\n"})
+    with_models(tmp_path, "r = sub, obj, act, ctx", "r = sub, dom, obj, act, ctx")
     done = exported("--casbin", tmp_path / "out", "-c", tmp_path / "sidecar.yaml")
     assert done.exit_code == 3
     assert "agent_to_tool.conf: error[P208]: this model cannot be exported" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_under_priority_rows_keep_their_order(tmp_path: Path) -> None:
+    rows = [
+        "p, nhi:a, tool:s/t*, use, -, -, -, allow\n",
+        "p, *, tool:s/t2, use, -, -, -, deny\n",
+        "p, nhi:b, tool:s/*, use, 2026-01-01T00:00:00Z, -, -, deny\n",
+        "p, nhi:b, tool:s/*, use, -, -, -, allow\n",
+    ]
+    with_models(tmp_path, "some(where (p.eft == allow)) && !some(where (p.eft == deny))", "priority(p.eft) || deny")
+    asked: list[dict[str, Any]] = [
+        {"chain": [name], "obj": f"tool:s/{tool}", "act": "tools/call", "now_s": NOW}
+        for name, tool in itertools.product(("nhi:a", "nhi:b", "nhi:c"), ("t1", "t2", "x"))
+    ]
+    answers = set()
+    for number, order in enumerate(itertools.permutations(rows)):
+        write(tmp_path, {"policies/agent_to_tool.csv": "".join(order)})
+        source, out = load_policy(tmp_path / "models", tmp_path / "policies"), tmp_path / str(number)
+        out.mkdir()
+        for name, raw in export(source, tmp_path / "models").files.items():
+            (out / name).write_bytes(raw)
+        engine, decide = Engine(source), enforce_of(out)
+        ours = []
+        for one in asked:
+            decision = engine.decide((Principal(one["chain"][0]),), question(one["obj"], one["act"], {}, {}), NOW)
+            assert decide(**one)[0][4] is decision.allowed, (order, one)
+            ours.append(decision.allowed)
+        answers.add(tuple(ours))
+    assert len(answers) > 3
 
 
 def test_a_model_in_another_order_is_asked_in_its_order(tmp_path: Path) -> None:

@@ -51,3 +51,14 @@ def test_what_is_no_key_or_no_bundle_is_told_so(folder: Path) -> None:
     assert run("policy", "bundle", "sign", bundle, "--key", folder / "signing-key.pem").exit_code == 3
     assert run("policy", "bundle", "sign", bundle, "--key", folder / "jwks.json").exit_code == 2
     assert run("policy", "bundle", "sign", folder / "none", "--key", folder / "signing-key.pem").exit_code == 2
+
+
+def test_files_that_the_settings_name_are_in_no_bundle(tmp_path: Path) -> None:
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "sidecar.yaml").write_text(
+        "policy: {models: {agent_to_tool: {model: casbin/m.conf, policy: [casbin/p.csv]}}}\n"
+    )
+    failed = run("policy", "bundle", "build", tmp_path, "--version", 1, "-o", tmp_path / "b.tar.gz")
+    assert failed.exit_code == 3
+    assert "policy.models names files one by one, which no bundle holds" in failed.output
+    assert not (tmp_path / "b.tar.gz").exists()
