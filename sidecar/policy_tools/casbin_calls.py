@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from sidecar.policy import PolicySource
 from sidecar.policy.link_decision import ASKED
-from sidecar.policy.stock.expression import ACTIONS, DOMAINS, OBJECTS, SUBJECTS
+from sidecar.policy.stock.expression import place_of
 from sidecar.policy.stock.names import NameTable, ObjectName
 from sidecar.policy.stock.request import name_map
 from sidecar.policy.stock.table import StockTable
@@ -54,10 +54,8 @@ class RowCalls:
     def __init__(self, table: StockTable, names: CasbinNames) -> None:
         self.table = table
         columns = table.source.model.columns
-        self._sub, self._dom, self._obj, self._act = (
-            next((at for at, name in enumerate(columns) if name in known), None)
-            for known in (SUBJECTS, DOMAINS, OBJECTS, ACTIONS)
-        )
+        self._sub, self._dom = place_of("sub", columns), place_of("dom", columns)
+        self._obj, self._act = place_of("obj", columns), place_of("act", columns)
         tables = name_map(names)
         self._subjects = _Inverse(names.subjects, tables.subjects)
         self._objects = _Inverse(names.objects, tables.objects)

@@ -7,7 +7,7 @@ the local listener is in the policy, which tools stand for its objects and actio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from sidecar.policy.files import KINDS, read_text
 from sidecar.policy.grammar import NONE
 from sidecar.policy.model import model_entries
 from sidecar.policy.source import load_policy
-from sidecar.policy.stock.expression import ACTIONS, DOMAINS, OBJECTS, SUBJECTS, TEXTS
+from sidecar.policy.stock.expression import Text, place_of, text_fields
 from sidecar.policy.stock.model import BadModelError, StockModel, model_of
 from sidecar.policy.stock.reading import RowLine, path_of
 from sidecar.policy.stock.row_index import Row
@@ -58,14 +58,14 @@ class CasbinProgram:
     rows: Sequence[Row]
     links: Mapping[str, Sequence[Row]]
 
-    def column(self, names: Iterable[str]) -> list[str]:
-        """Return the distinct values of the first column with one of these names, in order."""
-        place = next((at for at, column in enumerate(self.model.columns) if column in names), None)
+    def column(self, text: Text) -> list[str]:
+        """Return the distinct values of a column, in order."""
+        place = place_of(text, self.model.columns)
         return [] if place is None else list(dict.fromkeys(row[place] for row in self.rows if place < len(row)))
 
-    def field(self, names: Iterable[str]) -> str:
-        """Return the field of a request with one of these names; "" if there is none."""
-        return next((name for name in self.model.request if name in names), "")
+    def asks(self, text: Text) -> bool:
+        """Whether a request has a field that is this text."""
+        return text in text_fields(self.model.request).values()
 
     @property
     def roles(self) -> frozenset[str]:
@@ -76,7 +76,7 @@ class CasbinProgram:
         texts = (text for row in self.rows for text in row)
         found: dict[str, list[str]] = {"principal": [], "object": []}
         for name, attribute in attributes_read(self.model, texts):
-            side = "principal" if name in SUBJECTS else "object" if name in OBJECTS else ""
+            side = {"sub": "principal", "obj": "object"}.get(text_fields(self.model.request).get(name, ""), "")
             if side and attribute not in found[side]:
                 found[side].append(attribute)
         return found
@@ -162,7 +162,7 @@ class _Proposing:
         read = program.attributes()
         for name in program.model.request:
             side, _, attribute = (path_of(name, settings) or "").partition(".")
-            if name not in TEXTS and side in read and attribute not in read[side]:
+            if name not in text_fields(program.model.request) and side in read and attribute not in read[side]:
                 read[side].append(attribute)
         if any(read.values()):
             told = [f"{side}.{name}" for side, found in read.items() for name in found]
@@ -182,7 +182,7 @@ class _Proposing:
             tables["subjects"] = self._subjects(subject)
         else:
             tables["subjects"] = {"user:*": "*", "nhi:*": "*"}
-        if "domains" in said or not self.program.field(DOMAINS) or not domain:
+        if "domains" in said or not self.program.asks("dom") or not domain:
             tables["domains"] = self.given.names.domains
         else:
             tables["domains"] = {NONE: domain, "*": "*"}
@@ -202,8 +202,8 @@ class _Proposing:
         pairs = [pair for pair in pairs if not any(map(_PATTERN.search, pair))]
         subject, domain = next(iter(pairs), ("", ""))
         if not domain:
-            domain = next((name for name in program.column(DOMAINS) if not _PATTERN.search(name)), "")
-        if self.ask is None or "subjects" in self.given.names.model_fields_set or not program.field(SUBJECTS):
+            domain = next((name for name in program.column("dom") if not _PATTERN.search(name)), "")
+        if self.ask is None or "subjects" in self.given.names.model_fields_set or not program.asks("sub"):
             return subject, domain
         known = list(dict.fromkeys(name for name, _ in pairs))
         asked = f"The local listener calls as {PLANNER}. Who is that in the policy"
@@ -212,7 +212,7 @@ class _Proposing:
     def _pairs(self) -> Iterator[tuple[str, str]]:
         """Yield the subjects of rows, then the members of roles, each with its domain."""
         columns, form = self.program.model.columns, self.program.model.roles.get("g")
-        sub, dom = (next((at for at, name in enumerate(columns) if name in said), None) for said in (SUBJECTS, DOMAINS))
+        sub, dom = place_of("sub", columns), place_of("dom", columns)
         for row in self.program.rows:
             if sub is not None and len(row) == len(columns):
                 yield row[sub], row[dom] if dom is not None else ""
@@ -223,12 +223,12 @@ class _Proposing:
         """An entry for each domain keeps `user:d1/a/b` apart from `user:b`."""
         self.notes.append(f"{PLANNER}, the caller at the local listener, is {subject} in this policy")
         self.why["subjects"] = f"who {PLANNER} is was assumed: the first subject of the rows that is no role"
-        domains = self.program.column(DOMAINS) if self.program.field(DOMAINS) else []
+        domains = self.program.column("dom") if self.program.asks("dom") else []
         plain = [name for name in domains if not _PATTERN.search(name)][:MAX_DOMAINS]
         return {PLANNER: subject, **{f"user:{name}/*": "*" for name in plain}, "user:*": "*"}
 
     def _objects(self) -> tuple[dict[str, str | ObjectTarget], list[str]]:
-        objects, with_action = self._known_objects(), bool(self.program.field(ACTIONS))
+        objects, with_action = self._known_objects(), self.program.asks("act")
         servers = {_slug(name): name for name in objects}
         plain = not any(map(_PATTERN.search, objects)) and all(servers) and len(servers) == len(objects)
         if objects and plain and len(objects) <= MAX_SERVERS:
@@ -242,7 +242,7 @@ class _Proposing:
         if not with_action:
             self.why["objects"] = "the tool's name is the object"
             return {f"tool:{EXAMPLE}/*": obj}, [EXAMPLE]
-        if not self.program.field(OBJECTS):
+        if not self.program.asks("obj"):
             self.why["objects"] = "the tool's name is the action"
             return {f"tool:{EXAMPLE}/*": ObjectTarget(obj="*", act="*")}, [EXAMPLE]
         called = "data/1/GET is /data/1 and GET" if obj == "/*" else "data1/read is data1 and read"
@@ -252,9 +252,11 @@ class _Proposing:
     def _known_objects(self) -> list[str]:
         """Return the objects of the rows; where they have roles, the members of these instead of the roles."""
         program, letter = self.program, f"r{self.program.model.suffix}"
-        found = program.column(OBJECTS)
+        found = program.column("obj")
+        fields = text_fields(program.model.request)
+        obj = next((name for name, text in fields.items() if text == "obj"), "obj")
         for key in program.model.roles:
-            if key != "g" and re.search(rf"\b{key}\(\s*{letter}\.({'|'.join(OBJECTS)})\b", program.model.matcher):
+            if key != "g" and re.search(rf"\b{key}\(\s*{letter}\.{obj}\b", program.model.matcher):
                 roles = {link[1] for link in program.links[key]}
                 members = [link[0] for link in program.links[key]]
                 found = list(dict.fromkeys(name for name in (*found, *members) if name not in roles))
@@ -301,11 +303,11 @@ class _Proposing:
     def _request(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for name in self.program.model.request:
-            if name in TEXTS or path_of(name, self.given) is not None:
+            if name in text_fields(self.program.model.request) or path_of(name, self.given) is not None:
                 continue
             side, _, attribute = name.partition("_")
-            of = "object" if side in OBJECTS else "principal"
-            found[name] = f"{of}.{attribute}" if attribute and side in (*SUBJECTS, *OBJECTS) else f"principal.{name}"
+            of = {"subject": "principal", "user": "principal", "object": "object"}.get(side)
+            found[name] = f"{of}.{attribute}" if attribute and of else f"principal.{name}"
             self.why[f"request.{name}"] = "assumed"
         if found:
             told = [f"r.{name} is {path}" for name, path in found.items()]
@@ -324,11 +326,11 @@ class _Proposing:
 
     def _example(self, settings: CasbinMap) -> str:
         """Return a call that the first object's name suggests; "" if the names are somebody's own."""
-        if self.given.names.model_fields_set or not self.program.field(SUBJECTS):
+        if self.given.names.model_fields_set or not self.program.asks("sub"):
             return ""
         subject = settings.names.subjects.get(PLANNER, "")
         obj = next((name for name in self._known_objects() if not _PATTERN.search(name.lstrip("/"))), "")
-        act = next((name for name in self.program.column(ACTIONS) if not _PATTERN.search(name)), "")
+        act = next((name for name in self.program.column("act") if not _PATTERN.search(name)), "")
         server = next(iter(settings.names.objects)).removeprefix("tool:").partition("/")[0]
         if not subject or not obj or not act:
             return ""

@@ -11,11 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from sidecar.policy.conditions import ConditionContext
 from sidecar.policy.roles import PolicySubject
-from sidecar.policy.stock.expression import ColumnTest, EvaluationError
+from sidecar.policy.stock.expression import ColumnTest, EvaluationError, text_fields
 from sidecar.policy.stock.functions import FUNCTIONS, BadPatternError, BadValueError
 from sidecar.policy.stock.model import StockModel
 from sidecar.policy.stock.policy import StockPolicy
-from sidecar.policy.stock.request import text_of
 from sidecar.policy_tools.nearest_rules import MOST, Misfit, NearestRule
 from sidecar.vocabulary import Link, RuleRef
 
@@ -104,7 +103,7 @@ class CasbinTrace:
         for test in self._tests():
             graph = self._policy.decider.rules.roles.get(test.function)
             name = self._model.request[test.place]
-            if graph is None or not self._values or text_of(name) != side:
+            if graph is None or not self._values or text_fields(self._model.request).get(name) != side:
                 continue
             value, domain = self._values[test.place], self._domain(test)
             try:

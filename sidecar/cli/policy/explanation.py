@@ -8,7 +8,7 @@ import orjson
 
 from sidecar.errors import visible
 from sidecar.limits.amounts import in_units
-from sidecar.policy.stock.request import text_of
+from sidecar.policy.stock.expression import text_fields
 from sidecar.policy_tools.audit_records import RecordedQuestion
 from sidecar.policy_tools.casbin_trace import CasbinRequest
 from sidecar.policy_tools.explain import ChargedLimit, Explanation, Ground, Traced
@@ -101,7 +101,8 @@ def _asked(asked: CasbinRequest) -> Iterator[str]:
 
 def _names_in(asked: CasbinRequest) -> tuple[str, str]:
     """Return the subject and the object of a request as the policy has them."""
-    found = {text_of(field): str(value) for field, value in asked.values.items()}
+    fields = text_fields(tuple(asked.values))
+    found = {fields.get(field, ""): str(value) for field, value in asked.values.items()}
     return found.get("sub", ""), found.get("obj", "")
 
 

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NamedTuple, Self
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from sidecar.policy.expression import parsed
 from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, TEXT_FUNCTIONS, BadPatternError
@@ -33,17 +34,36 @@ from sidecar.settings.validation_errors import did_you_mean
 MAX_EXPRESSION_CHARS: Final = 32_768
 MAX_DEPTH: Final = 60  # of nested parts and brackets
 # The values of a request that are texts; all others are attributes, of any type.
-SUBJECTS: Final = ("sub", "subject", "user")
-OBJECTS: Final = ("obj", "object")
-ACTIONS: Final = ("act", "action")
-DOMAINS: Final = ("dom", "domain", "tenant")
-TEXTS: Final = frozenset((*SUBJECTS, *OBJECTS, *ACTIONS, *DOMAINS))
+Text = Literal["sub", "dom", "obj", "act"]
+_WORDS: Final[Mapping[Text, Sequence[Sequence[str]]]] = {  # those of one list before those of the next
+    "sub": (("sub", "subject", "user"), ("username", "user_id", "caller", "principal")),
+    "dom": (("dom", "domain", "tenant"), ("org", "organization", "namespace")),
+    "obj": (("obj", "object"), ("resource", "res", "path", "url", "uri", "data", "thing")),
+    "act": (("act", "action"), ("method", "verb", "operation", "op", "permission", "perm")),
+}
 # Attributes that simpleeval refuses
 _PREFIXES: Final = ("_", "func_")
 _REFUSED: Final = ("format", "format_map", "mro", "tb_frame", "gi_frame", "ag_frame", "cr_frame", "exec")
 
 Evaluate = Callable[[Sequence[Any], Sequence[str]], Any]
 """Takes the values of a request and of a row, in the order of their definitions. Raises EvaluationError."""
+
+
+@lru_cache
+def text_fields(fields: tuple[str, ...]) -> Mapping[str, Text]:
+    """Return which fields of a request, or columns, are the subject, the domain, the object and the action: for each,
+    the first that has a usual name."""
+    found: dict[str, Text] = {}
+    for text, lists in _WORDS.items():
+        name = next((name for words in lists for name in fields if name in words), None)
+        if name is not None:
+            found[name] = text
+    return found
+
+
+def place_of(text: Text, fields: tuple[str, ...]) -> int | None:
+    """Return the position of the field or column that is a text; None if none is."""
+    return next((at for at, name in enumerate(fields) if text_fields(fields).get(name) == text), None)
 
 
 class EvaluationError(Exception):
@@ -388,7 +408,7 @@ class MatcherReader:
 
     def _name(self, tree: ast.Name, name: str) -> Part:
         if (place := self._places.get(name)) is not None:
-            is_text = self.names.request[place] in TEXTS
+            is_text = self.names.request[place] in text_fields(self.names.request)
             kind = Kind.TEXT if is_text else Kind.ANY
             return Part(tree, kind, dynamic=not is_text, places=frozenset({place}))
         if (column := self._columns.get(name)) is not None:

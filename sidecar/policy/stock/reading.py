@@ -22,7 +22,7 @@ from sidecar.policy.grammar import Wrong
 from sidecar.policy.model import ModelEntry
 from sidecar.policy.rows import MAX_LINE_CHARS, hidden_character
 from sidecar.policy.stock.compiler import read_expression, uncompiled_rule
-from sidecar.policy.stock.expression import TEXTS, BadExpressionError
+from sidecar.policy.stock.expression import BadExpressionError, text_fields
 from sidecar.policy.stock.functions import COMPILED, FUNCTIONS, BadPatternError, time_match
 from sidecar.policy.stock.model import BadModelError, StockModel, definitions_of, model_of
 from sidecar.policy.stock.roles import RoleOptions, checked
@@ -329,7 +329,7 @@ def stock_model(
             hint = f"write {key} = _, _, (_, _), or remove policy.roles.{key}.condition"
             entries[key].refuse("P202", "a condition without parameters", hint)
     for name in model.request:
-        if name not in TEXTS and path_of(name, settings) is None:
+        if name not in text_fields(model.request) and path_of(name, settings) is None:
             entries[f"r{suffix}"].refuse(
                 "P202",
                 f"nothing says what r.{name} is",

@@ -16,7 +16,7 @@ from sidecar.policy.conditions import ConditionContext
 from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.roles import PolicySubject
 from sidecar.policy.similar_keys import read_of
-from sidecar.policy.stock.expression import ACTIONS, DOMAINS, OBJECTS, SUBJECTS, Attributed, EvaluationError
+from sidecar.policy.stock.expression import Attributed, EvaluationError, text_fields
 from sidecar.policy.stock.names import NameMap, NameTable, ObjectName
 from sidecar.policy.stock.reading import StockSource, path_of
 from sidecar.policy.stock.roles import RequestCaller
@@ -48,13 +48,14 @@ class CasbinRequests:
         request = source.model.request
         self._names, self._attributes = name_map(settings.names), attributes
         self._roles = frozenset(link[1] for link in source.links.get("g", ()))
-        self._texts = [text_of(name) for name in request]
+        fields = text_fields(request)
+        self._texts = [fields.get(name, "") for name in request]
         self._paths = [
             None if text else path_of(name, settings) for name, text in zip(request, self._texts, strict=True)
         ]
         given = [(*key.partition("."), path) for key, path in settings.request.items()]
         self._given = {
-            text: {attribute: path for field, dot, attribute, path in given if dot and text_of(field) == text}
+            text: {attribute: path for field, dot, attribute, path in given if dot and fields.get(field) == text}
             for text in ("sub", "obj")
         }
         used = [path for path in self._paths if path] + [path for one in self._given.values() for path in one.values()]
@@ -189,14 +190,6 @@ def _there(path: str, value: Any) -> Any:
     if value is _MISSING:
         raise EvaluationError(f"there is no {path}")
     return value
-
-
-def text_of(field: str) -> str:
-    """Return which of the four names a field of a request is; "" if it is another value."""
-    for text, names in (("sub", SUBJECTS), ("dom", DOMAINS), ("obj", OBJECTS), ("act", ACTIONS)):
-        if field in names:
-            return text
-    return ""
 
 
 def name_map(names: CasbinNames) -> NameMap:

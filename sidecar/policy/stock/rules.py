@@ -13,7 +13,7 @@ from itertools import groupby, islice
 from typing import Any, Final, NamedTuple
 
 from sidecar.policy.stock.compiler import read_expression
-from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS, EvaluationError, Expression
+from sidecar.policy.stock.expression import EvaluationError, Expression, place_of
 from sidecar.policy.stock.model import Effect, StockModel, definitions_of
 from sidecar.policy.stock.roles import PLAIN_ROLES, RoleOptions, role_graphs
 from sidecar.policy.stock.row_index import AlternativeIndex, CompactRows, IndexBuilder, IndexSearch, Row
@@ -38,7 +38,7 @@ def index_of_rules(model: StockModel, rows: CompactRows, options: Mapping[str, R
     """Build the index of rows that are in the order in which they are tried. It can be pickled. Raises
     BadExpressionError."""
     plain = [key for key in model.roles if options.get(key, PLAIN_ROLES).match is None]
-    subject = next((at for at, name in enumerate(model.request) if name in SUBJECTS), None)
+    subject = place_of("sub", model.request)
     expression = read_expression(model.matcher, definitions_of(model), {})
     builder = IndexBuilder(rows, plain, subject)
     return tuple(map(builder.index, expression.alternatives))
@@ -77,8 +77,8 @@ class Rules:
         ]
         every = self.expression.alternatives if self.expression.total else ()
         self._asked = [one.asked for one in every if one.is_asked and one.asked is not None]
-        later = (*OBJECTS, *ACTIONS)
-        self._unknown = frozenset(at for at, name in enumerate(model.request) if name in later)
+        later = (place_of("obj", model.request), place_of("act", model.request))
+        self._unknown = frozenset(at for at in later if at is not None)
 
     def decide(self, request: Sequence[Any]) -> RowsDecision:
         """Decide one request, its values in the order of the model's definition."""

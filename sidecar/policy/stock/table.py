@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 
 from sidecar.policy.grammar import NONE, expires_at
-from sidecar.policy.stock.expression import ACTIONS, OBJECTS, SUBJECTS
+from sidecar.policy.stock.expression import place_of
 from sidecar.policy.stock.reading import EFFECT, EXPIRES_AT, LIMIT, WHEN, StockSource
 from sidecar.policy.table import MAX_RULES_KEPT, content_id
 from sidecar.vocabulary import PermissionKind, RuleRef
@@ -20,10 +20,7 @@ class StockTable:
         self.kind, self.source = kind, source
         self.digest = sha256(source.model.matcher.encode()).hexdigest()
         columns = source.model.columns
-        self._sub, self._obj, self._act = (
-            next((at for at, name in enumerate(columns) if name in known), None)
-            for known in (SUBJECTS, OBJECTS, ACTIONS)
-        )
+        self._sub, self._obj, self._act = place_of("sub", columns), place_of("obj", columns), place_of("act", columns)
         self._places = {name: columns.index(name) for name in (EXPIRES_AT, LIMIT, WHEN, EFFECT) if name in columns}
         self._rules: dict[int, RuleRef] = {}
 

@@ -14,10 +14,9 @@ from typing import Final
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy.stock.compiler import read_expression
-from sidecar.policy.stock.expression import BadExpressionError, ColumnTest
+from sidecar.policy.stock.expression import BadExpressionError, ColumnTest, text_fields
 from sidecar.policy.stock.model import definitions_of
 from sidecar.policy.stock.reading import StockSource
-from sidecar.policy.stock.request import text_of
 from sidecar.policy.stock.table import StockTable
 from sidecar.policy_tools.catalogue import server_of
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
@@ -117,7 +116,7 @@ def _sides_of(table: StockTable, settings: CasbinSettings) -> Iterator[_Compared
     if expression.foreign or expression.rules or not tests:
         return
     for place, field in enumerate(model.request):
-        text = text_of(field)
+        text = text_fields(model.request).get(field, "")
         compared = [test for test in tests if test.place == place]
         domains = [test for test in tests if test.domain == place]
         read = re.findall(rf"\br{model.suffix}\.{re.escape(field)}\b", model.matcher)

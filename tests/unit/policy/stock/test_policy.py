@@ -248,3 +248,22 @@ def test_a_matcher_that_looks_no_row_up_is_told_with_its_cost(tmp_path: Path) ->
         "P206",
         "no part can be looked up: each question walks 500 rows, some 1.0 ms",
     )
+
+
+@pytest.mark.parametrize(
+    "fields", ["user, thing, action", "sub, path, method", "username, resource, operation", "subject, url, verb"]
+)
+def test_the_usual_names_of_fields_are_known(tmp_path: Path, fields: str) -> None:
+    one, two, three = fields.split(", ")
+    matcher = f"r.{one} == p.{one} && r.{two} == p.{two} && r.{three} == p.{three}"
+    engine = engine_of(tmp_path, conf(matcher, request=fields, columns=fields), "p, alice, data1, read\n")
+    answer = decided(engine, "user:alice", "tool:data1/read")
+    assert answer.allowed and answer.links[0].rules[0].object == "data1"
+    assert not decided(engine, "user:alice", "tool:data1/write").allowed
+
+
+def test_a_second_field_of_the_same_meaning_has_to_be_explained(tmp_path: Path) -> None:
+    model = conf("r.obj == p.obj && r.path == p.obj", request="sub, obj, act, path")
+    with pytest.raises(PolicyError) as refused:
+        engine_of(tmp_path, model, "p, alice, data1, read\n")
+    assert [(fault.code, fault.message) for fault in refused.value.faults] == [("P202", "nothing says what r.path is")]

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from sidecar.cli import main
 from sidecar.policy import Engine
 from sidecar.policy.grammar import NONE
-from sidecar.policy.stock.expression import ACTIONS, DOMAINS, OBJECTS, SUBJECTS
+from sidecar.policy.stock.expression import Text, text_fields
 from sidecar.policy_tools.audit_records import question_of
 from sidecar.policy_tools.policy_location import configured
 from sidecar.vocabulary import Principal, Question
@@ -86,8 +86,8 @@ def _map(setup: Setup) -> tuple[dict[str, Any], dict[str, Any]]:
     for drawn in _every(setup):
         values = dict(zip(fields_of(setup), zip(drawn, setup.values, strict=True), strict=True))
         person, thing = _name("principal", values), _name("object", values)
-        subjects[person] = _text(values, SUBJECTS)
-        objects[thing] = {"obj": _text(values, OBJECTS), "act": _text(values, ACTIONS)}
+        subjects[person] = _text(values, "sub")
+        objects[thing] = {"obj": _text(values, "obj"), "act": _text(values, "act")}
         for name, side in ((person, "principal"), (thing, "object")):
             for field, (at, known) in values.items():
                 value, (head, _, attribute) = known[at], field.partition("_")
@@ -102,15 +102,16 @@ def _every(setup: Setup) -> Iterator[Drawn]:
     return product(*values_of(setup))
 
 
-def _text(values: dict[str, tuple[int, Sequence[Any]]], names: Sequence[str]) -> str:
-    return next((str(known[at]) for field, (at, known) in values.items() if field in names), NONE)
+def _text(values: dict[str, tuple[int, Sequence[Any]]], text: Text) -> str:
+    fields = text_fields(tuple(values))
+    return next((str(known[at]) for field, (at, known) in values.items() if fields.get(field) == text), NONE)
 
 
 def _name(side: str, values: dict[str, tuple[int, Sequence[Any]]]) -> str:
     """`user:d1/x3-0` or `tool:x/1-2`, of the positions of what belongs to that side."""
     own = [at for field, (at, _) in values.items() if _SIDES.get(field.partition("_")[0]) == side]
     if side == "principal":
-        domain = _text(values, DOMAINS)
+        domain = _text(values, "dom")
         return f"user:{'' if domain == NONE else domain + '/'}x{'-'.join(map(str, own))}"
-    own += [at for field, (at, _) in values.items() if field in ACTIONS]
+    own += [at for field, (at, _) in values.items() if text_fields(tuple(values)).get(field) == "act"]
     return f"tool:x/{'-'.join(map(str, own))}"
