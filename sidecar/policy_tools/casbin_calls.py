@@ -20,6 +20,7 @@ from sidecar.policy_tools.catalogue import ACTION_ON
 from sidecar.settings.policy import CasbinNames, ObjectTarget
 from sidecar.vocabulary import PermissionKind, RuleRef
 
+MAX_ROWS: Final = 100_000  # whose objects are sought
 ANY: Final = "x"  # what a wildcard matches that the row says nothing about
 _CAPTURE: Final = re.compile(r"\*([1-9]?)")
 
@@ -72,8 +73,8 @@ class RowCalls:
         return RowCall(subject, obj, action) if subject and obj else None
 
     def objects(self) -> Iterator[str]:
-        """Yield the objects of ours that rows are about, some more than once."""
-        found = (self._object(row)[0] for row in range(len(self.table)))
+        """Yield the objects of ours that rows are about, up to a bound, some more than once."""
+        found = (self._object(row)[0] for row in range(min(len(self.table), MAX_ROWS)))
         return (name for name in found if name)
 
     def _subject(self, row: int) -> str:

@@ -25,13 +25,15 @@ UNITS: Final = 1e6
 
 class CasbinRequest(NamedTuple):
     """The request that a link became: its values by field, and the attributes that the policy reads of them, None for
-    one that is not there. `unnamed` says why there is no request; `failed` why its evaluation failed."""
+    one that is not there. `unnamed` says why there is no request; `failed` why its evaluation failed. With `compares`
+    the matcher has tests of single columns, by which rows come near."""
 
     model: str
     values: Mapping[str, Any]
     attributes: Mapping[str, Any]
     unnamed: str = ""
     failed: str = ""
+    compares: bool = True
 
 
 class CasbinTrace:
@@ -57,7 +59,8 @@ class CasbinTrace:
                 self._evaluate(link, scene)
         asked = {} if unnamed else self._asked(subject if server else None)
         attributes = {} if server or scene is None else self._attributes()
-        self.request = CasbinRequest(policy.table.source.file, asked, attributes, unnamed, self.failed)
+        compares = any(True for _ in self._tests())
+        self.request = CasbinRequest(policy.table.source.file, asked, attributes, unnamed, self.failed, compares)
 
     def _unopened(self, subject: PolicySubject, server: str) -> str:
         reader = self._policy.reader

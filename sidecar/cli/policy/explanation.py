@@ -76,9 +76,8 @@ def _link(number: int, traced: Traced, found: Explanation) -> Iterator[str]:
         yield from (f"    {at} = {f'digest {value}' if recorded else _shown(value)}" for at, value in ran.read.items())
     if asked is not None and asked.failed:
         yield f"  the evaluation failed, and so it is denied: {asked.failed}"
-    if not link.allowed and not traced.grounds and not (asked is not None and (asked.unnamed or asked.failed)):
-        rows = "rules" if asked is None else "rows"
-        yield f"  nearest {rows}" if traced.near else f"  no {rows[:-1]} comes near"
+    if not link.allowed and not traced.grounds:
+        yield from _near_head(traced)
     for near, text in traced.near:
         yield f"    {near.rule.id}  {_where(near.rule)}"
         yield f"      {text}"
@@ -87,6 +86,16 @@ def _link(number: int, traced: Traced, found: Explanation) -> Iterator[str]:
         for misfit in near.misfits:
             what = misfit.said if misfit.part == "shadow" else f"{misfit.part} does not fit: {misfit.said}"
             yield f"      {what}" + (f"  ({misfit.hint})" if misfit.hint else "")
+
+
+def _near_head(traced: Traced) -> Iterator[str]:
+    asked = traced.casbin
+    if asked is None:
+        yield "  nearest rules" if traced.near else "  no rule comes near"
+    elif not (asked.compares or asked.unnamed or asked.failed):
+        yield "  rows are not compared with the request: no test of the matcher that is compiled is about one column"
+    elif not (asked.unnamed or asked.failed):
+        yield "  nearest rows" if traced.near else "  no row comes near"
 
 
 def _asked(asked: CasbinRequest) -> Iterator[str]:
@@ -241,7 +250,7 @@ def _link_data(traced: Traced) -> dict[str, Any]:
 
 
 def _casbin_data(asked: CasbinRequest) -> dict[str, Any]:
-    said = {"unnamed": asked.unnamed or None, "failed": asked.failed or None}
+    said = {"unnamed": asked.unnamed or None, "failed": asked.failed or None, "compares": asked.compares}
     return {"model": asked.model, "request": _plain(asked.values), "attributes": _plain(asked.attributes), **said}
 
 

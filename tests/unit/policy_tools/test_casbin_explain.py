@@ -138,6 +138,7 @@ def test_attributes_and_failures_are_told(write: Callable[..., None]) -> None:
         "attributes": {"sub.Age": None, "sub.Role": None},
         "unnamed": None,
         "failed": "there is no attribute Age",
+        "compares": False,
     }
 
 
@@ -149,6 +150,19 @@ def test_what_no_column_decides_is_told_as_the_rest(write: Callable[..., None]) 
     )
     lines = explain("--as", "user:bob", "--calls", "tool:data1/read")
     assert lines[-2:] == ["      p, data1", "      the rest of the matcher does not hold"]
+
+
+def test_without_tests_of_columns_no_row_is_near(write: Callable[..., None]) -> None:
+    write(conf("r.sub.Age > 18 && r.obj == p.obj", columns="obj"), "p, data2\n", '{"user:*": {Age: 3}}')
+    assert explain("--as", "user:bob", "--calls", "tool:data1/read")[-1] == (
+        "  rows are not compared with the request: no test of the matcher that is compiled is about one column"
+    )
+
+
+def test_the_way_of_an_object_through_its_roles(write: Callable[..., None]) -> None:
+    write(SETUPS["resource roles"].model, SETUPS["resource roles"].policy)
+    lines = explain("--as", "nhi:planner", "--calls", "tool:data2/write")
+    assert lines[-2:] == ["    role: alice → group_admin", "    set: data2 → group"]
 
 
 def test_a_session_opens_for_a_caller_with_a_row(write: Callable[..., None]) -> None:
