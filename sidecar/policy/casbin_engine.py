@@ -27,7 +27,7 @@ from typing import Any, Final
 import casbin
 from casbin.core_enforcer import EnforceContext
 from casbin.model import Model as CasbinModel
-from casbin.util import SimpleEval, key_get, remove_comments
+from casbin.util import SimpleEval, key_get
 
 from sidecar.policy.compiler import RowTest
 from sidecar.policy.conditions import lets_match
@@ -76,15 +76,14 @@ class CasbinEngine:
         self._numbers = {id(row): at for at, row in enumerate(every)}
         self._effect = model.effect
         self._word = model.columns.index("eft") if "eft" in model.columns else None
-        self._has_rows, self._is_asked = bool(every), bool(every) or not reads_rows
+        self._has_rows, self._is_asked = bool(every), bool(deciding) or not reads_rows
         kept = len(every) + MAX_REQUEST_PATTERNS
         ours = {name: _function(COMPILED[name], kept) for name in _PATTERNS}
         self._enforcer = _enforcer(model, roles, {"keyGet": key_get, "who": who, **ours, **functions})
         parts = self._enforcer.model
         parts["p"][f"p{suffix}"].policy = deciding
         parts["p"][_EVERY] = SimpleNamespace(tokens=parts["p"][f"p{suffix}"].tokens, policy=every)
-        matcher = parts["m"][f"m{suffix}"].value
-        parts["m"][_EVERY] = SimpleNamespace(value=f"seen(({remove_comments(matcher)}))")
+        parts["m"][_EVERY] = SimpleNamespace(value=f"seen(({parts['m'][f'm{suffix}'].value}))")
         self._own = EnforceContext(f"r{suffix}", f"p{suffix}", "e", f"m{suffix}")
         self._collecting = EnforceContext(f"r{suffix}", _EVERY, "e", _EVERY)
         self._lock = Lock()  # `seen` is replaced for each request
@@ -92,7 +91,7 @@ class CasbinEngine:
     def decide(self, request: Sequence[Any]) -> RowsDecision:
         """Decide one request, its values in the order of the model's definition."""
         if not self._is_asked:  # with no rows, Casbin evaluates the matcher over empty texts (threats K1)
-            return RowsDecision(False)
+            return RowsDecision(self._effect.allows_by_default)
         try:
             with self._lock:
                 allowed, row = self._enforced(self._own, request)

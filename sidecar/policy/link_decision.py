@@ -221,15 +221,13 @@ class KindPolicy:
             sides = LinkSides([row for row in rows if not flags[row] & DENY], denies)
         else:
             sides = LinkSides(rows, [])
-        allowed, rests_on = self._verdict(sides.allows, sides.denies)
+        verdict = self._verdict(sides.allows, sides.denies)
         if self._casbin is not None:
-            asked = RowTest(asker.name, obj, act, asker.domain, asker.roles)
-            decided = self._casbin.decide(asked, by_text, now_s)
-            differs = decided.allowed is not allowed
-            if decided.failed or (differs and self.engine == "both"):
+            decided = self._by_casbin(self._casbin, found, by_text, now_s, verdict)
+            if decided is None:
                 return self._undecided(found)
-            if differs:
-                allowed, rests_on = decided.allowed, list(decided.rows)
+            verdict = decided
+        allowed, rests_on = verdict
         reason = None if allowed else Reason.DENIED_BY_RULE if sides.denies else _reason(sides.nearly)
         rules = self._rules(rests_on)
         link = Link(self.kind, asker.name, obj, act, allowed, reason, rules)
@@ -287,6 +285,22 @@ class KindPolicy:
         found, failed = self._casbin.matching(asked)
         differs = self.engine == "both" and set(found) != set(self._matcher.rows(asked))
         return None if failed or differs else list(found)
+
+    def _by_casbin(
+        self,
+        casbin: OwnRows,
+        found: LinkRows,
+        outcomes: Mapping[str, LinkOutcome],
+        now_s: float,
+        ours: tuple[bool, list[int]],
+    ) -> tuple[bool, list[int]] | None:
+        """Return pycasbin's verdict, or ours if it is the same; None if it fails, or differs where both must agree."""
+        asker = found.subject
+        asked = RowTest(asker.name, found.object, found.action, asker.domain, asker.roles)
+        decided = casbin.decide(asked, outcomes, now_s)
+        if decided.allowed is ours[0] and not decided.failed:
+            return ours
+        return None if decided.failed or self.engine == "both" else (decided.allowed, list(decided.rows))
 
     def _undecided(self, found: LinkRows) -> LinkAnswer:
         about = self.kind, found.subject.name, found.object, found.action

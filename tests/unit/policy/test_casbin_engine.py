@@ -198,6 +198,11 @@ def test_a_row_in_shadow_decides_nothing(tmp_path: Path) -> None:
     asked = engine(tmp_path, {"agent_to_tool": rows}, casbin=BOTH)
     decision = asked.decide(chain("user:a"), tool("s/t"), NOW)
     assert decision.allowed and decision.would_deny == ("later",)
+    guards = "#: shadow=true id=soon\np, *, tool:*, *, -, -, -, deny\n"
+    files = {"agent_to_tool": rows.partition("#:")[0], "guardrails": guards}
+    asked = engine(tmp_path / "guarded", files, casbin=BOTH)
+    decision = asked.decide(chain("user:a"), tool("s/t"), NOW)
+    assert decision.allowed and decision.would_deny == ("soon",) and not asked.differences.counts
 
 
 # --- safety ---------------------------------------------------------------------------------------------------------
