@@ -34,7 +34,10 @@ EXAMPLE: Final = "example"
 EXAMPLE_URL: Final = "http://127.0.0.1:9100/mcp"
 MAX_SERVERS: Final = 8  # objects that become an upstream each
 MAX_DOMAINS: Final = 8  # that have an entry each
+MAX_NAME_CHARS: Final = 256
+MAX_SLUG_CHARS: Final = 64
 _PATTERN: Final = re.compile(r"[*:{}()\[\]|\\/^$?]")
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_SLUG: Final = re.compile(r"[^a-z0-9]+")
 
 Ask = Callable[[str, str, Sequence[str]], str]
@@ -199,10 +202,10 @@ class _Proposing:
         """Return who `nhi:planner` is, and the domain of callers without one; "" for what the rows do not say."""
         program = self.program
         pairs = [pair for pair in self._pairs() if pair[0] and pair[0] not in program.roles]
-        pairs = [pair for pair in pairs if not any(map(_PATTERN.search, pair))]
+        pairs = [pair for pair in pairs if all(map(_is_plain, pair))]
         subject, domain = next(iter(pairs), ("", ""))
         if not domain:
-            domain = next((name for name in program.column("dom") if not _PATTERN.search(name)), "")
+            domain = next(filter(_is_plain, program.column("dom")), "")
         if self.ask is None or "subjects" in self.given.names.model_fields_set or not program.asks("sub"):
             return subject, domain
         known = list(dict.fromkeys(name for name, _ in pairs))
@@ -224,13 +227,13 @@ class _Proposing:
         self.notes.append(f"{PLANNER}, the caller at the local listener, is {subject} in this policy")
         self.why["subjects"] = f"who {PLANNER} is was assumed: the first subject of the rows that is no role"
         domains = self.program.column("dom") if self.program.asks("dom") else []
-        plain = [name for name in domains if not _PATTERN.search(name)][:MAX_DOMAINS]
+        plain = list(filter(_NAMESPACE.fullmatch, domains))[:MAX_DOMAINS]
         return {PLANNER: subject, **{f"user:{name}/*": "*" for name in plain}, "user:*": "*"}
 
     def _objects(self) -> tuple[dict[str, str | ObjectTarget], list[str]]:
         objects, with_action = self._known_objects(), self.program.asks("act")
         servers = {_slug(name): name for name in objects}
-        plain = not any(map(_PATTERN.search, objects)) and all(servers) and len(servers) == len(objects)
+        plain = all(map(_is_plain, objects)) and all(servers) and len(servers) == len(objects)
         if objects and plain and len(objects) <= MAX_SERVERS:
             self.why["objects"] = "each object is an upstream, and its tools are the actions"
             found: dict[str, str | ObjectTarget] = {
@@ -329,8 +332,8 @@ class _Proposing:
         if self.given.names.model_fields_set or not self.program.asks("sub"):
             return ""
         subject = settings.names.subjects.get(PLANNER, "")
-        obj = next((name for name in self._known_objects() if not _PATTERN.search(name.lstrip("/"))), "")
-        act = next((name for name in self.program.column("act") if not _PATTERN.search(name)), "")
+        obj = next((name for name in self._known_objects() if _is_plain(name.lstrip("/"))), "")
+        act = next(filter(_is_plain, self.program.column("act")), "")
         server = next(iter(settings.names.objects)).removeprefix("tool:").partition("/")[0]
         if not subject or not obj or not act:
             return ""
@@ -348,8 +351,13 @@ def _server_of(pattern: str) -> str:
     return server if kind in ("tool", "prompt", "resource") and "*" not in server else ""
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a name is no pattern, and one that settings can hold."""
+    return not _PATTERN.search(name) and name.isprintable() and len(name) <= MAX_NAME_CHARS
+
+
 def _slug(name: str) -> str:
-    return _NO_SLUG.sub("-", name.lower()).strip("-")
+    return _NO_SLUG.sub("-", name.lower()).strip("-")[:MAX_SLUG_CHARS].rstrip("-")
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:

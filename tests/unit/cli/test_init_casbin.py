@@ -6,14 +6,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import orjson
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings, strategies as st
 
 from sidecar.cli import main
-from sidecar.policy_tools.casbin_program import CasbinMap, propose, read_program
+from sidecar.policy_tools.casbin_program import CasbinMap, check_program, propose, read_program
 from sidecar.settings import load_settings
+from tests.unit.policy.stock.published import EXAMPLES
 from tests.unit.policy.stock.setups import BY_ROLE, DENY_OVERRIDE, ROLES, SETUPS, Setup, conf
 from tests.unit.policy.stock.working_folder import write_program
 
@@ -52,6 +55,32 @@ def test_every_setup_becomes_a_folder_that_check_passes(name: str, tmp_path: Pat
     assert set(re.findall(r"\[(P\d+)\]", checked.output)) <= {"P209"}  # which says that it allows by default
     assert (tmp_path / "made/models/model.conf").read_text() == setup.model
     assert (tmp_path / "made/policies/policy.csv").read_text() == setup.policy
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "priority, neither allow nor deny"])
+def test_every_published_example_loads_under_what_is_proposed(name: str, tmp_path: Path) -> None:
+    example = EXAMPLES[name]
+    model, policy = write_program(Setup(example.model, example.policy), tmp_path / "program")
+    program = read_program(model, [policy], int(example.suffix or 1))
+    assert program is not None
+    check_program(model, [policy], propose(program, CasbinMap(use=int(example.suffix or 1))).settings)
+
+
+ODD = st.text(st.sampled_from("ad1 /*:{}()[]|-_.éÉ\u200b\t\"'\\#%&"), max_size=9) | st.just("d" * 600)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["p", "p", "g", "x"]), ODD, ODD, ODD, ODD), max_size=4), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_rows_of_any_text_are_taken_or_refused_with_a_place(rows: list[tuple[str, ...]], by_domain: bool) -> None:
+    setup = SETUPS["roles in domains"] if by_domain else RBAC
+    with TemporaryDirectory() as name:
+        model, policy = write_program(setup, Path(name, "program"))
+        fields = {"p": 4 + by_domain, "g": 3 + by_domain}
+        policy.write_text("".join(", ".join(row[: fields.get(row[0], 5)]) + "\n" for row in rows))
+        result = run("init", "--casbin", model, policy, Path(name, "made"))
+        assert result.exit_code in (0, 3), result.exception
+        if result.exit_code == 0:
+            assert run("check", "-c", Path(name, "made/sidecar.yaml")).exit_code == 0
 
 
 def test_the_caller_of_the_local_listener_may_do_what_the_policy_says(tmp_path: Path) -> None:
