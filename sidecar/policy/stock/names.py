@@ -38,7 +38,7 @@ class NameTable:
         self.exact = frozenset(ours for ours in entries if "*" not in ours)
         self.patterns = tuple(ours for ours in entries if "*" in ours)
         self.is_identity = entries.get("*") == "*"
-        self._entries = [(_pattern(ours), theirs) for ours, theirs in entries.items()]
+        self._entries = [(name_pattern(ours), theirs) for ours, theirs in entries.items()]
         self.map = lru_cache(MAX_NAMES)(self._map)
 
     def meets(self, prefix: str) -> bool:
@@ -70,7 +70,8 @@ class NameMap(NamedTuple):
     roles: NameTable
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def name_pattern(text: str) -> re.Pattern[str]:
+    """Return what the names of an entry match, with a group for each wildcard."""
     head, slash, rest = text.partition("/")
     runs = (head, "([^/]*)" if slash else "(.*)"), (rest, "(.*)")
     return re.compile(slash.join(run.join(map(re.escape, part.split("*"))) for part, run in runs), re.DOTALL)

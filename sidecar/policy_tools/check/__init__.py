@@ -59,6 +59,7 @@ LINTS: Sequence[Lint] = (
     matching.wide,
     casbin_names.maps_to_nothing,
     casbin_names.out_of_reach,
+    casbin_names.never_counts,
     casbin_names.on_no_upstream,
 )
 

@@ -16,6 +16,7 @@ from sidecar.policy.grammar import ACTIONS
 from sidecar.policy.stock.compiler import read_expression
 from sidecar.policy.stock.expression import BadExpressionError, ColumnTest, text_fields
 from sidecar.policy.stock.model import definitions_of
+from sidecar.policy.stock.names import name_pattern
 from sidecar.policy.stock.reading import StockSource
 from sidecar.policy.stock.table import StockTable
 from sidecar.policy_tools.catalogue import server_of
@@ -80,6 +81,21 @@ def out_of_reach(policy: LintedPolicy) -> Iterator[PolicyFinding]:
                     source = side.table.source
                     at = source.rows.columns[column].index(number)
                     yield PolicyFinding("P672", message, hint, side.table.rule(at), source.model.columns[column])
+
+
+def never_counts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P673: an entry of policy.names whose names an earlier entry of its table takes all."""
+    for table in policy.stock[:1]:
+        for name in type(policy.source.casbin.names).model_fields:
+            earlier: list[str] = []
+            for ours in getattr(policy.source.casbin.names, name):
+                first = next((one for one in earlier if name_pattern(one).fullmatch(ours)), None)
+                if first is not None:
+                    message = (
+                        f"{shown(ours)} never counts in policy.names.{name}: {shown(first)} takes all of its names"
+                    )
+                    yield PolicyFinding("P673", message, "write it above", file=_file(policy, table), part=ours)
+                earlier.append(ours)
 
 
 def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
