@@ -119,3 +119,27 @@ def test_rows_of_a_casbin_model_are_not_converted(tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert "policies/policy.csv holds rows of a Casbin model, which have no YAML form" in result.output
     assert not (tmp_path / "out").exists()
+
+
+def explained(folder: Path, calls: list[Sent], log: Path) -> str:
+    """How the last of recorded calls is explained from its record."""
+    record(log, engine_of(folder), calls)
+    lines = [line for line in log.read_text().splitlines() if '"event":"decision"' in line]
+    single = log.with_suffix(".one")
+    single.write_text(lines[-1])
+    return run("policy", "explain", "-c", folder / "sidecar.yaml", "--record", single).output
+
+
+def test_a_record_is_explained_by_the_rows_of_today(tmp_path: Path) -> None:
+    told = explained(made(RBAC, tmp_path), [Sent(("nhi:planner",), "tool:data2/write")], tmp_path / "audit.jsonl")
+    assert told.startswith("ALLOW\n")
+    assert 'is asked: sub "alice", obj "data2", act "write"' in told
+    assert "    role: alice → admin" in told
+
+
+def test_a_record_without_what_the_matcher_read_is_undecidable(tmp_path: Path) -> None:
+    (tmp_path / "map.yaml").write_text('request: {obj.Owner: args.owner}\nnames: {subjects: {"user:*": "*"}}\n')
+    folder = made(OWNED, tmp_path, "--map", tmp_path / "map.yaml")
+    told = explained(folder, [Sent(("user:a",), "tool:data1/read", args={"owner": "a"})], tmp_path / "audit.jsonl")
+    assert told.startswith("UNDECIDABLE  a Casbin model reads what the caller wrote, which no record holds\n")
+    assert "    obj.Owner" not in told
