@@ -24,7 +24,9 @@ from sidecar.policy.faults import Faults
 from sidecar.policy.files import COMMON_MODEL, KINDS, POLICY, read_text
 from sidecar.policy.grammar import NONE
 from sidecar.policy.model import DOMAIN, guardrail_model
-from sidecar.policy.stock.reading import EXPIRES_AT, LIMIT, WHEN
+from sidecar.policy.stock.expression import text_fields
+from sidecar.policy.stock.model import StockModel
+from sidecar.policy.stock.reading import EXPIRES_AT, LIMIT, WHEN, path_of
 from sidecar.policy_tools.rule_text import columns, place
 from sidecar.vocabulary import PermissionKind, RuleRef
 
@@ -67,14 +69,15 @@ def export(source: PolicySource, models: Path) -> Exported:
         }
     )
     ids = {kind.value: [_said(rule, texts) for rule, texts in rows[kind]] for kind in source.models}
-    kinds: dict[str, dict[str, str]] = {}
+    kinds: dict[str, dict[str, object]] = {}
     for (model, policy), decided in _stock_files(source).items():
         first = source.stock[decided[0]].source
         found[model] = Path(first.file).read_bytes()
         found[policy] = _joined([Path(file).read_bytes() for file in first.names])
         for kind in decided:
             table = source.stock[kind]
-            kinds[kind.value] = {"model": model, "policy": policy, "use": table.source.model.suffix}
+            about = {"model": model, "policy": policy, "use": table.source.model.suffix}
+            kinds[kind.value] = {**about, "fields": _fields(table.source.model, source)}
             ids[kind.value] = [_said(rule, [*row]) for rule, row in zip(table, table.source.rows, strict=True)]
     if kinds:
         found["casbin.json"] = _json({"kinds": kinds, **_asked(source)})
@@ -90,6 +93,12 @@ def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionK
     if len(groups) == 1:
         return {(COMMON_MODEL, f"{POLICY}.csv"): kinds for kinds in groups.values()}
     return {(f"{kinds[0].value}.conf", f"{kinds[0].value}.csv"): kinds for kinds in groups.values()}
+
+
+def _fields(model: StockModel, source: PolicySource) -> dict[str, str]:
+    """Return for each field of a request which text it is, or else its path."""
+    texts = text_fields(model.request)
+    return {name: texts.get(name) or path_of(name, source.casbin) or "" for name in model.request}
 
 
 def _joined(rows: Sequence[bytes]) -> bytes:

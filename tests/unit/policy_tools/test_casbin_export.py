@@ -5,6 +5,7 @@ python -m tests.unit.policy_tools.test_casbin_export --models 2000
 
 import argparse
 import importlib.util
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -19,6 +20,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main as sidecar
+from sidecar.policy import Engine
+from sidecar.policy_tools.audit_records import question_of
+from sidecar.policy_tools.policy_location import configured
+from sidecar.vocabulary import Principal
 from tests.unit.policy.stock.generated import ModelDrawer
 from tests.unit.policy.stock.judge import Judge, rows_of
 from tests.unit.policy.stock.setups import BY_ROLE, ROLES, SETUPS, Setup, conf
@@ -104,6 +109,32 @@ def test_drawn_programs_come_out_as_they_went_in(tmp_path: Path) -> None:
     found = drawn_outcomes(30, Random("export"), tmp_path)
     assert found["different"] == 0
     assert found["allowed"] and found["denied"]
+
+
+def test_names_and_attributes_are_asked_as_the_sidecar_asks_them(tmp_path: Path) -> None:
+    matcher = "r.caller == p.sub && r.resource == p.obj && r.method == p.act && r.caller.Age > 17 && r.level == 2"
+    model, rows = write_program(
+        Setup(conf(matcher, request="caller, resource, method, level"), "p, a/b, data/1, read\n"), tmp_path / "program"
+    )
+    said = {
+        "names": {"subjects": {"user:*": "*"}, "objects": {"tool:*/*/*": {"obj": "*/*2", "act": "*3"}}},
+        "request": {"level": "object.level"},
+    }
+    (tmp_path / "map.yaml").write_bytes(orjson.dumps(said))
+    made, exported = tmp_path / "made", tmp_path / "exported"
+    assert run("init", "--casbin", model, rows, "--map", tmp_path / "map.yaml", made).exit_code == 0
+    people = {"user:a/b": {"Age": 18}, "user:a/*": {}, "user:*": {"Age": 30}}
+    attributes = {**people, "tool:data/*": {"level": 2}}
+    (made / "policies/attributes.yaml").write_bytes(orjson.dumps({"version": 1, "attributes": attributes}))
+    assert run("policy", "export", "-c", made / "sidecar.yaml", "--casbin", exported).exit_code == 0
+    engine, decide = Engine(configured(made / "sidecar.yaml", {}).load()), enforce_of(exported)
+    answers = {}
+    for name, tool in itertools.product(("a/b", "a/c", "b"), ("data/1/read", "data/1/x/read", "data/2/read")):
+        asked = question_of(f"tool:{tool}", "tools/call")
+        decision = engine.decide((Principal(f"user:{name}"),), asked, 1.8e9)
+        answers[name, tool] = decision.allowed
+        assert decide([f"user:{name}"], asked.object, asked.action)[0][4] is decision.allowed, (name, tool)
+    assert [key for key, allowed in answers.items() if allowed] == [("a/b", "data/1/read")]
 
 
 def test_several_files_become_one_in_their_order(tmp_path: Path) -> None:
