@@ -8,6 +8,7 @@ afterwards; their arrays and lists of texts are what the loading process sends t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -84,12 +85,40 @@ class TextPool:
         return moved
 
 
-class RowTable:
+class RuleRows(ABC):
+    """Rows as an iterable of `RuleRef`s. The rules of the rows that decide are cached."""
+
+    def __init__(self) -> None:
+        self._rules: dict[int, RuleRef] = {}
+
+    def rule(self, row: int) -> RuleRef:
+        known = self._rules.get(row)
+        if known is None:
+            if len(self._rules) >= MAX_RULES_KEPT:
+                self._rules.clear()
+            known = self._rules[row] = self._made(row)
+        return known
+
+    def __iter__(self) -> Iterator[RuleRef]:
+        return map(self._made, range(len(self)))
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+    @abstractmethod
+    def limited(self) -> Iterator[int]:
+        """Yield the rows that have a limit."""
+
+    @abstractmethod
+    def _made(self, row: int) -> RuleRef: ...
+
+
+class RowTable(RuleRows):
     """The rows of one permission kind, in file order, as arrays, and as an iterable of `RuleRef`s.
 
     `sub` and `obj` are text numbers, `shape` are shape numbers; `flags` has the bits above; `notes` is by row."""
 
     def __init__(self, kind: PermissionKind, texts: TextPool, files: list[str]) -> None:
+        super().__init__()
         self.kind, self.texts, self.files = kind, texts, files
         self.sub, self.obj, self.shape, self.line = array("I"), array("I"), array("I"), array("I")
         self.file, self.flags = array("H"), array("B")
@@ -97,7 +126,6 @@ class RowTable:
         self.notes: dict[int, RowNotes] = {}
         self.shape_flags: list[int] = []
         self._ends: list[float | None] = []
-        self._rules: dict[int, RuleRef] = {}
 
     def add_shape(self, shape: TableShape) -> int:
         """Return the number of a new shape. The caller keeps the numbers of the shapes it has added."""
@@ -152,21 +180,8 @@ class RowTable:
     def __len__(self) -> int:
         return len(self.flags)
 
-    def __iter__(self) -> Iterator[RuleRef]:
-        return map(self._made, range(len(self)))
-
     def limited(self) -> Iterator[int]:
-        """Yield the rows that have a limit."""
         return (row for row, bits in enumerate(self.flags) if bits & LIMITED)
-
-    def rule(self, row: int) -> RuleRef:
-        """Return the rule of a row; those of the rows that decide are cached."""
-        known = self._rules.get(row)
-        if known is None:
-            if len(self._rules) >= MAX_RULES_KEPT:
-                self._rules.clear()
-            known = self._rules[row] = self._made(row)
-        return known
 
     def _made(self, row: int) -> RuleRef:
         shape, flags = self.shapes[self.shape[row]], self.flags[row]

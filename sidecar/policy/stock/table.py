@@ -8,21 +8,21 @@ from hashlib import sha256
 from sidecar.policy.grammar import NONE, expires_at
 from sidecar.policy.stock.expression import place_of
 from sidecar.policy.stock.reading import EFFECT, EXPIRES_AT, LIMIT, WHEN, StockSource
-from sidecar.policy.table import MAX_RULES_KEPT, content_id
+from sidecar.policy.table import RuleRows, content_id
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 
-class StockTable:
+class StockTable(RuleRows):
     """The rows in the order in which they are tried, as an iterable of `RuleRef`s. Subjects, objects and actions of
     these rules are the policy's own names. `digest` is that of the matcher."""
 
     def __init__(self, kind: PermissionKind, source: StockSource) -> None:
+        super().__init__()
         self.kind, self.source = kind, source
         self.digest = sha256(source.model.matcher.encode()).hexdigest()
         columns = source.model.columns
         self._sub, self._obj, self._act = place_of("sub", columns), place_of("obj", columns), place_of("act", columns)
         self._places = {name: columns.index(name) for name in (EXPIRES_AT, LIMIT, WHEN, EFFECT) if name in columns}
-        self._rules: dict[int, RuleRef] = {}
 
     def text(self, name: str, row: int) -> str:
         """Return what a row says in one of our columns; by default `-`, or `allow` for the effect."""
@@ -37,20 +37,8 @@ class StockTable:
         model = self.source.model
         return content_id("\x1f".join((self.kind.value, f"p{model.suffix}", *self.source.rows[row])))
 
-    def rule(self, row: int) -> RuleRef:
-        """Return the rule of a row; those of the rows that decide are cached."""
-        known = self._rules.get(row)
-        if known is None:
-            if len(self._rules) >= MAX_RULES_KEPT:
-                self._rules.clear()
-            known = self._rules[row] = self._made(row)
-        return known
-
     def __len__(self) -> int:
         return len(self.source.rows)
-
-    def __iter__(self) -> Iterator[RuleRef]:
-        return map(self._made, range(len(self)))
 
     def names(self) -> Iterator[str]:
         """Yield the subjects and objects of the rows."""
@@ -58,7 +46,6 @@ class StockTable:
             yield from (row[place] for place in (self._sub, self._obj) if place is not None)
 
     def limited(self) -> Iterator[int]:
-        """Yield the rows that have a limit."""
         return (row for row in range(len(self)) if self.text(LIMIT, row) != NONE) if LIMIT in self._places else iter(())
 
     def _made(self, row: int) -> RuleRef:
