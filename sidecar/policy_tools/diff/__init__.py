@@ -100,7 +100,7 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
     if objects is not None:
         subjects, named = exact_names((old.rules, new.rules), (old.source, new.source), MAX_KNOWN)
         regions = list(with_something_in_them(regions, subjects, {*objects, *named}))
-    regions += map(_anything_of, stock.kinds)
+    regions += (_anything_of(kind, change) for kind, change in stock.kinds.items())
     return Difference(
         old=old.label,
         new=new.label,
@@ -122,10 +122,10 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
     )
 
 
-def _anything_of(kind: PermissionKind) -> Region:
+def _anything_of(kind: PermissionKind, change: Change = "unknown") -> Region:
     """Return the region of all questions of a kind whose answers were not compared."""
     everything = ((terms.EVERY_CALLER,), (terms.EVERYTHING,), ACTIONS, terms.ALWAYS)
-    return Region(kind, "unknown", *everything, None, (), undecided=True)
+    return Region(kind, change, *everything, None, (), undecided=True)
 
 
 def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], list[str], list[RuleRef]]:

@@ -1,41 +1,50 @@
 """Compares the kinds that Casbin models of other forms decide, as written.
 
 Which answers change is not worked out: a matcher may be any expression, rows may be rules, and several rows together
-decide. Where anything differs that such a kind is decided by, every answer of it may differ.
+decide. Where anything differs that such a kind is decided by, every answer of it may differ. Only the direction is told
+where rows alone differ and no evaluation can fail: rows that allow add to what is allowed, rows that deny take from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from sidecar.policy import PolicySource
-from sidecar.policy.stock.model import Effect
+from sidecar.policy.stock.compiler import read_expression
+from sidecar.policy.stock.expression import BadExpressionError
+from sidecar.policy.stock.model import Effect, definitions_of
+from sidecar.policy.stock.reading import EFFECT, EXPIRES_AT, LIMIT, WHEN
 from sidecar.policy.stock.table import StockTable
 from sidecar.policy_tools.casbin_calls import is_asked
+from sidecar.policy_tools.diff.regions import Change
 from sidecar.policy_tools.diff.rules import ModelChange
 from sidecar.settings.policy import CasbinSettings
 from sidecar.vocabulary import PermissionKind
 
+_OTHER: Final[Mapping[Change, str]] = {"wider": "narrower", "narrower": "wider"}
 _ORDERED: Final = (Effect.PRIORITY, Effect.SUBJECT_PRIORITY)
 
 
 class CasbinRowChange(NamedTuple):
-    """A row, or a link of roles, that only one of the policies has. `kinds` are those that it is about."""
+    """A row, or a link of roles, that only one of the policies has. `kinds` are those that it is about; `effect` is ""
+    for a link."""
 
     how: str
     kinds: tuple[PermissionKind, ...]
     row: str
     file: str = ""
     line: int = 0
+    effect: str = ""
 
 
 class CasbinDifference(NamedTuple):
-    """What differs. `kinds` are those with any difference; `notes` say why their answers are not compared."""
+    """What differs. `kinds` are those with any difference, each with how answers may change; `notes` say why they are
+    not compared."""
 
     rows: tuple[CasbinRowChange, ...]
     models: tuple[ModelChange, ...]
-    kinds: tuple[PermissionKind, ...]
+    kinds: Mapping[PermissionKind, Change]
     notes: tuple[str, ...]
 
 
@@ -50,20 +59,41 @@ def casbin_difference(old: PolicySource, new: PolicySource, shown: Callable[[str
             groups.setdefault((key[0], key[1]), []).append(kind)
     rows: list[CasbinRowChange] = []
     models: list[ModelChange] = []
-    kinds: list[PermissionKind] = []
+    kinds: dict[PermissionKind, Change] = {}
     notes: list[str] = []
+    attributes = old.attributes.entries != new.attributes.entries
     for of in groups.values():
         tables = old.stock.get(of[0]), new.stock.get(of[0])
         changes, edits = list(_row_changes(tables, tuple(of), shown)), list(_model_changes(tables, old, new, of[0]))
-        if changes or edits or old.attributes.entries != new.attributes.entries:
+        if changes or edits or attributes:
             names = ", ".join(kind.value for kind in of)
+            change: Change = "unknown" if edits or attributes else _direction(tables[1], changes)
             rows += changes
             models += edits
-            kinds += of
-            notes.append(f"{names}: decided by a Casbin model; what its rows mean together is not worked out")
-    if kinds and old.attributes.entries != new.attributes.entries:
+            kinds |= dict.fromkeys(of, change)
+            only = "" if change == "unknown" else f", but none becomes {_OTHER[change]}"
+            notes.append(f"{names}: decided by a Casbin model; which answers change is not worked out{only}")
+    if kinds and attributes:
         notes.append("attributes.yaml: the attributes of principals or objects changed")
-    return CasbinDifference(tuple(rows), tuple(models), tuple(kinds), tuple(notes))
+    return CasbinDifference(tuple(rows), tuple(models), kinds, tuple(notes))
+
+
+def _direction(table: StockTable | None, changes: Sequence[CasbinRowChange]) -> Change:
+    """Return how answers may change by rows that were added or removed. A row matches whatever other rows there are,
+    but one whose evaluation fails denies what the rows after it allow."""
+    if table is None or any(change.effect == "" for change in changes):
+        return "unknown"
+    model = table.source.model
+    try:
+        total = read_expression(model.matcher, definitions_of(model), {}).total
+        total = total and not any(form.parameters for form in model.roles.values())  # their conditions may fail
+    except BadExpressionError:
+        return "unknown"
+    if not total or model.effect in _ORDERED or {EXPIRES_AT, LIMIT, WHEN} & {*model.columns}:
+        return "unknown"
+    counting = [one for one in changes if one.effect == "allow" or model.effect is not Effect.ALLOW_OVERRIDE]
+    gains = {(one.how == "added") is (one.effect == "allow") for one in counting}
+    return "unknown" if len(gains) != 1 else "wider" if gains.pop() else "narrower"
 
 
 def _row_changes(
@@ -73,24 +103,24 @@ def _row_changes(
 ) -> Iterator[CasbinRowChange]:
     before, after = map(_texts, tables)
     for how, found, others in (("added", after, before), ("removed", before, after)):
-        for text, (file, line) in found.items():
+        for text, (file, line, effect) in found.items():
             if text not in others:
-                yield CasbinRowChange(how, kinds, text, shown(file, found is after) if file else "", line)
+                yield CasbinRowChange(how, kinds, text, shown(file, found is after) if file else "", line, effect)
     if before.keys() == after.keys() and _order(tables[0]) != _order(tables[1]):
         yield CasbinRowChange("moved", kinds, "the order of rows, which decides")
 
 
-def _texts(table: StockTable | None) -> dict[str, tuple[str, int]]:
-    """Return the rows and links of a table with their places, as far as these are known."""
+def _texts(table: StockTable | None) -> dict[str, tuple[str, int, str]]:
+    """Return the rows and links of a table, each with its place, as far as that is known, and a row's effect."""
     if table is None:
         return {}
-    source, found = table.source, dict[str, tuple[str, int]]()
+    source, found = table.source, dict[str, tuple[str, int, str]]()
     for at, row in enumerate(source.rows):
         text = ", ".join((f"p{source.model.suffix}", *row))
-        found.setdefault(text, (source.names[source.files[at]], source.lines[at]))
+        found.setdefault(text, (source.names[source.files[at]], source.lines[at], table.text(EFFECT, at)))
     for key, links in source.links.items():
         for link in links:
-            found.setdefault(", ".join((key, *link)), ("", 0))
+            found.setdefault(", ".join((key, *link)), ("", 0, ""))
     return found
 
 

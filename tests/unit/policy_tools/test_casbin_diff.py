@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import orjson
@@ -10,8 +12,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
-from tests.unit.policy.stock.setups import ALLOW_AND_DENY, BY_ROLE, PRIORITY, ROLES, SAME, conf
+from sidecar.policy_tools.diff.casbin_rows import casbin_difference
+from sidecar.policy_tools.policy_location import configured
+from sidecar.vocabulary import PermissionKind
+from tests.unit.policy.stock.setups import ALLOW_AND_DENY, ALLOW_OVERRIDE, BY_ROLE, PRIORITY, ROLES, SAME, SETUPS, conf
+from tests.unit.policy.stock.working_folder import served, values_of
 
+# Their rows have an order, or hold rules, or an evaluation can fail.
+UNKNOWN = {
+    *("priority by order", "priority by column", "priority by subject", "rules in rows", "rules in rows, looked up"),
+    *("ipMatch", "conditional roles", "a second definition"),
+}
 MODEL = conf(BY_ROLE, roles=ROLES)
 ROWS = "p, alice, data1, read\np, admin, data2, write\ng, bob, admin\n"
 SETTINGS = """\
@@ -54,14 +65,40 @@ def test_rows_and_links_are_compared_and_answers_are_not() -> None:
     assert result.stdout.splitlines()[:3] == [
         "old → new: 0 wider, 0 narrower, 1 unknown",
         "Also different. Casbin rows: 3",
-        "NOT WORKED OUT: agent_to_tool: decided by a Casbin model; what its rows mean together is not worked out",
+        "NOT WORKED OUT: agent_to_tool: decided by a Casbin model; which answers change is not worked out",
     ]
     assert result.stdout.endswith(
         "\nCasbin rows\n  + p, admin, data2, drop (new/policies/policy.csv:2)\n  + g, carol, admin\n"
         "  - p, admin, data2, write (old/policies/policy.csv:2)\n"
     )
-    row = {"how": "added", "kinds": ["agent_to_tool"], "row": "g, carol, admin", "file": "", "line": 0}
+    row = {"how": "added", "kinds": ["agent_to_tool"], "row": "g, carol, admin", "file": "", "line": 0, "effect": ""}
     assert row in found("old", "new")["casbin_rows"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "effect", "matcher", "change"),
+    [
+        ("p, alice, data1, read, allow\n", ALLOW_AND_DENY, BY_ROLE, "narrower"),
+        ("p, alice, data1, read, deny\n", ALLOW_AND_DENY, BY_ROLE, "narrower"),
+        ("p, alice, data1, read, allow\np, bob, x, y, allow\n", ALLOW_AND_DENY, BY_ROLE, "unknown"),
+        ("p, alice, data1, read, allow\np, bob, x, y, deny\np, bob, x, y, allow\n", ALLOW_OVERRIDE, BY_ROLE, "unknown"),
+        ("p, alice, data1, read, allow\np, bob, x, y, allow\np, bob, x, z, deny\n", ALLOW_OVERRIDE, BY_ROLE, "wider"),
+        ("p, alice, data1, read, allow\n", PRIORITY, BY_ROLE, "unknown"),
+        ("p, alice, data1, read, allow\n", ALLOW_AND_DENY, f"{BY_ROLE} && r.sub.Age > 1", "unknown"),
+    ],
+)  # fmt: skip
+def test_the_direction_of_changed_rows(rows: str, effect: str, matcher: str, change: str) -> None:
+    before = "p, alice, data1, read, allow\np, alice, data1, write, allow\ng, bob, admin\n"
+    if change == "wider":
+        before = before.replace("p, alice, data1, write, allow\n", "")
+    model = conf(matcher, columns="sub, obj, act, eft", effect=effect, roles=ROLES)
+    write("old", model, before)
+    write("new", model, f"{rows}g, bob, admin\n")
+    told = found("old", "new")
+    assert [(region["change"], region["decided"]) for region in told["regions"]] == [(change, False)]
+    expected = {"narrower": "but none becomes wider", "wider": "but none becomes narrower", "unknown": "not worked out"}
+    assert expected[change] in told["notes"][0]
+    assert diff("old", "new", "--fail-on", "wider").exit_code == (0 if change == "narrower" else 6)
 
 
 def test_the_same_policy_in_another_order_is_the_same() -> None:
@@ -123,3 +160,22 @@ def test_a_revision_has_the_names_and_the_files_that_its_settings_name() -> None
         ("added", "p, alice, data1, write", str(Path("casbin/p.csv").absolute())),
         ("removed", "p, alice, data1, read", "HEAD:casbin/p.csv"),
     ]
+
+
+@pytest.mark.parametrize("name", [name for name, setup in SETUPS.items() if setup.policy.count("\n") > 1])
+def test_no_request_contradicts_the_direction(name: str, tmp_path: Path) -> None:
+    setup, drawn = SETUPS[name], Random(name)
+    rows = setup.policy.splitlines(keepends=True)
+    del rows[drawn.choice([at for at, row in enumerate(rows) if row.startswith("p")])]
+    whole, part = served(setup, tmp_path / "a"), served(replace(setup, policy="".join(rows)), tmp_path / "b")
+    old, new = (configured(one.folder / "sidecar.yaml", {}).load() for one in (whole, part))
+    removed, added = (
+        casbin_difference(*pair, lambda file, _: file).kinds[PermissionKind.AGENT_TO_TOOL]
+        for pair in ((old, new), (new, old))
+    )
+    assert (removed, added) in (("narrower", "wider"), ("wider", "narrower"), ("unknown", "unknown"))
+    for _ in range(60):
+        request = tuple(drawn.choice(known) for known in values_of(setup))
+        was, now = whole.allows(request), part.allows(request)
+        assert was is now or removed in ("unknown", "wider" if now else "narrower")
+    assert (removed == "unknown") is (name in UNKNOWN)
