@@ -32,6 +32,7 @@ from casbin.util import SimpleEval, key_get
 from sidecar.policy.compiler import RowTest
 from sidecar.policy.conditions import lets_match
 from sidecar.policy.grammar import NONE, expires_at
+from sidecar.policy.link_decision import RowsDecision
 from sidecar.policy.model import Model
 from sidecar.policy.patterns import glob, globs, who
 from sidecar.policy.roles import RolePaths
@@ -40,7 +41,6 @@ from sidecar.policy.stock.expression import is_refused
 from sidecar.policy.stock.functions import COMPILED, MAX_REQUEST_PATTERNS
 from sidecar.policy.stock.model import Effect, StockModel, model_of
 from sidecar.policy.stock.row_index import Row
-from sidecar.policy.stock.rules import RowsDecision
 from sidecar.policy.table import SHADOW, RowTable
 
 HasRole = Callable[..., bool]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sidecar.errors import Reason
 from sidecar.policy.conditions import MAX_UNITS, ConditionContext
@@ -21,7 +21,6 @@ from sidecar.policy.link_decision import EngineDifferences, KindPolicy, LinkAnsw
 from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
-from sidecar.policy.stock.policy import StockDecider, StockPolicy
 from sidecar.vocabulary import (
     DELEGATE,
     Chain,
@@ -36,6 +35,9 @@ from sidecar.vocabulary import (
     RowLimit,
     RuleRef,
 )
+
+if TYPE_CHECKING:
+    from sidecar.policy.stock.policy import StockPolicy
 
 # CONTRACT 6: of several reasons, the first in this order is reported.
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
@@ -151,12 +153,8 @@ class Engine:
             )
             for kind, model in source.models.items()
         }
-        deciders: dict[int, StockDecider] = {}  # by the policy's identity: one may serve several kinds
-        for kind, table in source.stock.items():
-            key = id(table.source)
-            if key not in deciders:
-                deciders[key] = StockDecider(table.source, source.casbin, source.attributes)
-            self._dockets[kind] = StockPolicy(table, deciders[key], source.conditions, self.differences)
+        self._casbin = self._stock_policies(source) if source.stock else {}
+        self._dockets.update(self._casbin)
         self.allowing = tuple(
             kind for kind, table in source.stock.items() if table.source.model.effect.allows_by_default
         )
@@ -234,8 +232,7 @@ class Engine:
 
     def casbin(self, kind: PermissionKind) -> StockPolicy | None:
         """Return what decides a kind whose model is not our own; None for the others."""
-        found = self._dockets.get(kind)
-        return found if isinstance(found, StockPolicy) else None
+        return self._casbin.get(kind)
 
     def subject_of(self, principal: Principal) -> PolicySubject:
         return self._askers.asker(principal)
@@ -245,6 +242,18 @@ class Engine:
         self._askers.forget()
         self._chains.clear()
         self._cases.forget()
+
+    def _stock_policies(self, source: PolicySource) -> dict[PermissionKind, StockPolicy]:
+        from sidecar.policy.stock.policy import StockDecider, StockPolicy
+
+        deciders: dict[int, StockDecider] = {}  # by the policy's identity: one may serve several kinds
+        found: dict[PermissionKind, StockPolicy] = {}
+        for kind, table in source.stock.items():
+            key = id(table.source)
+            if key not in deciders:
+                deciders[key] = StockDecider(table.source, source.casbin, source.attributes)
+            found[kind] = StockPolicy(table, deciders[key], source.conditions, self.differences)
+        return found
 
     def _subjects_of(self, chain: Chain) -> tuple[PolicySubject, ...]:
         subjects = tuple(map(self._askers.asker, chain))

@@ -21,7 +21,6 @@ from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
 from sidecar.policy.patterns import WILDCARD
 from sidecar.policy.plain_conditions import PlainCondition, Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
-from sidecar.policy.stock.rules import RowsDecision
 from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, RowTable
 from sidecar.vocabulary import ANONYMOUS, EngineName, Link, PermissionKind, Read, RuleRef
 
@@ -62,6 +61,15 @@ class LinkSides(NamedTuple):
     denies: list[int]
     would: Sequence[int] = ()
     nearly: Sequence[tuple[bool, bool]] = ()
+
+
+class RowsDecision(NamedTuple):
+    """A decision and the rows that it rests on, the first MAX_REASONS of them. `failed` says why the evaluation of
+    a row failed; "" if none did."""
+
+    allowed: bool
+    rows: tuple[int, ...] = ()
+    failed: str = ""
 
 
 class MatcherOutcome(NamedTuple):

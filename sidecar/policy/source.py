@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from sidecar.errors import Fault, PolicyError
 from sidecar.policy.attributes import Attributes, load_attributes
@@ -36,13 +36,15 @@ from sidecar.policy.patterns import file_matches
 from sidecar.policy.roles import MAX_DEPTH, RoleLinks
 from sidecar.policy.row_readers import LinkReader, RuleReader, belongs
 from sidecar.policy.rows import CsvRow, parse_rows
-from sidecar.policy.stock.reading import StockReader, StockSource, check_casbin_rows, stock_model
-from sidecar.policy.stock.table import StockTable
 from sidecar.policy.table import RowTable
 from sidecar.policy.yaml_rows import parse_yaml
 from sidecar.settings.policy import CasbinSettings, Kind, ModelFiles, PolicyScope
 from sidecar.settings.shipped_files import shipped
 from sidecar.vocabulary import PermissionKind, RuleRef
+
+if TYPE_CHECKING:  # a policy without such models imports neither these modules nor RE2
+    from sidecar.policy.stock.reading import StockReader, StockSource
+    from sidecar.policy.stock.table import StockTable
 
 SLOW_ROWS = 500  # from this number on, a conjunct tested on every row is worth a warning
 _CHECK_US = 0.5  # measured cost per row
@@ -115,7 +117,7 @@ def load_policy(
             for reader in readers:
                 reader.read(str(path), text)
     sources = [(reader.kinds, reader.finished(casbin)) for reader in stock.readers]
-    tables = {kind: StockTable(kind, found) for kinds, found in sources for kind in kinds}
+    tables = stock_tables(sources)
     attributes = _attributes(policies, draft) if tables else Attributes()
     filled = any(len(table) for table in draft.tables.values()) or any(len(table) for table in tables.values())
     if not (filled or any(not found.reads_rows for _, found in sources)) and not draft.faults.errors:
@@ -144,6 +146,16 @@ def _files(policies: Path, draft: PolicyBuilder, named: Container[Path], rows: P
             draft.faults.whole("P002", message, str(file.path), hint)
     if rows is not None:
         yield PolicyFile(rows, rows.name, POLICY)
+
+
+def stock_tables(
+    sources: Iterable[tuple[Sequence[PermissionKind], StockSource]],
+) -> Mapping[PermissionKind, StockTable]:
+    if not sources:
+        return {}
+    from sidecar.policy.stock.table import StockTable
+
+    return {kind: StockTable(kind, found) for kinds, found in sources for kind in kinds}
 
 
 def _stock_revision(tables: Mapping[PermissionKind, StockTable], casbin: CasbinSettings, attributes: Attributes) -> str:
@@ -235,7 +247,8 @@ def _read_models(models: Models, draft: PolicyBuilder, casbin: CasbinSettings) -
     draft.add_model(guardrail_model())
     if isinstance(models, Path):
         return _read_folder(models, draft, casbin)
-    found, known = _StockModels(), dict[object, StockReader | None]()
+    found = _StockModels()
+    known: dict[object, StockReader | None] = {}
     for kind in KINDS:
         files = models.get(cast(Kind, kind.value))
         if files is None:
@@ -303,6 +316,8 @@ def _stock_reader(
 def _stock_reader_of(
     entries: Mapping[str, ModelEntry], path: Path, use: int, draft: PolicyBuilder, casbin: CasbinSettings
 ) -> StockReader | None:
+    from sidecar.policy.stock.reading import StockReader, stock_model
+
     model = stock_model(entries, str(path), use, casbin, draft.faults)
     return None if model is None else StockReader(draft, str(path), model, entries)
 
@@ -337,6 +352,8 @@ def _check_cost(draft: PolicyBuilder, folder: Path, casbin: CasbinSettings) -> N
             file = table.files[table.file[0]]
         if plan.foreign or rows:
             foreign = [part.text if isinstance(part, ForeignNode) else written(part) for part in plan.foreign]
+            from sidecar.policy.stock.reading import check_casbin_rows
+
             check_casbin_rows(", ".join(foreign), rows, casbin, draft.faults, file)
         if not plan.index and not plan.foreign and rows >= SLOW_ROWS:
             message = (

@@ -18,20 +18,20 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from sidecar.errors import Fault, PolicyError, fault_in
 from sidecar.policy.conditions import Language
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import policy_files
 from sidecar.policy.roles import RoleLinks
-from sidecar.policy.source import NO_CASBIN, NO_IDS, Models, PolicySource, load_policy
-from sidecar.policy.stock.reading import StockSource
-from sidecar.policy.stock.row_index import CompactRows
-from sidecar.policy.stock.table import StockTable
+from sidecar.policy.source import NO_CASBIN, NO_IDS, Models, PolicySource, load_policy, stock_tables
 from sidecar.policy.table import RowTable, TextPool
 from sidecar.settings.policy import CasbinSettings, PolicyScope
 from sidecar.vocabulary import PermissionKind
+
+if TYPE_CHECKING:
+    from sidecar.policy.stock.reading import StockSource
 
 SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
@@ -206,11 +206,7 @@ def unpack(source: IO[bytes]) -> PolicySource:
                 table.add_shape(shape)
         for piece in _pieces(source):
             table.notes.update(piece)
-    stock = {
-        kind: StockTable(kind, found)
-        for kinds, found in [(kinds, _with_rows(one, source)) for kinds, one in head["stock"]]
-        for kind in kinds
-    }
+    stock = stock_tables([(kinds, _with_rows(one, source)) for kinds, one in head["stock"]])
     language = Language()
     return PolicySource(
         models=head["models"],
@@ -229,6 +225,8 @@ def unpack(source: IO[bytes]) -> PolicySource:
 
 
 def _without_rows(stock: StockSource) -> StockSource:
+    from sidecar.policy.stock.row_index import CompactRows
+
     return replace(stock, rows=CompactRows([], []), index=(), links=dict.fromkeys(stock.links, ()))
 
 
@@ -237,7 +235,7 @@ def _with_rows(stock: StockSource, source: IO[bytes]) -> StockSource:
     columns = [pickle.load(source) for _ in stock.model.columns]
     index = pickle.load(source)
     links = {key: list(chain.from_iterable(_pieces(source))) for key in stock.links}
-    return replace(stock, rows=CompactRows(texts, columns), index=index, links=links)
+    return replace(stock, rows=type(stock.rows)(texts, columns), index=index, links=links)
 
 
 def _links(source: IO[bytes]) -> RoleLinks:

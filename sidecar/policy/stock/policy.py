@@ -24,13 +24,14 @@ from sidecar.policy.link_decision import (
     LinkOutcome,
     LinkRows,
     MatcherOutcome,
+    RowsDecision,
 )
 from sidecar.policy.roles import PolicySubject
 from sidecar.policy.stock.expression import EvaluationError
 from sidecar.policy.stock.model import Effect
 from sidecar.policy.stock.reading import EFFECT, WHEN, StockSource, role_options
 from sidecar.policy.stock.request import CasbinRequests, RequestTexts
-from sidecar.policy.stock.rules import RowsDecision, Rules
+from sidecar.policy.stock.rules import Rules
 from sidecar.policy.stock.table import StockTable
 from sidecar.settings.policy import CasbinSettings
 from sidecar.vocabulary import ANONYMOUS, EngineName, Link, Read, RuleRef

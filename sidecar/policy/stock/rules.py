@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import groupby, islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from sidecar.policy.link_decision import RowsDecision
 from sidecar.policy.stock.compiler import read_expression
 from sidecar.policy.stock.expression import EvaluationError, Expression, place_of
 from sidecar.policy.stock.model import Effect, StockModel, definitions_of
@@ -23,15 +24,6 @@ MAX_OPENING: Final = 8  # rows that `Rules.opening` returns
 MAX_OPENING_TRIED: Final = 10_000
 
 RuleIndex = tuple[AlternativeIndex, ...]
-
-
-class RowsDecision(NamedTuple):
-    """A decision and the rows that it rests on, the first MAX_REASONS of them. `failed` says why the evaluation of
-    a row failed; "" if none did."""
-
-    allowed: bool
-    rows: tuple[int, ...] = ()
-    failed: str = ""
 
 
 def index_of_rules(model: StockModel, rows: CompactRows, options: Mapping[str, RoleOptions] = {}) -> RuleIndex:
