@@ -201,7 +201,8 @@ class _Proposing:
     def _caller(self) -> tuple[str, str]:
         """Return who `nhi:planner` is, and the domain of callers without one; "" for what the rows do not say."""
         program = self.program
-        pairs = [pair for pair in self._pairs() if pair[0] and pair[0] not in program.roles]
+        roles = program.roles
+        pairs = [pair for pair in self._pairs() if pair[0] and pair[0] not in roles]
         pairs = [pair for pair in pairs if all(map(_is_plain, pair))]
         subject, domain = next(iter(pairs), ("", ""))
         if not domain:
