@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Final, NamedTuple
@@ -35,6 +36,7 @@ EXAMPLE_URL: Final = "http://127.0.0.1:9100/mcp"
 MAX_SERVERS: Final = 8  # objects that become an upstream each
 MAX_DOMAINS: Final = 8  # that have an entry each
 MAX_NAME_CHARS: Final = 256
+MAX_KNOWN: Final = 100  # subjects of rows that are looked at
 MAX_SLUG_CHARS: Final = 64
 _PATTERN: Final = re.compile(r"[*:{}()\[\]|\\/^$?]")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -202,8 +204,8 @@ class _Proposing:
         """Return who `nhi:planner` is, and the domain of callers without one; "" for what the rows do not say."""
         program = self.program
         roles = program.roles
-        pairs = [pair for pair in self._pairs() if pair[0] and pair[0] not in roles]
-        pairs = [pair for pair in pairs if all(map(_is_plain, pair))]
+        found = (pair for pair in self._pairs() if pair[0] and pair[0] not in roles and all(map(_is_plain, pair)))
+        pairs = list(islice(found, MAX_KNOWN))
         subject, domain = next(iter(pairs), ("", ""))
         if not domain:
             domain = next(filter(_is_plain, program.column("dom")), "")

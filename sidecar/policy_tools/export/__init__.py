@@ -27,6 +27,7 @@ from sidecar.policy.model import DOMAIN, guardrail_model
 from sidecar.policy.stock.expression import text_fields
 from sidecar.policy.stock.model import StockModel
 from sidecar.policy.stock.reading import EXPIRES_AT, LIMIT, WHEN, path_of
+from sidecar.policy_tools.casbin_calls import is_asked
 from sidecar.policy_tools.rule_text import columns, place
 from sidecar.vocabulary import PermissionKind, RuleRef
 
@@ -78,11 +79,14 @@ def export(source: PolicySource, models: Path) -> Exported:
             table = source.stock[kind]
             about = {"model": model, "policy": policy, "use": table.source.model.suffix}
             kinds[kind.value] = {**about, "fields": _fields(table.source.model, source)}
-            ids[kind.value] = [_said(rule, [*row]) for rule, row in zip(table, table.source.rows, strict=True)]
+            if is_asked(source, kind):
+                ids[kind.value] = [_said(rule, [*row]) for rule, row in zip(table, table.source.rows, strict=True)]
     if kinds:
         found["casbin.json"] = _json({"kinds": kinds, **_asked(source)})
     found["rules.json"] = _json(ids)
-    return Exported(found, sum(map(len, ids.values())), tuple(dict.fromkeys(shadows)))
+    stock = {id(table.source): len(table) for table in source.stock.values()}
+    count = sum(map(len, rows.values())) + sum(stock.values())
+    return Exported(found, count, tuple(dict.fromkeys(shadows)))
 
 
 def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionKind]]:

@@ -19,6 +19,7 @@ from sidecar.settings import load_settings
 from tests.unit.policy.stock.published import EXAMPLES
 from tests.unit.policy.stock.setups import BY_ROLE, DENY_OVERRIDE, ROLES, SETUPS, Setup, conf
 from tests.unit.policy.stock.working_folder import write_program
+from tests.unit.policy_tools.traffic import counted_calls
 
 RBAC = Setup(
     conf(BY_ROLE, roles=ROLES),
@@ -220,3 +221,14 @@ def test_questions_are_asked_on_a_terminal_only(tmp_path: Path) -> None:
     settings = load_settings(tmp_path / "made/sidecar.yaml", {}, check_files=False)
     assert settings.policy.names.subjects["nhi:planner"] == "bob"
     assert {str(one.mcp.url) for one in settings.upstreams.values() if one.mcp} == {"https://crm.example/mcp"}
+
+
+def test_the_work_of_a_proposal_grows_with_the_rows(tmp_path: Path) -> None:
+    def work(count: int) -> int:
+        rows = "".join(f"p, role{at}, data{at}, read\ng, role{at}, top\n" for at in range(count))
+        model, policy = write_program(Setup(RBAC.model, rows), tmp_path / str(count))
+        program = read_program(model, [policy], 1)
+        assert program is not None
+        return counted_calls(lambda: propose(program, CasbinMap()))[1]
+
+    assert work(2_000) < 12 * work(200)
