@@ -7,7 +7,7 @@ and must come out as the row has it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from sidecar.policy import PolicySource
@@ -21,6 +21,7 @@ from sidecar.settings.policy import CasbinNames, ObjectTarget
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 MAX_ROWS: Final = 100_000  # whose objects are sought
+MAX_TRIED: Final = 100  # rows
 ANY: Final = "x"  # what a wildcard matches that the row says nothing about
 _CAPTURE: Final = re.compile(r"\*([1-9]?)")
 
@@ -157,6 +158,12 @@ def known_objects(source: PolicySource) -> Iterator[str]:
     yield from (name for name in source.casbin.names.objects if "*" not in name and source.stock)
 
 
-def models_of(source: PolicySource, kinds: Sequence[PermissionKind]) -> str:
-    """Return the Casbin models that decide these kinds, for a message."""
-    return ", ".join(dict.fromkeys(source.stock[kind].source.file for kind in kinds if kind in source.stock))
+def first_call(source: PolicySource) -> RowCall | None:
+    """Return a call that a row of a Casbin model is about; None if there is none among the first ones."""
+    for kind, table in source.stock.items():
+        if is_asked(source, kind):
+            calls = RowCalls(table, source.casbin.names)
+            found = (calls.of(row) for row in range(min(len(table), MAX_TRIED)))
+            if (call := next(filter(None, found), None)) is not None:
+                return call
+    return None

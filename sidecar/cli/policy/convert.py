@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from sidecar.cli.command import NO, CommandFailed, config_option, json_option, print_json
-from sidecar.errors import ConfigError, PolicyError
+from sidecar.errors import ConfigError, PolicyError, visible
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import POLICY, STEMS
 from sidecar.policy_tools import convert as parts
+from sidecar.policy_tools.casbin_calls import first_call
 from sidecar.policy_tools.convert.content import DifferentError, columns_of
 from sidecar.policy_tools.export import export as exported
 from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_folder
@@ -135,4 +136,5 @@ def export(folder: Path, config: Path, force: bool, as_json: bool) -> None:
     click.echo(f"{done.rules} rules of revision {source.revision[:16]} in {folder}")
     if done.shadows:
         click.echo(f"shadow rules change nothing and were left out: {', '.join(done.shadows)}")
-    click.echo(f"try: python {folder / 'enforce.py'} nhi:planner tool:demo/add tools/call")
+    asked = " ".join(first_call(source) or ("nhi:planner", "tool:demo/add", "tools/call"))
+    click.echo(visible(f"try: python {folder / 'enforce.py'} {asked}"))

@@ -51,6 +51,7 @@ def test_one_kind_is_casbins_and_the_others_stay_ours(folder: Path) -> None:
     exported = folder.parent / "exported"
     told = run("policy", "export", "-c", folder / "sidecar.yaml", "--casbin", exported)
     assert told.stdout.startswith("5 rules of revision ")
+    assert told.stdout.endswith("enforce.py nhi:planner tool:data1/read tools/call\n")
     assert (exported / "model.conf").read_text() == ROLES.model
     assert (exported / "policy.csv").read_text() == ROLES.policy
     asked = ("policy", "explain", "-c", folder / "sidecar.yaml", "--as", "user:bob,nhi:planner")
