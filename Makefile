@@ -14,6 +14,9 @@ CLIENTS := .venv-clients
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
+# Hundreds of processes import the sidecar in the tests: it is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What depends on the interpreter most: regular expressions, sockets, child processes.
 SMOKE := tests/wire tests/unit/http/client tests/unit/gateway/test_redaction.py tests/unit/gateway/test_secret_patterns.py tests/unit/tasks/programs/test_output_cleaner.py $(addprefix tests/flow/test_,call.py plain.py streams.py sessions.py hostile_upstream.py tasks.py responses.py)
 

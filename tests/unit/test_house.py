@@ -4,7 +4,8 @@ import ast
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from re._parser import (
@@ -163,22 +164,30 @@ def test_possessive_patterns_are_recognised(text: str, expected: bool) -> None:
 
 
 def test_no_pattern_is_possessive() -> None:
-    assert len(SOURCES) > 100
-    found = [(path.name, text) for path, source in SOURCES.items() for text in strings(source) if is_possessive(text)]
+    assert len(sources()) > 100
+    found = [(path.name, text) for path, source in sources().items() for text in strings(source) if is_possessive(text)]
     assert found == []
 
 
 # --- the house --------------------------------------------------------------------------------------------------------
 
-SOURCES = {path: path.read_text("utf-8") for path in sorted((ROOT / "sidecar").rglob("*.py"))}
-TREES = {path.relative_to(ROOT / "sidecar"): ast.parse(source) for path, source in SOURCES.items()}
+
+@cache
+def sources() -> Mapping[Path, str]:
+    return {path: path.read_text("utf-8") for path in sorted((ROOT / "sidecar").rglob("*.py"))}
+
+
+@cache
+def trees() -> Mapping[Path, ast.Module]:
+    """Parsed where they are needed, because that takes seconds and each worker collects this file."""
+    return {path.relative_to(ROOT / "sidecar"): ast.parse(source) for path, source in sources().items()}
 
 
 def test_class_names_are_unique() -> None:
     """A protocol may have the name of the one class that implements it in a higher layer."""
     found = Counter(
         node.name
-        for tree in TREES.values()
+        for tree in trees().values()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and not any(ast.unparse(base) == "Protocol" for base in node.bases)
     )
@@ -187,7 +196,7 @@ def test_class_names_are_unique() -> None:
 
 def test_docstrings_state_what_a_thing_does() -> None:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         assert not (ast.get_docstring(tree) or "").split("\n")[0].endswith("?"), path
         for node in (node for node in ast.walk(tree) if isinstance(node, documented)):
             assert not re.fullmatch(r"As `[^`]+`\.?", ast.get_docstring(node) or ""), (path, node)
@@ -195,12 +204,12 @@ def test_docstrings_state_what_a_thing_does() -> None:
 
 def test_persons_are_named_by_their_part() -> None:
     words = re.compile(r"\b(?:whoever|nobody|somebody|everybody|anybody)\b", re.IGNORECASE)
-    assert sum(len(words.findall(source)) for source in SOURCES.values()) < 20
+    assert sum(len(words.findall(source)) for source in sources().values()) < 20
 
 
 def test_sql_and_lua_are_in_two_rooms() -> None:
     spoken = re.compile(r"redis\.call\(|\b(?:SELECT .* FROM|INSERT INTO|CREATE TABLE|DELETE FROM)\b")
-    found = {path.relative_to(ROOT / "sidecar").parts[0] for path, source in SOURCES.items() if spoken.search(source)}
+    found = {path.relative_to(ROOT / "sidecar").parts[0] for path, source in sources().items() if spoken.search(source)}
     found |= {path.relative_to(ROOT / "sidecar").parts[0] for path in (ROOT / "sidecar").rglob("*.lua")}
     assert found <= {"storage", "limits"}
 
