@@ -210,7 +210,7 @@ def _plain_path(pattern: str, style: str) -> Test | None:
     head, rest, tail = pattern.partition("/*")
     segments: list[_Segment] = []
     for part in head.split("/"):
-        found = _SEGMENTS["3" if style == "5" else style].fullmatch(part)
+        found = _SEGMENTS["2" if style == "2" else "3"].fullmatch(part)
         if found is None:
             return None
         segments.append(_Segment(found[1], found[2] is not None, found[3] if style != "2" else ""))
@@ -247,6 +247,9 @@ def _styled_prefix(style: str) -> Callable[[str], str]:
 
 def _named_path(pattern: str) -> Test:
     """keyMatch4. A name reaches from a `{` to the last `}` of its segment, as in pycasbin."""
+    written = _NAMED.findall(pattern)
+    if len(set(written)) == len(written) and (plain := _plain_path(pattern, "4")) is not None:
+        return plain
     names: list[str] = []
 
     def group(found: re.Match[str]) -> str:
