@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+import re2
+
 MAX_NAMES: Final = 8_192  # mapped names that are kept, of each table
 _CAPTURE: Final = re.compile(r"\*([1-9]?)")
 
@@ -70,11 +72,12 @@ class NameMap(NamedTuple):
     roles: NameTable
 
 
-def name_pattern(text: str) -> re.Pattern[str]:
-    """Return what the names of an entry match, with a group for each wildcard."""
+def name_pattern(text: str) -> re2._Regexp:
+    """Return what the names of an entry match, with a group for each wildcard. Its time is linear in a name, which
+    callers choose."""
     head, slash, rest = text.partition("/")
     runs = (head, "([^/]*)" if slash else "(.*)"), (rest, "(.*)")
-    return re.compile(slash.join(run.join(map(re.escape, part.split("*"))) for part, run in runs), re.DOTALL)
+    return re2.compile("(?s)" + slash.join(run.join(map(re2.escape, part.split("*"))) for part, run in runs))
 
 
 def _filled(text: str, captures: Sequence[str]) -> str:

@@ -267,3 +267,15 @@ def test_a_second_field_of_the_same_meaning_has_to_be_explained(tmp_path: Path) 
     with pytest.raises(PolicyError) as refused:
         engine_of(tmp_path, model, "p, alice, data1, read\n")
     assert [(fault.code, fault.message) for fault in refused.value.faults] == [("P202", "nothing says what r.path is")]
+
+
+def test_a_long_name_is_matched_in_linear_time(tmp_path: Path) -> None:
+    """Backtracking over 1,900 slashes and seven wildcards would take longer than anyone waits."""
+    names = {**NAMES, "objects": {"resource:*/*/*/*/*/*/*/x": "*2"}}
+    engine = engine_of(tmp_path, conf(SAME), "p, alice, data1, read\n", names=names)
+    assert not decided(engine, "user:alice", f"resource:files/{'/' * 1_900}y").allowed
+
+
+def test_a_wildcard_before_the_first_slash_stays_before_it(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, conf(SAME), "p, alice, data1, a/b/read\n")
+    assert decided(engine, "user:alice", "tool:data1/a/b/read").allowed
