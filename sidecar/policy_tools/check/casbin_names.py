@@ -84,7 +84,14 @@ def out_of_reach(policy: LintedPolicy) -> Iterator[PolicyFinding]:
 
 
 def never_counts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
-    """P673: an entry of policy.names whose names an earlier entry of its table takes all."""
+    """P673: an entry of policy.names whose names an earlier entry of its table takes all, or an entry of policy.roles
+    that no model defines."""
+    defined = {key for table in policy.stock for key in table.source.model.roles}
+    for key in policy.source.casbin.roles if policy.stock else ():
+        if key not in defined:
+            hint = meant(key, defined) or "remove it"
+            message = f"{shown(key)} never counts in policy.roles: no model defines it"
+            yield PolicyFinding("P673", message, hint, file=_file(policy, policy.stock[0]), part=key)
     for table in policy.stock[:1]:
         for name in type(policy.source.casbin.names).model_fields:
             earlier: list[str] = []
