@@ -71,7 +71,7 @@ class CasbinTrace:
     def _evaluate(self, link: Link, scene: ConditionContext) -> None:
         assert self._texts is not None
         try:
-            self._values = self._policy.reader.full(self._texts, link.object, scene)
+            self._values, _ = self._policy.reader.full(self._texts, link.object, scene)
             self.failed = self._policy.decided(self._values, scene, UNITS)[0].decision.failed
         except EvaluationError as error:
             self.failed = str(error)

@@ -19,20 +19,10 @@ from sidecar.app.loader import check_files
 from sidecar.errors import ConfigError
 from tests.flow.test_kill import Client, process
 from tests.flow.world import PATIENCE_S, Upstream, World, listening, started, until, write_folder
+from tests.unit.policy.stock.setups import ROLES, conf
 from tests.valkey import running_valkey
 
-MODEL = """\
-[request_definition]
-r = sub, obj, act
-[policy_definition]
-p = sub, obj, act
-[role_definition]
-g = _, _
-[policy_effect]
-e = some(where (p.eft == allow))
-[matchers]
-m = g(r.sub, p.sub) && keyMatch(r.obj, p.obj) && r.act == p.act
-"""
+MODEL = conf("g(r.sub, p.sub) && keyMatch(r.obj, p.obj) && r.act == p.act", roles=ROLES)
 ADAPTERS = Path(__file__).parents[1] / "unit" / "app" / "policy_sources"
 ROWS = [
     ("p", ["reader", "search_code", "call"]),

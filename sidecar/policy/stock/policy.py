@@ -67,10 +67,9 @@ class MatcherCondition:
 
     def evaluate(self, scene: ConditionContext, units: float) -> tuple[MatcherOutcome, Mapping[str, Any], float]:
         try:
-            request = self.policy.reader.full(self.texts, self.object, scene)
+            request, read = self.policy.reader.full(self.texts, self.object, scene)
         except EvaluationError as error:
             return MatcherOutcome("error", RowsDecision(False, (), str(error))), {}, units
-        read = self.policy.reader.written(scene)
         outcome, units = self.policy.decided(request, scene, units)
         return outcome, read, units
 
@@ -184,10 +183,11 @@ class StockPolicy:
         ends = [(row, table.end_of(row)) for row in rows]
         live = [row for row, end in ends if end is None or now_s < end]
         times = tuple(end for _, end in ends if end is not None)
-        if not live and not table.source.model.effect.allows_by_default:
+        by_default = table.source.model.effect.allows_by_default
+        if not live and not by_default:
             return (answer._replace(link=link._replace(reason=Reason.EXPIRED)) if rows else answer), times
         rules = tuple(sorted(map(table.rule, live), key=BY_ID))
-        endless = len(times) < len(ends) or not rows
+        endless = by_default or len(times) < len(ends)
         link = link._replace(allowed=True, reason=None, rules=rules)
         until = None if endless else max(times)
         return answer._replace(link=link, roles=self._roles(asker, rules), until=until), times

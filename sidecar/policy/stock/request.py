@@ -47,7 +47,7 @@ class CasbinRequests:
     def __init__(self, source: StockSource, settings: CasbinSettings, attributes: Attributes) -> None:
         request = source.model.request
         self._names, self._attributes = name_map(settings.names), attributes
-        self._roles = frozenset(link[1] for link in source.links.get("g", ()))
+        self._roles = frozenset(link[1] for links in source.links.values() for link in links)
         fields = text_fields(request)
         self._texts = [fields.get(name, "") for name in request]
         self._paths = [
@@ -112,8 +112,9 @@ class CasbinRequests:
         values = {"sub": texts.caller, "dom": texts.dom, "obj": texts.obj, "act": texts.act, "": ""}
         return [values[text] for text in self._texts]
 
-    def full(self, texts: RequestTexts, obj: str, scene: ConditionContext) -> list[Any]:
-        """Return the values of a request with all attributes. `obj` is the object's name of ours."""
+    def full(self, texts: RequestTexts, obj: str, scene: ConditionContext) -> tuple[list[Any], Mapping[str, Any]]:
+        """Return the values of a request with all attributes, and what of them the caller wrote, by path. `obj` is the
+        object's name of ours. Raises EvaluationError for a field that is not there."""
         sources = _Sources(scene, obj, self._attributes)
         values: dict[str, Any] = {
             "sub": RequestCaller(texts.sub, self._with_given("sub", sources.principal, sources), texts.granted),
@@ -121,16 +122,12 @@ class CasbinRequests:
             "obj": Attributed(texts.obj, self._with_given("obj", sources.object, sources)),
             "act": texts.act,
         }
-        return [
+        request = [
             values[text] if path is None else _there(path, sources.value(path))
             for text, path in zip(self._texts, self._paths, strict=True)
         ]
-
-    def written(self, scene: ConditionContext) -> Mapping[str, Any]:
-        """Return what requests hold of what the caller wrote, by path."""
-        sources = _Sources(scene, "", self._attributes)
-        found = {path: sources.value(path) for path in self._written}
-        return {path: value for path, value in found.items() if value is not _MISSING}
+        written = {path: sources.value(path) for path in self._written}
+        return request, {path: value for path, value in written.items() if value is not _MISSING}
 
     def names_on(self, server: str) -> bool:
         """Whether the policy has names for objects on a server."""
@@ -151,22 +148,22 @@ class CasbinRequests:
         given = self._given[text]
         if not given:
             return attributes
-        found = {attribute: sources.value(path) for attribute, path in given.items()}
-        return {**attributes, **{attribute: value for attribute, value in found.items() if value is not _MISSING}}
+        # An argument that the caller leaves out is not there, whatever attributes.yaml says in its place.
+        found = {**attributes, **{attribute: sources.value(path) for attribute, path in given.items()}}
+        return {attribute: value for attribute, value in found.items() if value is not _MISSING}
 
 
 class _Sources:
     """What paths of `policy.request` read, in one call."""
 
     def __init__(self, scene: ConditionContext, obj: str, attributes: Attributes) -> None:
-        principal, question = scene.chain[scene.subject], scene.question
+        principal = scene.chain[scene.subject]
         self._scene, self._attributes = scene, attributes
         self.principal = {**scene.variable("principal"), **attributes.of(principal.name)}
         kind, _, rest = obj.partition(":")
         self.object: Mapping[str, Any] = {
             "name": obj, "kind": kind, "server": rest.partition("/")[0], **attributes.of(obj)
         }  # fmt: skip
-        self._question = question
 
     def value(self, path: str) -> Any:
         side, _, rest = path.partition(".")

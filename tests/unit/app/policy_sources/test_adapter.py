@@ -23,19 +23,9 @@ from sidecar.settings import Settings, load_settings
 from sidecar.settings.stored_policy import StoredPolicy
 from sidecar.upstreams.processes.launcher import Processes
 from tests.flow.world import until
+from tests.unit.policy.stock.setups import BY_ROLE, ROLES, conf
 
-MODEL = """\
-[request_definition]
-r = sub, obj, act
-[policy_definition]
-p = sub, obj, act
-[role_definition]
-g = _, _
-[policy_effect]
-e = some(where (p.eft == allow))
-[matchers]
-m = g(r.sub, p.sub) && r.obj == p.obj && r.act == p.act
-"""
+MODEL = conf(BY_ROLE, roles=ROLES)
 GIVEN = "p, alice, data1, read\np2,bob,f(a, b)\n# none\ng, alice, admin\nx, of no type\n"
 
 

@@ -279,3 +279,26 @@ def test_a_long_name_is_matched_in_linear_time(tmp_path: Path) -> None:
 def test_a_wildcard_before_the_first_slash_stays_before_it(tmp_path: Path) -> None:
     engine = engine_of(tmp_path, conf(SAME), "p, alice, data1, a/b/read\n")
     assert decided(engine, "user:alice", "tool:data1/a/b/read").allowed
+
+
+def test_an_argument_that_is_left_out_is_not_there(tmp_path: Path) -> None:
+    """Whatever attributes.yaml says in its place: the caller chooses what it leaves out."""
+    attributes = {"policies/attributes.yaml": ATTRIBUTES}
+    engine = engine_of(tmp_path, ABAC, "p, read\n", attributes, request={"obj.Owner": "args.owner"})
+    assert decided(engine, "user:alice", "tool:data1/read", {"owner": "user:alice"}).allowed
+    assert decided(engine, "user:alice", "tool:data1/read").reason is Reason.CONDITION_FALSE
+
+
+def test_no_role_definition_is_a_way_to_a_role_by_name(tmp_path: Path) -> None:
+    model = conf("g2(r.sub, p.sub) && r.obj == p.obj && r.act == p.act", roles={"g2": "_, _"})
+    engine = engine_of(tmp_path, model, "p, admin, data1, read\ng2, carol, admin\n")
+    assert decided(engine, "user:carol", "tool:data1/read").allowed
+    assert not decided(engine, "user:admin", "tool:data1/read").allowed
+
+
+def test_a_session_that_is_open_by_default_does_not_end_with_a_row(tmp_path: Path) -> None:
+    model = conf(SAME, columns="sub, obj, act, expires_at, eft", effect=DENY_OVERRIDE)
+    rows = "p, alice, data1, read, 2020-01-01T00:00:00Z, allow\np, bob, data1, read, -, deny\n"
+    engine = engine_of(tmp_path, model, rows, default="allow")
+    entered = engine.enter((Principal("user:alice", "test"),), Question("nhi:data1", "initialize", "data1"), NOW_S)
+    assert entered.allowed and entered.until is None
