@@ -10,6 +10,7 @@ from sidecar.admin.models import CancelOrder, Nothing, RunOrder
 from sidecar.admin.routes import ROUTES
 from sidecar.admin.schemas import check_body, order_in, query_in
 from sidecar.errors import Reason, Refusal
+from tests.drawn import containers
 from tests.tables import tables
 
 TABLES = tables("admin/requests")
@@ -24,7 +25,7 @@ POISON = (
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    containers(st.text(max_size=6), 3),
     max_leaves=6,
 )
 QUERIES = {route.path: route.query for route in ROUTES if route.method == "GET"}

@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 from sidecar.audit.digest import AuditKey, Digests, load_key, load_or_make_key
 from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.protocols.canonical import canonical_json as canonical
+from tests.drawn import containers
 from tests.peers import recompute_audit as peer
 from tests.unit.audit.scenes import KEY, OTHER_KEY, written_key
 
@@ -31,7 +32,7 @@ floats = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([-0.
 
 def json_of(integers: st.SearchStrategy[int]) -> st.SearchStrategy[Any]:
     scalars = st.none() | st.booleans() | integers | floats | st.text(characters, max_size=20)
-    return st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4))
+    return st.recursive(scalars, containers(names, 4))
 
 
 @given(json_of(safe_integers))

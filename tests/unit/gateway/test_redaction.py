@@ -16,6 +16,7 @@ from sidecar.gateway.redaction import ResponseScreen, screen_from
 from sidecar.protocols.json_pointers import parse_pointer, places
 from sidecar.protocols.jsonrpc import Message, Notification, Request, Response
 from sidecar.settings.responses import ResponseSettings
+from tests.drawn import containers
 from tests.tables import tables
 
 MAIL = "alice@example.com"
@@ -174,7 +175,7 @@ JSON = st.recursive(
     | st.text(max_size=12)
     | st.just(MAIL)
     | st.just("4111111111111111"),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | st.just(MAIL), inner, max_size=4),
+    containers(st.text(max_size=8) | st.just(MAIL), 4),
     max_leaves=20,
 )
 

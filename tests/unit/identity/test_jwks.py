@@ -17,6 +17,7 @@ from sidecar.errors import Refusal
 from sidecar.http.client import EgressError, fetch
 from sidecar.http.signing_keys import SigningKey, generate
 from sidecar.identity.jwks import MAX_KEYS, JwksError, parse_jwks
+from tests.drawn import containers
 from tests.unit.identity.world import IDP, World, a_world, an_issuer, b64, claims, minted, signing_key
 
 NEW = "rotated"
@@ -244,7 +245,7 @@ def test_a_key_that_cannot_be_used_is_passed_over(name: str) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=8) | st.sampled_from(["AQAB", "P-256"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    containers(st.text(max_size=3), 3),
     max_leaves=5,
 )
 MEMBERS = st.sampled_from(["kty", "crv", "x", "y", "n", "e", "kid", "alg", "use", "key_ops"])

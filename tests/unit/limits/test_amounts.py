@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from sidecar.limits.amounts import MILLION, MOST, in_units, millionths, path_of, reported
+from tests.drawn import containers
 
 WRITTEN = {5: 5_000_000, 0.002: 2_000, "0.002": 2_000, 0.000001: 1, 1e-5: 10, 0.1: 100_000, 0: 0}
 
@@ -75,7 +76,7 @@ def test_a_cost_is_found_where_the_path_leads(result: dict[str, object], path: s
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b", "task"]), inner, max_size=3),
+    containers(st.sampled_from(["a", "b", "task"]), 3),
     max_leaves=12,
 )
 

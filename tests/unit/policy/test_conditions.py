@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 from sidecar.policy.conditions import ConditionContext, Language
 from sidecar.policy.grammar import Wrong
 from sidecar.vocabulary import Chain, Principal, Question
+from tests.drawn import containers
 from tests.tables import tables
 from tests.unit.policy.world import NOW, at, chain, engine, tool
 
@@ -108,7 +109,7 @@ def test_a_decision_has_one_budget_for_all_its_conditions(tmp_path: Path) -> Non
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    containers(st.text(max_size=3), 3),
     max_leaves=12,
 )
 TEXTS = st.sampled_from(TABLES["parts"])

@@ -11,6 +11,7 @@ from sidecar.protocols.jsonrpc import Request
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_VERSION, TASKS_EXTENSION
 from sidecar.protocols.mcp.messages import METHODS
+from tests.drawn import containers
 from tests.tables import tables
 from tests.unit.protocols.asking import NO_NAMES, NO_STRINGS, call_of
 
@@ -56,9 +57,7 @@ def test_the_extension_is_declared_for_who_can_own_tasks_and_for_nobody_else() -
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner, max_size=2),
-    max_leaves=6,
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5), containers(st.text(max_size=5), 2), max_leaves=6
 )
 metadata = st.dictionaries(st.text(max_size=5), anything)
 members = st.sampled_from(["name", "arguments", "uri", "cursor", "requestState", "inputResponses", "vendor"])

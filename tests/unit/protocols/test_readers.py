@@ -18,6 +18,7 @@ from sidecar.errors import Refusal
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import ENVELOPE, PARAMS, Notification, Request, encode_message, parse_json
 from tests import wire
+from tests.drawn import containers
 from tests.unit.protocols.asking import parse_message
 
 NODE = """
@@ -31,11 +32,7 @@ require("readline").createInterface({input: process.stdin}).on("line", line => {
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 numbers = st.integers(-(2**53) + 1, 2**53 - 1) | st.floats(allow_nan=False, allow_infinity=False)
-values = st.recursive(
-    st.none() | st.booleans() | numbers | texts,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
-    max_leaves=12,
-)
+values = st.recursive(st.none() | st.booleans() | numbers | texts, containers(texts, 3), max_leaves=12)
 ids = st.integers(-(2**53) + 1, 2**53 - 1) | texts
 
 
@@ -171,9 +168,7 @@ def test_javascript_sees_the_corpus_as_we_do(node: Node, name: str) -> None:
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda of: st.lists(of) | st.dictionaries(st.text(), of),
-        max_leaves=12,
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(), containers(st.text(), None), max_leaves=12
     )
 )
 def test_what_is_written_as_we_write_it_is_read_as_strictly(value: object) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 from sidecar.errors import ConfigError, PolicyError, SettingsError
 from sidecar.settings.yaml_document import Document, read_document
 from sidecar.settings.yaml_nodes import MAX_BYTES, MAX_DEPTH, MAX_FAULTS, Loc, YamlNode
+from tests.drawn import containers
 from tests.tables import tables
 
 TABLES = tables("settings/yaml_document")
@@ -139,9 +140,7 @@ keys = st.text(max_size=6)
 plain_scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=8)
 )
-trees = st.recursive(
-    plain_scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4)
-)
+trees = st.recursive(plain_scalars, containers(keys, 4))
 
 
 @given(trees, st.booleans())

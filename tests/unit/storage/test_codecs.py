@@ -15,13 +15,14 @@ from sidecar.storage.task_owners import OWNERS, OwnerRecord
 from sidecar.tasks.api.task_record import TASKS, Task
 from sidecar.tasks.programs.run_record import RUNS, Execution
 from sidecar.vocabulary import Caller, Credential, Principal
+from tests.drawn import containers
 from tests.unit.storage.worlds import SORTS
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=6)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 COUNT = st.integers(-(2**53), 2**53)
 LEAF = st.none() | st.booleans() | COUNT | NUMBER | TEXT
-JSON = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2))
+JSON = st.recursive(LEAF, containers(TEXT, 2))
 WORDS = st.frozensets(TEXT, max_size=2)
 KINDS = st.sampled_from(["jwt", "api_key", "local", "certificate", "anonymous"])
 CALLERS = st.builds(

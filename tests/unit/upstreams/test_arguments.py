@@ -24,6 +24,7 @@ from sidecar.upstreams.mcp.arguments import (
     _extent,
     compile_schema,
 )
+from tests.drawn import containers
 from tests.tables import tables
 
 TABLES = tables("upstreams/arguments")
@@ -255,11 +256,7 @@ scalars = (
     | st.sampled_from([0.0, 1.0, 0.5, -2.5, 1e15, 2**53, 2**63, -(2**63)])
     | st.sampled_from(["", "a", "ab", "äöü", "a b", "\n", "1", "😀"])
 )
-values = st.recursive(
-    scalars,
-    lambda children: st.lists(children, max_size=4) | st.dictionaries(names, children, max_size=4),
-    max_leaves=8,
-)
+values = st.recursive(scalars, containers(names, 4), max_leaves=8)
 small = st.integers(0, 3)
 patterns = st.sampled_from(["^a", "b", "^[a-z]+", "a|1", "^.{2,3}", "(ab)*", " "])
 types = st.sampled_from(["string", "integer", "number", "boolean", "null", "array", "object"])

@@ -24,6 +24,7 @@ from sidecar.upstreams.mcp.pins import (
     pin_of,
 )
 from sidecar.upstreams.mcp.pins_file import MAX_PINS_BYTES, file_with, load_pins
+from tests.drawn import containers
 from tests.tables import tables
 from tests.unit.protocols.test_hidden_characters import POISONED
 
@@ -112,8 +113,7 @@ def test_a_change_of_pins_names_what_changed() -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), inner, max_size=3),
+    containers(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), 3),
     max_leaves=8,
 )  # fmt: skip
 

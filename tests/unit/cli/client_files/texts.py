@@ -6,16 +6,14 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.drawn import containers
+
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\s+')
 BETWEEN = ("", " ", "\n", "\r\n  ", '// a, comment } "\n', "/* and\n one */", "\t", "/**/")
 
 scalars = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-values = st.recursive(
-    scalars | texts,
-    lambda below: st.lists(below, max_size=4) | st.dictionaries(texts, below, max_size=4),
-    max_leaves=12,
-)
+values = st.recursive(scalars | texts, containers(texts, 4), max_leaves=12)
 
 
 @st.composite

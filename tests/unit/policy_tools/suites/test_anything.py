@@ -14,6 +14,7 @@ from sidecar.policy import Engine, PolicySource
 from sidecar.policy_tools.suites.loading import read_suites
 from sidecar.policy_tools.suites.report import data, junit, text
 from sidecar.policy_tools.suites.suite import run_suites
+from tests.drawn import containers
 from tests.unit.policy_tools.suites.rig import NOW, policy, write
 
 _WORDS = [
@@ -24,9 +25,7 @@ _WORDS = [
 ]
 _WORD = st.sampled_from(_WORDS) | st.text(max_size=8)
 _VALUE: st.SearchStrategy[Any] = st.recursive(
-    _WORD | st.integers(0, 5) | st.booleans() | st.none(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORD, inner, max_size=3),
-    max_leaves=6,
+    _WORD | st.integers(0, 5) | st.booleans() | st.none(), containers(_WORD, 3), max_leaves=6
 )
 _NAME = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=12)
 _PRINCIPAL = st.sampled_from(["nhi:a", "user:u", "user:v", "anonymous"])

@@ -11,16 +11,13 @@ from hypothesis import given, settings, strategies as st
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.schema import FieldSpec, Schema, UnreadableMessage, camel, schema_from
 from tests import wire
+from tests.drawn import containers
 from tests.tables import tables
 
 # --- the judge: what we read is what protobuf reads ---------------------------------------------------------------
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=6)
-JSON = st.recursive(
-    st.booleans() | st.integers(-(2**31), 2**31) | TEXT,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
-    max_leaves=5,
-)
+JSON = st.recursive(st.booleans() | st.integers(-(2**31), 2**31) | TEXT, containers(TEXT, 3), max_leaves=5)
 TIMES = tables("protocols/a2a/schema")["times"]
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "string": TEXT,

@@ -21,6 +21,7 @@ from sidecar.tasks.programs.attempt import (
 )
 from sidecar.tasks.programs.json_rpc import MAX_ARTIFACTS, MAX_NOISE, STATES, RpcDialogue
 from sidecar.tasks.programs.run_record import Category, Failure
+from tests.drawn import containers
 from tests.tables import tables
 
 MESSAGE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "say"}], "taskId": "t-1", "contextId": "c-1"}
@@ -254,9 +255,9 @@ def test_it_means_the_same_however_the_pipe_cuts_it(cuts: list[int]) -> None:
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+    containers(st.sampled_from(
         ["text", "parts", "artifacts", "artifact", "state", "message", "append", "data", "artifactId", "x"]
-    ), inner, max_size=4),
+    ), 4),
     max_leaves=12,
 )  # fmt: skip
 
