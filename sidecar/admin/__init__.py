@@ -22,8 +22,10 @@ from sidecar.admin.requests import HEADERS, answered, problem
 from sidecar.errors import Refusal
 from sidecar.gateway.routing import Entrance, check_envelope, headers_of, origin_form
 from sidecar.observability.metrics import Metrics
+from sidecar.settings.server import AdminCredential
 
 if TYPE_CHECKING:
+    from sidecar.admin.decisions import DecisionEndpoints
     from sidecar.admin.routes import OperatorAction, Role
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
@@ -32,35 +34,42 @@ PROBES: Final = ("/livez", "/readyz")
 
 @dataclass(frozen=True, slots=True)
 class AdminApp:
-    """The handler of the admin listener. `secrets` maps each secret to its bearer's role. `trusted` is the control
-    socket, which only its owner can open, so that all its callers are operators."""
+    """The handler of the admin listener. `secrets` maps each secret to its bearer's role and name. `trusted` is the
+    control socket, which only its owner can open, so that all its callers are operators. `decisions` answers
+    enforcement points."""
 
     app: OperatorAction
     metrics: Metrics
     entrance: Entrance
-    secrets: Mapping[bytes, Role]
+    secrets: Mapping[bytes, AdminCredential]
     trusted: bool = False
     health_only: bool = False
+    decisions: DecisionEndpoints | None = None
     _scraper: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "scrapes"))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        path = origin_form(request.raw_path).partition("?")[0]
+        if self.decisions is not None and self.decisions.serves(path):
+            return await self.decisions.handle(request)
         try:
             headers = headers_of(request)
             check_envelope(request, headers, self.entrance)
         except Refusal as refusal:
             return problem(refusal.detail, refusal.answer.http)
-        path = origin_form(request.raw_path).partition("?")[0]
         answer = await self._open(request, path)
         if answer is not None:
             return answer
         if self.health_only or not (self.secrets or self.trusted):
             return problem("no such address", 404)
-        role = self._role(request)
-        if role is None:
+        role: Role
+        if self.trusted:
+            role, by = "operator", _user_at(request)
+        elif (credential := self._credential(request)) is not None:
+            role, by = credential.role, f"admin:{credential.name or credential.role}"
+        else:
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
         from sidecar.admin.routes import answer_operator  # not before the first operator calls
 
-        by = _user_at(request) if self.trusted else f"admin:{role}"
         return await answer_operator(self.app, request, path, role, by, here=self.trusted)
 
     async def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
@@ -80,17 +89,15 @@ class AdminApp:
         content_type, body = await asyncio.get_running_loop().run_in_executor(self._scraper, render)
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
 
-    def _role(self, request: web.BaseRequest) -> Role | None:
-        if self.trusted:
-            return "operator"
+    def _credential(self, request: web.BaseRequest) -> AdminCredential | None:
         lines = request.headers.getall("Authorization", [])
         if len(lines) != 1 or not lines[0].startswith("Bearer "):
             return None
         given = lines[0].removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        found: Role | None = None
-        for secret, role in self.secrets.items():  # compare with all secrets, so that the time taken reveals nothing
+        found: AdminCredential | None = None
+        for secret, credential in self.secrets.items():  # with all of them, so that the time taken reveals nothing
             if hmac.compare_digest(given, secret):
-                found = role
+                found = credential
         return found
 
 

@@ -54,7 +54,7 @@ from sidecar.upstreams.upstream_account import UpstreamAccount
 MAX_KEY_BYTES = 16 * 2**20
 # Each section of the settings is in exactly one of the two sets.
 NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
-_RELOADED = "version identity policy signing upstreams agents streams refusals answers callbacks schedules"
+_RELOADED = "version identity pdp policy signing upstreams agents streams refusals answers callbacks schedules"
 RELOADED = frozenset(_RELOADED.split())
 
 
@@ -278,6 +278,13 @@ def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str
     """The new settings without what needs a restart (CONTRACT 2.4), and the names of the sections left out."""
     waiting = [name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name)]
     settings = written.model_copy(update={name: getattr(running, name) for name in waiting})
+    if (settings.pdp is None) != (running.pdp is None):
+        settings, waiting = _with(settings, ("pdp",), running.pdp), [*waiting, "pdp"]
+    elif settings.pdp is not None and running.pdp is not None:
+        for key in ("listen", "tls"):
+            if getattr(settings.pdp, key) != getattr(running.pdp, key):
+                settings = _with(settings, ("pdp", key), getattr(running.pdp, key))
+                waiting.append(f"pdp.{key}")
     ports = {name: offer.grpc_port for name, _, offer in running.offers()}
     for name, at, offer in written.offers():  # a card must not name a port without a listener
         if offer.grpc_port != ports.get(name):
@@ -316,8 +323,12 @@ def snapshot_of(
         agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ)
     together.call(_check_schedules, settings, document)
     tls: TlsContexts | None = None
+    pdp_tls: TlsContexts | None = None
     with together.noted():
         tls = tls_from(settings.server.tls) if isinstance(settings.server.tls, TlsFiles) else None
+    if settings.pdp is not None and settings.pdp.tls is not None:
+        with together.noted():
+            pdp_tls = tls_from(settings.pdp.tls)
     with together.noted():
         identity = Identity.from_settings(settings, time.time, fetch, trust=tls.trust if tls else "")
     with together.noted():
@@ -337,6 +348,7 @@ def snapshot_of(
         self_test=_self_test,
         signer=signer,
         tls=tls,
+        pdp_tls=pdp_tls,
     )
 
 

@@ -5,6 +5,7 @@ local      the pipeline, for one principal each   local[].listen
 gRPC       the pipeline, for agents               server.grpc, and a port for each agent that has one
 admin      the operator pages                     admin.listen, and a socket that only its owner can open
 metrics    health and metrics only                metrics.listen
+decisions  for other enforcement points           pdp.listen; also at the admin listener
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from sidecar.gateway.routing import Entrance, hosts_for
 from sidecar.http.server.fd_limits import enough_for
 from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import SilentResponse, WholeResponse
-from sidecar.http.tls import ShownCertificate, follows
+from sidecar.http.tls import ShownCertificate, TlsContexts, follows
 from sidecar.settings import Settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.secrets import read_secret
 
 if TYPE_CHECKING:
-    from sidecar.admin.routes import OperatorAction, Role
+    from sidecar.admin.routes import OperatorAction
 
 log = logging.getLogger("sidecar.app.servers")
 
@@ -74,8 +75,8 @@ class Servers:
             listener.serve(server, tls if listener is data else None)
             self.listeners.append(listener)
         await self._open_grpc(patience, undo)
-        for listener, handle in self._for_operators(operated, undo):
-            listener.serve(Server(handle, _broken_at_admin, patience, probes=PROBES))
+        for listener, handle, its_tls in self._for_operators(operated, undo):
+            listener.serve(Server(handle, _broken_at_admin, patience, probes=PROBES), its_tls)
             self.listeners.append(listener)
 
     def part_with_stale(self) -> None:
@@ -88,22 +89,31 @@ class Servers:
             *(listener.close(left_s) for listener in self.listeners), *(one.stop(left_s) for one in self.grpc_servers)
         )
 
-    def _for_operators(self, operated: OperatorAction, undo: AsyncExitStack) -> list[tuple[Listener, Handle]]:
-        settings, metrics = self.settings, self.pipeline.metrics
-        secrets: dict[bytes, Role] = {
-            read_secret(credential.secret_path, "ours").encode(): credential.role
-            for credential in settings.admin.credentials
-        }
+    def _for_operators(
+        self, operated: OperatorAction, undo: AsyncExitStack
+    ) -> list[tuple[Listener, Handle, TlsContexts | None]]:
+        settings, metrics, live = self.settings, self.pipeline.metrics, self.pipeline.live
+        secrets = {read_secret(one.secret_path, "ours").encode(): one for one in settings.admin.credentials}
+        decisions = None
+        if settings.pdp is not None:
+            from sidecar.admin.decisions import decisions_from
+
+            decisions = decisions_from(self.pipeline, settings, secrets)
         admin = take(settings.admin.listen, undo, self.path)
         control = take(UnixAddress(settings.control_path), undo, self.path)
-        found = [
-            (admin, AdminApp(operated, metrics, local_entrance(admin), secrets)),
-            (control, AdminApp(operated, metrics, local_entrance(control), {}, trusted=True)),
+        found: list[tuple[Listener, Handle, TlsContexts | None]] = [
+            (admin, AdminApp(operated, metrics, local_entrance(admin), secrets, decisions=decisions).handle, None),
+            (control, AdminApp(operated, metrics, local_entrance(control), {}, trusted=True).handle, None),
         ]
         if settings.metrics is not None:
             scraped = take(settings.metrics.listen, undo, self.path)
-            found.append((scraped, AdminApp(operated, metrics, Entrance(None), {}, health_only=True)))
-        return [(listener, each.handle) for listener, each in found]
+            found.append((scraped, AdminApp(operated, metrics, Entrance(None), {}, health_only=True).handle, None))
+        if decisions is not None and settings.pdp is not None and settings.pdp.listen is not None:
+            asked = take(settings.pdp.listen, undo, self.path)
+            first, local = live.current.pdp_tls, isinstance(asked.address, UnixAddress)
+            tls = None if first is None else follows(first, lambda: live.current.pdp_tls)
+            found.append((asked, replace(decisions, local=local).handle, tls))
+        return found
 
     def _is_stale(self, shown: ShownCertificate) -> bool:
         """Whether the peer was authenticated by other authorities than those now in force."""

@@ -170,7 +170,7 @@ class LineWalk:
         event = fields.get("event")
         report.events[event if event in shape.EVENTS else OTHER] += 1
         decision_id = str(fields.get("decision_id"))
-        if event == "decision" and len(report.unfinished) < MAX_UNFINISHED:
+        if event == "decision" and fields.get("http_status") is None and len(report.unfinished) < MAX_UNFINISHED:
             report.unfinished.add(decision_id)
         elif event == "outcome":
             report.unfinished.discard(decision_id)

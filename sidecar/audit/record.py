@@ -44,7 +44,7 @@ LAYOUT: Sequence[tuple[str, ...]] = [
         "id timestamp instance",
         "decision_id request_id trace_id run_id thread_id",
         "task_id",
-        "peer",
+        "peer enforcement_point",
         "credential",
         "credential_fault",
         "chain granted agent_id",
@@ -351,8 +351,9 @@ def task(task_id: str | None) -> str:
 
 
 @lru_cache(REMEMBERED)
-def peer(address: str) -> str:
-    return segment(PEER, {"peer": optional_text(address)})
+def peer(address: str, enforcement_point: str = "") -> str:
+    fields = {"peer": optional_text(address), "enforcement_point": optional_text(enforcement_point)}
+    return segment(PEER, fields)
 
 
 def answer(

@@ -152,6 +152,7 @@ class Recording:
     `charged` is 1 while the call may be forwarded, 0 once the charges of `limits` were returned. `tool_error` says that
     the response reports a failure at the upstream. `redactions` counts what was removed from the response; None if no
     rule examined it. `names` decides which names are known; other names in a refused call are recorded as digests.
+    `enforcement_point` is the name of the one that asked for the decision, "" for a call.
     `upstream` and `method` are for a request that ends before there is a call. `marks` holds the end of each
     stage, in their order; a stage may be marked again until the next one is, or the decision is recorded. Its keys are
     our names, never a caller's."""
@@ -161,6 +162,7 @@ class Recording:
     run_id: str | None = None
     thread_id: str | None = None
     task_id: str | None = None
+    enforcement_point: str = ""
     caller: Caller | None = None
     call: Call | None = None
     decision: Decision | None = None
@@ -261,7 +263,8 @@ class Recording:
     async def outcome(
         self, *, http_status: int, bytes_out: int | None, reason: Reason | None = None, event: Event = "outcome"
     ) -> None:
-        """Write how the call ended. `bytes_out` is the size of the response body. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        """Write how the call ended; with `event` "decision", what an enforcement point was answered. `bytes_out` is the
+        size of the response body. Raises Refusal(AUDIT_UNAVAILABLE)."""
         if self.done:
             raise AssertionError("a request has one terminal record")
         if self._record is not None:
@@ -270,7 +273,7 @@ class Recording:
                 record[shape.LIMITS] = self.audit.describer.limits(self.limits, self.charged)
                 record[shape.TASK] = shape.task(self.task_id)
         else:
-            record, latency = await self._gather_refused(), {}
+            record, latency = await self._gather_whole(self.charged if event == "decision" else 0), {}
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
         if self.credential_fault is not None:
@@ -311,13 +314,13 @@ class Recording:
                 raise
             self.done = True  # the caller gets 503; a further record is not attempted
 
-    async def _gather_refused(self) -> Record:
-        """The record of a request without a decision: nothing was charged, and names that nobody gave are digests."""
+    async def _gather_whole(self, charged: int) -> Record:
+        """The only record of a request. In a refusal, names that nobody gave are digests."""
         known = self.audit.describer.caller(self.caller)
         with suppress(Refusal):  # unhashable arguments are refused, and that refusal must be recorded
             is_small = self.bytes_in <= HASHED_HERE_BYTES
             self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
-        record = self._gather(known, 0, self.args_hash, self.decision_id)
+        record = self._gather(known, charged, self.args_hash, self.decision_id)
         if self.names is not None:
             allowed = self.decision is not None and self.decision.allowed
             about = shape.about(*self._words)
@@ -357,7 +360,7 @@ class Recording:
             same = describer.call(key, decision)
         record = same.record.copy()
         record[shape.IDS] = shape.ids(decision_id, asked_as, self.trace_id, self.run_id, self.thread_id)
-        record[shape.PEER] = shape.peer(self.peer)
+        record[shape.PEER] = shape.peer(self.peer, self.enforcement_point)
         record[shape.CREDENTIAL], record[shape.CHAIN] = known.credential, known.chain
         if self.task_id:
             record[shape.TASK] = shape.task(self.task_id)

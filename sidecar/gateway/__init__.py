@@ -3,7 +3,7 @@
 A call on the common way, a stateless request that a server answers with one JSON object, is this deep:
 
     from the listener to policy     from the frontend to the socket
-    1  Pipeline._answered           1  Forwarder.ask
+    1  Pipeline.answer              1  Forwarder.ask
     2  Stages.carry_out             2  GuardedTransport.exchange
     3  Snapshot.decide              3  HttpUpstream.exchange
     4  Engine.decide                4  ClientConnection.exchange

@@ -129,6 +129,11 @@ class Pipeline:
 
     def handle(self, http: HttpRequest, entrance: Entrance) -> Coroutine[Any, Any, web.StreamResponse]:
         """Returns the answer to one request. `entrance` is the listener that received it."""
+        request, known = self.begin(http, entrance)
+        return self.answer(request, self._read(request, entrance, known))
+
+    def begin(self, http: HttpRequest, entrance: Entrance) -> tuple[RequestContext, CallRoute | None]:
+        """Returns the context of a new request, and its route if that is known."""
         head, path, now = http.head, http.raw_path, self.live.current
         headers = routing.headers_of(http) if head is None or head.lines is None else head.lines
         known = now.call_routes.get((path, http.method, entrance.prefix))  # of paths in origin form
@@ -149,12 +154,12 @@ class Pipeline:
             request.shared = shared_with(headers, entrance.shared)
         if now.shadow_until is not None and now.shadows(self.live.clock()):
             request.shadow, record.enforcement = True, "shadow"
-        return self._answered(request, self._read(request, entrance, known))
+        return request, known
 
-    async def _answered(
+    async def answer(
         self, request: RequestContext, reading: Awaitable[Asked | web.StreamResponse]
     ) -> web.StreamResponse:
-        """Guarantees one answer and one end for each request."""
+        """Returns the answer to a request that `reading` reads. Guarantees one answer and one end for each request."""
         self.live.requests.add(request)
         try:
             asked = await reading
@@ -183,6 +188,8 @@ class Pipeline:
     def _finish(self, request: RequestContext) -> None:
         self.live.requests.discard(request)
         measure(self.metrics, request)
+        if request.refusal is not None:
+            request.reason = request.refusal.reason
         # These refer back here: a body of a megabyte must not wait for the garbage collector.
         request.refusal = request.lease = request.task = None
         request.excused = ()
@@ -220,7 +227,7 @@ class Pipeline:
             request.presented_kind, record.caller = "jwt", caller
             record.marks["auth"] = record.now_s()
         else:
-            caller = await self._identify(request, entrance, audience)
+            caller = await self.identify(request, entrance, audience)
         operation = await frontend.parse(request, caller, route)
         record.call = operation.call
         record.marks["parse"] = record.now_s()
@@ -253,7 +260,7 @@ class Pipeline:
             return await _public(request, "jwks", 200, now.signer.key_set, CACHED)
         if route.kind == routing.MESSAGES:
             request.enter(route.server, routing.MCP)
-            return await self._take(request, await self._identify(request, entrance, now.audience(route.server)))
+            return await self._take(request, await self.identify(request, entrance, now.audience(route.server)))
         caller = None if route.kind == routing.PUSH else await self._card_reader(request, route, entrance)
         self.stages.admit(request)
         self.stages.inside += 1
@@ -272,7 +279,7 @@ class Pipeline:
             caller = request.record.caller = STRANGER
         else:
             request.enter(name, routing.AGENTS, route.alias)
-            caller = await self._identify(request, entrance, audience)
+            caller = await self.identify(request, entrance, audience)
         try:
             self.stages.refuse_disabled(request.now, caller, self.agents.card_call(request, route), self.live.clock())
         except Refusal:
@@ -281,7 +288,8 @@ class Pipeline:
             raise Refusal(Reason.UPSTREAM_UNKNOWN) from None  # an unidentified caller sees an agent that does not exist
         return caller
 
-    async def _identify(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Caller:
+    async def identify(self, request: RequestContext, entrance: Entrance, audience: Audience) -> Caller:
+        """Returns the caller, by the credentials of the request. Raises Refusal."""
         presented = self._present(request, entrance, audience)
         caller = request.record.caller = await request.now.identity.identify(presented, audience)
         request.record.marks["auth"] = request.record.now_s()
@@ -313,7 +321,7 @@ class Pipeline:
         self, request: RequestContext, caller: Caller, session: Session, paired: SseSession, message: Message
     ) -> None:
         request.handed_on = False
-        response = await self._answered(request, self._read_there(request, caller, session, message))
+        response = await self.answer(request, self._read_there(request, caller, session, message))
         if isinstance(response, WholeResponse) and response.body and isinstance(message, Request):
             with suppress(Refusal):  # the caller left; the outcome of its call is recorded
                 await paired.outlet().write(sse.encode_event(response.body))
@@ -372,10 +380,14 @@ class Pipeline:
         return True
 
     async def _refuse(self, request: RequestContext, refusal: Refusal) -> web.StreamResponse:
-        if self._closes(request, refusal):
+        refusals, record = self.stages.refusals, request.record
+        if record.enforcement_point:  # it gets its answer always, and may ask about a caller as often as it likes
+            counted = record.caller is None and self._unrecorded(request, refusal, refusals.closes)
+        elif self._closes(request, refusal):
             return SilentResponse()
+        else:
+            counted = self._unrecorded(request, refusal, refusals.only_counts)
         told = self._told(request, refusal)
-        counted = self._unrecorded(request, refusal, self.stages.refusals.only_counts)
         recorded = refusal if counted else await request.remember(refusal, told.status)
         if request.begun is not None:  # a stream has begun: no second answer may follow, only its end
             request.break_off()

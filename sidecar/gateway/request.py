@@ -53,13 +53,13 @@ class ParsedOperation(NamedTuple):
 
     `begins` says that it begins work, rather than being an answer to the server, a notification, or work that was
     admitted before. `charges` are the limits that it is charged to: `creation` are all but concurrency slots, for what
-    is answered here or begins later; `slots` are those, once it begins.
+    is answered here or begins later; `slots` are those, once it begins; `none` is for a decision alone.
     """
 
     call: Call
     content: Any
     begins: bool = True
-    charges: Literal["all", "creation", "slots"] = "all"
+    charges: Literal["all", "creation", "slots", "none"] = "all"
 
 
 class CallContext:
@@ -96,7 +96,8 @@ class RequestContext(CallContext):
     while `handed_on` is set. `task` carries it out, if that is not its connection's. `prefix` is the path under which
     callers see sidecar, `base` the base URL for a local caller. `presented_kind` is the kind of the caller's first
     credential. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more. `dialect` writes
-    refusals in protocols other than MCP. `started_s` is in the loop's time.
+    refusals in protocols other than MCP. `reason` is why it was refused, once it is answered. `started_s` is in the
+    loop's time.
     """
 
     # Most requests change few of these, so they are defaults of the class.
@@ -112,6 +113,7 @@ class RequestContext(CallContext):
     paired: SseSession | None = None
     shared: Lines = ()
     presented_kind = "none"
+    reason: Reason | None = None
     parameter_headers: Sequence[tuple[str, str]] = ()
 
     def __init__(

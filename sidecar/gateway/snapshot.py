@@ -62,7 +62,9 @@ T = TypeVar("T")
 
 OIDC_PRESETS = ("keycloak", "entra", "okta")  # their metadata is OpenID Connect's
 # Method names of audit records that no protocol defines.
-OWN_METHODS = frozenset({"card", "push", "metadata", "preflight", "jwks", "session/stream", "session/end"})
+OWN_METHODS = frozenset(
+    {"card", "push", "metadata", "preflight", "jwks", "session/stream", "session/end", "session/reply"}
+)
 _noticed = attrgetter(
     "engine.revision", "engine.warnings", "settings", "budgets", "disabled", "keys_digest", "pins", "waiting"
 )
@@ -122,9 +124,10 @@ class Snapshot:
     `shadow_until` (seconds since the epoch) is when enforcement begins; None is from the start. `keys_digest` changes
     with every file of keys and credentials that settings name. `required` holds the digest of each tool of a server
     that requires pins. `lenient` are the servers that may be sent similar keys. `signer` signs sidecar's tokens, `tls`
-    applies to the data listener's next handshake. `offers` describe how agents are offered, `aliases` map agents' own
-    paths to names, `call_routes` are those that the pipeline found, by path, verb and prefix. `waiting` are the changed
-    sections of settings that need a restart; `settings` has them as they run.
+    and `pdp_tls` apply to the next handshake of the data listener and of enforcement points. `offers` describe how
+    agents are offered, `aliases` map agents' own paths to names, `call_routes` are those that the pipeline found, by
+    path, verb and prefix. `waiting` are the changed sections of settings that need a restart; `settings` has them as
+    they run.
     """
 
     settings: Settings
@@ -149,6 +152,7 @@ class Snapshot:
     signer: TokenSigner = NO_SIGNER
     waiting: tuple[str, ...] = ()
     tls: TlsContexts | None = None
+    pdp_tls: TlsContexts | None = None
     offers: Mapping[str, AgentOffer] = field(default_factory=dict)
     aliases: Aliases = field(default_factory=dict)
     call_routes: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, compare=False)
@@ -356,6 +360,7 @@ def snapshot_from(
     self_test: SelfTest,
     signer: TokenSigner = NO_SIGNER,
     tls: TlsContexts | None = None,
+    pdp_tls: TlsContexts | None = None,
 ) -> Snapshot:
     """Builds a snapshot and runs the policy's own tests. Raises PolicyError with every test that fails."""
     policy, pins = settings.policy, beside.pins
@@ -411,6 +416,7 @@ def snapshot_from(
         required=pins.required({name: service.definition.pins for name, service in services.items()}),
         signer=signer,
         tls=tls,
+        pdp_tls=pdp_tls,
         offers=offers,
         aliases={offer.base_path: name for name, offer in offers.items() if offer.base_path is not None},
     )

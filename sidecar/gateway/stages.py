@@ -21,7 +21,7 @@ from sidecar.gateway.snapshot import Snapshot, all_of
 from sidecar.http.client import ConnectFailed, QueueFull
 from sidecar.http.server.load_shedding import LoadShedding
 from sidecar.http.server.refusal_throttle import RefusalThrottle
-from sidecar.limits import Limiter, SessionCalls, plan_charges
+from sidecar.limits import NOTHING, Limiter, SessionCalls, plan_charges
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.mcp import task_messages
 from sidecar.storage.task_owners import TaskOwners
@@ -74,7 +74,8 @@ class Stages:
             if not decision.allowed and not request.shadow:
                 decision.or_refuse()
             if call.session:
-                self._charge_session_call(request, caller, call)
+                if charges != "none":
+                    self._charge_session_call(request, caller, call)
             elif call.method != "tools/call" and (key := now.similar_key(call, decision)) is not None:
                 raise malformed(f"{key} differs from another name only in case or Unicode form", INVALID_PARAMS)
             if call.tasks or call.wants_task:
@@ -86,7 +87,7 @@ class Stages:
                 await asyncio.sleep(0)
             plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
             if charges != "all":
-                plan = plan.at_creation if charges == "creation" else plan.of_slots
+                plan = NOTHING if charges == "none" else plan.at_creation if charges == "creation" else plan.of_slots
             request.plan = plan
             del now  # a stream that stays open keeps no old policy alive
             lease = request.lease = self.limiter.reserve(plan, record.decision_id)
@@ -98,7 +99,8 @@ class Stages:
                 if lease.degraded and not request.shadow:
                     record.enforcement = "degraded"
                 marks["limits"] = read_clock()
-                await record.decided()  # the decision is recorded before the upstream is called
+                if not record.enforcement_point:  # a decision for one is recorded with its answer
+                    await record.decided()  # before the upstream is called
                 marks["audit"] = read_clock()
                 try:
                     if large:

@@ -32,14 +32,18 @@ REQUEST_BUCKETS_S = (
 )  # fmt: skip
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
 
-PROTOCOLS = ("mcp", "a2a", "http")  # http: plain calls, and bytes that are not a request
+ASKED = ("authzen", "ext_authz", "auth_request")  # decisions for other enforcement points
+PROTOCOLS = ("mcp", "a2a", "http", *ASKED)  # http: plain calls, and bytes that are not a request
 TOOL_ERROR = "tool_error"  # delivered, with a failure of the tool: `success` with `tool_error` in the audit
 # The same values as in the audit, so that the two can be compared.
 STATUSES = ("success", TOOL_ERROR, "permission_denied", "rate_limited", "error")
 METHODS_OF_MCP = frozenset(METHODS) | frozenset(NOTIFICATIONS) | SERVER_REQUESTS
 METHODS_OF_A2A = frozenset(BY_ACTION)
 WIRE_METHODS = METHODS_OF_MCP | METHODS_OF_A2A
-METHODS_OF: Mapping[str, Collection[str]] = {"mcp": METHODS_OF_MCP, "a2a": METHODS_OF_A2A, "http": WIRE_METHODS}
+METHODS_OF: Mapping[str, Collection[str]] = dict.fromkeys(PROTOCOLS, WIRE_METHODS) | {
+    "mcp": METHODS_OF_MCP,
+    "a2a": METHODS_OF_A2A,
+}
 # Created before the first call, so that `rate()` sees it.
 COMMON_METHODS = ("tools/call", "tools/list")
 COMMON_OF_AGENTS = (SEND.action, STREAM.action)

@@ -20,6 +20,7 @@ from sidecar.settings.field_types import (
     PublicUrl,
     Seconds,
     Section,
+    Slug,
 )
 from sidecar.settings.validation_errors import Finding
 
@@ -136,9 +137,11 @@ class AdminCredential(Section):
     """Who may use the admin listener."""
 
     role: Literal["viewer", "operator", "pdp"]
-    """What the bearer of this secret may do."""
+    """What the bearer of this secret may do. `pdp` asks for decisions."""
     secret_path: PathField
     """File with the secret: at least 32 random characters."""
+    name: Slug | None = None
+    """Who has it, in audit records. By default the role."""
 
 
 class AdminSettings(Section):

@@ -14,6 +14,7 @@ from sidecar.settings.callbacks import CallbackSettings
 from sidecar.settings.credentials import SigningSettings
 from sidecar.settings.field_types import SLUG, Many, PathField, Section, Slug
 from sidecar.settings.identity import IdentitySettings
+from sidecar.settings.pdp import DecisionSettings
 from sidecar.settings.policy import PolicySettings
 from sidecar.settings.schedules import MOST, ScheduleSettings, schedule_faults
 from sidecar.settings.server import (
@@ -49,6 +50,8 @@ class Settings(Section):
     admin: AdminSettings = Field(default_factory=AdminSettings)
     metrics: MetricsSettings | None = None
     """A second address for metrics and health only."""
+    pdp: DecisionSettings | None = None
+    """Decisions for other enforcement points. Without this section there are none."""
     identity: IdentitySettings = Field(default_factory=IdentitySettings)
     policy: PolicySettings = Field(default_factory=PolicySettings)
     store: StoreSettings = Field(default_factory=StoreSettings)
@@ -149,6 +152,8 @@ class Settings(Section):
         yield ("admin", "listen"), self.admin.listen
         if self.metrics:
             yield ("metrics", "listen"), self.metrics.listen
+        if self.pdp is not None and self.pdp.listen is not None:
+            yield ("pdp", "listen"), self.pdp.listen
         if self.server.grpc is not None:
             yield ("server", "grpc"), self.server.grpc
 

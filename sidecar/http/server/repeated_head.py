@@ -63,7 +63,7 @@ class ArrivedBody(EmptyStreamReader):
     __slots__ = ("data", "head")
     _eof = True
 
-    def __init__(self, head: RepeatedHead, data: bytes) -> None:
+    def __init__(self, head: RepeatedHead | None, data: bytes) -> None:
         self.head, self.data = head, data
 
     def read_nowait(self, n: int = -1) -> bytes:

@@ -63,6 +63,7 @@ def gathered(recording: Recording, digest: str | None, charged: int) -> dict[str
         "decision_id": recording.decision_id,
         "request_id": asked_as if isinstance(asked_as, int) and abs(asked_as) < 2**63 else words(asked_as),
         "peer": text(recording.peer, 256),
+        "enforcement_point": text(recording.enforcement_point, 256) or None,
         "args_hash": digest,
         "federation": recording.federation,
         "limits": limits(recording, charged),

@@ -1,0 +1,98 @@
+"""The HTTP endpoints of decisions for other enforcement points, at the admin listener and at one of their own.
+
+    POST /access/v1/…, GET /.well-known/authzen-configuration   AuthZEN
+    …    /ext-authz/…                                           Envoy's ext_authz in HTTP mode
+    GET  /auth/nginx                                            nginx's auth_request
+
+An enforcement point shows the secret of an admin credential of the role `pdp` in `X-PDP-Key`. Where the request has no
+credential of a caller, `Authorization: Bearer` is accepted too. Host and Origin are not checked here, because no
+browser sends such a header on its own, and because both may be those of the caller that the question is about.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from sidecar.admin.requests import problem
+from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
+from sidecar.gateway.decisions.point import DecisionPoint
+from sidecar.gateway.pipeline import Pipeline
+from sidecar.gateway.routing import Entrance, check_framing, headers_of, origin_form
+from sidecar.http.tls import shown_on
+from sidecar.identity.certificate_names import CertificateError, read_certificate
+from sidecar.settings import Settings
+from sidecar.settings.server import AdminCredential
+
+KEY_HEADER: Final = "x-pdp-key"
+LOCAL: Final = "local"
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionEndpoints:
+    """Answers enforcement points. `names` maps each secret to the name of the enforcement point that has it; `local`:
+    all callers reached a socket that only its owner can open."""
+
+    point: DecisionPoint
+    names: Mapping[bytes, str]
+    local: bool = False
+
+    @staticmethod
+    def serves(path: str) -> bool:
+        """Reports whether a path is one of these endpoints."""
+        return path.startswith(("/access/v1/", "/ext-authz/")) or path in ("/auth/nginx",)
+
+    async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answers one request."""
+        headers = headers_of(http)
+        check_framing(http.version, headers)
+        path = origin_form(http.raw_path).partition("?")[0]
+        if not self.serves(path):
+            return problem("no such address", 404)
+        name = self._name_of(http, path)
+        if not name:
+            return problem("a credential of the role pdp is needed", 401, {"WWW-Authenticate": "Bearer"})
+        return problem("no such address", 404)
+
+    def _name_of(self, http: web.BaseRequest, path: str) -> str:
+        """Returns the name of the enforcement point, "" for none."""
+        given = http.headers.getall(KEY_HEADER, [])
+        if not given and path.startswith("/access/"):
+            lines = http.headers.getall("Authorization", [])
+            given = [line.removeprefix("Bearer ") for line in lines if line.startswith("Bearer ")]
+        if len(given) > 1:
+            return ""
+        if given:
+            return self.name_of(given[0])
+        shown = shown_on(http.transport).certificate
+        if shown:
+            try:
+                return next(iter(read_certificate(shown).names), "")
+            except CertificateError:
+                return ""
+        return LOCAL if self.local else ""
+
+    def name_of(self, secret: str) -> str:
+        """Returns the name of the enforcement point that has this secret, "" for none."""
+        raw, found = secret.encode("utf-8", "surrogateescape"), ""
+        for known, name in self.names.items():  # compare with all, so that the time taken reveals nothing
+            if hmac.compare_digest(raw, known):
+                found = name
+        return found
+
+
+def decisions_from(
+    pipeline: Pipeline, settings: Settings, secrets: Mapping[bytes, AdminCredential]
+) -> DecisionEndpoints:
+    """The endpoints of decisions. Requests asked about may name any host, because the enforcement point chose it."""
+    origins = frozenset(origin.lower() for origin in settings.server.allowed_origins)
+    forwarder, agents = pipeline.forwarder, pipeline.agents
+    checked = CheckedAgents(forwarder, agents.pushes, agents.pages)
+    mcp = CheckedMcp(forwarder, pipeline.stages.switch, pipeline.stages.clock)
+    point = DecisionPoint(pipeline, Entrance(None, origins), mcp, checked)
+    named = {secret: one.name or one.role for secret, one in secrets.items() if one.role == "pdp"}
+    return DecisionEndpoints(point, named)

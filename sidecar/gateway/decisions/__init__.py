@@ -1,0 +1,8 @@
+"""Decisions for other enforcement points, which carry out themselves what they ask about.
+
+A question passes the pipeline of a call and ends where the upstream would begin: with the same parsers, policy, checks
+and limits. It leaves one audit record, which names the enforcement point.
+
+    point.py      decides: `DecisionPoint.decide`
+    checked.py    the frontends of MCP and A2A, which answer a permitted call instead of sending it
+"""

@@ -1,0 +1,113 @@
+"""The frontends of calls that enforcement points ask about. They read and check as the frontends that send calls do.
+
+What belongs to a session between caller and upstream is unknown here, because it did not pass: sessions, tasks and
+`requestState` of MCP are the server's own. Tasks that a call names are therefore never the caller's, and refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidecar.errors import LimitState, Reason, Refusal
+from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
+from sidecar.gateway.frontends.mcp import McpFrontend, operation_of
+from sidecar.gateway.frontends.mcp_requests import END, STREAM, AskIntent, PairIntent, ServerIntent, stream_call
+from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
+from sidecar.gateway.routing import EVERY, MCP, Route
+from sidecar.http.server.response import WholeResponse
+from sidecar.protocols.jsonrpc import Message, Request, Response, malformed
+from sidecar.protocols.mcp import eras, messages
+from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS, VERSION_HEADER
+from sidecar.vocabulary import Call, Caller, Decision
+
+REPLY = "session/reply"  # the answer to a request of the server, for which MCP defines no method
+UNSAID_VERSION = "2025-03-26"  # of a message without MCP-Protocol-Version
+DECISION_ID = "X-Sidecar-Decision-Id"
+
+
+class Permit(WholeResponse):
+    """The answer to a permitted question. `limits` are the limits that were charged."""
+
+    def __init__(self, decision_id: str, limits: tuple[LimitState, ...]) -> None:
+        super().__init__(200, headers={DECISION_ID: decision_id})
+        self.limits = limits
+
+
+async def permit(charged: Charged) -> Permit:
+    """Records the decision and returns the permit. The charge stays, because the enforcement point makes the call.
+    Raises Refusal(AUDIT_UNAVAILABLE)."""
+    charged.lease.forwarded = True
+    record = charged.request.record
+    await record.outcome(http_status=200, bytes_out=0, event="decision")
+    return Permit(record.decision_id, tuple(record.limits))
+
+
+class CheckedMcp(McpFrontend):
+    """MCP at one server's address."""
+
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
+        if route.kind != MCP or route.server == EVERY:
+            raise Refusal(Reason.ROUTE_UNKNOWN)  # no address of the server itself
+        if request.verb == "POST":
+            message = request.message_in(await request.body())
+            if "mcp-session-id" in request.headers:
+                request.in_session()
+            return operation_of(request, self._intent(request, message))
+        method = END if request.verb == "DELETE" else STREAM
+        return operation_of(request, PairIntent(stream_call(request.server, method, _version(request))))
+
+    def _intent(self, request: RequestContext, message: Message) -> ServerIntent:
+        if isinstance(message, Response):
+            return PairIntent(stream_call(request.server, REPLY, _version(request)))
+        era, version = eras.version_of(request.headers, message)
+        if era is STATELESS:
+            eras.check_routing(request.headers, message)
+        call = messages.call_from(message, era, version or UNSAID_VERSION, request.server)
+        return AskIntent(call, message, era, None) if isinstance(message, Request) else PairIntent(call)
+
+    async def check(
+        self, request: RequestContext, caller: Caller, intent: ServerIntent, decision: Decision
+    ) -> ServerIntent:
+        if isinstance(intent, AskIntent) and "requestState" in intent.message.params:
+            params = {name: value for name, value in intent.message.params.items() if name != "requestState"}
+            intent = intent._replace(message=intent.message._replace(params=params))
+        return await super().check(request, caller, intent, decision)
+
+    async def carry_out(self, charged: Charged) -> Permit:
+        return await permit(charged)
+
+
+def _version(request: RequestContext) -> str:
+    lines = request.headers.get(VERSION_HEADER, (UNSAID_VERSION,))
+    if len(lines) > 1:
+        raise malformed("MCP-Protocol-Version is there more than once")
+    if lines[0] not in SESSION_VERSIONS:
+        raise eras.unsupported(lines[0])
+    return lines[0]
+
+
+class CheckedAgents(AgentFrontend):
+    """A2A at one agent's address."""
+
+    async def carry_out(self, charged: Charged) -> Permit:
+        return await permit(charged)
+
+
+class PolicyQuestion:
+    """A question about an object that no upstream has: policy, the kill switch and limits decide it."""
+
+    folder = MCP
+
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
+        raise Refusal(Reason.ROUTE_UNKNOWN)
+
+    async def check(self, request: RequestContext, caller: Caller, content: Call, decision: Decision) -> Call:
+        return content
+
+    async def carry_out(self, charged: Charged) -> Permit:
+        return await permit(charged)
+
+
+def asked_headers(headers: Any) -> list[tuple[bytes, bytes]]:
+    """Returns header lines as the pipeline reads them."""
+    return [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers]

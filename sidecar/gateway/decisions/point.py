@@ -1,0 +1,102 @@
+"""Decides what enforcement points ask about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from aiohttp import HttpVersion11, web
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway import routing
+from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
+from sidecar.gateway.pipeline import Asked, Frontend, Pipeline
+from sidecar.gateway.request import RequestContext
+from sidecar.gateway.routing import Entrance
+from sidecar.http.server.repeated_head import ArrivedBody
+from sidecar.http.tls import NOTHING, ShownCertificate
+
+AskingProtocol = Literal["authzen", "ext_authz", "auth_request"]
+Read = Callable[[RequestContext], Awaitable[Asked]]
+
+
+class Asking(NamedTuple):
+    """How a decision is asked for: by which protocol, by which enforcement point, and whether limits are charged."""
+
+    protocol: AskingProtocol
+    enforcement_point: str
+    charge: bool
+
+
+class AskedRequest:
+    """A request that an enforcement point received, as the pipeline sees it: the parts that it reads of an HTTP
+    request. `target` is its path and query, `peer` the address of its caller."""
+
+    version = HttpVersion11
+    transport = head = task = None
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        body: bytes = b"",
+        peer: str = "",
+        shown: ShownCertificate = NOTHING,
+    ) -> None:
+        self.method, self.raw_path, self.raw_headers, self.remote, self.shown = method, target, headers, peer, shown
+        self.content, self.content_length = ArrivedBody(None, body), len(body)
+
+
+@dataclass(slots=True)
+class DecisionPoint:
+    """The policy decision point. `entrance` holds the web origins that may call."""
+
+    pipeline: Pipeline
+    entrance: Entrance
+    mcp: CheckedMcp
+    agents: CheckedAgents
+
+    async def decide(
+        self, http: AskedRequest, asking: Asking, read: Read | None = None
+    ) -> tuple[RequestContext, web.StreamResponse]:
+        """Decides on a request, or on what `read` returns, and records it. The response is a `Permit`, or the refusal
+        as the caller would have got it; `RequestContext.reason` is then why."""
+        request, _ = self.pipeline.begin(http, self.entrance)  # type: ignore[arg-type]
+        record, request.task = request.record, asyncio.current_task()
+        record.protocol, record.enforcement_point = asking.protocol, asking.enforcement_point
+        reading = self._read(request) if read is None else read(request)
+        return request, await self.pipeline.answer(request, _charging(reading, asking.charge))
+
+    async def _read(self, request: RequestContext) -> Asked:
+        """Reads a request to an MCP server or an agent. Raises Refusal, also for other addresses."""
+        now, record = request.now, request.record
+        routing.check_envelope(request.http, request.headers, self.entrance)
+        route = routing.route_of(request.path, request.verb, now.aliases)
+        frontend = self.frontend(route.kind)
+        request.enter(route.server, frontend.folder, route.alias)
+        if frontend is self.agents:
+            self.agents.enter(request, route)
+        audience = now.audience(route.server, frontend.folder)
+        caller = await self.pipeline.identify(request, self.entrance, audience)
+        operation = await frontend.parse(request, caller, route)
+        record.call = operation.call
+        record.marks["parse"] = record.now_s()
+        return caller, frontend, operation
+
+    def frontend(self, kind: str) -> Frontend:
+        """Returns the frontend of addresses of one kind. Raises Refusal(ROUTE_UNKNOWN)."""
+        if kind == routing.MCP:
+            return self.mcp
+        if kind == routing.AGENT:
+            return self.agents
+        raise Refusal(Reason.ROUTE_UNKNOWN)
+
+
+async def _charging(reading: Awaitable[Asked], charge: bool) -> Asked:
+    """Charges all limits but slots, which nobody would return, or none."""
+    caller, frontend, operation = await reading
+    charges: Any = "creation" if charge else "none"
+    return caller, frontend, operation._replace(charges=charges)
