@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 
@@ -22,7 +22,7 @@ from sidecar.admin.requests import problem
 from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
 from sidecar.gateway.decisions.point import DecisionPoint
 from sidecar.gateway.pipeline import Pipeline
-from sidecar.gateway.routing import Entrance, check_framing, headers_of, origin_form
+from sidecar.gateway.routing import Entrance, Headers, check_framing, headers_of, origin_form
 from sidecar.http.tls import shown_on
 from sidecar.identity.certificate_names import CertificateError, read_certificate
 from sidecar.settings import Settings
@@ -30,6 +30,18 @@ from sidecar.settings.server import AdminCredential
 
 KEY_HEADER: Final = "x-pdp-key"
 LOCAL: Final = "local"
+
+
+class Endpoint(Protocol):
+    """One protocol of enforcement points. `takes_bearer`: `Authorization` is the enforcement point's, not a caller's."""
+
+    takes_bearer: bool
+
+    def serves(self, path: str) -> bool:
+        """Reports whether a path is of this protocol."""
+
+    async def answer(self, http: web.BaseRequest, headers: Headers, path: str, name: str) -> web.StreamResponse:
+        """Answers a request of the enforcement point `name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +52,29 @@ class DecisionEndpoints:
     point: DecisionPoint
     names: Mapping[bytes, str]
     local: bool = False
+    protocols: tuple[Endpoint, ...] = ()
 
-    @staticmethod
-    def serves(path: str) -> bool:
+    def serves(self, path: str) -> bool:
         """Reports whether a path is one of these endpoints."""
-        return path.startswith(("/access/v1/", "/ext-authz/")) or path in ("/auth/nginx",)
+        return any(protocol.serves(path) for protocol in self.protocols)
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answers one request."""
         headers = headers_of(http)
         check_framing(http.version, headers)
         path = origin_form(http.raw_path).partition("?")[0]
-        if not self.serves(path):
+        protocol = next((each for each in self.protocols if each.serves(path)), None)
+        if protocol is None:
             return problem("no such address", 404)
-        name = self._name_of(http, path)
+        name = self._name_of(http, bearer=protocol.takes_bearer)
         if not name:
             return problem("a credential of the role pdp is needed", 401, {"WWW-Authenticate": "Bearer"})
-        return problem("no such address", 404)
+        return await protocol.answer(http, headers, path, name)
 
-    def _name_of(self, http: web.BaseRequest, path: str) -> str:
+    def _name_of(self, http: web.BaseRequest, *, bearer: bool) -> str:
         """Returns the name of the enforcement point, "" for none."""
         given = http.headers.getall(KEY_HEADER, [])
-        if not given and path.startswith("/access/"):
+        if not given and bearer:
             lines = http.headers.getall("Authorization", [])
             given = [line.removeprefix("Bearer ") for line in lines if line.startswith("Bearer ")]
         if len(given) > 1:

@@ -86,6 +86,11 @@ class DecisionPoint:
         record.marks["parse"] = record.now_s()
         return caller, frontend, operation
 
+    def charges(self, asked: bool) -> bool:
+        """Reports whether a decision is charged, where the request `asked` for that or not (`pdp.charges`)."""
+        settings = self.pipeline.live.current.settings.pdp
+        return settings is not None and (settings.charges == "always" or (settings.charges == "ask" and asked))
+
     def frontend(self, kind: str) -> Frontend:
         """Returns the frontend of addresses of one kind. Raises Refusal(ROUTE_UNKNOWN)."""
         if kind == routing.MCP:
