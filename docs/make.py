@@ -160,7 +160,7 @@ MEANINGS: Mapping[str, str] = {
     "thread_id": "likewise, from `thread_id` or `X-Thread-Id`",
     "task_id": "the task that a call to an agent, or an MCP call about a task, named or began; only its caller's own",
     "peer": "the address on the other end of the connection; `local` for a Unix socket",
-    "enforcement_point": "the enforcement point that [asked for the decision](decisions.md); null for a call through the sidecar",
+    "enforcement_point": "the one that [asked for the decision](decisions.md); null for a call through the sidecar",
     "credential": "proven by: kind (`jwt`, `api_key`, `agent_token`, `local`, `certificate`, `anonymous`), "
     "issuer or name, key id",
     "credential_fault": "what was wrong where `reason` is `bad-credential`: "

@@ -33,7 +33,7 @@ LOCAL: Final = "local"
 
 
 class Endpoint(Protocol):
-    """One protocol of enforcement points. `takes_bearer`: `Authorization` is the enforcement point's, not a caller's."""
+    """A protocol of enforcement points. `takes_bearer`: `Authorization` is the enforcement point's, not a caller's."""
 
     takes_bearer: bool
 
