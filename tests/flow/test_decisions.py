@@ -35,3 +35,11 @@ def request_of(message: dict[str, Any], **headers: str) -> AskedRequest:
     sent = {"content-type": "application/json", "accept": "application/json, text/event-stream", **headers}
     lines = [(name.encode(), value.encode()) for name, value in sent.items()]
     return AskedRequest("POST", "/mcp/github", lines, json.dumps(message).encode(), "192.0.2.1")
+
+
+async def test_addresses_of_an_enforcement_point_have_names_of_their_own(tmp_path: Path) -> None:
+    paths = "{/tools/github: /mcp/github, /tools: /mcp/other}"
+    async with asked_world(tmp_path, f"{{paths: {paths}}}") as (running, _):
+        target = decisions_from(running.app.pipeline, running.app.settings, {}).point.target
+        assert target("/tools/github") == "/mcp/github" and target("/tools/github/?a=/b") == "/mcp/github/?a=/b"
+        assert target("/tools/githubs") == "/mcp/other/githubs" and target("/mcp/github") == "/mcp/github"

@@ -91,6 +91,16 @@ class DecisionPoint:
         settings = self.pipeline.live.current.settings.pdp
         return settings is not None and (settings.charges == "always" or (settings.charges == "ask" and asked))
 
+    def target(self, target: str) -> str:
+        """Returns the target of a request here that reached an enforcement point with this one (`pdp.paths`)."""
+        settings, (path, mark, query) = self.pipeline.live.current.settings.pdp, target.partition("?")
+        paths, end = {} if settings is None else settings.paths, len(path)
+        while end > 0:
+            if (here := paths.get(path[:end])) is not None:
+                return f"{here}{path[end:]}{mark}{query}"
+            end = path.rfind("/", 0, end)
+        return target
+
     def frontend(self, kind: str) -> Frontend:
         """Returns the frontend of addresses of one kind. Raises Refusal(ROUTE_UNKNOWN)."""
         if kind == routing.MCP:
