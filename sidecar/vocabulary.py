@@ -160,8 +160,9 @@ def skill_in(arguments: Mapping[str, Any]) -> str:
 class Call(NamedTuple):
     """One parsed request. All `questions` must be allowed; the first one names the call in audit and limits. A
     `session` call (initialize, ping, lists, notifications) needs no row of its own: any live grant on the server allows
-    it, a deny row on `nhi:<server>` closes it. Each of the `tasks` that it names must be the caller's own, and the
-    question that created it is decided again. `wants_task` requests that the answer be a task."""
+    it, a deny row on `nhi:<server>` closes it; one on an agent is decided like an entry of a list. Each of the `tasks`
+    that it names must be the caller's own, and the question that created it is decided again. `wants_task` requests
+    that the answer be a task."""
 
     protocol: str
     protocol_version: str

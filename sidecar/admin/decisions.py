@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from sidecar.admin.requests import problem
+from sidecar.gateway.decisions.auth_request import AuthRequest
 from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
 from sidecar.gateway.decisions.point import DecisionPoint
 from sidecar.gateway.pipeline import Pipeline
@@ -33,9 +34,11 @@ LOCAL: Final = "local"
 
 
 class Endpoint(Protocol):
-    """A protocol of enforcement points. `takes_bearer`: `Authorization` is the enforcement point's, not a caller's."""
+    """A protocol of enforcement points."""
 
-    takes_bearer: bool
+    @property
+    def takes_bearer(self) -> bool:
+        """Whether `Authorization` is the enforcement point's, not a caller's."""
 
     def serves(self, path: str) -> bool:
         """Reports whether a path is of this protocol."""
@@ -67,8 +70,10 @@ class DecisionEndpoints:
         if protocol is None:
             return problem("no such address", 404)
         name = self._name_of(http, bearer=protocol.takes_bearer)
-        if not name:
+        if not name and protocol.takes_bearer:
             return problem("a credential of the role pdp is needed", 401, {"WWW-Authenticate": "Bearer"})
+        if not name:  # a 401 would ask the caller, who cannot have this credential
+            return problem("a credential of the role pdp is needed", 403)
         return await protocol.answer(http, headers, path, name)
 
     def _name_of(self, http: web.BaseRequest, *, bearer: bool) -> str:
@@ -108,4 +113,4 @@ def decisions_from(
     mcp = CheckedMcp(forwarder, pipeline.stages.switch, pipeline.stages.clock)
     point = DecisionPoint(pipeline, Entrance(None, origins), mcp, checked)
     named = {secret: one.name or one.role for secret, one in secrets.items() if one.role == "pdp"}
-    return DecisionEndpoints(point, named)
+    return DecisionEndpoints(point, named, protocols=(AuthRequest(point),))

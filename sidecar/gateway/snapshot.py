@@ -38,6 +38,7 @@ from sidecar.limits.budgets import entries_of
 from sidecar.limits.session_calls import LABEL as SESSION_CALLS
 from sidecar.observability.metrics import WIRE_METHODS
 from sidecar.policy import Engine, PolicySource
+from sidecar.policy.engine import Mode
 from sidecar.policy.similar_keys import Keys, folded, similar_key
 from sidecar.protocols.a2a.messages import V10
 from sidecar.protocols.a2a.operations import SEND, STREAM
@@ -63,7 +64,7 @@ T = TypeVar("T")
 OIDC_PRESETS = ("keycloak", "entra", "okta")  # their metadata is OpenID Connect's
 # Method names of audit records that no protocol defines.
 OWN_METHODS = frozenset(
-    {"card", "push", "metadata", "preflight", "jwks", "session/stream", "session/end", "session/reply"}
+    {"card", "push", "metadata", "preflight", "jwks", "enter", "session/stream", "session/end", "session/reply"}
 )
 _noticed = attrgetter(
     "engine.revision", "engine.warnings", "settings", "budgets", "disabled", "keys_digest", "pins", "waiting"
@@ -215,7 +216,8 @@ class Snapshot:
         """Decides every question of the call, for the whole chain, under one revision."""
         questions = call.questions
         if call.upstream != EVERY:
-            decision = self.engine.decide(chain, questions[0], now_s, "session" if call.session else "call")
+            mode: Mode = "call" if not call.session else "list" if call.protocol == "a2a" else "session"
+            decision = self.engine.decide(chain, questions[0], now_s, mode)
             if len(questions) == 1:
                 return decision
             return all_of([decision, *[self.engine.decide(chain, more, now_s) for more in questions[1:]]])

@@ -3,6 +3,7 @@
 A question passes the pipeline of a call and ends where the upstream would begin: with the same parsers, policy, checks
 and limits. It leaves one audit record, which names the enforcement point.
 
-    point.py      decides: `DecisionPoint.decide`
-    checked.py    the frontends of MCP and A2A, which answer a permitted call instead of sending it
+    point.py          decides: `DecisionPoint.decide`
+    checked.py        the frontends of MCP and A2A, which answer a permitted call instead of sending it
+    auth_request.py   nginx's auth_request, which enters an upstream as a whole
 """
