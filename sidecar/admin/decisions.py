@@ -18,7 +18,8 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from sidecar.admin.requests import problem
+from sidecar.admin.requests import problem, refused
+from sidecar.errors import Refusal
 from sidecar.gateway.decisions.auth_request import AuthRequest
 from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
 from sidecar.gateway.decisions.point import DecisionPoint
@@ -64,7 +65,10 @@ class DecisionEndpoints:
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answers one request."""
         headers = headers_of(http)
-        check_framing(http.version, headers)
+        try:
+            check_framing(http.version, headers)
+        except Refusal as refusal:
+            return refused(refusal)
         path = origin_form(http.raw_path).partition("?")[0]
         protocol = next((each for each in self.protocols if each.serves(path)), None)
         if protocol is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +30,7 @@ from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.routing import Entrance, hosts_for
 from sidecar.http.server.fd_limits import enough_for
-from sidecar.http.server.listeners import Handle, Listener, ListenerDeadlines, Server, open_listener
+from sidecar.http.server.listeners import Handle, IsStale, Listener, ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.http.tls import ShownCertificate, TlsContexts, follows
 from sidecar.settings import Settings
@@ -71,12 +71,13 @@ class Servers:
             entrances.append((listener, local_entrance(listener, local.principal)))
         for listener, entrance in entrances:
             handled = partial(self.pipeline.handle, entrance=entrance)
-            server = Server(handled, self._broken, patience, self._is_stale)
+            server = Server(handled, self._broken, patience, _stale_after(lambda: self.pipeline.live.current.tls))
             listener.serve(server, tls if listener is data else None)
             self.listeners.append(listener)
         await self._open_grpc(patience, undo)
+        is_stale = _stale_after(lambda: self.pipeline.live.current.pdp_tls)
         for listener, handle, its_tls in self._for_operators(operated, undo):
-            listener.serve(Server(handle, _broken_at_admin, patience, probes=PROBES), its_tls)
+            listener.serve(Server(handle, _broken_at_admin, patience, is_stale, PROBES), its_tls)
             self.listeners.append(listener)
 
     def part_with_stale(self) -> None:
@@ -114,11 +115,6 @@ class Servers:
             tls = None if first is None else follows(first, lambda: live.current.pdp_tls)
             found.append((asked, replace(decisions, local=local).handle, tls))
         return found
-
-    def _is_stale(self, shown: ShownCertificate) -> bool:
-        """Whether the peer was authenticated by other authorities than those now in force."""
-        tls = self.pipeline.live.current.tls
-        return shown.trust not in ("", "" if tls is None else tls.trust)
 
     async def _broken(self, peer: str, status: int) -> web.StreamResponse:
         """Refuse and record bytes that are not a valid HTTP request."""
@@ -179,6 +175,16 @@ class Servers:
             self.grpc_servers.append(server)
             self.grpc_ports[name] = found
             self.grpc_guests.append(calls.guests)
+
+
+def _stale_after(current: Callable[[], TlsContexts | None]) -> IsStale:
+    """Reports whether a peer was authenticated by other authorities than those of the `current` context."""
+
+    def is_stale(shown: ShownCertificate) -> bool:
+        tls = current()
+        return shown.trust not in ("", "" if tls is None else tls.trust)
+
+    return is_stale
 
 
 def _patience(settings: Settings) -> ListenerDeadlines:

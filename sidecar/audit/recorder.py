@@ -264,7 +264,7 @@ class Recording:
         self, *, http_status: int, bytes_out: int | None, reason: Reason | None = None, event: Event = "outcome"
     ) -> None:
         """Write how the call ended; with `event` "decision", what an enforcement point was answered. `bytes_out` is the
-        size of the response body. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        size of the response body. Raises Refusal: AUDIT_UNAVAILABLE, or MALFORMED_CALL as `decided` does."""
         if self.done:
             raise AssertionError("a request has one terminal record")
         if self._record is not None:
@@ -273,7 +273,7 @@ class Recording:
                 record[shape.LIMITS] = self.audit.describer.limits(self.limits, self.charged)
                 record[shape.TASK] = shape.task(self.task_id)
         else:
-            record, latency = await self._gather_whole(self.charged if event == "decision" else 0), {}
+            record, latency = await self._gather_whole(is_permitted=event == "decision"), {}
         if self.federation is not None:
             record[shape.FEDERATION] = shape.segment(shape.FEDERATION, {"federation": self.federation})
         if self.credential_fault is not None:
@@ -314,13 +314,17 @@ class Recording:
                 raise
             self.done = True  # the caller gets 503; a further record is not attempted
 
-    async def _gather_whole(self, charged: int) -> Record:
-        """The only record of a request. In a refusal, names that nobody gave are digests."""
+    async def _gather_whole(self, *, is_permitted: bool) -> Record:
+        """The only record of a request. In a refusal, names that nobody gave are digests. Raises Refusal for a
+        permitted call whose arguments cannot be hashed: MALFORMED_CALL."""
         known = self.audit.describer.caller(self.caller)
-        with suppress(Refusal):  # unhashable arguments are refused, and that refusal must be recorded
+        try:
             is_small = self.bytes_in <= HASHED_HERE_BYTES
             self.args_hash = self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)
-        record = self._gather(known, charged, self.args_hash, self.decision_id)
+        except Refusal:  # unhashable arguments are refused, and that refusal must be recorded
+            if is_permitted:
+                raise
+        record = self._gather(known, self.charged if is_permitted else 0, self.args_hash, self.decision_id)
         if self.names is not None:
             allowed = self.decision is not None and self.decision.allowed
             about = shape.about(*self._words)

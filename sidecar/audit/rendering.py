@@ -67,10 +67,11 @@ def _what(record: Mapping[str, Any]) -> list[str]:
         particulars = [f"{plain(name)}={plain(value)}" for name, value in control.items() if name not in ("what", "by")]
         return [plain(control.get("what")), f"by {plain(control.get('by'))}", *particulars]
     who = [plain(name) for name in _list(record.get("chain"))] or ["no caller"]
-    duration_ms = record.get("duration_ms")
+    duration_ms, asked_by = record.get("duration_ms"), record.get("enforcement_point")
     return [
         " → ".join([*who, plain(record.get("object") or record.get("upstream"))]),
         plain(record.get("action")),
+        f"asked by {plain(asked_by)}" if asked_by else "",
         plain(record.get("http_status")),
         plain(record.get("reason")),
         f"{duration_ms:.1f} ms" if isinstance(duration_ms, int | float) else "",

@@ -382,6 +382,7 @@ class Pipeline:
     async def _refuse(self, request: RequestContext, refusal: Refusal) -> web.StreamResponse:
         refusals, record = self.stages.refusals, request.record
         if record.enforcement_point:  # it gets its answer always, and may ask about a caller as often as it likes
+            request.refusal = refusal  # also if its record is written: that of a permit that was written too late
             counted = record.caller is None and self._unrecorded(request, refusal, refusals.closes)
         elif self._closes(request, refusal):
             return SilentResponse()

@@ -114,7 +114,8 @@ class Stages:
                 finally:
                     if not lease.forwarded:
                         record.charged = 0  # the charge is returned
-                    if "upstream" not in marks:  # otherwise its end is that in the record
+                    # otherwise its end is that in the record, or there was no upstream
+                    if "upstream" not in marks and not record.enforcement_point:
                         marks["upstream"] = read_clock()
             finally:
                 lease.end()

@@ -18,8 +18,10 @@ from sidecar.audit.digest import HASHED_NAME
 from sidecar.audit.record import skill_in
 from sidecar.errors import Reason
 from sidecar.policy.grammar import MCP_TASK_ACTIONS, SESSION_ACTIONS
+from sidecar.protocols.a2a.operations import VERSIONS
 from sidecar.protocols.json_pointers import parse_pointer
 from sidecar.protocols.mcp import messages
+from sidecar.protocols.mcp.eras import ALL_VERSIONS
 from sidecar.settings.uris import named_object
 from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Question
 
@@ -94,6 +96,16 @@ def is_session(question: Question) -> bool:
     return question.action in SESSION_ACTIONS or bool(question.server and question.action in MCP_TASK_ACTIONS)
 
 
+def is_of_mcp(fields: Mapping[str, Any]) -> bool:
+    """Whether a record is of a message of MCP, also one that an enforcement point asked about."""
+    return fields.get("protocol") == "mcp" or fields.get("protocol_version") in ALL_VERSIONS
+
+
+def is_of_a2a(fields: Mapping[str, Any]) -> bool:
+    """Whether a record is of an operation of A2A, also one that an enforcement point asked about."""
+    return fields.get("protocol") == "a2a" or fields.get("protocol_version") in VERSIONS
+
+
 def asked_in(fields: Mapping[str, Any]) -> RecordedQuestion | None:
     """Return the question of a record; None if it has none, or another record has it. Raises UnreadableAuditLine."""
     if fields.get("event") not in ("decision", "refusal", "outcome") or not fields.get("links"):
@@ -109,9 +121,9 @@ def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
     granted = fields.get("granted") or [{"roles": (), "scopes": ()}] * len(names)
     named = _word(fields["object"])
     question = question_of(named if HASHED_NAME in named else named_object(named), _word(fields["action"]))
-    if fields.get("protocol") == "mcp" and question.action in MCP_TASK_ACTIONS:  # of an MCP server, not of an agent
+    if question.action in MCP_TASK_ACTIONS and is_of_mcp(fields):  # of a server, not of an agent
         question = question._replace(server=question.object.removeprefix("nhi:"))
-    if fields.get("protocol") == "a2a" and (skill := skill_in(fields)) is not None:
+    if is_of_a2a(fields) and (skill := skill_in(fields)) is not None:
         question = question._replace(name=_word(skill))
     return RecordedQuestion(
         seq=int(fields["seq"]),

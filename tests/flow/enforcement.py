@@ -22,14 +22,15 @@ async def asked_world(
     callers: tuple[str, ...] = ("nhi:planner",),
     files: Mapping[str, str] | None = None,
     settings: str = "",
+    upstreams: str = "",
     **written: Any,
 ) -> AsyncIterator[tuple[World, Mapping[str, str]]]:
     """A sidecar with the section `pdp`, whose enforcement point `edge` has `SECRET`; and the API keys of `callers`, by
-    principal. `World.admin_url` is where it asks."""
+    principal. `World.admin_url` is where it asks. `upstreams` are lines of further ones."""
     idp = Idp()
     keys = {caller: idp.api_key(caller) for caller in callers}
     given = {**idp.files(), "pdp.secret": SECRET, **(files or {})}
-    whole = f"{SETTINGS}{ADMIN}pdp: {pdp}\n{settings}"
+    whole = f"{upstreams}{SETTINGS}{ADMIN}pdp: {pdp}\n{settings}"
     async with world(folder, settings=whole, files=given, principal="", **written) as running:
         yield running, keys
 

@@ -1,7 +1,9 @@
 """The frontends of calls that enforcement points ask about. They read and check as the frontends that send calls do.
 
 What belongs to a session between caller and upstream is unknown here, because it did not pass: sessions, tasks and
-`requestState` of MCP are the server's own. Tasks that a call names are therefore never the caller's, and refused.
+`requestState` of MCP are the server's own. Tasks that a call names are therefore never the caller's, and refused, as
+are lists of tasks, which would show those of all callers. An agent's pushes go where the caller says, so that address
+is checked as sidecar's own callbacks are.
 """
 
 from __future__ import annotations
@@ -9,18 +11,21 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.errors import LimitState, Reason, Refusal
-from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
+from sidecar.gateway.frontends.a2a.frontend import AgentFrontend, CheckedOperation
+from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, push_in
 from sidecar.gateway.frontends.mcp import McpFrontend, operation_of
 from sidecar.gateway.frontends.mcp_requests import END, STREAM, AskIntent, PairIntent, ServerIntent, stream_call
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import EVERY, MCP, Route
 from sidecar.http.server.response import WholeResponse
+from sidecar.protocols.a2a.operations import LIST
 from sidecar.protocols.jsonrpc import Message, Request, Response, malformed
 from sidecar.protocols.mcp import eras, messages
 from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS, VERSION_HEADER
 from sidecar.vocabulary import Call, Caller, Decision
 
 REPLY = "session/reply"  # the answer to a request of the server, for which MCP defines no method
+TASK_LIST = "tasks/list"
 UNSAID_VERSION = "2025-03-26"  # of a message without MCP-Protocol-Version
 DECISION_ID = "X-Sidecar-Decision-Id"
 
@@ -35,10 +40,14 @@ class Permit(WholeResponse):
 
 async def permit(charged: Charged) -> Permit:
     """Records the decision and returns the permit. The charge stays, because the enforcement point makes the call.
-    Raises Refusal(AUDIT_UNAVAILABLE)."""
+    Raises Refusal: AUDIT_UNAVAILABLE, MALFORMED_CALL for arguments that cannot be hashed."""
     charged.lease.forwarded = True
     record = charged.request.record
-    await record.outcome(http_status=200, bytes_out=0, event="decision")
+    try:
+        await record.outcome(http_status=200, bytes_out=0, event="decision")
+    except Refusal:
+        charged.lease.forwarded = False
+        raise
     return Permit(record.decision_id, tuple(record.limits))
 
 
@@ -63,6 +72,8 @@ class CheckedMcp(McpFrontend):
         if era is STATELESS:
             eras.check_routing(request.headers, message)
         call = messages.call_from(message, era, version or UNSAID_VERSION, request.server)
+        if call.method == TASK_LIST:
+            raise Refusal(Reason.METHOD_UNKNOWN)
         return AskIntent(call, message, era, None) if isinstance(message, Request) else PairIntent(call)
 
     async def check(
@@ -88,6 +99,22 @@ def _version(request: RequestContext) -> str:
 
 class CheckedAgents(AgentFrontend):
     """A2A at one agent's address."""
+
+    async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
+        operation = await super().parse(request, caller, route)
+        if operation.content.operation is LIST:
+            raise Refusal(Reason.METHOD_UNKNOWN)
+        return operation
+
+    async def check(
+        self, request: RequestContext, caller: Caller, intent: AgentOperation, decision: Decision
+    ) -> CheckedOperation:
+        checked = await super().check(request, caller, intent, decision)
+        if checked.unable is not None:  # the agent answers for itself, perhaps otherwise than its card says
+            await checked.owning.check()
+        if intent.sends and (config := push_in(intent.params)):
+            await self.pushes.check(config.get("url", ""), caller.binding)
+        return checked
 
     async def carry_out(self, charged: Charged) -> Permit:
         return await permit(charged)

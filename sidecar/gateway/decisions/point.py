@@ -47,7 +47,7 @@ class AskedRequest:
         shown: ShownCertificate = NOTHING,
     ) -> None:
         self.method, self.raw_path, self.raw_headers, self.remote, self.shown = method, target, headers, peer, shown
-        self.content, self.content_length = ArrivedBody(None, body), len(body)
+        self.content, self.content_length, self.body_exists = ArrivedBody(None, body), len(body), bool(body)
 
 
 @dataclass(slots=True)

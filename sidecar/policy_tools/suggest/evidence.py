@@ -17,6 +17,7 @@ import orjson
 from sidecar.errors import Reason, SettingsError, fault_in
 from sidecar.policy import grammar
 from sidecar.policy.grammar import Wrong
+from sidecar.policy_tools.audit_records import is_of_mcp
 from sidecar.settings.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
 
@@ -123,7 +124,7 @@ class UsageEvidence:
         self.subjects.update(map(intern, new))
         if obj not in self.objects and not _unsound("object", obj):
             self.objects.add(intern(obj))
-        of_a_task = record.get("protocol") == "mcp" and action in grammar.MCP_TASK_ACTIONS
+        of_a_task = action in grammar.MCP_TASK_ACTIONS and is_of_mcp(record)
         if of_a_task or action in NEED_NO_ROW or action.startswith("notifications/"):
             self.counts["session"] += 1
             if event == "decision":

@@ -229,6 +229,16 @@ def test_arguments_that_cannot_be_hashed_do_not_pass_and_their_refusal_is_record
     assert (record["event"], record["reason"], record["args_hash"]) == ("refusal", "malformed-call", None)
 
 
+def test_a_decision_about_arguments_that_cannot_be_hashed_is_no_permit(audit: Audit, path: Path) -> None:
+    recording = understood(audit, arguments={"x": "\ud800"})
+    recording.enforcement_point = "edge"
+    with pytest.raises(Refusal) as refused:
+        at_once(recording.outcome(http_status=200, bytes_out=0, event="decision"))
+    at_once(recording.refused(refused.value, http_status=400))
+    (record,) = records(path)
+    assert (record["event"], record["reason"], record["args_hash"]) == ("refusal", "malformed-call", None)
+
+
 async def test_large_arguments_are_hashed_beside_the_loop_to_the_same(audit: Audit, path: Path) -> None:
     large: dict[str, Any] = {"values": [1.5e300, 0.1, "a", {"b": 1.0}] * 500}
     for bytes_in in (300, 2**20):
