@@ -30,7 +30,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-NOTED_HEADERS = ("mcp-session-id", "mcp-protocol-version", "last-event-id", "authorization", "mcp-param-region")
+NOTED_HEADERS = (
+    "mcp-session-id", "mcp-protocol-version", "last-event-id", "authorization", "x-api-key", "x-principal",
+    "mcp-param-region",
+)  # fmt: skip
 RETRY_MS = 50
 STATELESS = b"2026-07-28"
 APART = {"/sessions": False, "/stateless": True}  # whether what comes must be stateless
