@@ -22,7 +22,8 @@ from sidecar.admin.requests import problem, refused
 from sidecar.errors import Refusal
 from sidecar.gateway.decisions.auth_request import AuthRequest
 from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
-from sidecar.gateway.decisions.point import DecisionPoint
+from sidecar.gateway.decisions.ext_authz import ExtAuthzEndpoint
+from sidecar.gateway.decisions.point import SECRET_HEADER, DecisionPoint
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.routing import Entrance, Headers, check_framing, headers_of, origin_form
 from sidecar.http.tls import shown_on
@@ -30,7 +31,6 @@ from sidecar.identity.certificate_names import CertificateError, read_certificat
 from sidecar.settings import Settings
 from sidecar.settings.server import AdminCredential
 
-KEY_HEADER: Final = "x-pdp-key"
 LOCAL: Final = "local"
 
 
@@ -82,7 +82,7 @@ class DecisionEndpoints:
 
     def _name_of(self, http: web.BaseRequest, *, bearer: bool) -> str:
         """Returns the name of the enforcement point, "" for none."""
-        given = http.headers.getall(KEY_HEADER, [])
+        given = http.headers.getall(SECRET_HEADER, [])
         if not given and bearer:
             lines = http.headers.getall("Authorization", [])
             given = [line.removeprefix("Bearer ") for line in lines if line.startswith("Bearer ")]
@@ -115,6 +115,6 @@ def decisions_from(
     forwarder, agents = pipeline.forwarder, pipeline.agents
     checked = CheckedAgents(forwarder, agents.pushes, agents.pages)
     mcp = CheckedMcp(forwarder, pipeline.stages.switch, pipeline.stages.clock)
-    point = DecisionPoint(pipeline, Entrance(None, origins), mcp, checked)
+    point = DecisionPoint(pipeline, Entrance(None, origins, certificate=""), mcp, checked)
     named = {secret: one.name or one.role for secret, one in secrets.items() if one.role == "pdp"}
-    return DecisionEndpoints(point, named, protocols=(AuthRequest(point),))
+    return DecisionEndpoints(point, named, protocols=(AuthRequest(point), ExtAuthzEndpoint(point)))

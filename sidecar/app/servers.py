@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -26,7 +26,7 @@ from sidecar.admin import PROBES, AdminApp
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.gateway.error_responses import AnswerShape, tell
-from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections
+from sidecar.gateway.frontends.grpc_connections import GrpcConnections
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.routing import Entrance, hosts_for
 from sidecar.http.server.fd_limits import enough_for
@@ -36,8 +36,10 @@ from sidecar.http.tls import ShownCertificate, TlsContexts, follows
 from sidecar.settings import Settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.secrets import read_secret
+from sidecar.settings.server import AdminCredential
 
 if TYPE_CHECKING:
+    from sidecar.admin.decisions import DecisionEndpoints
     from sidecar.admin.routes import OperatorAction
 
 log = logging.getLogger("sidecar.app.servers")
@@ -74,9 +76,15 @@ class Servers:
             server = Server(handled, self._broken, patience, _stale_after(lambda: self.pipeline.live.current.tls))
             listener.serve(server, tls if listener is data else None)
             self.listeners.append(listener)
-        await self._open_grpc(patience, undo)
+        settings, decisions = self.settings, None
+        secrets = {read_secret(one.secret_path, "ours").encode(): one for one in settings.admin.credentials}
+        if settings.pdp is not None:
+            from sidecar.admin.decisions import decisions_from
+
+            decisions = decisions_from(self.pipeline, settings, secrets)
+        await self._open_grpc(patience, undo, decisions)
         is_stale = _stale_after(lambda: self.pipeline.live.current.pdp_tls)
-        for listener, handle, its_tls in self._for_operators(operated, undo):
+        for listener, handle, its_tls in self._for_operators(operated, undo, secrets, decisions):
             listener.serve(Server(handle, _broken_at_admin, patience, is_stale, PROBES), its_tls)
             self.listeners.append(listener)
 
@@ -91,15 +99,13 @@ class Servers:
         )
 
     def _for_operators(
-        self, operated: OperatorAction, undo: AsyncExitStack
+        self,
+        operated: OperatorAction,
+        undo: AsyncExitStack,
+        secrets: Mapping[bytes, AdminCredential],
+        decisions: DecisionEndpoints | None,
     ) -> list[tuple[Listener, Handle, TlsContexts | None]]:
         settings, metrics, live = self.settings, self.pipeline.metrics, self.pipeline.live
-        secrets = {read_secret(one.secret_path, "ours").encode(): one for one in settings.admin.credentials}
-        decisions = None
-        if settings.pdp is not None:
-            from sidecar.admin.decisions import decisions_from
-
-            decisions = decisions_from(self.pipeline, settings, secrets)
         admin = take(settings.admin.listen, undo, self.path)
         control = take(UnixAddress(settings.control_path), undo, self.path)
         found: list[tuple[Listener, Handle, TlsContexts | None]] = [
@@ -132,14 +138,19 @@ class Servers:
         metrics.request_finished("http", "", "", refusal.answer.status, record.duration_s, {})
         return WholeResponse(told.status, told.body, told.content_type)
 
-    async def _open_grpc(self, patience: ListenerDeadlines, undo: AsyncExitStack) -> None:
-        """Open the gRPC listener, and one for each agent with its own port. Raises SettingsError."""
+    async def _open_grpc(
+        self, patience: ListenerDeadlines, undo: AsyncExitStack, decisions: DecisionEndpoints | None
+    ) -> None:
+        """Open the gRPC listener, which also answers `decisions`, and one for each agent with its own port. Raises
+        SettingsError."""
         settings = self.settings
         address = settings.server.grpc
         if not isinstance(address, ListenAddress):
             return
         # Slow to import, so only when used.
-        from sidecar.gateway.frontends.a2a.grpc import GrpcCalls, credentials_from, serve
+        from sidecar.gateway.decisions.ext_authz_grpc import ROOM_BYTES, AuthorizationService
+        from sidecar.gateway.frontends.a2a.grpc import GrpcCalls
+        from sidecar.gateway.frontends.grpc_listener import GrpcService, credentials_from, serve
 
         live = self.pipeline.live
         first = live.current.tls
@@ -149,21 +160,29 @@ class Servers:
         wanted = [("", address.port), *((name, port) for name, port in ports.items() if port is not None)]
         for name, port in wanted:
             place = str(replace(address, port=port))
+            bounds: dict[str, Any] = {
+                "patience_s": settings.server.body_timeout_s,
+                "at_once": settings.server.max_connections,
+                "turned_away": self.pipeline.stages.refusals.turned_away,
+                "guests": GrpcConnections(patience.max_connections, patience.max_per_peer),
+            }
             calls = GrpcCalls(
                 handle=handle,
                 agent=name,
                 meant=lambda label: live.current.meant_in_grpc(label),
                 authority=(settings.server.grpc_authority_header or "").lower(),
-                patience_s=settings.server.body_timeout_s,
-                at_once=settings.server.max_connections,
-                turned_away=self.pipeline.stages.refusals.turned_away,
-                guests=GrpcConnections(patience.max_connections, patience.max_per_peer),
+                max_bytes=settings.server.max_body_bytes,
+                **bounds,
             )
+            services: list[GrpcService] = [calls]
+            if decisions is not None and not name:
+                most = settings.server.max_body_bytes + ROOM_BYTES
+                answers: dict[str, Any] = {"point": decisions.point, "name_of": decisions.name_of}
+                services.append(AuthorizationService(max_bytes=most, **answers, **bounds))
             try:
                 server, found = await serve(
                     place,
-                    calls,
-                    max_bytes=settings.server.max_body_bytes,
+                    services,
                     credentials=credentials,
                     greeting_s=settings.server.header_timeout_s,
                     idle_s=settings.server.keepalive_timeout_s,

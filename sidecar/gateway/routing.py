@@ -103,7 +103,8 @@ _ACCEPTED_BY = {
 class Entrance:
     """One listener: the caller of a local one (`principal`), the lower-case names that it answers to, with and without
     port (None: any), the web origins that may call it and those that may read its answers (`shared`), and the path
-    under which callers see it (`prefix`)."""
+    under which callers see it (`prefix`). `certificate` is that of the caller where an enforcement point received the
+    request, as an element of `X-Forwarded-Client-Cert` ("" for none); the caller's own such header is then ignored."""
 
     hosts: frozenset[str] | None
     origins: frozenset[str] = frozenset()
@@ -112,6 +113,7 @@ class Entrance:
     prefix: str = ""
     unix: bool = False
     grpc: bool = False
+    certificate: str | None = None
 
 
 class Route(NamedTuple):
@@ -286,7 +288,10 @@ def presented_by(
         shown.trust,
         own=tuple(lines_of(own, ())) if own and own not in (BEARER_HEADER, KEY_HEADER) else (),
     )
-    if proxied:
+    if entrance.certificate is not None:
+        shows = (entrance.certificate,) if entrance.certificate else ()
+        presented = presented._replace(forwarded=shows, proxy="last" if shows else "")
+    elif proxied:
         peer = UNIX if entrance.unix else request.remote or ""
         presented = presented._replace(forwarded=tuple(lines_of("x-forwarded-client-cert", ())), peer=peer)
     if "dpop" in headers:
@@ -366,6 +371,11 @@ async def read_body(
     if (whole := arrived_body(request, headers, bounds, a2a=a2a)) is not None:
         grow(len(whole))
         return whole
+    return await received_body(request, bounds, grow, who)
+
+
+async def received_body(request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], who: str) -> bytes:
+    """Returns the whole body, of whatever media type. Raises Refusal as `read_body` does."""
     try:
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # a client that sent `Expect` waits for it

@@ -168,7 +168,10 @@ class Identity:
         return tuple(keys.state for keys in self._issuer_keys.values())
 
     def admit(self, presented: Presented) -> Presented:
-        """Drop a forwarded certificate that no configured proxy sent. Raises Refusal if the proxy's own is invalid."""
+        """Drop a forwarded certificate that neither a configured proxy nor an enforcement point sent, and one of an
+        enforcement point if no certificates are configured. Raises Refusal if the proxy's own is invalid."""
+        if presented.proxy:
+            return presented if self._certificates.matters else presented._replace(forwarded=(), proxy="")
         proxy = self._certificates.proxy_of(presented)
         if proxy is None:
             return presented._replace(forwarded=(), proxy="") if presented.forwarded else presented

@@ -52,6 +52,11 @@ class Certificates:
     proxies: tuple[TrustedProxyRule, ...] = ()
     trust: str = ""
 
+    @property
+    def matters(self) -> bool:
+        """Whether certificates are configured, so that one can be a credential."""
+        return bool(self.spiffe or self.table or not self.refuse_others)
+
     def proxy_of(self, presented: Presented) -> TrustedProxyRule | None:
         """The configured proxy that sent this request; None if there is none."""
         own: tuple[str, ...] | None = None

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from grpc import aio
 
-import sidecar.gateway.frontends.a2a.grpc
-import sidecar.gateway.frontends.a2a.grpc_connections
-from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections
+import sidecar.gateway.frontends.grpc_connections
+import sidecar.gateway.frontends.grpc_listener
+from sidecar.gateway.frontends.grpc_connections import GrpcConnections
 from sidecar.protocols.a2a.operations import BY_ACTION
 from sidecar.protocols.a2a.wire import WIRES
 from tests.a2a.world import ALICE, BOB, HELLO, AgentWorld, agent_world, ask, saying, task
@@ -77,8 +77,8 @@ async def test_who_sends_no_message_keeps_nobody_out(tmp_path: Path) -> None:
 
 
 async def test_who_does_not_read_holds_nothing_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "READING_S", 0.2)
-    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "READ_BYTES_PER_S", 10**9)
+    monkeypatch.setattr(sidecar.gateway.frontends.grpc_listener, "READING_S", 0.2)
+    monkeypatch.setattr(sidecar.gateway.frontends.grpc_listener, "READ_BYTES_PER_S", 10**9)
     large = {"task": {**task(state="TASK_STATE_WORKING"), "metadata": {"x": "y" * 100_000}}}
     agent = saying(SendStreamingMessage=[large] * 200 + [asyncio.Event()])
     budgets = {"policies/budgets.yaml": 'version: 1\ntools: {"nhi:researcher": {concurrency: 1}}\n'}
@@ -110,7 +110,7 @@ async def test_who_connects_and_does_nothing_is_hung_up_on(begins: bytes, tmp_pa
 
 
 async def test_who_vanishes_holds_nothing_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "PING_S", 1.0)
+    monkeypatch.setattr(sidecar.gateway.frontends.grpc_listener, "PING_S", 1.0)
     vanished, never, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
     agent = saying(SendStreamingMessage=[{"task": task(state="TASK_STATE_WORKING")}, never])
 
@@ -186,7 +186,7 @@ async def test_who_comes_when_too_many_are_heard_out_is_counted_and_on_record(tm
 
 async def test_connections_are_capped_who_is_answered_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """grpc itself takes them until no descriptor is left."""
-    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc_connections, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(sidecar.gateway.frontends.grpc_connections, "LOOK_EVERY_S", 0.02)
     never = asyncio.Event()
     agent = saying(SendStreamingMessage=[{"task": task()}, never])
     server = 'server: {listen: "127.0.0.1:0", grpc: "127.0.0.1:0", max_connections: 8}\n'
@@ -232,7 +232,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 async def test_a_head_that_grows_when_it_is_read_is_the_end_of_its_connection(
     confirms: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar.gateway.frontends.a2a.grpc, "CONFIRM_S", 0.3)
+    monkeypatch.setattr(sidecar.gateway.frontends.grpc_listener, "CONFIRM_S", 0.3)
     remember = b"\x40\x03x-b" + b"\x7f\xbd\x1d" + b"z" * 3900  # 127 + 61 + 29 * 128
     bomb = b"\x83\x86\x84" + b"\xbe" * 4000  # POST, http, /, and what was remembered, again and again
     async with agent_world(tmp_path) as world:

@@ -3,7 +3,9 @@
 A question passes the pipeline of a call and ends where the upstream would begin: with the same parsers, policy, checks
 and limits. It leaves one audit record, which names the enforcement point.
 
-    point.py          decides: `DecisionPoint.decide`
-    checked.py        the frontends of MCP and A2A, which answer a permitted call instead of sending it
-    auth_request.py   nginx's auth_request, which enters an upstream as a whole
+    point.py             decides: `DecisionPoint.decide`
+    checked.py           the frontends of MCP and A2A, which answer a permitted call instead of sending it
+    auth_request.py      nginx's auth_request, which enters an upstream as a whole
+    ext_authz.py         Envoy in HTTP service mode, and what its gRPC mode shares
+    ext_authz_grpc.py    Envoy over gRPC
 """

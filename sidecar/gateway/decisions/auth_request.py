@@ -19,7 +19,7 @@ from aiohttp import web
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.decisions.checked import DECISION_ID, Permit, PolicyQuestion, permit
-from sidecar.gateway.decisions.point import AskedRequest, Asking, DecisionPoint
+from sidecar.gateway.decisions.point import CHARGE_HEADER, SECRET_HEADER, AskedRequest, Asking, DecisionPoint
 from sidecar.gateway.error_responses import DenyManner, ErrorResponse, facts_of, headers_of
 from sidecar.gateway.frontends.mcp_requests import stream_call
 from sidecar.gateway.pipeline import Asked
@@ -30,7 +30,7 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 PATH: Final = "/auth/nginx"
-URI, METHOD, CHARGE = "x-original-uri", "x-original-method", "x-sidecar-charge"
+URI, METHOD = "x-original-uri", "x-original-method"
 PRINCIPAL, REASON = "X-Sidecar-Principal", "X-Sidecar-Reason"
 ENTER: Final = "enter"  # the method, for which no protocol has a name
 _FOLDERS: Final = {
@@ -41,7 +41,7 @@ _FOLDERS: Final = {
 _PLAIN_REST: Final = re.compile(
     r"(?:/(?!\.{1,2}(?:/|\Z))(?:[\w.~:@!$&'()*+,;=-]|%(?!2[ef5]|5c|00)[0-9a-f]{2})+)*/?", re.ASCII | re.IGNORECASE
 )
-_OWN_HEADERS: Final = frozenset({b"x-pdp-key", b"content-length", b"transfer-encoding"})
+_OWN_HEADERS: Final = frozenset({SECRET_HEADER.encode(), b"content-length", b"transfer-encoding"})
 
 
 class NginxRefusal:
@@ -98,7 +98,7 @@ class AuthRequest:
         target, method = (self.point.target(uris[0]), methods[0]) if is_whole else ("/", "GET")
         lines = [(line, value) for line, value in http.raw_headers if line.lower() not in _OWN_HEADERS]
         asked = AskedRequest(method, target, lines, peer=http.remote or "")
-        asking = Asking("auth_request", name, self.point.charges(headers.get(CHARGE) == ("true",)))
+        asking = Asking("auth_request", name, self.point.charges(headers.get(CHARGE_HEADER) == ("true",)))
         _, response = await self.point.decide(asked, asking, partial(self._read, is_whole))
         return response
 

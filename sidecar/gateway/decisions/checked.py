@@ -22,33 +22,39 @@ from sidecar.protocols.a2a.operations import LIST
 from sidecar.protocols.jsonrpc import Message, Request, Response, malformed
 from sidecar.protocols.mcp import eras, messages
 from sidecar.protocols.mcp.eras import SESSION_VERSIONS, STATELESS, VERSION_HEADER
+from sidecar.upstreams.credentials.source import CredentialSource, Header
 from sidecar.vocabulary import Call, Caller, Decision
 
 REPLY = "session/reply"  # the answer to a request of the server, for which MCP defines no method
 TASK_LIST = "tasks/list"
 UNSAID_VERSION = "2025-03-26"  # of a message without MCP-Protocol-Version
 DECISION_ID = "X-Sidecar-Decision-Id"
+SENDS_CREDENTIAL = ("ext_authz",)  # protocols whose enforcement points change the request that they send
 
 
 class Permit(WholeResponse):
-    """The answer to a permitted question. `limits` are the limits that were charged."""
+    """The answer to a permitted question. `limits` are the limits that were charged, and `credential` is the header
+    with the upstream's own credential, if the enforcement point is to send one."""
 
-    def __init__(self, decision_id: str, limits: tuple[LimitState, ...]) -> None:
+    def __init__(self, decision_id: str, limits: tuple[LimitState, ...], credential: Header | None = None) -> None:
         super().__init__(200, headers={DECISION_ID: decision_id})
-        self.limits = limits
+        self.limits, self.credential = limits, credential
 
 
-async def permit(charged: Charged) -> Permit:
+async def permit(charged: Charged, secrets: object = None, within_s: float = 0.0) -> Permit:
     """Records the decision and returns the permit. The charge stays, because the enforcement point makes the call.
-    Raises Refusal: AUDIT_UNAVAILABLE, MALFORMED_CALL for arguments that cannot be hashed."""
+    `secrets` are those of the upstream, whose credential must be here within `within_s` seconds. Raises Refusal:
+    AUDIT_UNAVAILABLE, MALFORMED_CALL for arguments that cannot be hashed, and Unsent without that credential."""
+    record, credential = charged.request.record, None
+    if record.protocol in SENDS_CREDENTIAL and isinstance(secrets, CredentialSource):
+        credential, _ = await secrets.header_within(charged.caller, min(charged.timeout_s or within_s, within_s))
     charged.lease.forwarded = True
-    record = charged.request.record
     try:
         await record.outcome(http_status=200, bytes_out=0, event="decision")
     except Refusal:
         charged.lease.forwarded = False
         raise
-    return Permit(record.decision_id, tuple(record.limits))
+    return Permit(record.decision_id, tuple(record.limits), credential)
 
 
 class CheckedMcp(McpFrontend):
@@ -85,7 +91,8 @@ class CheckedMcp(McpFrontend):
         return await super().check(request, caller, intent, decision)
 
     async def carry_out(self, charged: Charged) -> Permit:
-        return await permit(charged)
+        upstream = charged.request.now.service(charged.request.server).upstream
+        return await permit(charged, upstream.secrets, upstream.timeout_s)
 
 
 def _version(request: RequestContext) -> str:
@@ -117,7 +124,8 @@ class CheckedAgents(AgentFrontend):
         return checked
 
     async def carry_out(self, charged: Charged) -> Permit:
-        return await permit(charged)
+        agent = charged.content.agent
+        return await permit(charged, agent.wire.secrets, agent.timeout_s)
 
 
 class PolicyQuestion:

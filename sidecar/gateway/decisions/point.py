@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple
 
 from aiohttp import HttpVersion11, web
 
@@ -16,9 +16,11 @@ from sidecar.gateway.pipeline import Asked, Frontend, Pipeline
 from sidecar.gateway.request import RequestContext
 from sidecar.gateway.routing import Entrance
 from sidecar.http.server.repeated_head import ArrivedBody
-from sidecar.http.tls import NOTHING, ShownCertificate
+from sidecar.http.tls import NOTHING
 
 AskingProtocol = Literal["authzen", "ext_authz", "auth_request"]
+SECRET_HEADER: Final = "x-pdp-key"  # in which an enforcement point shows its secret
+CHARGE_HEADER: Final = "x-sidecar-charge"  # `true` asks for a charge (`pdp.charges`)
 Read = Callable[[RequestContext], Awaitable[Asked]]
 
 
@@ -32,10 +34,12 @@ class Asking(NamedTuple):
 
 class AskedRequest:
     """A request that an enforcement point received, as the pipeline sees it: the parts that it reads of an HTTP
-    request. `target` is its path and query, `peer` the address of its caller."""
+    request. `target` is its path and query, `peer` the address of its caller, and `certificate` its caller's, as an
+    element of `X-Forwarded-Client-Cert`. `fault` is why the body cannot be decided on."""
 
     version = HttpVersion11
     transport = head = task = None
+    shown = NOTHING
 
     def __init__(
         self,
@@ -44,10 +48,12 @@ class AskedRequest:
         headers: Sequence[tuple[bytes, bytes]] = (),
         body: bytes = b"",
         peer: str = "",
-        shown: ShownCertificate = NOTHING,
+        certificate: str = "",
+        fault: Refusal | None = None,
     ) -> None:
-        self.method, self.raw_path, self.raw_headers, self.remote, self.shown = method, target, headers, peer, shown
+        self.method, self.raw_path, self.raw_headers, self.remote = method, target, headers, peer
         self.content, self.content_length, self.body_exists = ArrivedBody(None, body), len(body), bool(body)
+        self.certificate, self.fault = certificate, fault
 
 
 @dataclass(slots=True)
@@ -67,10 +73,10 @@ class DecisionPoint:
         request, _ = self.pipeline.begin(http, self.entrance)  # type: ignore[arg-type]
         record, request.task = request.record, asyncio.current_task()
         record.protocol, record.enforcement_point = asking.protocol, asking.enforcement_point
-        reading = self._read(request) if read is None else read(request)
+        reading = self._read(request, http) if read is None else read(request)
         return request, await self.pipeline.answer(request, _charging(reading, asking.charge))
 
-    async def _read(self, request: RequestContext) -> Asked:
+    async def _read(self, request: RequestContext, http: AskedRequest) -> Asked:
         """Reads a request to an MCP server or an agent. Raises Refusal, also for other addresses."""
         now, record = request.now, request.record
         routing.check_envelope(request.http, request.headers, self.entrance)
@@ -80,7 +86,9 @@ class DecisionPoint:
         if frontend is self.agents:
             self.agents.enter(request, route)
         audience = now.audience(route.server, frontend.folder)
-        caller = await self.pipeline.identify(request, self.entrance, audience)
+        caller = await self.pipeline.identify(request, replace(self.entrance, certificate=http.certificate), audience)
+        if http.fault is not None:
+            raise http.fault
         operation = await frontend.parse(request, caller, route)
         record.call = operation.call
         record.marks["parse"] = record.now_s()

@@ -45,6 +45,11 @@ class WholeResponse(web.StreamResponse):
         for name, value in headers:
             self._lines += _line(name, value)
 
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The headers, without those of framing and the date."""
+        return [(name, value) for name, _, value in (line.partition(": ") for line in self._lines.split("\r\n")[1:-1])]
+
     def send(self, request: web.BaseRequest, transport: asyncio.Transport | None) -> None:
         """Sends the answer to this request, once. Raises ConnectionError if the caller is gone."""
         if self._eof_sent:

@@ -8,6 +8,5 @@ task_pages.py          lists of the caller's tasks
 context_ids.py         context ids as the agent sees them
 cards.py               agent cards
 push_notifications.py  registration and forwarding of push notifications, and their configurations in messages
-grpc.py                the gRPC listener
-grpc_connections.py    limits on its connections
+grpc.py                A2A over gRPC
 """

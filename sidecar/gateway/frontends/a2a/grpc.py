@@ -1,34 +1,31 @@
 """Serves A2A over gRPC.
 
-A listener of its own with one handler for every method of both versions, unary and streaming (threats G4). Each call
-becomes a request like any other and passes `gateway/pipeline.py`; only its encoding differs: Protocol Buffers, and
-gRPC's own status in place of HTTP's. The called agent is given by the port, by the tenant (1.0), or by the authority,
+One handler serves every method of both versions, unary and streaming (threats G4). Each call becomes a request like any
+other and passes `gateway/pipeline.py`; only its encoding differs: Protocol Buffers, and gRPC's own status in place of
+HTTP's. The called agent is given by the port, by the tenant (1.0), or by the authority,
 which a proxy passes on in a header because grpc does not expose it; if there is only one agent, it is that one.
 
-grpc has no deadline for a message that does not arrive or a reader that does not read, so messages are read and
-written here, each within a deadline.
+`frontends/grpc_listener.py` has what all services of the listener share.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote
 
 import grpc
 from aiohttp import HttpVersion11, web
 from grpc import aio
 
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import Refusal
 from sidecar.gateway.error_responses import DenyManner, ErrorResponse, facts_of
 from sidecar.gateway.frontends.a2a import response_writers
-from sidecar.gateway.frontends.a2a.grpc_connections import GrpcConnections, Peer
 from sidecar.gateway.frontends.a2a.request_reader import CalledName
 from sidecar.gateway.frontends.a2a.response_writers import ResponseWriter, info_of, sentence_for, word_for
+from sidecar.gateway.frontends.grpc_listener import GrpcService, WriterStuck, peer_at, send
 from sidecar.http.server.event_stream import EventStream
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.http.tls import NOTHING, ShownCertificate
@@ -46,12 +43,7 @@ Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 NOWHERE: Final = "/agents/-"  # no agent can have this name
 # Clients accept 8 KiB of trailers; a sentence is in them twice, once with three characters for each byte.
 MAX_SENTENCE_BYTES, MAX_DETAILS_BYTES = 1024, 3072
-READING_S: Final = 30.0  # the same as for an HTTP reader (http/server/listeners.py)
-PING_S: Final = 30.0
-CONFIRM_S: Final = 2.0
-STREAMS: Final = 100  # of one connection; the minimum that HTTP/2 recommends
 MAX_SENT_VALUES: Final = 40_000  # in one request: each value becomes a Python object, at 1 us each
-READ_BYTES_PER_S: Final = 64 * 1024
 _NAME: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _STATUS = {code.name: code for code in grpc.StatusCode}
 
@@ -106,13 +98,13 @@ class GrpcWriter(ResponseWriter):
 
 @dataclass(slots=True)
 class GrpcRequest(CalledName):
-    """A call as the pipeline sees it: the parts that it reads of an HTTP request, and the call itself. `broken` says
-    why the message is unusable, "" for a complete one."""
+    """A call as the pipeline sees it: the parts that it reads of an HTTP request, and the call itself. `broken` is why
+    the message is unusable, None for a complete one."""
 
     agent: str
     operation: Operation
     body: bytes
-    broken: str
+    broken: Refusal | None
     context: Any
     raw_headers: Sequence[tuple[bytes, bytes]]
     dialect: GrpcWriter
@@ -129,11 +121,11 @@ class GrpcRequest(CalledName):
 
     @property
     def remote(self) -> str:
-        return _peer(self.context)[0]
+        return peer_at(self.context)[0]
 
     def params(self) -> dict[str, Any]:
-        if self.broken:
-            raise malformed(self.broken)
+        if self.broken is not None:
+            raise self.broken
         name = request_name(self.operation, self.dialect.version)
         try:
             given = WIRES[self.dialect.version].decode(name, self.body, MAX_DEPTH, MAX_SENT_VALUES)
@@ -168,30 +160,22 @@ class GrpcEventStream(EventStream):
     async def send(self, message: bytes) -> None:
         """Sends one message. Raises Refusal(CALLER_GONE) if the caller left or does not read."""
         try:
-            async with asyncio.timeout(READING_S + len(message) / READ_BYTES_PER_S):
-                await self.context.write(message)
-        except TimeoutError:
+            await send(self.context, message)
+        except WriterStuck:
             self.is_stuck = True
-            raise Refusal(Reason.CALLER_GONE) from None
-        except (aio.BaseError, grpc.RpcError, RuntimeError):  # the caller left before or during this message
-            raise Refusal(Reason.CALLER_GONE) from None
+            raise
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class GrpcCalls(grpc.GenericRpcHandler):
-    """Handles every method of every version at one port. `agent` is the agent of the port; for a call that names no
-    agent, `meant` finds one by the first label of the authority that a proxy passes on in the header `authority` (""
-    for none). `patience_s` is the deadline of a message, and `at_once` the number of concurrent calls; `turned_away` is
-    called for each call beyond it, because grpc's own bound leaves no trace. `guests` are the open connections."""
+class GrpcCalls(GrpcService):
+    """Handles every method of every version of A2A at one port. `agent` is the agent of the port; for a call that names
+    no agent, `meant` finds one by the first label of the authority that a proxy passes on in the header `authority` (""
+    for none)."""
 
     handle: Handle
     agent: str
     meant: Callable[[str], str]
     authority: str
-    patience_s: float
-    at_once: int
-    turned_away: Callable[[str], None]
-    guests: GrpcConnections
 
     def service(self, details: Any) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """Returns the handler of a method (grpc's interface)."""
@@ -202,26 +186,18 @@ class GrpcCalls(grpc.GenericRpcHandler):
             return None
 
         async def called(messages: AsyncIterator[bytes], context: Any) -> None:
-            peer = _peer(context)
-            if self.guests.calls >= self.at_once:
-                self.turned_away(peer[0])
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
-            with self.guests.answering(peer):
-                await self._answer(operation, version, messages, context)
+            await self._answer(operation, version, messages, context)
 
-        return grpc.stream_stream_rpc_method_handler(called)  # all four kinds of method are the same on the wire
+        return self.handler(called)
 
     async def _answer(
         self, operation: Operation, version: Version, messages: AsyncIterator[bytes], context: Any
     ) -> None:
-        body, broken = b"", ""
+        body, broken = b"", None
         try:
-            async with asyncio.timeout(self.patience_s):
-                body = await anext(aiter(messages))  # a call has one message; anything after it is not read
-        except TimeoutError:
-            broken = "the message did not arrive in time"
-        except StopAsyncIteration:
-            broken = "there is no message"
+            body = await self.message(messages)
+        except Refusal as refusal:
+            broken = refusal
         tenant = WIRES["1.0"].text_in(operation.request, body, "tenant") if version == "1.0" else ""
         agent = self.agent or tenant or self.meant(_label(context, self.authority))
         dialect, sent = GrpcWriter(version), GrpcEventStream(web.StreamResponse(), context)
@@ -243,12 +219,6 @@ class GrpcCalls(grpc.GenericRpcHandler):
                 await context.abort(_STATUS[status], message)
 
 
-def _peer(context: Any) -> Peer:
-    peer = unquote(context.peer())  # the brackets of an IPv6 address arrive percent-encoded
-    host, _, port = peer.partition(":")[2].rpartition(":")
-    return host.strip("[]") or "local", int(port) if port.isdecimal() else 0
-
-
 def _label(context: Any, header: str) -> str:
     """Returns the first label of the authority that the call was sent to, if a proxy passes it on exactly once."""
     found = {value for name, value in context.invocation_metadata() or () if name == header}
@@ -263,53 +233,3 @@ def _headers(context: Any, version: Version) -> list[tuple[bytes, bytes]]:
         if name != "a2a-version" and not name.endswith("-bin"):
             found.append((name.encode(), value.encode() if isinstance(value, str) else value))
     return found
-
-
-async def serve(
-    address: str,
-    calls: GrpcCalls,
-    *,
-    max_bytes: int,
-    credentials: grpc.ServerCredentials | None,
-    greeting_s: float,
-    idle_s: float,
-) -> tuple[aio.Server, int]:
-    """Begins to listen. Returns the server and its port. A new connection has `greeting_s` to begin HTTP/2, and may be
-    idle for `idle_s`. Raises OSError."""
-    server = aio.server(
-        handlers=[calls],
-        options=[
-            ("grpc.max_receive_message_length", max_bytes),
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_concurrent_streams", STREAMS),
-            # Disable the dynamic table: a head of four kilobytes that only references table entries could expand to
-            # sixteen megabytes. A client that does not acknowledge the setting in time has not received it.
-            ("grpc.http2.hpack_table_size.decoder", 0),
-            ("grpc.http2.settings_timeout", int(CONFIRM_S * 1000)),
-            ("grpc.server_handshake_timeout_ms", int(greeting_s * 1000)),
-            ("grpc.max_connection_idle_ms", int(idle_s * 1000)),
-            # Detects peers that vanished without closing, and frees their resources.
-            ("grpc.keepalive_time_ms", int(PING_S * 1000)),
-            ("grpc.http2.ping_timeout_ms", int(PING_S * 1000)),
-        ],
-    )
-    try:
-        port = (
-            server.add_secure_port(address, credentials)
-            if credentials is not None
-            else server.add_insecure_port(address)
-        )
-    except RuntimeError as error:
-        raise OSError(str(error)) from None
-    await server.start()
-    calls.guests.port = port
-    return server, port
-
-
-def credentials_from(current: Callable[[], tuple[bytes, bytes]]) -> grpc.ServerCredentials:
-    """Returns the listener's credentials, whose key and certificate (PEM) are read at each handshake."""
-
-    def now() -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([current()])
-
-    return grpc.dynamic_ssl_server_credentials(now(), now)
