@@ -211,7 +211,8 @@ class Settings(Section):
             yield Finding("there is no Redis to keep evidence in", "S150", hint, at)
 
     def _certificate_faults(self) -> Iterator[Finding]:
-        """Check that certificates are requested or forwarded where their owners are configured, and the reverse."""
+        """Check that certificates are requested or forwarded where their owners are configured, and the reverse.
+        Envoy forwards them with its checks over gRPC."""
         identity, files = self.identity, self.server.tls
         asked = isinstance(files, TlsFiles) and files.client_ca_path is not None
         hint = "write certificates: {spiffe: [...]}, names: {...}, or others: ignore, under identity"
@@ -221,7 +222,8 @@ class Settings(Section):
         if identity.trusted_proxies and identity.certificates is None:
             at = ("identity", "trusted_proxies")
             yield Finding("the owners of certificates are not configured", "S125", hint, at)
-        if identity.certificates is not None and not asked and not identity.trusted_proxies:
+        told = identity.trusted_proxies or (self.pdp is not None and self.server.grpc is not None)
+        if identity.certificates is not None and not asked and not told:
             hint = "write server: {tls: {client_ca_path: ...}}, or identity: {trusted_proxies: [...]}"
             yield Finding("no caller is asked for a certificate", "S125", hint, ("identity", "certificates"))
 

@@ -23,14 +23,16 @@ async def asked_world(
     files: Mapping[str, str] | None = None,
     settings: str = "",
     upstreams: str = "",
+    identity: str = "",
     **written: Any,
 ) -> AsyncIterator[tuple[World, Mapping[str, str]]]:
     """A sidecar with the section `pdp`, whose enforcement point `edge` has `SECRET`; and the API keys of `callers`, by
-    principal. `World.admin_url` is where it asks. `upstreams` are lines of further ones."""
+    principal. `World.admin_url` is where it asks. `upstreams` are lines of further ones, `identity` of that
+    section."""
     idp = Idp()
     keys = {caller: idp.api_key(caller) for caller in callers}
     given = {**idp.files(), "pdp.secret": SECRET, **(files or {})}
-    whole = f"{upstreams}{SETTINGS}{ADMIN}pdp: {pdp}\n{settings}"
+    whole = f"{upstreams}{SETTINGS}{identity}{ADMIN}pdp: {pdp}\n{settings}"
     async with world(folder, settings=whole, files=given, principal="", **written) as running:
         yield running, keys
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 LOCKS = (
     "requirements.lock",
     "deploy/runtime.lock",
-    *(f"tests/peers/{name}.lock" for name in ("mcp1", "a2a03", "schemathesis")),
+    *(f"tests/peers/{name}.lock" for name in ("mcp1", "a2a03", "schemathesis", "envoy")),
     *(f"tests/peers/clients/{name}.lock" for name in ("clients", "clients-mcp1")),
 )
 NAMED_BY_THE_USER = {"pyproject.toml", "sidecar", "policies", "models", "tests", "Dockerfile", "README.md"}
@@ -56,7 +56,7 @@ def project() -> dict[str, Any]:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_every_line_of_a_lock_is_a_version_with_hashes_and_names_no_registry(lock: str) -> None:
-    assert len(pins(lock)) > 20
+    assert len(pins(lock)) >= (5 if "envoy" in lock else 20)
     assert not re.search(r"https?:|--(extra-)?index-url|--find-links|file:", (ROOT / lock).read_text("utf-8"))
 
 

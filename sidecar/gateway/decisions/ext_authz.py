@@ -27,16 +27,12 @@ PREFIX: Final = "/ext-authz"
 PARTIAL: Final = "x-envoy-auth-partial-body"
 # Headers of the enforcement point, not of its caller.
 _OURS: Final = (b"x-envoy-", SECRET_HEADER.encode(), CHARGE_HEADER.encode())
-    b"x-envoy-",
-    SECRET_HEADER.encode(),
-    CHARGE_HEADER.encode(),
-)  # headers of the enforcement point, not of its caller
 _CREDENTIALS: Final = (BEARER_HEADER, KEY_HEADER, "dpop")
 
 Line = tuple[bytes, bytes]
 
 
-class Verdict(NamedTuple):
+class ExtAuthzDecision(NamedTuple):
     """A decision as Envoy is told. `headers` are those of the answer to the caller, and of an allowed request those
     that the upstream receives; `removed` are headers that it must not receive."""
 
@@ -57,7 +53,7 @@ class Verdict(NamedTuple):
         return plain_status(ANSWERS[self.reason]) if self.reason is not None else 403
 
 
-async def verdict_on(point: DecisionPoint, asked: AskedRequest, name: str, *, charge: bool) -> Verdict:
+async def decision_on(point: DecisionPoint, asked: AskedRequest, name: str, *, charge: bool) -> ExtAuthzDecision:
     """Decides on a request that the enforcement point `name` received."""
     request, response = await point.decide(asked, Asking("ext_authz", name, point.charges(charge)))
     caller, decision_id = request.record.caller, request.record.decision_id
@@ -68,10 +64,10 @@ async def verdict_on(point: DecisionPoint, asked: AskedRequest, name: str, *, ch
             headers.append(response.credential)
         sent = {header.lower() for header, _ in headers}
         removed = tuple(header for header in _carriers(request) if header not in sent)
-        return Verdict(True, 200, headers, b"", removed, decision_id, principal, None)
+        return ExtAuthzDecision(True, 200, headers, b"", removed, decision_id, principal, None)
     assert isinstance(response, WholeResponse)  # refusals of decisions are never silent
     headers = [(header, value) for header, value in response.lines if header != "Server"]
-    return Verdict(False, response.status, headers, response.body, (), decision_id, principal, request.reason)
+    return ExtAuthzDecision(False, response.status, headers, response.body, (), decision_id, principal, request.reason)
 
 
 def _carriers(request: RequestContext) -> Iterable[str]:
@@ -136,13 +132,13 @@ class ExtAuthzEndpoint:
             http.remote or "",
             fault=fault,
         )
-        verdict = await verdict_on(self.point, asked, name, charge=headers.get(CHARGE_HEADER) == ("true",))
-        return self._told(verdict)
+        decision = await decision_on(self.point, asked, name, charge=headers.get(CHARGE_HEADER) == ("true",))
+        return self._told(decision)
 
-    def _told(self, verdict: Verdict) -> WholeResponse:
-        headers = verdict.headers
-        if verdict.removed:
-            headers = [*headers, ("x-envoy-auth-headers-to-remove", ",".join(verdict.removed))]
-        response = WholeResponse(verdict.plain_status, verdict.body)
+    def _told(self, decision: ExtAuthzDecision) -> WholeResponse:
+        headers = decision.headers
+        if decision.removed:
+            headers = [*headers, ("x-envoy-auth-headers-to-remove", ",".join(decision.removed))]
+        response = WholeResponse(decision.plain_status, decision.body)
         response.add(headers)
         return response

@@ -20,12 +20,12 @@ from sidecar.errors import Refusal
 from sidecar.gateway.decisions.checked import DECISION_ID, asked_headers
 from sidecar.gateway.decisions.ext_authz import (
     PARTIAL,
+    ExtAuthzDecision,
     Line,
-    Verdict,
     callers_lines,
+    decision_on,
     partial_fault,
     target_in,
-    verdict_on,
 )
 from sidecar.gateway.decisions.point import SECRET_HEADER, AskedRequest, DecisionPoint
 from sidecar.gateway.frontends.grpc_listener import GrpcService, send
@@ -68,9 +68,9 @@ class AuthorizationService(GrpcService):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal.detail)
         except (UnreadableMessage, ValueError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        verdict = await verdict_on(self.point, check.asked, name, charge=check.charge)
+        decision = await decision_on(self.point, check.asked, name, charge=check.charge)
         with suppress(Refusal, aio.InternalError):  # the enforcement point left: the decision is recorded
-            await send(context, WIRE.encode("CheckResponse", response_of(verdict)))
+            await send(context, WIRE.encode("CheckResponse", response_of(decision)))
 
 
 def _secret_in(context: Any) -> str:
@@ -139,17 +139,17 @@ def _quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def response_of(verdict: Verdict) -> dict[str, Any]:
+def response_of(decision: ExtAuthzDecision) -> dict[str, Any]:
     """Returns the CheckResponse in its JSON form."""
-    metadata = {"decision_id": verdict.decision_id, "principal": verdict.principal}
-    headers = [_option(name, value) for name, value in verdict.headers]
-    if verdict.allowed:
-        told = [_option(DECISION_ID, verdict.decision_id)]
-        ok = {"headers": headers, "headersToRemove": list(verdict.removed), "responseHeadersToAdd": told}
+    metadata = {"decision_id": decision.decision_id, "principal": decision.principal}
+    headers = [_option(name, value) for name, value in decision.headers]
+    if decision.allowed:
+        told = [_option(DECISION_ID, decision.decision_id)]
+        ok = {"headers": headers, "headersToRemove": list(decision.removed), "responseHeadersToAdd": told}
         return {"status": {"code": CODES["OK"]}, "okResponse": ok, "dynamicMetadata": metadata}
-    reason = "" if verdict.reason is None else verdict.reason.value
-    code = CODES["UNAUTHENTICATED" if verdict.status == 401 else "PERMISSION_DENIED"]
-    denied = {"status": {"code": verdict.status}, "headers": headers, "body": verdict.body.decode()}
+    reason = "" if decision.reason is None else decision.reason.value
+    code = CODES["UNAUTHENTICATED" if decision.status == 401 else "PERMISSION_DENIED"]
+    denied = {"status": {"code": decision.status}, "headers": headers, "body": decision.body.decode()}
     return {
         "status": {"code": code, "message": reason},
         "deniedResponse": denied,
