@@ -25,7 +25,7 @@ from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
 from sidecar.gateway.decisions.ext_authz import ExtAuthzEndpoint
 from sidecar.gateway.decisions.point import SECRET_HEADER, DecisionPoint
 from sidecar.gateway.pipeline import Pipeline
-from sidecar.gateway.routing import Entrance, Headers, check_framing, headers_of, origin_form
+from sidecar.gateway.routing import Entrance, Headers, check_framing, known_headers, origin_form
 from sidecar.http.tls import shown_on
 from sidecar.identity.certificate_names import CertificateError, read_certificate
 from sidecar.settings import Settings
@@ -64,7 +64,7 @@ class DecisionEndpoints:
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answers one request."""
-        headers = headers_of(http)
+        headers = known_headers(http)
         try:
             check_framing(http.version, headers)
         except Refusal as refusal:
@@ -73,19 +73,19 @@ class DecisionEndpoints:
         protocol = next((each for each in self.protocols if each.serves(path)), None)
         if protocol is None:
             return problem("no such address", 404)
-        name = self._name_of(http, bearer=protocol.takes_bearer)
+        name = self._name_of(http, headers, bearer=protocol.takes_bearer)
         if not name and protocol.takes_bearer:
             return problem("a credential of the role pdp is needed", 401, {"WWW-Authenticate": "Bearer"})
         if not name:  # a 401 would ask the caller, who cannot have this credential
             return problem("a credential of the role pdp is needed", 403)
         return await protocol.answer(http, headers, path, name)
 
-    def _name_of(self, http: web.BaseRequest, *, bearer: bool) -> str:
+    def _name_of(self, http: web.BaseRequest, headers: Headers, *, bearer: bool) -> str:
         """Returns the name of the enforcement point, "" for none."""
-        given = http.headers.getall(SECRET_HEADER, [])
+        given = headers.get(SECRET_HEADER, ())
         if not given and bearer:
-            lines = http.headers.getall("Authorization", [])
-            given = [line.removeprefix("Bearer ") for line in lines if line.startswith("Bearer ")]
+            lines = headers.get("authorization", ())
+            given = tuple(line.removeprefix("Bearer ") for line in lines if line.startswith("Bearer "))
         if len(given) > 1:
             return ""
         if given:

@@ -22,7 +22,7 @@ from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, StreamReader, web
 from sidecar.errors import Reason, Refusal
 from sidecar.http.server.framing import TooManyChunks
 from sidecar.http.server.listeners import GaveWay, ServerConnection
-from sidecar.http.server.repeated_head import ArrivedBody
+from sidecar.http.server.repeated_head import ArrivedBody, RepeatedHead
 from sidecar.http.tls import NOTHING, ShownCertificate, shown_on
 from sidecar.identity import UNIX, Presented
 from sidecar.protocols.jsonrpc import malformed
@@ -146,6 +146,16 @@ def headers_of(request: web.BaseRequest) -> Headers:
         name, line = _NAMES[raw_name], value.decode("ascii", "replace")
         headers[name] = (*headers[name], line) if name in headers else (line,)
     return headers
+
+
+def known_headers(request: web.BaseRequest) -> Headers:
+    """Returns `headers_of` a request, which are read once for requests of a connection that have the same head."""
+    head: RepeatedHead | None = getattr(request, "head", None)
+    if head is None:
+        return headers_of(request)
+    if head.lines is None:
+        head.lines = headers_of(request)
+    return head.lines
 
 
 def check_envelope(request: web.BaseRequest, headers: Headers, entrance: Entrance) -> None:

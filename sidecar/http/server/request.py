@@ -35,6 +35,11 @@ class HttpRequest(web.BaseRequest):
         self.raw_path, self.remote, self.keep_alive = message.path, connection.remote, not message.should_close
 
     @property
+    def raw_headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The header lines, in their order."""
+        return self._message.raw_headers
+
+    @property
     def shown(self) -> ShownCertificate:
         return self._protocol.shown  # type: ignore[attr-defined,no-any-return]
 

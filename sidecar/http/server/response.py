@@ -103,7 +103,12 @@ def _first(status: int, media_type: str) -> str:
 
 @lru_cache(maxsize=16)  # in one second, most answers begin alike
 def _dated(lines: str, second: int) -> bytes:
-    return f"{lines}Date: {formatdate(second, usegmt=True)}\r\n".encode()
+    return f"{lines}{_date(second)}".encode()
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n"
 
 
 def _line(name: str, value: str) -> str:
