@@ -161,7 +161,7 @@ MEANINGS: Mapping[str, str] = {
     "task_id": "the task that a call to an agent, or an MCP call about a task, named or began; only its caller's own",
     "peer": "the address on the other end of the connection; `local` for a Unix socket",
     "enforcement_point": "the one that [asked for the decision](decisions.md); null for a call through the sidecar",
-    "credential": "proven by: kind (`jwt`, `api_key`, `agent_token`, `local`, `certificate`, `anonymous`), "
+    "credential": "proven by: kind (`jwt`, `api_key`, `agent_token`, `local`, `certificate`, `asserted`, `anonymous`), "
     "issuer or name, key id",
     "credential_fault": "what was wrong where `reason` is `bad-credential`: "
     + ", ".join(f"`{fault}`" for fault in CredentialFault)

@@ -28,8 +28,8 @@ _EMPTY: Mapping[str, Any] = {}  # read-only by its type
 @dataclass(frozen=True, slots=True)
 class Principal:
     """A verified caller: `user:<id>`, `nhi:<id>` or `anonymous`. `issuer` vouched for it: an issuer URL, `api-key`,
-    `agent:<name>`, `local`, `certificate`, `schedule` or "". `roles` are those that a token granted
-    (`role:corp/eng`)."""
+    `agent:<name>`, `local`, `certificate`, `schedule`, the name of an enforcement point or "". `roles` are those that a
+    token granted (`role:corp/eng`)."""
 
     name: str
     issuer: str = ""
@@ -48,8 +48,9 @@ class Principal:
 
 Chain = tuple[Principal, ...]
 
-CredentialKind = Literal["jwt", "api_key", "agent_token", "local", "certificate", "schedule", "anonymous"]
+CredentialKind = Literal["jwt", "api_key", "agent_token", "local", "certificate", "schedule", "asserted", "anonymous"]
 SCHEDULE: Final = "schedule"
+ASSERTED: Final = "asserted"  # by an enforcement point, which is its issuer
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,27 @@ class PermissionKind(StrEnum):
 
 
 DELEGATE = "delegate"
+# CONTRACT 1.4: the actions of calls, and the actions that `use` includes.
+USED: Final = (
+    *("tools/call", "prompts/get", "resources/read", "message/send", "message/stream"),
+    *("tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe", DELEGATE),
+)
+# CONTRACT 1.4: these need no row of their own; any grant on the server opens them.
+SESSION_ACTIONS: Final = frozenset(
+    {"initialize", "ping", "server/discover", "logging/setLevel", "subscriptions/listen"}
+    | {"tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+    | {"notifications/initialized", "notifications/cancelled", "notifications/progress"}
+    | {"notifications/roots/list_changed"}
+)
+# The same actions on an MCP server; on an agent, A2A actions of the same name need their own row.
+MCP_TASK_ACTIONS: Final = frozenset({"tasks/get", "tasks/result", "tasks/list", "tasks/update", "tasks/cancel"})
+ACTIONS: Final = (
+    frozenset(USED)
+    | SESSION_ACTIONS
+    | MCP_TASK_ACTIONS
+    | {"push/set", "push/get", "push/list", "push/delete", "card/extended"}
+    | {"sampling/createMessage", "elicitation/create", "roots/list"}
+)
 SKILL = "task_type"  # the member of a message's metadata that names the skill, as in the seed's task
 MAX_SKILL_CHARS = 128
 ERROR_CODE = "error_code"  # the member of a failed task's message that holds the seed's error code

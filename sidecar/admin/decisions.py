@@ -18,9 +18,11 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from sidecar.admin.requests import problem, refused
+from sidecar.admin.authzen import AuthzenEndpoint, AuthzenMetadata
+from sidecar.admin.requests import echo_of, problem, refused
 from sidecar.errors import Refusal
 from sidecar.gateway.decisions.auth_request import AuthRequest
+from sidecar.gateway.decisions.authzen import AuthzenPoint
 from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
 from sidecar.gateway.decisions.ext_authz import ExtAuthzEndpoint
 from sidecar.gateway.decisions.point import SECRET_HEADER, DecisionPoint
@@ -51,16 +53,17 @@ class Endpoint(Protocol):
 @dataclass(frozen=True, slots=True)
 class DecisionEndpoints:
     """Answers enforcement points. `names` maps each secret to the name of the enforcement point that has it; `local`:
-    all callers reached a socket that only its owner can open."""
+    all callers reached a socket that only its owner can open. `public` needs no credential."""
 
     point: DecisionPoint
     names: Mapping[bytes, str]
     local: bool = False
     protocols: tuple[Endpoint, ...] = ()
+    public: tuple[Endpoint, ...] = ()
 
     def serves(self, path: str) -> bool:
         """Reports whether a path is one of these endpoints."""
-        return any(protocol.serves(path) for protocol in self.protocols)
+        return any(protocol.serves(path) for protocol in (*self.public, *self.protocols))
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answers one request."""
@@ -70,12 +73,16 @@ class DecisionEndpoints:
         except Refusal as refusal:
             return refused(refusal)
         path = origin_form(http.raw_path).partition("?")[0]
+        for open_to_all in self.public:
+            if open_to_all.serves(path):
+                return await open_to_all.answer(http, headers, path, "")
         protocol = next((each for each in self.protocols if each.serves(path)), None)
         if protocol is None:
             return problem("no such address", 404)
         name = self._name_of(http, headers, bearer=protocol.takes_bearer)
         if not name and protocol.takes_bearer:
-            return problem("a credential of the role pdp is needed", 401, {"WWW-Authenticate": "Bearer"})
+            told = {"WWW-Authenticate": "Bearer", **echo_of(headers)}
+            return problem("a credential of the role pdp is needed", 401, told)
         if not name:  # a 401 would ask the caller, who cannot have this credential
             return problem("a credential of the role pdp is needed", 403)
         return await protocol.answer(http, headers, path, name)
@@ -117,4 +124,5 @@ def decisions_from(
     mcp = CheckedMcp(forwarder, pipeline.stages.switch, pipeline.stages.clock)
     point = DecisionPoint(pipeline, Entrance(None, origins, certificate=""), mcp, checked)
     named = {secret: one.name or one.role for secret, one in secrets.items() if one.role == "pdp"}
-    return DecisionEndpoints(point, named, protocols=(AuthRequest(point), ExtAuthzEndpoint(point)))
+    protocols = (AuthzenEndpoint(AuthzenPoint(point)), AuthRequest(point), ExtAuthzEndpoint(point))
+    return DecisionEndpoints(point, named, protocols=protocols, public=(AuthzenMetadata(pipeline.live),))

@@ -1,7 +1,9 @@
 """Reads bodies of requests to the admin listener, and writes its responses. Errors are problem documents (RFC 9457)."""
 
 import asyncio
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -19,11 +21,14 @@ from sidecar.gateway.error_responses import (
     message_of,
     plain_status,
 )
+from sidecar.gateway.routing import Headers
 from sidecar.protocols.jsonrpc import malformed
 
 HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+REQUEST_ID: Final = "X-Request-ID"
 MAX_ORDER_BYTES: Final = 16 * 1024
 BODY_S: Final = 5.0
+_REQUEST_ID = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,254}[\x21-\x7e])?")
 
 
 async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
@@ -40,6 +45,23 @@ async def body_of(request: web.BaseRequest, max_bytes: int) -> bytes:
     except web.RequestPayloadError:
         raise malformed("the body is not well framed") from None
     return bytes(body)
+
+
+def request_id_in(headers: Headers) -> str | None:
+    """The caller's id of a request, which is echoed and recorded; None without one. Raises Refusal(MALFORMED_CALL) for
+    one that cannot be echoed."""
+    lines = headers.get(REQUEST_ID.lower(), ())
+    if len(lines) > 1 or (lines and _REQUEST_ID.fullmatch(lines[0]) is None):
+        raise malformed(f"{REQUEST_ID} must be there once at most, with 1 to 256 printable ASCII characters")
+    return lines[0] if lines else None
+
+
+def echo_of(headers: Headers) -> Mapping[str, str]:
+    """The header that echoes the caller's id of a request, if it can be echoed."""
+    with suppress(Refusal):
+        if (request_id := request_id_in(headers)) is not None:
+            return {REQUEST_ID: request_id}
+    return {}
 
 
 def answered(value: Any, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:

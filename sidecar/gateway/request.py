@@ -138,7 +138,7 @@ class RequestContext(CallContext):
     @property
     def plain(self) -> bool:
         """Whether calls have no envelope of MCP or A2A."""
-        return self.record.protocol == "http"
+        return self.record.protocol in ("http", "authzen")
 
     async def body(self, *, a2a: bool = False) -> bytes:
         """Returns the whole body once it is admitted. Raises Refusal: see `routing.read_body`, `BodyAdmission.wait`."""

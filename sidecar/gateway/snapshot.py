@@ -65,6 +65,7 @@ OIDC_PRESETS = ("keycloak", "entra", "okta")  # their metadata is OpenID Connect
 # Method names of audit records that no protocol defines.
 OWN_METHODS = frozenset(
     {"card", "push", "metadata", "preflight", "jwks", "enter", "session/stream", "session/end", "session/reply"}
+    | {"evaluation", "search/subject", "search/resource", "search/action"}
 )
 _noticed = attrgetter(
     "engine.revision", "engine.warnings", "settings", "budgets", "disabled", "keys_digest", "pins", "waiting"

@@ -10,7 +10,9 @@ An engine is one revision of the policy. It caches each principal's roles, and f
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -138,7 +140,9 @@ class Engine:
         ways = {"g": roles, "g2": sets}
         self._askers = PolicySubjects(roles)
         self.roles_of = self._askers.roles_of
-        self._members = tuple(name for links in (source.roles, *source.domains.values()) for name in links.parents)
+        links = (source.roles, source.sets, *source.domains.values())
+        self._members = tuple(name for one in links for name in one.parents)
+        self._sorted_names: list[Sequence[str]] = []
         self.differences = EngineDifferences()
         self._dockets: dict[PermissionKind, LinkPolicy] = {
             kind: KindPolicy(
@@ -222,10 +226,33 @@ class Engine:
         return self.decide(chain, question, now_s, "session")
 
     def names(self) -> Iterator[str]:
-        """Yield every subject and object of the rows and every member of a role; some more than once."""
+        """Yield every subject and object of the rows and every member of a role or set; some more than once."""
         for docket in self._dockets.values():
             yield from docket.names()
         yield from self._members
+
+    def names_after(self, prefix: str, after: str) -> Iterator[str]:
+        """Yield the `names` that begin with `prefix`, in order, from the first one after `after`; some more than once,
+        and patterns among them."""
+        if not self._sorted_names:
+            self._sorted_names = [*(docket.sorted_names() for docket in self._dockets.values()), sorted(self._members)]
+        for name in merge(*(_between(names, prefix, after) for names in self._sorted_names)):
+            if not name.startswith(prefix):
+                return
+            yield name
+
+    def may_allow_more(self, chain: Chain, question: Question, subject: str = "", *, open_roles: bool = False) -> bool:
+        """Whether rows with patterns could allow names that no row holds: objects of the pattern in `question`, or with
+        `subject` first principals of this pattern, of which the chain has an example. An action of "" is any, an object
+        of "" too. `open_roles`: tokens may grant roles that the policy does not fill."""
+        subjects = self._subjects_of(chain)
+        first, last = subjects[0], subjects[-1]
+        kind, obj, act = _last_kind(last, question), question.object, question.action
+        if not subject:
+            return self._dockets[kind].may_allow_more(last, obj, act, open_roles=False)
+        if first is not last:
+            kind, obj, act = _nhi_kind(first), subjects[1].name, DELEGATE
+        return self._dockets[kind].may_allow_more(subject, obj, act, open_roles=open_roles)
 
     def allowed_patterns(self) -> frozenset[str]:
         return frozenset(text for docket in self._dockets.values() for text in docket.allowed_patterns())
@@ -362,6 +389,11 @@ def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[Rule
         if rule.max_calls_per_hour is not None
     }
     return tuple(found.values())
+
+
+def _between(names: Sequence[str], prefix: str, after: str) -> Iterator[str]:
+    first = max(bisect_left(names, prefix), bisect_right(names, after))
+    return (names[at] for at in range(first, len(names)))
 
 
 def _names(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

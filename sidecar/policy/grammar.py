@@ -15,27 +15,18 @@ from sidecar.policy.faults import meant, shown
 from sidecar.policy.patterns import glob
 from sidecar.settings.timestamps import seconds_of
 from sidecar.settings.uris import normal_object
-from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind
+from sidecar.vocabulary import (
+    ACTIONS as ACTIONS,
+    ANONYMOUS,
+    MCP_TASK_ACTIONS as MCP_TASK_ACTIONS,
+    SESSION_ACTIONS as SESSION_ACTIONS,
+    USED as USED,
+    PermissionKind,
+)
 
 NONE = "-"
 Per = Literal["subject", "origin", "rule"]
 
-# CONTRACT 1.4: the actions of calls, and the actions that `use` includes.
-USED = (
-    *("tools/call", "prompts/get", "resources/read", "message/send", "message/stream"),
-    *("tasks/get", "tasks/list", "tasks/cancel", "tasks/resubscribe", DELEGATE),
-)
-# CONTRACT 1.4: these need no row of their own; any grant on the server opens them.
-SESSION_ACTIONS = frozenset(
-    {"initialize", "ping", "server/discover", "logging/setLevel", "subscriptions/listen"}
-    | {"tools/list", "prompts/list", "resources/list", "resources/templates/list"}
-    | {"notifications/initialized", "notifications/cancelled", "notifications/progress"}
-    | {"notifications/roots/list_changed"}
-)
-# The same actions on an MCP server; on an agent, A2A actions of the same name need their own row.
-MCP_TASK_ACTIONS = frozenset({"tasks/get", "tasks/result", "tasks/list", "tasks/update", "tasks/cancel"})
-ACTIONS = frozenset(USED) | SESSION_ACTIONS | MCP_TASK_ACTIONS | {"push/set", "push/get", "push/list", "push/delete"}
-ACTIONS |= {"card/extended", "sampling/createMessage", "elicitation/create", "roots/list"}
 USE = "use"
 STOPPING = frozenset({"tasks/cancel"})  # ends work: a row's limit on `use` does not apply to it
 ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects on a server

@@ -18,7 +18,7 @@ from sidecar.policy.conditions import Condition, ConditionContext, Outcome, lets
 from sidecar.policy.grammar import ON_SERVERS
 from sidecar.policy.matching import Index, Matcher
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
-from sidecar.policy.patterns import WILDCARD
+from sidecar.policy.patterns import WILDCARD, glob, globs, meets
 from sidecar.policy.plain_conditions import PlainCondition, Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.table import ASKS, DENY, ENDS, LIMITED, SHADOW, RowTable
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_OPENING_RULES = 8  # enough evidence of a grant on a server
 MAX_OPENING_ROWS = 10_000  # rows searched for a live one
+MAX_OPEN = 64  # patterns whose open rows are kept
 BY_ID = attrgetter("id", "file", "line")
 UNDECIDED = 128  # a bit of `LinkRows.some`: pycasbin failed, or finds other rows than compiled rules do
 
@@ -105,7 +106,10 @@ class LinkPolicy(Protocol):
 
     `engine` says who decides. `find` looks up what may decide a link, `judge` decides it by the outcomes of its
     conditions. `opened` returns the answer to a session call, and the times at which it may change. `names` and
-    `allowed_patterns` are the principals and objects that the policy names."""
+    `allowed_patterns` are the principals and objects that the policy names; `sorted_names` are the former in order,
+    maybe among others. `may_allow_more` says whether an allow row with a pattern, or on a role that the policy does not
+    fill (`open_roles`), could allow a name that no row holds: one of `subject` and `obj` is a pattern of such names;
+    "" stands for any object, or any action."""
 
     engine: EngineName
 
@@ -115,7 +119,9 @@ class LinkPolicy(Protocol):
         self, answer: LinkAnswer, asker: PolicySubject, server: str, now_s: float
     ) -> tuple[LinkAnswer, Iterable[float]]: ...
     def names(self) -> Iterator[str]: ...
+    def sorted_names(self) -> Sequence[str]: ...
     def allowed_patterns(self) -> Iterator[str]: ...
+    def may_allow_more(self, subject: PolicySubject | str, obj: str, act: str, *, open_roles: bool) -> bool: ...
     def __len__(self) -> int: ...
 
 
@@ -174,6 +180,8 @@ class KindPolicy:
         self._conditions = [conditions.get(shape.when) for shape in table.shapes]
         self.engine: EngineName = engine if self._matcher.plan.is_compiled else "casbin"
         self._differences = differences
+        self._sets = ways["g2"]
+        self._open: dict[tuple[str, str, bool], Sequence[int]] = {}
         self._casbin: OwnRows | None = None
         if self.engine != "compiled" and len(table):
             from sidecar.policy.casbin_engine import OwnRows  # takes a third of a second to import
@@ -186,6 +194,44 @@ class KindPolicy:
     def names(self) -> Iterator[str]:
         table = self.table
         return (table.texts.texts[number] for number in {*table.sub, *table.obj})
+
+    def sorted_names(self) -> Sequence[str]:
+        return self.table.texts.texts
+
+    def may_allow_more(self, subject: PolicySubject | str, obj: str, act: str, *, open_roles: bool) -> bool:
+        plan, table = self._matcher.plan, self.table
+        if {(facet.field, facet.column) for facet in plan.index} != _BY_NAME or not plan.is_compiled:
+            return bool(len(table))  # a matcher of the operator's own may allow anything
+        column, pattern = ("sub", subject) if isinstance(subject, str) else ("obj", obj)
+        for row in self._open_rows(column, pattern, open_roles=open_roles):
+            if act and self._matcher.by_action and not globs(act, table.shapes[table.shape[row]].act):
+                continue
+            if isinstance(subject, str):
+                text = table.text("obj", row)
+                if not obj or glob(obj, text) or text in self._sets.containers(obj, ""):
+                    return True
+            elif (text := table.text("sub", row)) in subject.roles or glob(subject.name, text):
+                return True
+        return False
+
+    def _open_rows(self, column: str, pattern: str, *, open_roles: bool) -> Sequence[int]:
+        """Return the allow rows whose text in a column is a pattern that meets another one, or an open role."""
+        key = column, pattern, open_roles
+        if (known := self._open.get(key)) is not None:
+            return known
+        table = self.table
+        texts, numbers = table.texts.texts, table.column(column)
+        wide = {
+            number
+            for number in set(numbers)
+            if (WILDCARD in texts[number] and meets(texts[number], pattern))
+            or (open_roles and texts[number].startswith("role:"))
+        }
+        found = [row for row, number in enumerate(numbers) if number in wide and not table.flags[row] & (DENY | SHADOW)]
+        if len(self._open) >= MAX_OPEN:
+            self._open.clear()
+        self._open[key] = found
+        return found
 
     def allowed_patterns(self) -> Iterator[str]:
         table = self.table
@@ -355,6 +401,7 @@ class KindPolicy:
 
 
 _NO_OUTCOMES: Mapping[str, LinkOutcome] = {}
+_BY_NAME = {("sub", "sub"), ("obj", "obj")}
 
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:

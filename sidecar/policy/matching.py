@@ -72,7 +72,7 @@ class Matcher:
         self._first = sides[0] if sides else None
         self._second = sides[1] if len(sides) > 1 else None
         self._objects = next((side for side in sides if side.facet.column == "obj"), None)
-        self._by_action = _ACTIONS in self.plan.checks  # the usual conjunct, cached by action
+        self.by_action = _ACTIONS in self.plan.checks  # the usual conjunct, cached by action
         self._actions: dict[str, dict[int, bool]] = {}
         self._checks: list[Check] = [compiled(part, table, ways) for part in self.plan.checks if part != _ACTIONS]
         self._strict: list[Check] = [compiled(f.node, table, ways) for f in self.plan.index if f.strict]
@@ -81,7 +81,7 @@ class Matcher:
     def rows(self, asked: RowTest) -> list[int]:
         """Return the matching rows, in no particular order."""
         found = self._indexed(asked)
-        if found and self._by_action:
+        if found and self.by_action:
             found = self._of_action(asked.act, found)
         if found and asked.sub == ANONYMOUS:
             found = _checked(found, self._strict, asked)

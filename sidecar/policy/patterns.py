@@ -66,3 +66,12 @@ def meets_prefix(pattern: str, prefix: str) -> bool:
     """Whether the pattern matches some text that begins with `prefix`."""
     head, wildcard, _ = pattern.partition(WILDCARD)
     return head.startswith(prefix) or (wildcard != "" and prefix.startswith(head))
+
+
+def meets(one: str, other: str) -> bool:
+    """Whether some text matches both patterns."""
+    if WILDCARD not in one or WILDCARD not in other:
+        return covers(one, other) or covers(other, one)
+    short, long = sorted((one.partition(WILDCARD)[0], other.partition(WILDCARD)[0]), key=len)
+    low, high = sorted((one.rpartition(WILDCARD)[2], other.rpartition(WILDCARD)[2]), key=len)
+    return long.startswith(short) and high.endswith(low)  # what stands between can follow one another

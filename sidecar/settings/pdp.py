@@ -1,26 +1,88 @@
 """Settings of decisions for other enforcement points."""
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from sidecar.settings.field_types import Listen, Section, Word, named
+from sidecar.settings.field_types import HttpUrl, Listen, Section, Word, named
 from sidecar.settings.server import TlsFiles
-from sidecar.settings.validation_errors import Finding
+from sidecar.settings.validation_errors import Finding, did_you_mean, reject
+from sidecar.vocabulary import ACTIONS
 
 _TARGET = r"/(?:mcp|agents)/[a-z0-9]+(?:-[a-z0-9]+)*"
 _PATH = r"(?:/[A-Za-z0-9._~-]+)+"
+_URL = r"https?://[A-Za-z0-9.\-\[\]:]+"
+ID: Final = "*"
+ACTION: Final = "{action}"
+_SUBJECT = re.compile(r"(?:user|nhi):\S+")
+_RESOURCE = re.compile(r"(?:tool|prompt|resource):(?:\*|[a-z0-9]+(?:-[a-z0-9]+)*/\S+)|nhi:\S+")
+_SOURCE = r"(?:subject|resource|action|context)(?:\.[^.\s]+)+"
+
+
+def _template(text: str, shape: re.Pattern[str], hint: str) -> str:
+    if text.count(ID) != 1:
+        reject(f"{text} must have one * for the id", hint=hint)
+    if shape.fullmatch(text) is None:
+        reject(f"{text} names nothing that rules could name", hint=hint)
+    return text
+
+
+def _subject(text: str) -> str:
+    return _template(text, _SUBJECT, "write user:* or nhi:*, or with a namespace user:corp/*")
+
+
+def _resource(text: str) -> str:
+    _template(text, _RESOURCE, "write nhi:*, tool:*, tool:<server>/*, prompt:<server>/* or resource:<server>/*")
+    _, place, after = text.partition(ACTION)
+    if place and (ACTION in after or text.startswith("nhi:") or after[:1] not in ("", "/", ":")):
+        hint = "write tool:<server>/{action}/*, or resource:<server>/<scheme>:{action}/*"
+        reject(f"{text} must have {ACTION} once at most, before / or : or at its end, and not in nhi:", hint=hint)
+    return text
+
+
+def _sides(value: Any) -> Any:
+    """Returns a name as the side, or for `nhi:` both sides, on which it can stand."""
+    if not isinstance(value, str):
+        return value
+    if value.startswith("nhi:"):
+        return {"subject": value, "resource": value}
+    return {"subject" if value.startswith("user:") else "resource": value}
+
+
+class AuthzenType(Section):
+    """What one type of AuthZEN is here. A single name stands for the side on which it can stand."""
+
+    subject: Annotated[Word, AfterValidator(_subject)] | None = None
+    """The principal, with `*` for the id: `user:corp/*`."""
+    resource: Annotated[Word, AfterValidator(_resource)] | None = None
+    """The object, with `*` for the id: `tool:records/*`. With `{action}`, the action's name is part of the object, and
+    the object is used: `tool:records/{action}/*` is asked with `tools/call`."""
+
+
+def _action(text: str) -> str:
+    if text not in ACTIONS:
+        reject(f"{text} is no action of rules", hint=did_you_mean(text, ACTIONS))
+    return text
 
 
 class AuthzenSettings(Section):
     """The vocabulary of AuthZEN requests, and what it is here."""
 
-    types: Mapping[Word, Word] = Field(default_factory=dict)
+    url: Annotated[HttpUrl, named(_URL, "URL without a path", "https://pdp.acme.example")] | None = None
+    """The URL under which enforcement points reach these endpoints, for their metadata. By default the one that a
+    request for the metadata names."""
+    types: Mapping[Word, Annotated[AuthzenType, BeforeValidator(_sides)]] = Field(default_factory=dict)
     """Names of subjects and resources by their type, with `*` for the id: `record: tool:records/*`. Known without an
     entry: `user`, `identity`, `nhi`, `agent`, `tool`, `prompt`, `resource`, `mcp_server`."""
-    actions: Mapping[Word, Word] = Field(default_factory=dict)
-    """Actions: `can_read: read`. One without an entry is called the same here."""
+    actions: Mapping[Word, Annotated[Word, AfterValidator(_action)]] = Field(default_factory=dict)
+    """Actions: `can_read: resources/read`. One without an entry is called the same here."""
+    arguments: Mapping[
+        Word, Mapping[Word, Annotated[str, named(_SOURCE, "place", "such as resource.properties.status")]]
+    ] = Field(default_factory=dict)
+    """Arguments that conditions read, by type of the resource, and where they are in a request:
+    `record: {status: resource.properties.status}`. A request with `resource.properties.arguments` has those alone."""
 
 
 class DecisionSettings(Section):

@@ -21,7 +21,7 @@ from sidecar.http.tls import NOTHING
 AskingProtocol = Literal["authzen", "ext_authz", "auth_request"]
 SECRET_HEADER: Final = "x-pdp-key"  # in which an enforcement point shows its secret
 CHARGE_HEADER: Final = "x-sidecar-charge"  # `true` asks for a charge (`pdp.charges`)
-Read = Callable[[RequestContext], Awaitable[Asked]]
+Read = Callable[[RequestContext], Awaitable[Asked | web.StreamResponse]]
 
 
 class Asking(NamedTuple):
@@ -69,7 +69,8 @@ class DecisionPoint:
         self, http: AskedRequest, asking: Asking, read: Read | None = None
     ) -> tuple[RequestContext, web.StreamResponse]:
         """Decides on a request, or on what `read` returns, and records it. The response is a `Permit`, or the refusal
-        as the caller would have got it; `RequestContext.reason` is then why."""
+        as the caller would have got it; `RequestContext.reason` is then why. A response that `read` returns and
+        recorded itself needs no decision."""
         request, _ = self.pipeline.begin(http, self.entrance)  # type: ignore[arg-type]
         record, request.task = request.record, asyncio.current_task()
         record.protocol, record.enforcement_point = asking.protocol, asking.enforcement_point
@@ -118,8 +119,11 @@ class DecisionPoint:
         raise Refusal(Reason.ROUTE_UNKNOWN)
 
 
-async def _charging(reading: Awaitable[Asked], charge: bool) -> Asked:
+async def _charging(reading: Awaitable[Asked | web.StreamResponse], charge: bool) -> Asked | web.StreamResponse:
     """Charges all limits but slots, which nobody would return, or none."""
-    caller, frontend, operation = await reading
+    asked = await reading
+    if not isinstance(asked, tuple):
+        return asked
+    caller, frontend, operation = asked
     charges: Any = "creation" if charge else "none"
     return caller, frontend, operation._replace(charges=charges)

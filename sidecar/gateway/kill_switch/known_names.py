@@ -40,6 +40,11 @@ def known(name: str, now: Snapshot, seen: Iterable[str]) -> KnownNames:
 def _texts(now: Snapshot) -> Iterator[str]:
     """Yields names of principals, and other texts that equal no name."""
     yield from now.engine.names()
+    yield from names_beside_rules(now)
+
+
+def names_beside_rules(now: Snapshot) -> Iterator[str]:
+    """Yields the names of principals that others than rules hold, and texts that equal no name."""
     yield from now.identity.key_owners()
     yield from (f"nhi:{name}" for name in now.upstreams)
     yield from (f"nhi:{name}" for name in now.settings.schedules)

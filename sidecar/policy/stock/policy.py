@@ -218,6 +218,12 @@ class StockPolicy:
     def names(self) -> Iterator[str]:
         return self.reader.known(self.table.names())
 
+    def sorted_names(self) -> Sequence[str]:
+        return sorted(set(self.names()))
+
+    def may_allow_more(self, subject: PolicySubject | str, obj: str, act: str, *, open_roles: bool) -> bool:
+        return True  # a Casbin model may compare in any way
+
     def allowed_patterns(self) -> Iterator[str]:
         return self.reader.patterns()
 

@@ -1,0 +1,313 @@
+"""Answers AuthZEN searches from the rows: which subjects, resources or actions a policy permits.
+
+Candidates are the exact names that rows, roles, sets, lists of tools, keys and settings hold. Each is decided as an
+evaluation is, the kill switch included, but for limits, pins and argument schemas. Where a row's pattern, or a role
+that tokens grant, could permit names that nothing holds, the answer is marked as not complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from heapq import merge
+from typing import Any, Final, NamedTuple, Protocol
+
+import orjson
+from aiohttp import web
+
+from sidecar.errors import Refusal
+from sidecar.gateway.decisions.authzen import PROTOCOL, AskedOperation, AuthzenPoint, DecisionWriter
+from sidecar.gateway.decisions.authzen_messages import DEFAULT_RESULTS, MAX_RESULTS, Evaluation, SearchRequest
+from sidecar.gateway.decisions.authzen_names import NameTemplate, Vocabulary
+from sidecar.gateway.decisions.point import AskedRequest, Asking
+from sidecar.gateway.error_responses import JSON
+from sidecar.gateway.kill_switch.known_names import names_beside_rules
+from sidecar.gateway.pipeline import Asked
+from sidecar.gateway.request import RequestContext
+from sidecar.gateway.snapshot import Service, Snapshot
+from sidecar.http.server.response import WholeResponse
+from sidecar.protocols.base64url import decode, encode
+from sidecar.protocols.jsonrpc import malformed
+from sidecar.vocabulary import ACTIONS, Caller, Question
+
+MAX_CANDIDATES: Final = 20_000  # of one page
+YIELD_EVERY: Final = 64  # candidates, so that other requests pass between them
+UNNAMED: Final = "~"  # the id of a subject that nothing names
+
+
+class SearchPosition(NamedTuple):
+    """Where a page ends: the search that it belongs to (with the policy's revision), its limit and its last name."""
+
+    search: str
+    limit: int
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuthzenSearch:
+    """Answers searches."""
+
+    asking: AuthzenPoint
+
+    async def answer(
+        self, search: SearchRequest, names: Vocabulary, http: AskedRequest, name: str, request_id: str | None
+    ) -> tuple[int, Mapping[str, Any]]:
+        """Returns the HTTP status and the answer, which is recorded. Raises Refusal(MALFORMED_CALL) for a token of
+        another search or another policy."""
+        pipeline, writer, found = self.asking.point.pipeline, DecisionWriter(), dict[str, Any]()
+        position = position_of(search, names, pipeline.live.current.engine.revision)
+
+        async def read(request: RequestContext) -> Asked | web.StreamResponse:
+            request.dialect, record = writer, request.record
+            record.request_id, record.bytes_in = request_id, http.content_length
+            request.asks(f"search/{search.searched}")
+            if search.searched != "subject":
+                with suppress(Refusal):
+                    record.caller = names.caller(search.evaluation, name)
+            pipeline.stages.admit(request)
+            found.update(await self._page(search, names, request.now, position, name))
+            body = orjson.dumps(found)
+            await record.outcome(http_status=200, bytes_out=len(body), event="decision")
+            return WholeResponse(200, body, JSON)
+
+        await self.asking.point.decide(http, Asking(PROTOCOL, name, charge=False), read)
+        return (writer.status, writer.told) if writer.told else (200, found)
+
+    async def _page(
+        self, search: SearchRequest, names: Vocabulary, now: Snapshot, position: SearchPosition, name: str
+    ) -> Mapping[str, Any]:
+        scope = Scope(self.asking, names, now, name)
+        candidates = _candidates(search, scope)
+        await candidates.prepare()
+        results: list[Mapping[str, Any]] = []
+        after, ended = position.after, True
+        for looked, candidate in enumerate(_each_once(candidates.after(after))):
+            if len(results) >= position.limit or looked >= MAX_CANDIDATES:
+                ended = False
+                break
+            if looked % YIELD_EVERY == YIELD_EVERY - 1:
+                await asyncio.sleep(0)
+            after, asked = candidate, candidates.question(candidate)
+            if asked is not None and scope.permits(asked):
+                results.append(candidates.shown(asked))
+        token = "" if ended else token_of(position._replace(after=after))
+        page = {"next_token": token, "count": len(results)}
+        return {"page": page, "context": {"complete": not candidates.is_open()}, "results": results}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a search is answered by: one snapshot, one vocabulary. `name` is the enforcement point's."""
+
+    asking: AuthzenPoint
+    names: Vocabulary
+    now: Snapshot
+    name: str
+
+    def permits(self, asked: Evaluation) -> bool:
+        """Reports whether policy and kill switch permit what an evaluation asks."""
+        stages, now = self.asking.point.pipeline.stages, self.now
+        now_s = stages.clock()
+        try:
+            caller, operation = self.operation(asked)
+            stages.refuse_disabled(now, caller, operation.call, now_s)
+            now.decide(caller.chain, operation.call, now_s).or_refuse()
+            if operation.content is not None:
+                stages.switch.ledger.switched_off.refuse_use(operation.call, now_s)
+        except Refusal:
+            return False
+        return operation.content is None or now.has(operation.call.question) is not False
+
+    def operation(self, asked: Evaluation) -> tuple[Caller, AskedOperation]:
+        """Returns who asks what. Raises Refusal."""
+        caller, (target, action) = self.names.caller(asked, self.name), self.names.target(asked)
+        return caller, self.asking.operation(self.now, target, action, self.names.arguments(asked))
+
+    def may_permit_objects(self, asked: Evaluation, pattern: str, action: str) -> bool:
+        """Reports whether a pattern of rules could permit an object of this pattern that no row holds."""
+        try:
+            chain = self.names.caller(asked, self.name).chain
+        except Refusal:
+            return False
+        question = Question(pattern, action, "")
+        return self.now.engine.may_allow_more(chain, question)
+
+
+class Candidates(Protocol):
+    """The names that a search looks through."""
+
+    async def prepare(self) -> None:
+        """Learns what is not known yet."""
+
+    def after(self, name: str) -> Iterator[str]:
+        """Yields candidates in order, from the first one after `name`; some more than once."""
+
+    def question(self, name: str) -> Evaluation | None:
+        """Returns the evaluation about a candidate; None if it is none."""
+
+    def shown(self, asked: Evaluation) -> Mapping[str, Any]:
+        """Returns the entity of an evaluation that is permitted."""
+
+    def is_open(self) -> bool:
+        """Reports whether a name that is no candidate could be permitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectCandidates:
+    scope: Scope
+    asked: Evaluation
+    template: NameTemplate
+
+    async def prepare(self) -> None:
+        pass
+
+    def after(self, name: str) -> Iterator[str]:
+        prefix, now = self.template.prefix, self.scope.now
+        return merge(now.engine.names_after(prefix, name), _ordered(names_beside_rules(now), prefix, name))
+
+    def question(self, name: str) -> Evaluation | None:
+        given = self.template.id_of(name)
+        return None if given is None else self.asked._replace(subject={**self.asked.subject, "id": given})
+
+    def shown(self, asked: Evaluation) -> Mapping[str, Any]:
+        return {key: asked.subject[key] for key in ("type", "id")}
+
+    def is_open(self) -> bool:
+        now = self.scope.now
+        grants = any(issuer.roles_from is not None for issuer in now.settings.identity.issuers)
+        try:
+            caller, operation = self.scope.operation(self.asked._replace(subject={**self.asked.subject, "id": UNNAMED}))
+        except Refusal:
+            return False
+        call, pattern = operation.call, self.template.pattern
+        question = call.question._replace(object="", action="") if call.session else call.question
+        return now.engine.may_allow_more(caller.chain, question, pattern, open_roles=grants)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceCandidates:
+    scope: Scope
+    asked: Evaluation
+    template: NameTemplate
+
+    @property
+    def service(self) -> Service | None:
+        """The MCP server that all these resources are on."""
+        server, slash, _ = self.template.prefix.partition(":")[2].partition("/")
+        return self.scope.now.services.get(server) if slash else None
+
+    async def prepare(self) -> None:
+        if self.service is not None and not self.service.catalogue.lists:
+            with suppress(Refusal):
+                await self.service.catalogue.learn(self.service.timeout_s)
+
+    def after(self, name: str) -> Iterator[str]:
+        prefix, now = self.template.prefix, self.scope.now
+        return merge(now.engine.names_after(prefix, name), _ordered(_objects(now), prefix, name))
+
+    def question(self, name: str) -> Evaluation | None:
+        given = self.template.id_of(name)
+        return None if given is None else self.asked._replace(resource={**self.asked.resource, "id": given})
+
+    def shown(self, asked: Evaluation) -> Mapping[str, Any]:
+        return {key: asked.resource[key] for key in ("type", "id")}
+
+    def is_open(self) -> bool:
+        pattern, service = self.template.pattern, self.service
+        if pattern.startswith("tool:") and service is not None and service.catalogue.lists:
+            return False  # all its tools were candidates
+        action = self.scope.names.action(self.asked.resource["type"], self.asked.action["name"])
+        return action in ACTIONS and self.scope.may_permit_objects(self.asked, pattern, action)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionCandidates:
+    """All actions of rules and of the vocabulary; where actions are part of objects, those in the objects of rules."""
+
+    scope: Scope
+    asked: Evaluation
+    template: NameTemplate | None
+
+    async def prepare(self) -> None:
+        pass
+
+    def after(self, name: str) -> Iterator[str]:
+        template = self.template
+        if template is None:
+            return iter(())
+        words = {*ACTIONS, *self.scope.names.settings.actions}
+        if template.has_action:
+            words = {template.action_of(text) for text in self.scope.now.engine.names_after(template.prefix, "")}
+        return (word for word in sorted(words) if word > name)
+
+    def question(self, name: str) -> Evaluation | None:
+        return self.asked._replace(action={"name": name})
+
+    def shown(self, asked: Evaluation) -> Mapping[str, Any]:
+        return {"name": asked.action["name"]}
+
+    def is_open(self) -> bool:
+        if self.template is None or not self.template.has_action:
+            return False
+        return self.scope.may_permit_objects(self.asked, self.template.pattern_of(self.asked.resource["id"]), "")
+
+
+def _candidates(search: SearchRequest, scope: Scope) -> Candidates:
+    asked, names = search.evaluation, scope.names
+    resource = names.resources.get(asked.resource["type"])
+    if search.searched == "subject":
+        subject = names.subjects.get(asked.subject["type"])
+        return ActionCandidates(scope, asked, None) if subject is None else SubjectCandidates(scope, asked, subject)
+    if search.searched == "action" or resource is None:
+        return ActionCandidates(scope, asked, resource)
+    return ResourceCandidates(scope, asked, resource.of_action(asked.action["name"]))
+
+
+def position_of(search: SearchRequest, names: Vocabulary, revision: str) -> SearchPosition:
+    """Returns where a search begins. Raises Refusal(MALFORMED_CALL) for a token of another one."""
+    told = [revision, names.server, search.searched, *_asked_of(search)]
+    digest = encode(hashlib.sha256(orjson.dumps(told, option=orjson.OPT_SORT_KEYS)).digest())
+    limit = None if search.limit is None else min(search.limit, MAX_RESULTS)
+    if not search.token:
+        return SearchPosition(digest, DEFAULT_RESULTS if limit is None else limit, "")
+    try:
+        found = SearchPosition(*orjson.loads(decode(search.token)))
+        if found.search != digest or type(found.limit) is not int or not isinstance(found.after, str):
+            raise ValueError
+    except (ValueError, TypeError):
+        raise malformed("page.token is of another search or another policy: begin again without it") from None
+    if limit is not None and limit != found.limit:
+        raise malformed("page.limit must be that of the page before")
+    return found._replace(limit=min(max(found.limit, 0), MAX_RESULTS))
+
+
+def token_of(position: SearchPosition) -> str:
+    """Returns the token of the page that begins at a position."""
+    return encode(orjson.dumps(list(position)))
+
+
+def _asked_of(search: SearchRequest) -> Iterator[Mapping[str, Any]]:
+    """Yields what a search asks, without the id that it ignores."""
+    for entity, value in search.evaluation._asdict().items():
+        yield {key: part for key, part in value.items() if (entity, key) != (search.searched, "id")}
+
+
+def _objects(now: Snapshot) -> Iterator[str]:
+    """Yields the objects that are known without rules: upstreams, and the tools that servers list."""
+    yield from (f"nhi:{name}" for name in now.upstreams)
+    yield from (f"tool:{name}/{tool}" for name, service in now.services.items() for tool in service.catalogue.tools)
+
+
+def _ordered(names: Iterable[str], prefix: str, after: str) -> Iterator[str]:
+    return iter(sorted(name for name in set(names) if name.startswith(prefix) and name > after))
+
+
+def _each_once(names: Iterable[str]) -> Iterator[str]:
+    last = None
+    for name in names:
+        if name != last:
+            yield name
+        last = name
