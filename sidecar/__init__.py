@@ -32,7 +32,8 @@ The packages:
     settings/       models of the operator's configuration
     cli/            one module per command
 
-`vocabulary` defines the shared nouns, `errors` the reason of every refusal. Imports point one way (pyproject.toml,
+`vocabulary` defines the shared nouns, `errors` the reason of every refusal. `client` is for applications that ask for
+decisions, and imports nothing of the others. Imports point one way (pyproject.toml,
 importlinter).
 """
 

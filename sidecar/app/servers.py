@@ -5,7 +5,7 @@ local      the pipeline, for one principal each   local[].listen
 gRPC       the pipeline, for agents               server.grpc, and a port for each agent that has one
 admin      the operator pages                     admin.listen, and a socket that only its owner can open
 metrics    health and metrics only                metrics.listen
-decisions  for other enforcement points           pdp.listen; also at the admin listener
+decisions  for other enforcement points           pdp.listen; also at the admin listener and its socket
 """
 
 from __future__ import annotations
@@ -106,20 +106,23 @@ class Servers:
         decisions: DecisionEndpoints | None,
     ) -> list[tuple[Listener, Handle, TlsContexts | None]]:
         settings, metrics, live = self.settings, self.pipeline.metrics, self.pipeline.live
+        local_decisions = None if decisions is None else replace(decisions, local=True)
         admin = take(settings.admin.listen, undo, self.path)
         control = take(UnixAddress(settings.control_path), undo, self.path)
+        entrance = local_entrance(control)
+        trusted = AdminApp(operated, metrics, entrance, {}, trusted=True, decisions=local_decisions)
         found: list[tuple[Listener, Handle, TlsContexts | None]] = [
             (admin, AdminApp(operated, metrics, local_entrance(admin), secrets, decisions=decisions).handle, None),
-            (control, AdminApp(operated, metrics, local_entrance(control), {}, trusted=True).handle, None),
+            (control, trusted.handle, None),
         ]
         if settings.metrics is not None:
             scraped = take(settings.metrics.listen, undo, self.path)
             found.append((scraped, AdminApp(operated, metrics, Entrance(None), {}, health_only=True).handle, None))
-        if decisions is not None and settings.pdp is not None and settings.pdp.listen is not None:
-            asked = take(settings.pdp.listen, undo, self.path)
-            first, local = live.current.pdp_tls, isinstance(asked.address, UnixAddress)
+        if decisions is not None and local_decisions is not None and (own := settings.pdp and settings.pdp.listen):
+            asked, first = take(own, undo, self.path), live.current.pdp_tls
+            handle = (local_decisions if isinstance(own, UnixAddress) else decisions).handle
             tls = None if first is None else follows(first, lambda: live.current.pdp_tls)
-            found.append((asked, replace(decisions, local=local).handle, tls))
+            found.append((asked, handle, tls))
         return found
 
     async def _broken(self, peer: str, status: int) -> web.StreamResponse:

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
             "bench": ("sidecar.cli.policy.bench", "Measure decisions, of this policy and at other sizes."),
         },
     ),
+    "decide": ("sidecar.cli.decide", "Ask a running sidecar whether a call is allowed."),
     "mcp": (
         "The MCP servers behind the sidecar: state, tools and pins.",
         {

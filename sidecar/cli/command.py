@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 catalogue_option = click.option(
     "--catalogue", type=EXISTING_FILE, help="The tools that exist, YAML or JSON: server → tools."
 )
+
+
+_OBJECT = re.compile(r"(tool|prompt|resource):[^/\s]+/\S+|nhi:\S+")
 
 
 def config_and_json(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,6 +71,13 @@ def check_known(name: str, known: Collection[str], kind: str, config: Path, *, h
     if name not in known:
         there = ", ".join(known) or "none at all"
         raise CommandFailed(f"{config} names no {kind} {name!r}: there is {there}", USAGE, hint=hint)
+
+
+def check_object(text: str, option: str) -> None:
+    """Raises BadParameter for what is no object of rules."""
+    if not _OBJECT.fullmatch(text):
+        hint = "write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri> or nhi:<name>"
+        raise click.BadParameter(f"{text!r} is no object: {hint}", param_hint=option)
 
 
 def json_object(text: str, option: str) -> dict[str, Any]:

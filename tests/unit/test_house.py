@@ -184,10 +184,12 @@ def trees() -> Mapping[Path, ast.Module]:
 
 
 def test_class_names_are_unique() -> None:
-    """A protocol may have the name of the one class that implements it in a higher layer."""
+    """A protocol may have the name of the one class that implements it in a higher layer. Users of the client see its
+    names alone."""
     found = Counter(
         node.name
-        for tree in trees().values()
+        for path, tree in trees().items()
+        if path != Path("client.py")
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and not any(ast.unparse(base) == "Protocol" for base in node.bases)
     )

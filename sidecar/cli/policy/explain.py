@@ -1,7 +1,6 @@
 """`sidecar policy explain`: shows why a call is allowed or denied."""
 
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from sidecar.cli.command import (
     NO,
     UNVERIFIED,
     CommandFailed,
+    check_object,
     config_and_json,
     json_object,
     print_json,
@@ -39,7 +39,6 @@ from sidecar.settings.uris import named_object
 from sidecar.vocabulary import ANONYMOUS, Principal
 
 _USED_AS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
-_OBJECT = re.compile(r"(tool|prompt|resource):[^/\s]+/\S+|nhi:\S+")
 _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 
@@ -129,9 +128,7 @@ def _grants(given: tuple[str, ...], option: str, names: list[str]) -> Mapping[st
 
 def _asked_for(given: Mapping[str, Any]) -> tuple[str, str]:
     obj, action = given["obj"], given["action"]
-    if not _OBJECT.fullmatch(obj):
-        hint = "write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri> or nhi:<name>"
-        raise click.BadParameter(f"{obj!r} is no object: {hint}", param_hint="--calls")
+    check_object(obj, "--calls")
     obj = named_object(obj)
     action = action or _USED_AS[obj.partition(":")[0]]
     if action not in ACTIONS:
