@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,11 @@ def openapi() -> str:
     return orjson.dumps(document(), option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
+def deployed(path: str, language: str) -> str:
+    """A file of deploy/."""
+    return f"```{language}\n{(ROOT / 'deploy' / path).read_text('utf-8')}```"
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "answers": answers,
@@ -293,6 +299,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "metrics": metrics,
     "methods": methods,
     "clients": client_tables,  # docs/clients.md, from tests/peers/clients/results.json
+    "nginx-conf": partial(deployed, "nginx/nginx.conf", "nginx"),
+    "nginx-sidecar": partial(deployed, "nginx/sidecar.yaml", "yaml"),
     "policy-errors": errors_page,  # docs/policy-errors.md, from tests/golden/policy/catalogue/
 }
 
