@@ -106,11 +106,10 @@ class Servers:
         decisions: DecisionEndpoints | None,
     ) -> list[tuple[Listener, Handle, TlsContexts | None]]:
         settings, metrics, live = self.settings, self.pipeline.metrics, self.pipeline.live
-        local_decisions = None if decisions is None else replace(decisions, local=True)
         admin = take(settings.admin.listen, undo, self.path)
         control = take(UnixAddress(settings.control_path), undo, self.path)
-        entrance = local_entrance(control)
-        trusted = AdminApp(operated, metrics, entrance, {}, trusted=True, decisions=local_decisions)
+        local, entrance = None if decisions is None else replace(decisions, local=True), local_entrance(control)
+        trusted = AdminApp(operated, metrics, entrance, {}, trusted=True, decisions=local)
         found: list[tuple[Listener, Handle, TlsContexts | None]] = [
             (admin, AdminApp(operated, metrics, local_entrance(admin), secrets, decisions=decisions).handle, None),
             (control, trusted.handle, None),
@@ -118,11 +117,10 @@ class Servers:
         if settings.metrics is not None:
             scraped = take(settings.metrics.listen, undo, self.path)
             found.append((scraped, AdminApp(operated, metrics, Entrance(None), {}, health_only=True).handle, None))
-        if decisions is not None and local_decisions is not None and (own := settings.pdp and settings.pdp.listen):
+        if decisions is not None and (own := settings.pdp and settings.pdp.listen):
             asked, first = take(own, undo, self.path), live.current.pdp_tls
-            handle = (local_decisions if isinstance(own, UnixAddress) else decisions).handle
             tls = None if first is None else follows(first, lambda: live.current.pdp_tls)
-            found.append((asked, handle, tls))
+            found.append((asked, replace(decisions, local=isinstance(own, UnixAddress)).handle, tls))
         return found
 
     async def _broken(self, peer: str, status: int) -> web.StreamResponse:
