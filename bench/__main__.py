@@ -18,7 +18,7 @@ import click
 
 from bench import subjects
 from bench.call import post_to
-from bench.load import Load, burst, load_from_path
+from bench.load import WARM_UP_S, Load, burst, load_from_path
 from bench.process import REPOSITORY, BenchFailed
 from bench.report import FEW, MANY, Turn, ladder_from, ladder_table, profile_from, results_from, table_from
 from bench.subjects import Subject, Upstream
@@ -26,7 +26,6 @@ from sidecar import __version__
 
 OUT = Path(__file__).parent / "results.json"
 LADDER = Path(__file__).parent / "ladder.json"
-WARM_UP_S = 1
 Measured = dict[str, dict[int, list[Turn]]]
 
 

@@ -41,11 +41,12 @@ INPUT_SCHEMA: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One HTTP POST, repeated by the load."""
+    """One HTTP request, repeated by the load."""
 
     url: str
     headers: Mapping[str, str]
     body: str
+    method: str = "POST"
 
 
 def post_to(url: str, token: str = "") -> Post:

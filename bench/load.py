@@ -1,7 +1,7 @@
 """How is a subject put under load, and how quick was it?
 
-By `wrk`, or else `hey`: one process, one thread, connections kept alive, the same POST again and again. Both say what
-each answer's status was; an answer that is no success ends the benchmark.
+By `wrk`, or else `hey`: one process, one thread, connections kept alive, the same request again and again. Both say
+what each answer's status was; an answer that is no success ends the benchmark.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pathlib import Path
 from bench.call import Post
 from bench.process import BenchFailed
 
+WARM_UP_S = 1
 GRACE_S = 20  # for a load that ends late
 
 # `done` runs once, after the load: nothing here is on the way of a request. Latencies are in microseconds.
 _SCRIPT = """\
-wrk.method = "POST"
+wrk.method = "{method}"
 wrk.body = [==[{body}]==]
 {headers}
 function done(summary, latency, requests)
@@ -76,7 +77,7 @@ def burst(load: Load, post: Post, connections: int, seconds: int) -> Heard:
 def _wrk(tool: str, folder: Path, post: Post, connections: int, seconds: int) -> Heard:
     script = folder / "wrk.lua"
     headers = "\n".join(f'wrk.headers["{name}"] = "{value}"' for name, value in post.headers.items())
-    script.write_text(_SCRIPT.format(body=post.body, headers=headers), "utf-8")
+    script.write_text(_SCRIPT.format(method=post.method, body=post.body, headers=headers), "utf-8")
     output = _run([tool, "-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(script), post.url], seconds)
     _, found, report = output.partition("\nBENCH ")
     if not found:
@@ -88,9 +89,9 @@ def _hey(tool: str, folder: Path, post: Post, connections: int, seconds: int) ->
     body = folder / "hey.json"
     body.write_text(post.body, "utf-8")
     headers = [part for name, value in post.headers.items() for part in ("-H", f"{name}: {value}")]
-    content = ["-T", post.headers["Content-Type"], "-D", str(body)]
+    content = ["-T", post.headers.get("Content-Type", ""), "-D", str(body)]
     most = ["-z", f"{seconds}s", "-c", str(connections), "-o", "csv"]
-    output = _run([tool, "-m", "POST", *most, *content, *headers, post.url], seconds)
+    output = _run([tool, "-m", post.method, *most, *content, *headers, post.url], seconds)
     rows = list(csv.DictReader(io.StringIO(output)))
     latencies_ms = sorted(float(row["response-time"]) * 1e3 for row in rows)
     errors = sum(row["status-code"] != "200" for row in rows)
