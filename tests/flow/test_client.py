@@ -1,6 +1,7 @@
 """Applications ask for decisions with the Python client, which has an answer in time or one error."""
 
 import asyncio
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -15,6 +16,7 @@ from sidecar.cli.free_ports import free_ports
 from sidecar.client import Decision, DecisionPoint, DecisionUnavailable, Limit, Question
 from tests.flow.enforcement import NAME, SECRET, asked_world, decisions
 from tests.flow.world import listening
+from tests.unit.identity.authority import authority
 
 PLANNER, SEARCH, READ = "nhi:planner", "tool:github/search_code", "tool:github/get_file"
 ALICE = {"policies/user_to_nhi.csv": "p, user:alice, nhi:planner, delegate, -, -, -, allow\n"}
@@ -66,6 +68,25 @@ async def test_a_socket_needs_no_key(tmp_path: Path) -> None:
         async with DecisionPoint(f"unix:{tmp_path}/pdp.sock") as point:
             assert await point.decide(PLANNER, SEARCH, {"repo": "acme/site"})
         assert decisions(running)[0]["enforcement_point"] == "local"
+
+
+async def test_a_client_certificate_names_its_enforcement_point(tmp_path: Path) -> None:
+    server, clients = authority("server"), authority("clients")
+    server.issue(address="127.0.0.1").write(tmp_path, "server")
+    (tmp_path / "ca.pem").write_text(clients.own.pem)
+    tls = "{cert_path: server.pem, key_path: server.key, client_ca_path: ca.pem}"
+    async with asked_world(tmp_path, f'{{listen: "127.0.0.1:0", tls: {tls}}}') as (running, _):
+        url, name = f"https://127.0.0.1:{running.app.listeners[-1].port}", "spiffe://acme.example/crm"
+        known, stranger = clients.issue(uris=[name]), ssl.create_default_context(cadata=server.own.pem)
+        async with DecisionPoint(url, tls=known.client(tmp_path, server)) as point:
+            assert await point.decide(PLANNER, SEARCH, {"repo": "acme/site"})
+        assert decisions(running)[0]["enforcement_point"] == name
+        async with DecisionPoint(url, tls=stranger) as point:
+            with pytest.raises(DecisionUnavailable, match="HTTP 401"):
+                await point.decide(PLANNER, SEARCH)
+        async with DecisionPoint(url) as point:
+            with pytest.raises(DecisionUnavailable, match="no answer"):  # its authority is not trusted
+                await point.decide(PLANNER, SEARCH)
 
 
 async def test_a_wrong_key_gives_no_decision(tmp_path: Path) -> None:

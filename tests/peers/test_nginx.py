@@ -18,6 +18,7 @@ import aiohttp
 import httpx2
 import pytest
 from mcp.client.streamable_http import streamable_http_client
+from yarl import URL
 
 from sidecar.app.application import Application
 from sidecar.cli.free_ports import free_ports
@@ -45,12 +46,13 @@ class Edge:
     keys: Mapping[str, str]
     stopped: bool = False
 
-    async def call(self, caller: str) -> tuple[int, Mapping[str, str]]:
+    async def call(self, caller: str, path: str = "/mcp/github") -> tuple[int, Mapping[str, str]]:
         """The status and headers of one call of a tool, with the key of a caller or ("") without one."""
         message = stateless("tools/call", {"name": "weather", "arguments": {"city": "Oslo"}})
         sent = {"Accept": ACCEPT, "MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": "weather"}
         key = {"X-API-Key": self.keys[caller]} if caller else {}
-        async with self.http.post(f"{self.url}/mcp/github", json=message, headers={**sent, **key}) as response:
+        url = URL(f"{self.url}{path}", encoded=True)
+        async with self.http.post(url, json=message, headers={**sent, **key}) as response:
             await response.read()
             return response.status, dict(response.headers)
 
@@ -134,6 +136,15 @@ async def test_nginx_lets_through_whom_the_sidecar_lets_in(tmp_path: Path, every
         lines = [line.split()[-2:] for line in (tmp_path / "access.log").read_text("utf-8").splitlines()]
         logged = {decision_id: last for decision_id, last in lines if decision_id != "-"}
         assert logged == {decision_id: reason or PLANNER for decision_id, reason in asked.items()}
+
+
+async def test_a_path_is_refused_that_nginx_rewrites(tmp_path: Path, everything: str) -> None:
+    paths = ["/mcp/./github", "/mcp/other/../github", "/mcp//github", "/%6dcp/github", "/mcp/other/%2e%2e/github"]
+    async with edge(tmp_path, everything) as at:
+        begun = len(await at.seen())
+        assert [(await at.call(PLANNER, path))[0] for path in paths] == [403] * len(paths)
+        assert (await at.call(PLANNER, "/mcp/github?a=/../b"))[0] == 200
+        assert len([entry for entry in await at.seen(begun) if "message" in entry]) == 1
 
 
 async def test_nginx_lets_nothing_through_without_the_decision_point(tmp_path: Path, everything: str) -> None:

@@ -39,7 +39,7 @@ _FOLDERS: Final = {
 }  # fmt: skip
 # nginx chooses a location by the decoded path without dot segments, so a path that differs from it is refused.
 _PLAIN_REST: Final = re.compile(
-    r"(?:/(?!\.{1,2}(?:/|\Z))(?:[\w.~:@!$&'()*+,;=-]|%(?!2[ef5]|5c|00)[0-9a-f]{2})+)*/?", re.ASCII | re.IGNORECASE
+    r"(?:/(?!\.{1,2}(?:[/;]|\Z))(?:[\w.~:@!$&'()*+,;=-]|%(?!2[ef5]|5c|00)[0-9a-f]{2})+)*/?", re.ASCII | re.IGNORECASE
 )
 _OWN_HEADERS: Final = frozenset({SECRET_HEADER.encode(), b"content-length", b"transfer-encoding"})
 
