@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 import orjson
 from aiohttp import web
 
-from sidecar.admin.requests import HEADERS, answered, body_of, echo_of, problem, refused, request_id_in
+from sidecar.admin.requests import HEADERS, REQUEST_ID, answered, echo_of, problem, refused, request_id_in
 from sidecar.errors import Refusal
 from sidecar.gateway.decisions.authzen import AuthzenPoint
 from sidecar.gateway.decisions.authzen_messages import Searched, evaluation_in, evaluations_in, search_in
@@ -28,6 +28,7 @@ from sidecar.gateway.decisions.point import AskedRequest
 from sidecar.gateway.error_responses import JSON
 from sidecar.gateway.routing import MCP, Headers
 from sidecar.gateway.snapshot import Live, Snapshot
+from sidecar.http.server.response import WholeResponse
 from sidecar.settings.pdp import AuthzenSettings
 
 WELL_KNOWN: Final = "/.well-known/authzen-configuration"
@@ -65,16 +66,22 @@ class AuthzenEndpoint:
 
     async def answer(self, http: web.BaseRequest, headers: Headers, path: str, name: str) -> web.StreamResponse:
         """Answers a request of the enforcement point `name`."""
+        request_id: str | None = None
+        response: web.StreamResponse
         try:
-            response = await self._answer(http, headers, path, name, request_id_in(headers))
+            request_id = request_id_in(headers)
+            response = await self._answer(http, headers, path, name, request_id)
         except Refusal as refusal:
             response = refused(refusal)
-        response.headers.update(echo_of(headers))
+        if not isinstance(response, WholeResponse):
+            response.headers.update(echo_of(headers))
+        elif request_id is not None:
+            response.add({REQUEST_ID: request_id}.items())
         return response
 
     async def _answer(
         self, http: web.BaseRequest, headers: Headers, path: str, name: str, request_id: str | None
-    ) -> web.Response:
+    ) -> web.StreamResponse:
         now = self.asking.point.pipeline.live.current
         found = _PATH.fullmatch(path)
         assert found is not None, "the path is served"
@@ -83,7 +90,7 @@ class AuthzenEndpoint:
         media = headers.get("content-type", ())
         if len(media) != 1 or _JSON.fullmatch(media[0]) is None or "content-encoding" in headers:
             return problem("Content-Type must be application/json, in UTF-8 and without Content-Encoding", 400)
-        raw = await body_of(http, now.bounds.max_body_bytes)
+        raw = await self.asking.point.body_of(http, name)
         names = self.vocabulary(now, (found[1] or "")[1:])
         asked = AskedRequest("POST", path, _relayed(http), raw, http.remote or "local")
         if found[2].startswith("search/"):
@@ -139,10 +146,10 @@ def _relayed(http: web.BaseRequest) -> Sequence[tuple[bytes, bytes]]:
     return [line for line in http.raw_headers if line[0].lower() in _RELAYED]
 
 
-def _told(status: int, told: Mapping[str, Any]) -> web.Response:
+def _told(status: int, told: Mapping[str, Any]) -> web.StreamResponse:
     """Writes an answer; what could not be decided is an error, and no decision."""
     if status == 200:
-        return web.Response(body=orjson.dumps(told), headers={**HEADERS, "Content-Type": JSON})
+        return WholeResponse(200, orjson.dumps(told), JSON, HEADERS)
     context = dict(told["context"])
     message = context.pop("error")["message"]
     return problem(message, status, {"Retry-After": "1"} if status == 503 else {}, **context)

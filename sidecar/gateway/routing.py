@@ -386,6 +386,11 @@ async def read_body(
 
 async def received_body(request: web.BaseRequest, bounds: BodyBounds, grow: Callable[[int], None], who: str) -> bytes:
     """Returns the whole body, of whatever media type. Raises Refusal as `read_body` does."""
+    content = request.content
+    if content.is_eof() and content.exception() is None:
+        whole = _bounded(content.read_nowait(-1), bounds)
+        grow(len(whole))
+        return whole
     try:
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # a client that sent `Expect` waits for it

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
@@ -151,10 +151,10 @@ class Vocabulary:
         names = [self.principal(asked.subject["type"], asked.subject["id"])]
         if (agent := asked.context.get("agent")) is not None and (name := self.principal(AGENT, agent)) != names[0]:
             names.append(name)
-        chain = tuple(Principal(name, enforcement_point) for name in names if name is not None)
+        chain = tuple(name for name in names if name is not None)
         if len(chain) < len(names):
             raise nothing_valid()
-        return Caller(chain, (Credential(ASSERTED, enforcement_point),))
+        return _asserted(chain, enforcement_point)
 
     def target(self, asked: Evaluation) -> tuple[str, str]:
         """Returns the object and the action of a question. Raises Refusal(NO_MATCHING_RULE)."""
@@ -183,6 +183,12 @@ class Vocabulary:
         whole = asked._asdict()
         found = ((name, _at(whole, path)) for name, path in declared.items())
         return {name: value for name, (there, value) in found if there}
+
+
+@lru_cache(4096)  # records describe each caller once, by its object
+def _asserted(names: tuple[str, ...], enforcement_point: str) -> Caller:
+    chain = tuple(Principal(name, enforcement_point) for name in names)
+    return Caller(chain, (Credential(ASSERTED, enforcement_point),))
 
 
 def _at(value: Any, path: str) -> tuple[bool, Any]:

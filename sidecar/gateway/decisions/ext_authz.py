@@ -7,7 +7,6 @@ every other status is the answer to the caller. `ext_authz_grpc.py` serves the o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -18,8 +17,7 @@ from sidecar.gateway.decisions.checked import DECISION_ID, Permit
 from sidecar.gateway.decisions.point import CHARGE_HEADER, SECRET_HEADER, AskedRequest, Asking, DecisionPoint
 from sidecar.gateway.error_responses import plain_status
 from sidecar.gateway.request import RequestContext
-from sidecar.gateway.routing import AGENTS, MCP, Headers, origin_form, received_body
-from sidecar.http.server.body_admission import BodyRoom
+from sidecar.gateway.routing import AGENTS, MCP, Headers, origin_form
 from sidecar.http.server.response import WholeResponse
 from sidecar.settings.agent_endpoints import BEARER_HEADER, KEY_HEADER
 
@@ -117,11 +115,9 @@ class ExtAuthzEndpoint:
         """Answers one check. Its peer is the enforcement point: no header tells reliably who the caller is."""
         target = origin_form(http.raw_path)[len(PREFIX) :]
         fault, body = partial_fault(headers.get(PARTIAL, ())), b""
-        bounds, admission = self.point.pipeline.live.current.bounds, self.point.pipeline.body_admission
         if fault is None:
             try:
-                with closing(BodyRoom(admission, f"pdp {name}")) as room:
-                    body = await received_body(http, bounds, room.grow, room.who)
+                body = await self.point.body_of(http, name)
             except Refusal as refusal:
                 fault = refusal
         asked = AskedRequest(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from sidecar.gateway.decisions.checked import CheckedAgents, CheckedMcp
 from sidecar.gateway.pipeline import Asked, Frontend, Pipeline
 from sidecar.gateway.request import RequestContext
 from sidecar.gateway.routing import Entrance
+from sidecar.http.server.body_admission import BodyRoom
 from sidecar.http.server.repeated_head import ArrivedBody
 from sidecar.http.tls import NOTHING
 
@@ -94,6 +96,11 @@ class DecisionPoint:
         record.call = operation.call
         record.marks["parse"] = record.now_s()
         return caller, frontend, operation
+
+    async def body_of(self, http: web.BaseRequest, name: str) -> bytes:
+        """Returns the body of a request of the enforcement point `name`. Raises Refusal as `routing.read_body` does."""
+        with closing(BodyRoom(self.pipeline.body_admission, f"pdp {name}")) as room:
+            return await routing.received_body(http, self.pipeline.live.current.bounds, room.grow, room.who)
 
     def charges(self, asked: bool) -> bool:
         """Reports whether a decision is charged, where the request `asked` for that or not (`pdp.charges`)."""
