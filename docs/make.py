@@ -301,6 +301,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "clients": client_tables,  # docs/clients.md, from tests/peers/clients/results.json
     "nginx-conf": partial(deployed, "nginx/nginx.conf", "nginx"),
     "nginx-sidecar": partial(deployed, "nginx/sidecar.yaml", "yaml"),
+    "envoy-grpc": partial(deployed, "envoy/grpc.yaml", "yaml envoy"),
+    "envoy-http": partial(deployed, "envoy/http.yaml", "yaml envoy"),
+    "envoy-sidecar": partial(deployed, "envoy/sidecar.yaml", "yaml"),
+    "agentgateway": partial(deployed, "agentgateway/config.yaml", "yaml agentgateway"),
     "policy-errors": errors_page,  # docs/policy-errors.md, from tests/golden/policy/catalogue/
 }
 

@@ -9,7 +9,7 @@ block says in its first line what it is:
     ```yaml FILE           a whole file (also csv, json, python): written where it stands, and it must be valid
     ```csv FILE wrong      the same, and it must not be valid
     ```yaml                a part of sidecar.yaml: valid beside `version: 1`
-    ```console  ```text    to look at: never run (other languages: ini, nginx, `yaml kubernetes`)
+    ```console  ```text    to look at: never run (other languages: ini, nginx, `yaml` of OTHERS)
 """
 
 import re
@@ -22,6 +22,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 _OPEN = re.compile(r"( *)```(\w+)(?: +(\S.*?))? *\Z")
+OTHERS = ("kubernetes", "envoy", "agentgateway")  # whose files are shown as `yaml envoy`
 FILE = re.compile(r"[\w./-]+\.(?:yaml|csv|json|conf|py)\Z")
 
 

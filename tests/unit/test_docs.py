@@ -25,7 +25,7 @@ from sidecar.limits import load_budgets
 from sidecar.observability.metrics import Metrics
 from sidecar.policy import load_policy
 from sidecar.settings import load_settings
-from tests.pages import NAMES, ROOT, Block, blocks_of, prose_of
+from tests.pages import NAMES, OTHERS, ROOT, Block, blocks_of, prose_of
 
 LANGUAGES = {"sh", "console", "text", "yaml", "csv", "json", "ini", "nginx", "python"}
 TEXTS = {name: (ROOT / name).read_text("utf-8") for name in NAMES}
@@ -187,7 +187,7 @@ def test_every_whole_file_is_valid_unless_it_is_shown_for_its_fault(block: Block
 
 @pytest.mark.parametrize("block", cases("yaml", whole=False))
 def test_every_part_of_a_configuration_is_valid_beside_the_version(block: Block, tmp_path: Path) -> None:
-    if block.info == "kubernetes":
+    if block.info in OTHERS:
         assert yaml.safe_load(block.text)
         return
     assert not block.info, "a file that was mistyped"
