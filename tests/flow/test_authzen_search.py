@@ -105,7 +105,7 @@ async def test_pages_follow_one_another(tmp_path: Path) -> None:
         assert ids(none) == [] and none.body["page"]["next_token"]
 
 
-async def test_a_token_of_another_search_or_another_policy_is_an_error(tmp_path: Path) -> None:
+async def test_a_token_of_another_search_is_an_error(tmp_path: Path) -> None:
     async with authzen_world(tmp_path) as running:
         token = (await search(running, "resource", **RECORDS, page={"limit": 1})).body["page"]["next_token"]
         again = {**RECORDS, "page": {"token": token}}
