@@ -22,6 +22,7 @@ from yarl import URL
 
 from sidecar.app.application import Application
 from sidecar.cli.free_ports import free_ports
+from tests.a2a.agents import agent
 from tests.flow.enforcement import SECRET
 from tests.flow.idp import PEPPER, Idp
 from tests.flow.world import ACCEPT, STATELESS, started, stateless
@@ -70,12 +71,12 @@ class Edge:
 
 
 @asynccontextmanager
-async def edge(folder: Path, upstream: str) -> AsyncIterator[Edge]:
+async def edge(folder: Path, upstream: str, researcher: str = "http://127.0.0.1:9") -> AsyncIterator[Edge]:
     """The configuration of deploy/nginx, in a folder and at ports of its own."""
     shutil.copytree(DEPLOYED, folder, dirs_exist_ok=True)
     shutil.copytree(ROOT / "models", folder / "models")
     ports = dict(zip(("8070", "8080", "9090"), map(str, free_ports(3)), strict=True))
-    ports["3000"] = upstream.rpartition(":")[2]
+    ports |= {"3000": upstream.rpartition(":")[2], "3001": researcher.rpartition(":")[2]}
     for name in ("nginx.conf", "sidecar.yaml"):
         text = (folder / name).read_text("utf-8")
         (folder / name).write_text(re.sub(r"127\.0\.0\.1:(\d+)", lambda found: f"127.0.0.1:{ports[found[1]]}", text))
@@ -136,6 +137,26 @@ async def test_nginx_lets_through_whom_the_sidecar_lets_in(tmp_path: Path, every
         lines = [line.split()[-2:] for line in (tmp_path / "access.log").read_text("utf-8").splitlines()]
         logged = {decision_id: last for decision_id, last in lines if decision_id != "-"}
         assert logged == {decision_id: reason or PLANNER for decision_id, reason in asked.items()}
+
+
+async def test_an_agent_is_entered_as_a_whole_and_its_card_is_public(tmp_path: Path) -> None:
+    told = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "echo: hello"}]}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": told}}
+    with agent("sdk1") as researcher:
+        async with edge(tmp_path, "http://127.0.0.1:9", researcher.url) as at:
+            base = f"{at.url}/agents/researcher/"
+            async with at.http.get(f"{base}.well-known/agent-card.json") as response:
+                assert [one["url"] for one in (await response.json())["supportedInterfaces"]] == [base] * 2
+            async with at.http.get(researcher.seen) as response:
+                begun = len(await response.json())
+            statuses = []
+            for headers in ({"X-API-Key": at.keys[PLANNER]}, {"X-API-Key": at.keys[READER]}, {}):
+                async with at.http.post(base, json=message, headers={"A2A-Version": "1.0", **headers}) as response:
+                    statuses.append(response.status)
+                    assert response.status != 200 or "hello" in await response.text()
+            assert statuses == [200, 403, 401]
+            async with at.http.get(researcher.seen, params={"since": str(begun)}) as response:
+                assert len(await response.json()) == 1
 
 
 async def test_a_path_is_refused_that_nginx_rewrites(tmp_path: Path, everything: str) -> None:
