@@ -24,12 +24,13 @@ async def asked_world(
     settings: str = "",
     upstreams: str = "",
     identity: str = "",
+    idp: Idp | None = None,
     **written: Any,
 ) -> AsyncIterator[tuple[World, Mapping[str, str]]]:
     """A sidecar with the section `pdp`, whose enforcement point `edge` has `SECRET`; and the API keys of `callers`, by
     principal. `World.admin_url` is where it asks. `upstreams` are lines of further ones, `identity` of that
     section."""
-    idp = Idp()
+    idp = idp or Idp()
     keys = {caller: idp.api_key(caller) for caller in callers}
     given = {**idp.files(), "pdp.secret": SECRET, **(files or {})}
     whole = f"{upstreams}{SETTINGS}{identity}{ADMIN}pdp: {pdp}\n{settings}"

@@ -14,6 +14,7 @@ import pytest
 
 from tests.a2a.world import HELLO
 from tests.flow.enforcement import NAME, SECRET, asked_world, decisions
+from tests.flow.idp import Idp
 from tests.flow.world import ACCEPT, STATELESS, World, request, stateless
 from tests.peers import envoy_peer as envoy
 from tests.peers.envoy_peer import EnvoyClient, Told, envoy_client
@@ -28,6 +29,7 @@ FILES = {
     "upstream.token": "token-of-the-upstream",
 }
 AGENT = '  researcher: {a2a: {url: "http://127.0.0.1:9/", version: "1.0"}}\n'
+OWN_TOKEN = "8d2f61c0a9374be5a1c07e64f95b20d7"
 CREDENTIAL = "credential: {bearer_path: upstream.token}"
 
 
@@ -39,11 +41,12 @@ def asks() -> Iterator[EnvoyClient]:
 
 @dataclass
 class Edge:
-    """An enforcement point and the sidecar that it asks. `key` is the API key of nhi:planner."""
+    """An enforcement point and the sidecar that it asks. `key` is the API key of nhi:planner, `idp` signs tokens."""
 
     running: World
     client: EnvoyClient
     key: str
+    idp: Idp
 
     async def ask(self, mode: str, method: str, path: str, headers: Mapping[str, str], *what: Any, **more: Any) -> Told:
         return await asyncio.to_thread(self.client.check, mode, method, path, headers, *what, **more)
@@ -53,6 +56,14 @@ class Edge:
         message = stateless("tools/call", {"name": "search_code", "arguments": {"repo": repo}}, id=7)
         headers = {**self.headers, **ROUTING, **more.pop("headers", {})}
         return await self.ask(mode, "POST", path, headers, json.dumps(message).encode(), **more)
+
+    async def read(self, mode: str, shown: Mapping[str, str] | None = None, **more: Any) -> Told:
+        """Asks about one stateless call of `get_file`, of which three are allowed in an hour. `shown` is a credential
+        in place of the key."""
+        message = stateless("tools/call", {"name": "get_file", "arguments": {"path": "a"}})
+        key = {"x-api-key": self.key} if shown is None else shown
+        headers = {"content-type": "application/json", "accept": ACCEPT, **ROUTING, "mcp-name": "get_file", **key}
+        return await self.ask(mode, "POST", "/mcp/github", headers, json.dumps(message).encode(), **more)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -67,13 +78,12 @@ ROUTING = {"mcp-method": "tools/call", "mcp-name": "search_code", "mcp-protocol-
 
 @asynccontextmanager
 async def edge(folder: Path, asks: EnvoyClient, pdp: str = "{charges: ask}", **more: Any) -> AsyncIterator[Edge]:
-    settings = SETTINGS + more.pop("settings", "")
-    async with asked_world(
-        folder, pdp, files={**FILES, **more.pop("files", {})}, settings=settings, upstreams=AGENT, **more
-    ) as (running, keys):
+    idp, files = Idp(), {**FILES, **more.pop("files", {})}
+    more = {"upstreams": AGENT, "settings": SETTINGS, **more}
+    async with asked_world(folder, pdp, files=files, idp=idp, **more) as (running, keys):
         asks.grpc = f"127.0.0.1:{running.app.grpc_ports['']}"
         asks.http = running.admin_url.removeprefix("http://")
-        yield Edge(running, asks, keys["nhi:planner"])
+        yield Edge(running, asks, keys["nhi:planner"], idp)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -208,11 +218,9 @@ async def test_a_charge_is_asked_for_and_configured(
     charges: str, charged: list[int], tmp_path: Path, asks: EnvoyClient
 ) -> None:
     async with edge(tmp_path, asks, f"{{charges: {charges}}}") as at:
-        message = stateless("tools/call", {"name": "get_file", "arguments": {"path": "a"}})
-        sent = {**at.headers, **ROUTING, "mcp-name": "get_file"}, json.dumps(message).encode()
         left = []
         for charge in ({}, {"contextExtensions": {"charge": "false"}}, {"contextExtensions": {"charge": "true"}}):
-            assert (await at.ask("grpc", "POST", "/mcp/github", *sent, **charge)).allowed
+            assert (await at.read("grpc", **charge)).allowed
             limits = [one for one in at.last()["limits"] if one["remaining"] is not None]
             left.append(limits[0]["remaining"] if limits else 3)
         assert left == charged
@@ -275,3 +283,39 @@ async def without_key(at: Edge, mode: str = "grpc", headers: Mapping[str, str] =
 async def test_a_certificate_counts_for_nothing_where_none_are_configured(tmp_path: Path, asks: EnvoyClient) -> None:
     async with edge(tmp_path, asks) as at:
         assert (await at.call("grpc", source={"principal": PLANNER})).allowed
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_without_the_credential_of_the_upstream_nothing_is_allowed_or_charged(
+    mode: str, tmp_path: Path, asks: EnvoyClient
+) -> None:
+    given = "credential: {passthrough: true, own_bearer_path: upstream.token}"
+    async with edge(tmp_path, asks, "{charges: always}", upstream_settings=given) as at:
+        for _ in range(4):  # one more than are allowed in an hour
+            told = await at.read(mode)
+            assert (told.allowed, told.status, told.reason) == (False, 401, "unauthenticated"), "a key is no token"
+        assert [(one["event"], one["reason"]) for one in decisions(at.running)] == [("refusal", "unauthenticated")] * 4
+        token = at.idp.token("nhi:planner", f"{at.running.url}/mcp/github")
+        for n in range(4):
+            told = await at.read(mode, {"authorization": f"Bearer {token}"})
+            assert (told.allowed, told.reason) == (n < 3, "rate-limited" if n == 3 else "")
+            if told.allowed:
+                assert told.headers["authorization"] == f"Bearer {token}" and told.removed == ("x-api-key", "dpop")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_token_of_an_agents_own_address_is_removed(mode: str, tmp_path: Path, asks: EnvoyClient) -> None:
+    own = 'type: api_key, header_name: X-Agent-Token, token_path: own.token, principal: "nhi:planner"'
+    agent = AGENT.replace("}}", f", authentication: {{{own}}}}}}}")
+    files = {"own.token": OWN_TOKEN}
+    async with edge(tmp_path, asks, upstreams=agent, files=files) as at:
+        sent = {"jsonrpc": "2.0", "id": "a", "method": "SendMessage", "params": {"message": HELLO}}
+        headers = {"content-type": "application/json", "a2a-version": "1.0", "x-agent-token": OWN_TOKEN}
+        told = await at.ask(mode, "POST", "/agents/researcher", headers, json.dumps(sent).encode())
+        assert told.allowed and told.removed == ("x-api-key", "dpop", "x-agent-token")
+
+
+async def test_an_address_that_is_none_is_not_the_peers(tmp_path: Path, asks: EnvoyClient) -> None:
+    async with edge(tmp_path, asks) as at:
+        told = await without_key(at, source={"address": {"socketAddress": {"address": "edge:of:nowhere"}}})
+        assert (told.status, told.reason, at.last()["peer"]) == (401, "unauthenticated", "local")

@@ -11,6 +11,7 @@ import base64
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -98,7 +99,7 @@ def read_check(point: DecisionPoint, message: bytes) -> Check:
         target_in(point, http["path"], extensions),
         callers_lines(lines),
         base64.b64decode(http.get("rawBody", "")),
-        source.get("address", {}).get("socketAddress", {}).get("address", ""),
+        _address(source.get("address", {}).get("socketAddress", {}).get("address", "")),
         shown_by(source),
         fault,
     )
@@ -119,8 +120,16 @@ def _lines(http: Mapping[str, Any]) -> list[Line]:
 
 def _line(one: Mapping[str, Any]) -> Line:
     if "rawValue" in one:
-        return one["key"].encode("latin-1", "replace"), base64.b64decode(one["rawValue"])
+        return one.get("key", "").encode("latin-1", "replace"), base64.b64decode(one["rawValue"])
     return asked_headers([(one.get("key", ""), one.get("value", ""))])[0]
+
+
+def _address(text: str) -> str:
+    """Returns an IP address in its normal form, "" for anything else."""
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        return ""
 
 
 def shown_by(source: Mapping[str, Any]) -> str:
