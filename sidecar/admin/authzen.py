@@ -117,7 +117,7 @@ class AuthzenEndpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class AuthzenMetadata:
+class MetadataEndpoint:
     """Answers requests for the metadata, alike for every server's name."""
 
     live: Live

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from sidecar.admin.authzen import AuthzenEndpoint, AuthzenMetadata
+from sidecar.admin.authzen import AuthzenEndpoint, MetadataEndpoint
 from sidecar.admin.requests import echo_of, problem, refused
 from sidecar.errors import Refusal
 from sidecar.gateway.decisions.auth_request import AuthRequest
@@ -125,4 +125,4 @@ def decisions_from(
     point = DecisionPoint(pipeline, Entrance(None, origins, certificate=""), mcp, checked)
     named = {secret: one.name or one.role for secret, one in secrets.items() if one.role == "pdp"}
     protocols = (AuthzenEndpoint(AuthzenPoint(point)), AuthRequest(point), ExtAuthzEndpoint(point))
-    return DecisionEndpoints(point, named, protocols=protocols, public=(AuthzenMetadata(pipeline.live),))
+    return DecisionEndpoints(point, named, protocols=protocols, public=(MetadataEndpoint(pipeline.live),))

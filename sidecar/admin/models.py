@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 
+from sidecar.gateway.decisions.authzen_messages import MAX_EVALUATIONS, MAX_RESULTS, SEMANTICS
 from sidecar.tasks.programs.run_record import Category, RunState, RunStatus
 
 Bounds = Mapping[str, Any]
@@ -287,6 +288,151 @@ class ResetOrder(TypedDict):
     if_known: NotRequired[Annotated[bool, "whether to refuse a name that no rule, role, key or setting has"]]
 
 
+class AuthzenEntity(TypedDict):
+    """A subject or resource of AuthZEN."""
+
+    type: Annotated[str, "a type of `pdp.authzen.types`, or one that is known without an entry"]
+    id: Annotated[str, "which one; what can be no name is denied"]
+    properties: NotRequired[Annotated[Mapping[str, Any], "`arguments` of a resource are those that conditions read"]]
+
+
+class AuthzenKind(TypedDict):
+    """A subject or resource that is searched. Its id is ignored."""
+
+    type: Annotated[str, "the type of the results"]
+    properties: NotRequired[Annotated[Mapping[str, Any], "as in an evaluation"]]
+
+
+class AuthzenAction(TypedDict):
+    """An action of AuthZEN."""
+
+    name: Annotated[str, "an action of `pdp.authzen.actions`, or of rules"]
+    properties: NotRequired[Annotated[Mapping[str, Any], "read where `pdp.authzen.arguments` names them"]]
+
+
+class AuthzenContext(TypedDict):
+    """The context of AuthZEN. `charge: true` asks that limits be charged, where `pdp.charges` is `ask`."""
+
+    agent: NotRequired[Annotated[str, "the agent that acts for the subject, by its id"]]
+
+
+class AuthzenEvaluation(TypedDict):
+    """One question."""
+
+    subject: Annotated[AuthzenEntity, "who asks"]
+    action: Annotated[AuthzenAction, "for what"]
+    resource: Annotated[AuthzenEntity, "on what"]
+    context: NotRequired[Annotated[AuthzenContext, "under which circumstances"]]
+
+
+class AuthzenOptions(TypedDict):
+    """How questions are evaluated."""
+
+    evaluations_semantic: NotRequired[Annotated[str, "when evaluation ends", {"enum": list(SEMANTICS)}]]
+
+
+class AuthzenEvaluations(TypedDict):
+    """Several questions. Without `evaluations`, or with none, the request is one question."""
+
+    subject: NotRequired[Annotated[Mapping[str, Any], "that of questions without one of their own"]]
+    action: NotRequired[Annotated[Mapping[str, Any], "the same for actions"]]
+    resource: NotRequired[Annotated[Mapping[str, Any], "the same for resources"]]
+    context: NotRequired[Annotated[Mapping[str, Any], "the same for contexts"]]
+    evaluations: NotRequired[
+        Annotated[
+            Sequence[Mapping[str, Any]],
+            "the questions; a malformed one is denied in its place",
+            {"maxItems": MAX_EVALUATIONS, "items": {}},
+        ]
+    ]
+    options: NotRequired[Annotated[AuthzenOptions, "how they are evaluated"]]
+
+
+class AuthzenPage(TypedDict):
+    """The page that is wanted."""
+
+    token: NotRequired[Annotated[str, "the `next_token` of the page before"]]
+    limit: NotRequired[Annotated[int, f"how many results at most; {MAX_RESULTS} at most", {"minimum": 0}]]
+    properties: NotRequired[Annotated[Mapping[str, Any], "ignored"]]
+
+
+class AuthzenSubjectSearch(TypedDict):
+    """A search of subjects."""
+
+    subject: Annotated[AuthzenKind, "the type of the subjects"]
+    action: Annotated[AuthzenAction, "what they may do"]
+    resource: Annotated[AuthzenEntity, "on what"]
+    context: NotRequired[Annotated[AuthzenContext, "under which circumstances"]]
+    page: NotRequired[Annotated[AuthzenPage, "which results"]]
+
+
+class AuthzenResourceSearch(TypedDict):
+    """A search of resources."""
+
+    subject: Annotated[AuthzenEntity, "who may"]
+    action: Annotated[AuthzenAction, "do what"]
+    resource: Annotated[AuthzenKind, "the type of the resources"]
+    context: NotRequired[Annotated[AuthzenContext, "under which circumstances"]]
+    page: NotRequired[Annotated[AuthzenPage, "which results"]]
+
+
+class AuthzenActionSearch(TypedDict):
+    """A search of actions."""
+
+    subject: Annotated[AuthzenEntity, "who may"]
+    resource: Annotated[AuthzenEntity, "on what"]
+    context: NotRequired[Annotated[AuthzenContext, "under which circumstances"]]
+    page: NotRequired[Annotated[AuthzenPage, "which results"]]
+
+
+class AuthzenDecision(TypedDict):
+    """The decision on one question. Its context has `decision_id`, and `reason` as far as `answers.disclosure` lets it;
+    `obligations` are the limits that were charged, `error` says why a question could not be decided."""
+
+    decision: Annotated[bool, "whether it is permitted"]
+    context: Annotated[Mapping[str, Any], "its id, and why it is denied"]
+
+
+class AuthzenDecisions(TypedDict):
+    """The decisions on several questions, or on the one that the request is."""
+
+    evaluations: NotRequired[Annotated[Sequence[AuthzenDecision], "in the order of the questions"]]
+    decision: NotRequired[Annotated[bool, "whether the one question is permitted"]]
+    context: NotRequired[Annotated[Mapping[str, Any], "as in a decision"]]
+
+
+class AuthzenResultPage(TypedDict):
+    """Where results stand among all of them."""
+
+    next_token: Annotated[str, "the token of the next page, empty at the last one"]
+    count: Annotated[int, "how many results there are on this one"]
+
+
+class AuthzenResultContext(TypedDict):
+    """What is known of the results as a whole."""
+
+    complete: Annotated[bool, "whether no name beside the results of all pages is permitted"]
+
+
+class AuthzenResults(TypedDict):
+    """What a search found."""
+
+    page: Annotated[AuthzenResultPage, "where they stand"]
+    context: Annotated[AuthzenResultContext, "what is known of them"]
+    results: Annotated[Sequence[Mapping[str, Any]], "entities with `type` and `id`, or actions with `name`"]
+
+
+class AuthzenMetadata(TypedDict):
+    """The endpoints of the policy decision point."""
+
+    policy_decision_point: Annotated[str, "its identifier: the URL that the others begin with"]
+    access_evaluation_endpoint: Annotated[str, "of one question"]
+    access_evaluations_endpoint: Annotated[str, "of several questions"]
+    search_subject_endpoint: Annotated[str, "of searches of subjects"]
+    search_resource_endpoint: Annotated[str, "of searches of resources"]
+    search_action_endpoint: Annotated[str, "of searches of actions"]
+
+
 class Problem(TypedDict):
     """A refusal (RFC 9457). Members that callers see are here too, as far as they are known."""
 
@@ -296,6 +442,7 @@ class Problem(TypedDict):
     error: Annotated[str, "what is wrong, in a sentence"]
     reason: NotRequired[Annotated[str, "why it was refused, from a closed set"]]
     error_code: NotRequired[Annotated[str, "the error code of the seed"]]
+    decision_id: NotRequired[Annotated[str, "the id of the decision in the audit"]]
     retry_after_s: NotRequired[Annotated[int, "when to try again, in seconds"]]
     limit: NotRequired[Annotated[float, "the amount of the limit that refused"]]
     remaining: NotRequired[Annotated[float, "what is left of it"]]

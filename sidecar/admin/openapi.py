@@ -1,4 +1,4 @@
-"""Builds the OpenAPI 3.1 document of tool calls over plain HTTP, the task API, and what operators do with agents.
+"""Builds the OpenAPI 3.1 document of plain tool calls, the task API, the operators' API of agents, and AuthZEN.
 
 It is made from the table of routes, the models and the table of refusals, and so cannot differ from the code.
 """
@@ -12,6 +12,8 @@ from aiohttp import web
 
 from sidecar import __version__
 from sidecar.admin import models
+from sidecar.admin.authzen import WELL_KNOWN
+from sidecar.admin.requests import REQUEST_ID
 from sidecar.admin.routes import ROUTES, TEXT, OperatorRoute
 from sidecar.admin.schemas import Schema, ref, schema_of, whole_number
 from sidecar.errors import ANSWERS, Reason
@@ -91,6 +93,22 @@ _PLACES: Final[Mapping[str, Schema]] = {
 }
 
 
+# The errors of enforcement points' requests, by status.
+AUTHZEN_ERRORS: Final[Mapping[int, str]] = {
+    400: "the request does not have this form; `error` names the place",
+    401: "a credential of the role `pdp` is needed",
+    413: "the body is too large",
+    500: "a bug; nothing is decided",
+    503: "nothing can be decided or recorded now",
+}
+_REQUEST_ID: Final = {
+    "name": REQUEST_ID,
+    "in": "header",
+    "description": "an id of the request, for the response and the audit",
+    "schema": {"type": "string", "pattern": "^[!-~]([ -~]{0,254}[!-~])?$"},
+}
+
+
 class CallerOperation(NamedTuple):
     """An operation of the data listener: its success in words, and the reasons for which it is refused."""
 
@@ -141,14 +159,71 @@ MODELS: Final = (
     *(models.CancelOrder, models.Schedule, models.Schedules, models.NewSchedule, models.ScheduleOrdered),
     *(models.Nothing, models.Problem),
 )
+# Their receivers ignore unknown members.
+AUTHZEN_MODELS: Final = (
+    *(models.AuthzenEntity, models.AuthzenKind, models.AuthzenAction, models.AuthzenContext, models.AuthzenEvaluation),
+    *(models.AuthzenOptions, models.AuthzenEvaluations, models.AuthzenPage, models.AuthzenSubjectSearch),
+    *(models.AuthzenResourceSearch, models.AuthzenActionSearch, models.AuthzenDecision, models.AuthzenDecisions),
+    *(models.AuthzenResultPage, models.AuthzenResultContext, models.AuthzenResults, models.AuthzenMetadata),
+)
+
+
+class AuthzenOperation(NamedTuple):
+    """An endpoint of enforcement points."""
+
+    name: str
+    path: str
+    request: type | None
+    response: type
+    summary: str
+
+
+AUTHZEN_OPERATIONS: Final = (
+    AuthzenOperation(
+        "evaluate", "/access/v1/evaluation", models.AuthzenEvaluation, models.AuthzenDecision, "Decide one question"
+    ),
+    AuthzenOperation(
+        "evaluateAll",
+        "/access/v1/evaluations",
+        models.AuthzenEvaluations,
+        models.AuthzenDecisions,
+        "Decide several questions",
+    ),
+    AuthzenOperation(
+        "searchSubjects",
+        "/access/v1/search/subject",
+        models.AuthzenSubjectSearch,
+        models.AuthzenResults,
+        "The subjects that may do something",
+    ),
+    AuthzenOperation(
+        "searchResources",
+        "/access/v1/search/resource",
+        models.AuthzenResourceSearch,
+        models.AuthzenResults,
+        "The resources on which a subject may do something",
+    ),
+    AuthzenOperation(
+        "searchActions",
+        "/access/v1/search/action",
+        models.AuthzenActionSearch,
+        models.AuthzenResults,
+        "What a subject may do on a resource",
+    ),
+    AuthzenOperation(
+        "authzenMetadata", WELL_KNOWN, None, models.AuthzenMetadata, "Where these endpoints are; needs no credential"
+    ),
+)
 
 
 def document() -> dict[str, Any]:
     paths: dict[str, Any] = {}
-    for path, verb, item, operation in [*_of_callers(), *_of_operators()]:
+    for path, verb, item, operation in [*_of_callers(), *_of_operators(), *_of_enforcement_points()]:
         paths.setdefault(path, item)[verb] = operation
     schemas = {model.__name__: schema_of(model, MODELS) for model in MODELS}
-    del schemas[McpError.__name__]["additionalProperties"]  # narrowed by status
+    schemas |= {model.__name__: schema_of(model, AUTHZEN_MODELS) for model in AUTHZEN_MODELS}
+    for model in (McpError, *AUTHZEN_MODELS):  # the former is narrowed by status
+        del schemas[model.__name__]["additionalProperties"]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -156,7 +231,8 @@ def document() -> dict[str, Any]:
             "version": __version__,
             "description": "Tools of MCP servers and tasks of A2A agents for scripts, under the same policy, limits "
             "and audit as MCP and A2A. Paths are taken as they are: nothing in them may be percent-encoded. At the "
-            "admin listener, what operators see of agents that are CLI programs, and do with them.",
+            "admin listener, what operators see of agents that are CLI programs, and do with them; and the decisions "
+            "that other enforcement points ask for (AuthZEN 1.0), which have `pdp.listen` too.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://127.0.0.1:8080", "description": "the data listener"}],
@@ -167,6 +243,7 @@ def document() -> dict[str, Any]:
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "a token, or an API key of the sidecar"},
                 "apiKey": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+                "pdpKey": {"type": "apiKey", "in": "header", "name": "X-PDP-Key"},
             },
         },
     }
@@ -204,6 +281,38 @@ def _of_operators() -> Iterator[_Described]:
                 "parameters": _places(route.path),
             }
             yield route.path, route.method.lower(), item, _of_route(route)
+
+
+def _of_enforcement_points() -> Iterator[_Described]:
+    admin = {"url": "http://127.0.0.1:9090", "description": "the admin listener"}
+    there = "the same for the tools, prompts and resources of one server"
+    tenant = {
+        "url": f"{admin['url']}/{{server}}",
+        "description": there,
+        "variables": {"server": {"default": "github", "description": "a server, by its name under `upstreams`"}},
+    }
+    echoed = header("that of the request", REQUEST_ID)
+    for one in AUTHZEN_OPERATIONS:
+        operation = _operation(one.name, one.summary, {})
+        good = {"description": "the answer", **_content(one.response), "headers": echoed}
+        if one.request is None:
+            operation["security"] = [{}]
+            yield one.path, "get", {"servers": [admin]}, {**operation, "responses": {"200": good, **_problems(400)}}
+            continue
+        operation |= {"security": [{"bearer": []}, {"pdpKey": []}], "parameters": [_REQUEST_ID]}
+        operation["requestBody"] = {"required": True, **_content(one.request)}
+        wrong = _problems(400, 401, 413, 500, 503)
+        yield one.path, "post", {"servers": [admin, tenant]}, {**operation, "responses": {"200": good, **wrong}}
+
+
+def _problems(*statuses: int) -> dict[str, Any]:
+    return {
+        str(status): {
+            "description": AUTHZEN_ERRORS[status],
+            "content": {PROBLEM_JSON: {"schema": {"allOf": [ref(models.Problem), _only(status=status)]}}},
+        }
+        for status in statuses
+    }
 
 
 def _of_route(route: OperatorRoute) -> dict[str, Any]:

@@ -24,7 +24,11 @@ from sidecar.gateway.error_responses import (
 from sidecar.gateway.routing import Headers
 from sidecar.protocols.jsonrpc import malformed
 
-HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+HEADERS: Final[Mapping[str, str]] = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Server": "sidecar",  # not the library and its version
+}
 REQUEST_ID: Final = "X-Request-ID"
 MAX_ORDER_BYTES: Final = 16 * 1024
 BODY_S: Final = 5.0

@@ -16,6 +16,8 @@ import pytest
 
 from sidecar.admin.openapi import document
 from tests.a2a.world import ALICE, HOOK, AgentWorld, agent_world
+from tests.flow.authzen import authzen_world
+from tests.flow.enforcement import SECRET, decisions
 from tests.flow.idp import SETTINGS, Idp
 from tests.flow.world import World, world
 
@@ -55,7 +57,7 @@ def narrowed(under: str) -> dict[str, Any]:
     narrow["paths"] = {path: item for path, item in narrow["paths"].items() if path.startswith(under)}
     for item in narrow["paths"].values():
         item.pop("servers", None)
-        for parameter in (*item["parameters"], *item.get("get", {}).get("parameters", ())):
+        for parameter in (*item.get("parameters", ()), *item.get("get", {}).get("parameters", ())):
             if parameter["name"] in NAMES:
                 parameter["schema"]["enum"] = NAMES[parameter["name"]]
     for name, schema in narrow["components"]["schemas"]["TaskOrder"]["properties"].items():
@@ -64,12 +66,14 @@ def narrowed(under: str) -> dict[str, Any]:
     return narrow
 
 
-async def tried(running: World | AgentWorld, under: str, folder: Path, *more: str) -> tuple[int, str, str]:
+async def tried(
+    running: World | AgentWorld, under: str, folder: Path, *more: str, url: str = ""
+) -> tuple[int, str, str]:
     """What became of the run: its exit code, what it printed, and all that it heard."""
     (folder / "openapi.json").write_text(json.dumps(narrowed(under)))
     process = await asyncio.create_subprocess_exec(
         PROGRAM,
-        *("run", "openapi.json", "--url", running.url, "--seed", "1", *more),
+        *("run", "openapi.json", "--url", url or running.url, "--seed", "1", *more),
         *("--exclude-checks", "positive_data_acceptance"),  # whether arguments fit is their tool's to say
         *("--continue-on-failure", "--generation-database", "none", "--report-har-path", "heard.har"),
         cwd=folder,
@@ -123,3 +127,15 @@ async def test_every_answer_of_the_task_api_is_described(tmp_path: Path) -> None
         check_no_leak(heard, str(running.folder), "10.1.2.3")
         ends = {(record["http_status"], record["reason"]) for record in running.ends()}
         assert ends >= SEEN_OF_TASKS and not any(status >= 500 for status, _ in ends if status), ends
+
+
+async def test_every_answer_of_authzen_is_described(tmp_path: Path) -> None:
+    async with authzen_world(tmp_path / "world") as running:
+        key = f"Authorization: Bearer {SECRET}"
+        code, printed, heard = await tried(
+            running, "/access", tmp_path, "-H", key, "--max-examples", "30", url=running.admin_url
+        )
+        assert code == 0, printed
+        check_no_leak(heard, str(running.folder))
+        ends = {(record["http_status"], record["reason"]) for record in decisions(running)}
+        assert ends >= {(200, None), (200, "no-matching-rule")} and {status for status, _ in ends} == {200}, ends
