@@ -36,7 +36,7 @@ EVALUATION, EVALUATIONS = "evaluation", "evaluations"
 _SERVER = r"/[a-z0-9]+(?:-[a-z0-9]+)*"
 _PATH = re.compile(rf"({_SERVER})?/access/v1/(evaluations?|search/(?:subject|resource|action))")
 _METADATA = re.compile(rf"{re.escape(WELL_KNOWN)}({_SERVER})?")
-_ENDPOINTS: Final[Mapping[str, str]] = {
+ENDPOINTS: Final[Mapping[str, str]] = {
     "access_evaluation_endpoint": EVALUATION,
     "access_evaluations_endpoint": EVALUATIONS,
     "search_subject_endpoint": "search/subject",
@@ -137,7 +137,7 @@ class MetadataEndpoint:
                 return problem("Host must be a name or an address, with a port or without", 400)
             url = f"{'https' if http.secure else 'http'}://{http.host}"
         base = f"{url}{path.removeprefix(WELL_KNOWN)}"
-        endpoints = {name: f"{base}/access/v1/{end}" for name, end in _ENDPOINTS.items()}
+        endpoints = {name: f"{base}/access/v1/{end}" for name, end in ENDPOINTS.items()}
         return answered({"policy_decision_point": base, **endpoints}, headers={"Cache-Control": "max-age=300"})
 
 

@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
-from sidecar.admin.openapi import CALLER_OPERATIONS, ELSEWHERE, MODELS, document
+from sidecar.admin.authzen import ENDPOINTS, AuthzenEndpoint, MetadataEndpoint
+from sidecar.admin.openapi import AUTHZEN_MODELS, AUTHZEN_OPERATIONS, CALLER_OPERATIONS, ELSEWHERE, MODELS, document
 from sidecar.admin.routes import ROUTES
 from sidecar.admin.schemas import members_of
 from sidecar.cli import main
@@ -19,7 +20,8 @@ from tests.tables import tables
 
 DOCUMENT = document()
 EVERY = [(path, verb) for path, item in DOCUMENT["paths"].items() for verb in item if verb in ("get", "post", "delete")]
-OPERATIONS = [(path, verb) for path, verb in EVERY if not path.startswith("/api/")]  # of callers
+ASKED = [(one.path, "get" if one.request is None else "post") for one in AUTHZEN_OPERATIONS]  # of enforcement points
+OPERATIONS = [one for one in EVERY if not one[0].startswith("/api/") and one not in ASKED]  # of callers
 # From the seeds: their fields, in their order.
 SEED = tables("admin/openapi")["seed"]
 KINDS = {
@@ -51,7 +53,7 @@ def test_every_reference_leads_to_a_schema_that_is_one() -> None:
         Draft202012Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", (*MODELS, *AUTHZEN_MODELS))
 def test_a_schema_has_the_fields_that_its_model_has(model: type) -> None:
     schema = DOCUMENT["components"]["schemas"][model.__name__]
     assert list(schema["properties"]) == [each.name for each in members_of(model)]
@@ -74,8 +76,20 @@ def test_its_paths_are_our_addresses() -> None:
         assert [route_of(one["url"].partition("8080")[2] + "/a2a/tasks", "GET").kind for one in place] == [TASKS] * 2
 
 
+def test_what_enforcement_points_ask_is_all_described() -> None:
+    metadata = MetadataEndpoint(live=None)  # type: ignore[arg-type]
+    evaluations = AuthzenEndpoint(asking=None)  # type: ignore[arg-type]
+    for path, verb in ASKED:
+        assert (path, verb) in EVERY
+        for tenant in ("", "/github"):
+            serves = metadata.serves(f"{path}{tenant}") if verb == "get" else evaluations.serves(f"{tenant}{path}")
+            assert serves
+    described = {path.partition("/v1/")[2] for path, verb in ASKED if verb == "post"}
+    assert described == set(ENDPOINTS.values())
+
+
 def test_what_operators_see_and_do_of_agents_is_all_described() -> None:
-    described = {(re.sub("{.*?}", "{}", path), verb) for path, verb in set(EVERY) - set(OPERATIONS)}
+    described = {(re.sub("{.*?}", "{}", path), verb) for path, verb in set(EVERY) - {*OPERATIONS, *ASKED}}
     wanted = re.compile("/api/(agents|runs|schedules)(/|$)")
     there = {(route.path, route.method.lower()) for route in ROUTES if wanted.match(route.path)}
     assert described == {(re.sub("{.*?}", "{}", path), verb) for path, verb in there}
