@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NOTED_HEADERS = (
     "mcp-session-id", "mcp-protocol-version", "last-event-id", "authorization", "x-api-key", "x-principal",
-    "mcp-param-region",
+    "mcp-param-region", "x-run-id",
 )  # fmt: skip
 RETRY_MS = 50
 STATELESS = b"2026-07-28"

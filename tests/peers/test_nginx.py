@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from sidecar.cli.free_ports import free_ports
 from tests.a2a.agents import agent
 from tests.flow.enforcement import SECRET
 from tests.flow.idp import PEPPER, Idp
-from tests.flow.world import ACCEPT, STATELESS, started, stateless
+from tests.flow.world import ACCEPT, STATELESS, started, stateless, until
 from tests.peers.ears import client, text_of
 from tests.peers.stage import PATIENCE_S, ROOT
 
@@ -34,11 +35,13 @@ pytestmark = pytest.mark.skipif(NGINX is None, reason="no nginx")
 DEPLOYED = ROOT / "deploy" / "nginx"
 PLANNER, READER = "nhi:planner", "nhi:reader"
 MANY, AT_ONCE = 1000, 16
+RUNS = count()
 
 
 @dataclass
 class Edge:
-    """nginx at `url` before the server at `upstream`, with its sidecar; `keys` are the API keys of callers."""
+    """nginx at `url` before the server at `upstream`, with its sidecar; `keys` are the API keys of callers. Requests of
+    the test have the header X-Run-Id, and those of the sidecar itself, which probes its upstreams, don't."""
 
     url: str
     upstream: str
@@ -46,16 +49,20 @@ class Edge:
     http: aiohttp.ClientSession
     keys: Mapping[str, str]
     stopped: bool = False
+    run: str = field(default_factory=lambda: f"nginx-{next(RUNS)}")
 
     async def call(self, caller: str, path: str = "/mcp/github") -> tuple[int, Mapping[str, str]]:
         """The status and headers of one call of a tool, with the key of a caller or ("") without one."""
         message = stateless("tools/call", {"name": "weather", "arguments": {"city": "Oslo"}})
         sent = {"Accept": ACCEPT, "MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": "weather"}
-        key = {"X-API-Key": self.keys[caller]} if caller else {}
         url = URL(f"{self.url}{path}", encoded=True)
-        async with self.http.post(url, json=message, headers={**sent, **key}) as response:
+        async with self.http.post(url, json=message, headers={**sent, **self.shown(caller)}) as response:
             await response.read()
             return response.status, dict(response.headers)
+
+    def shown(self, caller: str) -> dict[str, str]:
+        """The headers of a request of a caller."""
+        return {"X-Run-Id": self.run, **({"X-API-Key": self.keys[caller]} if caller else {})}
 
     async def stop(self) -> None:
         """Stop the sidecar."""
@@ -63,11 +70,14 @@ class Edge:
             self.stopped = True
             await self.app.stop()
 
-    async def seen(self, since: int = 0) -> list[dict[str, Any]]:
-        """What reached the server."""
-        async with self.http.get(f"{self.upstream}/seen", params={"since": str(since)}) as response:
+    async def seen(self, upstream: str = "") -> list[dict[str, Any]]:
+        """The requests of the test that reached the upstream."""
+        async with self.http.get(f"{upstream or self.upstream}/seen") as response:
             entries: list[dict[str, Any]] = await response.json()
-            return entries
+        return [entry for entry in entries if entry.get("headers", {}).get("x-run-id") == self.run]
+
+    async def posts(self) -> list[dict[str, Any]]:
+        return [entry for entry in await self.seen() if entry["verb"] == "POST"]
 
 
 @asynccontextmanager
@@ -113,16 +123,15 @@ def nginx(folder: Path) -> Iterator[None]:
 
 async def test_nginx_lets_through_whom_the_sidecar_lets_in(tmp_path: Path, everything: str) -> None:
     async with edge(tmp_path, everything) as at:
-        begun = len(await at.seen())
-        async with httpx2.AsyncClient(headers={"X-API-Key": at.keys[PLANNER]}) as http:
+        async with httpx2.AsyncClient(headers=at.shown(PLANNER)) as http:
             for mode in ("legacy", "auto"):
                 async with client(streamable_http_client(f"{at.url}/mcp/github", http_client=http), mode) as peer:
                     assert text_of(await peer.call_tool("echo", {"text": mode})) == mode
-        headers = [entry["headers"] for entry in await at.seen(begun) if "headers" in entry]
+        headers = [entry["headers"] for entry in await at.seen()]
         assert {sent.get("x-principal") for sent in headers} == {PLANNER}
         assert not any("x-api-key" in sent or "authorization" in sent for sent in headers)
 
-        begun = len(await at.seen())
+        reached = await at.posts()
         assert (await at.call(READER))[0] == 403
         status, told = await at.call("")
         assert status == 401
@@ -131,12 +140,17 @@ async def test_nginx_lets_through_whom_the_sidecar_lets_in(tmp_path: Path, every
             assert (await response.json())["resource"] == f"{at.url}/mcp/github"
         async with at.http.get(f"{at.url}/auth/nginx") as response:
             assert response.status == 404  # for nginx alone
-        assert await at.seen(begun) == []
+        assert await at.posts() == reached
         records = [json.loads(line) for line in at.app.settings.audit_path.read_text("utf-8").splitlines()]
-        asked = {record["decision_id"]: record["reason"] for record in records if record["enforcement_point"]}
-        lines = [line.split()[-2:] for line in (tmp_path / "access.log").read_text("utf-8").splitlines()]
-        logged = {decision_id: last for decision_id, last in lines if decision_id != "-"}
-        assert logged == {decision_id: reason or PLANNER for decision_id, reason in asked.items()}
+        asked = {
+            record["decision_id"]: record["reason"] or PLANNER for record in records if record["enforcement_point"]
+        }
+
+        def logged() -> dict[str, str]:  # written after the answer
+            lines = [line.split()[-2:] for line in (tmp_path / "access.log").read_text("utf-8").splitlines()]
+            return {decision_id: last for decision_id, last in lines if decision_id != "-"}
+
+        await until(lambda: logged() == asked)
 
 
 async def test_an_agent_is_entered_as_a_whole_and_its_card_is_public(tmp_path: Path) -> None:
@@ -147,40 +161,36 @@ async def test_an_agent_is_entered_as_a_whole_and_its_card_is_public(tmp_path: P
             base = f"{at.url}/agents/researcher/"
             async with at.http.get(f"{base}.well-known/agent-card.json") as response:
                 assert [one["url"] for one in (await response.json())["supportedInterfaces"]] == [base] * 2
-            async with at.http.get(researcher.seen) as response:
-                begun = len(await response.json())
             statuses = []
-            for headers in ({"X-API-Key": at.keys[PLANNER]}, {"X-API-Key": at.keys[READER]}, {}):
-                async with at.http.post(base, json=message, headers={"A2A-Version": "1.0", **headers}) as response:
+            for caller in (PLANNER, READER, ""):
+                sent = {"A2A-Version": "1.0", **at.shown(caller)}
+                async with at.http.post(base, json=message, headers=sent) as response:
                     statuses.append(response.status)
                     assert response.status != 200 or "hello" in await response.text()
             assert statuses == [200, 403, 401]
-            async with at.http.get(researcher.seen, params={"since": str(begun)}) as response:
-                assert len(await response.json()) == 1
+            assert len(await at.seen(researcher.url)) == 1
 
 
 async def test_a_path_is_refused_that_nginx_rewrites(tmp_path: Path, everything: str) -> None:
     paths = ["/mcp/./github", "/mcp/other/../github", "/mcp//github", "/%6dcp/github", "/mcp/other/%2e%2e/github"]
     async with edge(tmp_path, everything) as at:
-        begun = len(await at.seen())
         assert [(await at.call(PLANNER, path))[0] for path in paths] == [403] * len(paths)
         assert (await at.call(PLANNER, "/mcp/github?a=/../b"))[0] == 200
-        assert len([entry for entry in await at.seen(begun) if "message" in entry]) == 1
+        assert len(await at.seen()) == 1
 
 
 async def test_nginx_lets_nothing_through_without_the_decision_point(tmp_path: Path, everything: str) -> None:
     async with edge(tmp_path, everything) as at:
         assert (await at.call(PLANNER))[0] == 200
-        begun = len(await at.seen())
         await at.stop()
         assert [(await at.call(caller))[0] for caller in (PLANNER, READER, "")] == [500, 500, 500]
-        assert await at.seen(begun) == []
+        assert len(await at.seen()) == 1
 
 
 async def test_nginx_lets_each_of_many_requests_through_or_not(tmp_path: Path, everything: str) -> None:
     callers = random.Random(19).choices([PLANNER, READER, ""], k=MANY)
     async with edge(tmp_path, everything) as at:
-        begun, places = len(await at.seen()), asyncio.Semaphore(AT_ONCE)
+        places = asyncio.Semaphore(AT_ONCE)
 
         async def call(caller: str) -> int:
             async with places:
@@ -189,4 +199,4 @@ async def test_nginx_lets_each_of_many_requests_through_or_not(tmp_path: Path, e
         found = Counter(zip(callers, await asyncio.gather(*map(call, callers)), strict=True))
         counts = Counter(callers)
         assert found == {(PLANNER, 200): counts[PLANNER], (READER, 403): counts[READER], ("", 401): counts[""]}
-        assert sum("message" in entry for entry in await at.seen(begun)) == counts[PLANNER]
+        assert len(await at.seen()) == counts[PLANNER]
