@@ -6,24 +6,24 @@ enumeration whose values are numbers of HTTP, or not in order, is an integer. So
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sidecar.protocols.a2a.schema import schema_from
-from sidecar.protocols.a2a.wire import ProtobufWire
+from sidecar.protocols.a2a.wire import message_classes
 
 CHECK: Final = "/envoy.service.auth.v3.Authorization/Check"
 OVERWRITE: Final = 2  # HeaderValueOption: OVERWRITE_IF_EXISTS_OR_ADD
-WIRE: Final = ProtobufWire(
+_CLASSES: Final = message_classes(
     schema_from(
         "envoy.service.auth.v3",
         """
-CheckRequest: 1 attributes:AttributeContext!
-AttributeContext: 1 source:Peer, 4 request:Request!, 10 context_extensions:{string}
+CheckRequest: 1 attributes:AttributeContext
+AttributeContext: 1 source:Peer, 4 request:Request, 10 context_extensions:{string}
 Peer: 1 address:Address, 4 principal:string, 5 certificate:string
 Address: 1 socket_address:SocketAddress
 SocketAddress: 2 address:string
-Request: 2 http:HttpRequest!
-HttpRequest: 2 method:string!, 3 headers:{string}, 4 path:string!, 5 host:string, 11 body:string, 12 raw_body:bytes,
+Request: 2 http:HttpRequest
+HttpRequest: 2 method:string, 3 headers:{string}, 4 path:string, 5 host:string, 11 body:string, 12 raw_body:bytes,
     13 header_map:HeaderMap
 HeaderMap: 1 headers:[HeaderValue]
 HeaderValue: 1 key:string, 2 value:string, 3 raw_value:bytes
@@ -39,3 +39,5 @@ HeaderValueOption: 1 header:HeaderValue, 3 append_action:int32
         {},
     )
 )
+CheckRequest: Final[Any] = _CLASSES["CheckRequest"]
+CheckResponse: Final[Any] = _CLASSES["CheckResponse"]

@@ -6,9 +6,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.json_format import ParseDict
 from grpc import StatusCode, aio
 
-from sidecar.protocols.ext_authz import CHECK, WIRE
+from sidecar.protocols.ext_authz import CHECK, CheckRequest, CheckResponse
 from tests.flow.enforcement import SECRET, asked_world, decisions
 from tests.flow.world import STATELESS, World, stateless
 
@@ -48,7 +49,7 @@ def damaged(whole: bytes, random_: random.Random) -> bytes:
 async def test_a_damaged_check_is_answered_or_unreadable(tmp_path: Path) -> None:
     drawn = random.Random(19)
     async with asked_world(tmp_path, settings=SETTINGS) as (running, keys), channel(running) as line:
-        whole = WIRE.encode("CheckRequest", check_of(keys["nhi:planner"]))
+        whole = ParseDict(check_of(keys["nhi:planner"]), CheckRequest()).SerializeToString()
         found = []
         for _ in range(DAMAGED):
             try:
@@ -56,8 +57,8 @@ async def test_a_damaged_check_is_answered_or_unreadable(tmp_path: Path) -> None
             except aio.AioRpcError as error:
                 assert error.code() is StatusCode.INVALID_ARGUMENT, error
             else:
-                told = WIRE.decode("CheckResponse", raw, 16)
-                found.append("okResponse" in told)
+                told = CheckResponse.FromString(raw)
+                found.append(told.HasField("ok_response"))
         records = decisions(running)
         assert True in found and False in found
         assert "internal" not in {record["reason"] for record in records}

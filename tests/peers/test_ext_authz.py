@@ -232,8 +232,10 @@ async def test_a_body_that_envoy_may_have_altered_is_refused(tmp_path: Path, ask
         assert (told.status, told.reason) == (400, "malformed-call") and "pack_as_bytes" in told.body["error"][
             "message"
         ]
+        told = await at.call("grpc", request={"headers": {f"x-{n}": "1" for n in range(1001)}})
+        assert (told.error, told.body) == ("INVALID_ARGUMENT", "the request has more than 1000 headers")
         told = await at.call("grpc", request={"method": ""})
-        assert (told.error, told.body) == ("INVALID_ARGUMENT", "/attributes/request/http/method is missing")
+        assert (told.error, told.body) == ("INVALID_ARGUMENT", "attributes.request.http has no method or no path")
 
 
 async def test_raw_headers_are_read_line_by_line(tmp_path: Path, asks: EnvoyClient) -> None:

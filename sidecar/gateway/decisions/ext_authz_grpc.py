@@ -7,14 +7,14 @@ a denial unless `failure_mode_allow` is set.
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
 from sidecar.errors import Refusal
@@ -30,14 +30,12 @@ from sidecar.gateway.decisions.ext_authz import (
 )
 from sidecar.gateway.decisions.point import SECRET_HEADER, AskedRequest, DecisionPoint
 from sidecar.gateway.frontends.grpc_listener import GrpcService, send
-from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.a2a.status import CODES
-from sidecar.protocols.ext_authz import CHECK, OVERWRITE, WIRE
+from sidecar.protocols.ext_authz import CHECK, OVERWRITE, CheckRequest, CheckResponse
 from sidecar.protocols.jsonrpc import malformed
 
 ROOM_BYTES: Final = 256 * 1024  # of a check beside the body: headers, and the caller's certificate
-MAX_VALUES: Final = 10_000
-MAX_DEPTH: Final = 16
+MAX_HEADERS: Final = 1000
 _BEARER: Final = "Bearer "
 
 
@@ -67,11 +65,11 @@ class AuthorizationService(GrpcService):
             check = read_check(self.point, await self.message(messages))
         except Refusal as refusal:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refusal.detail)
-        except (UnreadableMessage, ValueError) as error:
+        except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         decision = await decision_on(self.point, check.asked, name, charge=check.charge)
         with suppress(Refusal, aio.InternalError):  # the enforcement point left: the decision is recorded
-            await send(context, WIRE.encode("CheckResponse", response_of(decision)))
+            await send(context, response_of(decision))
 
 
 def _secret_in(context: Any) -> str:
@@ -85,43 +83,45 @@ def _secret_in(context: Any) -> str:
 
 
 def read_check(point: DecisionPoint, message: bytes) -> Check:
-    """Reads a CheckRequest. Raises UnreadableMessage, and ValueError for contradictory `context_extensions`."""
-    attributes = WIRE.decode("CheckRequest", message, MAX_DEPTH, MAX_VALUES)["attributes"]
-    http, source = attributes["request"]["http"], attributes.get("source", {})
-    extensions = attributes.get("contextExtensions", {})
+    """Reads a CheckRequest. Raises ValueError for anything else, and for contradictory `context_extensions`."""
+    try:
+        attributes = CheckRequest.FromString(message).attributes
+    except DecodeError:
+        raise ValueError("the message is no CheckRequest") from None
+    http, source, extensions = attributes.request.http, attributes.source, attributes.context_extensions
+    if not http.method or not http.path:
+        raise ValueError("attributes.request.http has no method or no path")
     lines = _lines(http)
     fault = partial_fault(value.decode("latin-1") for name, value in lines if name.lower() == PARTIAL.encode())
-    if http.get("body"):
+    if http.body:
         # Envoy replaces bytes that are not UTF-8 there, so that the upstream may receive another body.
         fault = malformed("the enforcement point must send the body as bytes: set pack_as_bytes")
     asked = AskedRequest(
-        http["method"],
-        target_in(point, http["path"], extensions),
+        http.method,
+        target_in(point, http.path, extensions),
         callers_lines(lines),
-        base64.b64decode(http.get("rawBody", "")),
-        _address(source.get("address", {}).get("socketAddress", {}).get("address", "")),
-        shown_by(source),
+        http.raw_body,
+        _address(source.address.socket_address.address),
+        shown_by(source.principal, source.certificate),
         fault,
     )
     return Check(asked, extensions.get("charge") == "true")
 
 
-def _lines(http: Mapping[str, Any]) -> list[Line]:
-    """Returns the header lines of a request: those of `header_map`, else of `headers`, without pseudo-headers."""
-    if "headerMap" in http:
-        lines = [_line(one) for one in http["headerMap"].get("headers", ())]
-    else:
-        lines = asked_headers(http.get("headers", {}).items())
+def _lines(http: Any) -> list[Line]:
+    """Returns the header lines of a request: those of `header_map`, else of `headers`, without pseudo-headers. Raises
+    ValueError for too many."""
+    raw = http.header_map.headers
+    if len(raw) + len(http.headers) > MAX_HEADERS:
+        raise ValueError(f"the request has more than {MAX_HEADERS} headers")
+    lines = asked_headers((one.key, one.value) for one in raw if not one.raw_value)
+    lines += [(one.key.encode("latin-1", "replace"), one.raw_value) for one in raw if one.raw_value]
+    if not raw:
+        lines = asked_headers(http.headers.items())
     lines = [line for line in lines if not line[0].startswith(b":")]
-    if "host" in http and not any(name.lower() == b"host" for name, _ in lines):
-        lines += asked_headers([("host", http["host"])])
+    if http.host and not any(name.lower() == b"host" for name, _ in lines):
+        lines += asked_headers([("host", http.host)])
     return lines
-
-
-def _line(one: Mapping[str, Any]) -> Line:
-    if "rawValue" in one:
-        return one.get("key", "").encode("latin-1", "replace"), base64.b64decode(one["rawValue"])
-    return asked_headers([(one.get("key", ""), one.get("value", ""))])[0]
 
 
 def _address(text: str) -> str:
@@ -132,14 +132,14 @@ def _address(text: str) -> str:
         return ""
 
 
-def shown_by(source: Mapping[str, Any]) -> str:
+def shown_by(principal: str, certificate: str) -> str:
     """Returns the certificate that the caller showed to Envoy, as an element of X-Forwarded-Client-Cert: the whole with
     `include_peer_certificate`, else its name, which Envoy takes from it in this order: URI, DNS name, subject."""
-    if certificate := source.get("certificate", ""):
+    if certificate:
         return f"Cert={_quoted(certificate)}"
-    if name := source.get("principal", ""):
-        kind = "URI" if "://" in name else "Subject" if "=" in name else "DNS"
-        return f"{kind}={_quoted(name)}"
+    if principal:
+        kind = "URI" if "://" in principal else "Subject" if "=" in principal else "DNS"
+        return f"{kind}={_quoted(principal)}"
     return ""
 
 
@@ -148,23 +148,23 @@ def _quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def response_of(decision: ExtAuthzDecision) -> dict[str, Any]:
-    """Returns the CheckResponse in its JSON form."""
-    metadata = {"decision_id": decision.decision_id, "principal": decision.principal}
-    headers = [_option(name, value) for name, value in decision.headers]
+def response_of(decision: ExtAuthzDecision) -> bytes:
+    """Returns the CheckResponse."""
+    response = CheckResponse(dynamic_metadata={"decision_id": decision.decision_id, "principal": decision.principal})
     if decision.allowed:
-        told = [_option(DECISION_ID, decision.decision_id)]
-        ok = {"headers": headers, "headersToRemove": list(decision.removed), "responseHeadersToAdd": told}
-        return {"status": {"code": CODES["OK"]}, "okResponse": ok, "dynamicMetadata": metadata}
-    reason = "" if decision.reason is None else decision.reason.value
-    code = CODES["UNAUTHENTICATED" if decision.status == 401 else "PERMISSION_DENIED"]
-    denied = {"status": {"code": decision.status}, "headers": headers, "body": decision.body.decode()}
-    return {
-        "status": {"code": code, "message": reason},
-        "deniedResponse": denied,
-        "dynamicMetadata": {**metadata, "reason": reason},
-    }
+        response.status.code, ok = CODES["OK"], response.ok_response
+        ok.headers_to_remove.extend(decision.removed)
+        _add(ok.response_headers_to_add, [(DECISION_ID, decision.decision_id)])
+        _add(ok.headers, decision.headers)
+        return bytes(response.SerializeToString())
+    reason, denied = "" if decision.reason is None else decision.reason.value, response.denied_response
+    response.status.code = CODES["UNAUTHENTICATED" if decision.status == 401 else "PERMISSION_DENIED"]
+    response.status.message = response.dynamic_metadata["reason"] = reason
+    denied.status.code, denied.body = decision.status, decision.body.decode()
+    _add(denied.headers, decision.headers)
+    return bytes(response.SerializeToString())
 
 
-def _option(name: str, value: str) -> dict[str, Any]:
-    return {"header": {"key": name, "value": value}, "appendAction": OVERWRITE}
+def _add(options: Any, headers: Iterable[tuple[str, str]]) -> None:
+    for name, value in headers:
+        options.add(header={"key": name, "value": value}, append_action=OVERWRITE)
