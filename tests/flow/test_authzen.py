@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.flow.authzen import ALICE, BOB, PLANNER, arguments, ask, authzen_world, question
+from tests.flow.authzen_mutations import send
 from tests.flow.enforcement import NAME, SECRET, decisions
 
 TOOL = "tool:github/get_file"
@@ -157,3 +158,10 @@ async def test_a_bearer_token_is_the_enforcement_points(tmp_path: Path) -> None:
         status, body, headers = await ask(running, "evaluation", asked, X_PDP_Key="", X_Request_ID="a b")
         assert (status, headers["WWW-Authenticate"], headers["X-Request-ID"]) == (401, "Bearer", "a b"), body
         assert len(decisions(running)) == 1
+
+
+async def test_mutated_bodies_are_answered_and_never_fail(tmp_path: Path) -> None:
+    async with authzen_world(tmp_path) as running:
+        counts = await send(running, range(500))
+        assert counts[200] > 100 and counts[400] > 100 and counts.keys() <= {200, 400, 413}
+        assert {record["reason"] for record in decisions(running)} >= {None, "no-matching-rule"}
