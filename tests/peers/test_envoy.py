@@ -24,6 +24,7 @@ from sidecar.cli.free_ports import free_ports
 from tests.a2a.world import HELLO, ScriptedAgent
 from tests.flow.enforcement import SECRET
 from tests.flow.idp import PEPPER, Idp
+from tests.flow.process import Served
 from tests.flow.world import ACCEPT, STATELESS, listening, started, stateless
 from tests.peers import envoy_peer
 from tests.peers.ears import client, text_of
@@ -40,12 +41,14 @@ BUFFER_BYTES = 2**20
 
 @dataclass
 class EnvoyEdge:
-    """Envoy at `url` before the server at `upstream` and an agent, with its sidecar. `key` is the planner's."""
+    """Envoy at `url` before the server at `upstream` and an agent, with its sidecar, in this process or one of its own.
+    `key` is the planner's."""
 
+    folder: Path
     url: str
     upstream: str
     agent: ScriptedAgent
-    app: Application
+    sidecar: Application | Served
     http: aiohttp.ClientSession
     key: str
     stopped: bool = False
@@ -79,14 +82,14 @@ class EnvoyEdge:
 
     def asked(self) -> list[dict[str, Any]]:
         """The audit records of Envoy's questions."""
-        records = [json.loads(line) for line in self.app.settings.audit_path.read_bytes().splitlines()]
+        records = map(json.loads, (self.folder / "data" / "audit" / "audit.jsonl").read_bytes().splitlines())
         return [record for record in records if record["enforcement_point"] == "envoy"]
 
     async def stop(self) -> None:
-        """Stop the sidecar."""
+        """Stop the sidecar; one in a process of its own is killed."""
         if not self.stopped:
             self.stopped = True
-            await self.app.stop()
+            await (self.sidecar.stop() if isinstance(self.sidecar, Application) else self.sidecar.kill())
 
 
 def _parsed(text: str) -> Any:
@@ -99,10 +102,10 @@ def _parsed(text: str) -> Any:
 
 @asynccontextmanager
 async def edge(
-    folder: Path, upstream: str, mode: str, changed: Mapping[str, Mapping[str, str]] = {}
+    folder: Path, upstream: str, mode: str, changed: Mapping[str, Mapping[str, str]] = {}, *, apart: bool = False
 ) -> AsyncIterator[EnvoyEdge]:
     """The configuration of deploy/envoy, in a folder and at ports of its own. `changed` are texts of its files, and
-    what stands in their place."""
+    what stands in their place. `apart`: the sidecar has a process of its own."""
     agent = ScriptedAgent()
     async with listening(agent.handle) as agent_url:
         shutil.copytree(DEPLOYED, folder, dirs_exist_ok=True)
@@ -128,13 +131,20 @@ async def edge(
             (folder / name).chmod(0o600)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
             url = f"{'https' if changed else 'http'}://127.0.0.1:{ports['10000']}"
-            at = EnvoyEdge(url, upstream, agent, await started(folder), http, key)
+            sidecar = await started_apart(folder) if apart else await started(folder)
+            at = EnvoyEdge(folder, url, upstream, agent, sidecar, http, key)
             try:
                 with envoy(folder, mode):
                     await _ready(int(ports["10000"]))
                     yield at
             finally:
                 await at.stop()
+
+
+async def started_apart(folder: Path) -> Served:
+    served = Served(folder)
+    await served.start()
+    return served
 
 
 @contextmanager
@@ -250,10 +260,27 @@ async def test_envoy_forwards_nothing_that_was_not_decided_on(mode: str, tmp_pat
         assert status == 413 and at.asked() == []  # beyond Envoy's buffer: it does not ask
         status, _, _ = await at.call("echo", {"text": "x" * (BUFFER_BYTES - 1000)})
         assert status == 200, "the largest body is asked about whole"
-        await at.stop()
-        status, _, _ = await at.call("echo", {"text": "a"})
-        assert status == 503, "without the decision point nothing passes"
         assert await at.calls(begun) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_nothing_passes_once_the_decision_point_is_killed(mode: str, tmp_path: Path, everything: str) -> None:
+    async with edge(tmp_path, everything, mode, apart=True) as at:
+        begun, first, statuses = len(await at.seen()), asyncio.Event(), list[int]()
+
+        async def call(n: int) -> None:
+            for _ in range(5):
+                status, _, _ = await at.call("echo", {"text": str(n)})
+                statuses.append(status)
+                first.set()
+
+        calls = [asyncio.create_task(call(n)) for n in range(16)]
+        await first.wait()
+        await at.stop()
+        await asyncio.gather(*calls)
+        status, _, _ = await at.call("echo", {"text": "a"})
+        assert status == 503 and set(statuses) == {200, 503}
+        assert await at.calls(begun) == statuses.count(200) <= len(at.asked()), "and no call without evidence"
 
 
 async def chunked(body: bytes) -> AsyncIterator[bytes]:
