@@ -10,7 +10,6 @@ arguments.
 
 import argparse
 import asyncio
-import base64
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -24,7 +23,7 @@ import pytest
 from grpc import aio
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
-from sidecar.protocols.ext_authz import CHECK, WIRE
+from sidecar.protocols.ext_authz import CHECK, CheckRequest, CheckResponse
 from tests.flow.enforcement import ADMIN, KEY, SECRET
 from tests.flow.idp import SETTINGS, Idp, bearer
 from tests.flow.world import ACCEPT, PATIENCE_S, STATELESS, Upstream, World, listening, stateless, world
@@ -118,18 +117,16 @@ async def by_ext_authz(side: Side, asked: Asked) -> bool:
 async def by_ext_authz_grpc(side: Side, asked: Asked) -> bool:
     message, headers = asked.message()
     sent = {"content-type": "application/json", "accept": ACCEPT, **headers, **side.credential(asked)}
-    http = {
-        "method": "POST",
-        "path": f"/mcp/{asked.place[0]}",
-        "headers": {name.lower(): value for name, value in sent.items()},
-        "rawBody": base64.b64encode(json.dumps(message).encode()).decode(),
-    }
-    check = WIRE.encode("CheckRequest", {"attributes": {"request": {"http": http}}})
+    check = CheckRequest()
+    http = check.attributes.request.http
+    http.method, http.path, http.raw_body = "POST", f"/mcp/{asked.place[0]}", json.dumps(message).encode()
+    for name, value in sent.items():
+        http.headers[name.lower()] = value
     if side.channel is None:
         side.channel = aio.insecure_channel(f"127.0.0.1:{side.running.app.grpc_ports['']}")
     ask: Any = side.channel.unary_unary(CHECK)
-    answer = await ask(check, metadata=(("x-pdp-key", SECRET),), timeout=PATIENCE_S)
-    return not WIRE.decode("CheckResponse", answer, 16)["status"].get("code")
+    answer = await ask(check.SerializeToString(), metadata=(("x-pdp-key", SECRET),), timeout=PATIENCE_S)
+    return CheckResponse.FromString(answer).WhichOneof("http_response") == "ok_response"
 
 
 async def by_authzen(side: Side, asked: Asked) -> bool:
