@@ -4,10 +4,12 @@ import asyncio
 import io
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ DEPLOYED = ROOT / "deploy" / "envoy"
 PLANNER, TOKEN = "nhi:planner", "token-of-github"
 MODES = ("grpc", "http")
 BUFFER_BYTES = 2**20
+MANY, AT_ONCE = 300, 16
 
 
 @dataclass
@@ -281,6 +284,28 @@ async def test_nothing_passes_once_the_decision_point_is_killed(mode: str, tmp_p
         status, _, _ = await at.call("echo", {"text": "a"})
         assert status == 503 and set(statuses) == {200, 503}
         assert await at.calls(begun) == statuses.count(200) <= len(at.asked()), "and no call without evidence"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_each_of_many_requests_gets_its_own_answer(mode: str, tmp_path: Path, everything: str) -> None:
+    drawn = random.Random(19).choices(["echo", "remove_repo"], k=MANY)
+    async with edge(tmp_path, everything, mode) as at:
+        begun, places = len(await at.seen()), asyncio.Semaphore(AT_ONCE)
+
+        async def call(tool: str, n: int) -> None:
+            async with places:
+                status, told, _ = await at.call(tool, {"text": str(n)})
+            if tool == "echo":
+                assert (status, told["result"]["content"][0]["text"]) == (200, str(n))
+            else:
+                assert (status, told["error"]["data"]["reason"]) == (403, "denied-by-rule")
+
+        await asyncio.gather(*(call(tool, n) for n, tool in enumerate(drawn)))
+        assert await at.calls(begun) == drawn.count("echo")
+        assert Counter(record["event"] for record in at.asked()) == {
+            "decision": drawn.count("echo"),
+            "refusal": drawn.count("remove_repo"),
+        }
 
 
 async def chunked(body: bytes) -> AsyncIterator[bytes]:
