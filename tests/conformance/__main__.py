@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.conformance import a2a
+from tests.conformance import a2a, authzen
 from tests.conformance.client import SCENARIOS
 from tests.conformance.sidecar import ROOT, before
 from tests.peers.stage import running
@@ -235,6 +235,8 @@ if __name__ == "__main__":
             raise SystemExit(main(parts or ("http", "stdio", "sse", "client", "inspector")))
         case ["a2a", *parts]:
             raise SystemExit(a2a.main(parts))
+        case ["authzen", *parts]:
+            raise SystemExit(authzen.main(parts))
         case _:
-            print("which suite? SUITE=mcp or SUITE=a2a", file=sys.stderr)
+            print("which suite? SUITE=mcp, SUITE=a2a or SUITE=authzen", file=sys.stderr)
             raise SystemExit(USAGE)
