@@ -1,11 +1,14 @@
 """Checks of ext_authz that are damaged, or strange, are answered or refused, and never break the service."""
 
+import asyncio
 import base64
 import json
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from google.protobuf.json_format import ParseDict
 from grpc import StatusCode, aio
 
@@ -68,3 +71,23 @@ async def test_a_damaged_check_is_answered_or_unreadable(tmp_path: Path) -> None
 
 def channel(running: World) -> aio.Channel:
     return aio.insecure_channel(f"127.0.0.1:{running.app.grpc_ports['']}")
+
+
+async def test_a_check_that_does_not_arrive_has_an_end(tmp_path: Path) -> None:
+    settings = SETTINGS.replace("}", ", body_timeout_s: 0.2s}")
+    async with asked_world(tmp_path, settings=settings) as (running, _), channel(running) as line:
+        for metadata, code, words in (
+            (METADATA, StatusCode.INVALID_ARGUMENT, "the message did not arrive in time"),
+            ((), StatusCode.UNAUTHENTICATED, "a credential of the role pdp is needed in x-pdp-key"),
+        ):
+            with pytest.raises(aio.AioRpcError) as raised:
+                await line.stream_unary(CHECK)(never(), metadata=metadata)
+            assert (raised.value.code(), raised.value.details()) == (code, words)
+        with pytest.raises(aio.AioRpcError) as raised:
+            await line.unary_unary(CHECK.replace("Check", "Decide"))(b"", metadata=METADATA)
+        assert raised.value.code() is StatusCode.UNIMPLEMENTED
+
+
+async def never() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""

@@ -194,6 +194,12 @@ async def test_addresses_are_decided_and_others_are_not(mode: str, tmp_path: Pat
         for path in ("/mcp", "/mcp/github/messages", "/mcp/github/tools/search_code", "/nothing", "/"):
             told = await at.call(mode, path=path)
             assert (told.allowed, told.status) == (False, 404), path
+        told = await at.call(mode, headers={"origin": "https://evil.example"})
+        assert (told.status, told.reason) == (403, "origin-refused")
+        told = await at.ask(mode, "OPTIONS", "/mcp/github", {"origin": "https://evil.example"})
+        assert (told.allowed, told.status) == (False, 403)
+        told = await at.ask(mode, "OPTIONS", "/mcp/github", {})
+        assert (told.status, told.headers["allow"]) == (405, "POST, GET, DELETE")
         told = await at.call(mode, path="/mcp/%67ithub")
         assert (told.allowed, told.status) == (False, 400)
 
