@@ -337,6 +337,15 @@ TLS = """\
                 validation_context: {trusted_ca: {filename: FOLDER/ca.pem}}
           filters:
 """
+TO_SIDECAR = """\
+      transport_socket:
+        name: envoy.transport_sockets.tls
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext
+          common_tls_context:
+            validation_context: {trusted_ca: {filename: FOLDER/server-ca.pem}}
+      typed_extension_protocol_options:
+"""
 CERTIFICATES = """\
 identity:
   certificates: {spiffe: [{trust_domain: acme.example, path: "/ns/prod/sa/{id}"}]}
@@ -347,11 +356,13 @@ async def test_the_certificate_of_a_caller_is_its_credential(tmp_path: Path, eve
     acme, server = authority("acme"), authority("server")
     server.issue(address="127.0.0.1").write(tmp_path, "server")
     (tmp_path / "ca.pem").write_text(acme.own.pem)
+    (tmp_path / "server-ca.pem").write_text(server.own.pem)
     changed = {
-        "grpc.yaml": {"        - filters:\n": TLS},
+        "grpc.yaml": {"        - filters:\n": TLS, "      typed_extension_protocol_options:\n": TO_SIDECAR},
         "sidecar.yaml": {
             "identity: {api_keys_path: keys.yaml}\n": CERTIFICATES,
             "public_url: http:": "public_url: https:",
+            "server:\n": "server:\n  tls: {cert_path: server.pem, key_path: server.key}\n",
         },
     }
     async with edge(tmp_path, everything, "grpc", changed) as at:
