@@ -20,6 +20,7 @@ import aiohttp
 import httpx2
 import pytest
 from mcp.client.streamable_http import streamable_http_client
+from multidict import CIMultiDict
 
 from sidecar.app.application import Application
 from sidecar.cli.free_ports import free_ports
@@ -57,14 +58,15 @@ class EnvoyEdge:
     stopped: bool = False
 
     async def call(
-        self, tool: str, arguments: Mapping[str, Any], headers: Mapping[str, str] = {}
+        self, tool: str, arguments: Mapping[str, Any], headers: Mapping[str, str] = {}, *again: tuple[str, str]
     ) -> tuple[int, Any, Mapping[str, str]]:
-        """One stateless call: status, body and headers."""
+        """One stateless call: status, body and headers. `again` are further lines of headers."""
         message = stateless("tools/call", {"name": tool, "arguments": arguments})
         routing = {"MCP-Protocol-Version": STATELESS, "Mcp-Method": "tools/call", "Mcp-Name": tool}
         sent = {"Accept": ACCEPT, "Content-Type": "application/json", **routing, **self.shown, **headers}
         body = io.BytesIO(json.dumps(message).encode())
-        async with self.http.post(f"{self.url}/mcp/github", data=body, headers=sent) as response:
+        lines = CIMultiDict([*sent.items(), *again])
+        async with self.http.post(f"{self.url}/mcp/github", data=body, headers=lines) as response:
             return response.status, _parsed(await response.text()), response.headers
 
     @property
@@ -224,6 +226,13 @@ async def test_envoy_answers_what_is_denied_as_the_sidecar_says(mode: str, tmp_p
         forged = {"x-forwarded-client-cert": "URI=spiffe://a/b", "x-pdp-key": "0" * 48, "x-sidecar-decision-id": "1"}
         status, told, headers = await at.call("echo", {"text": "a"}, forged)
         assert status == 200 and headers["x-sidecar-decision-id"] == at.asked()[-1]["decision_id"]
+        for again, status in (
+            (("X-API-Key", at.key), 401),
+            (("Mcp-Name", "remove_repo"), 400),
+            (("Content-Type", "text/plain"), 415),
+            (("Content-Encoding", "gzip"), 415),
+        ):
+            assert (await at.call("echo", {"text": "a"}, {}, again))[0] == status, again
         for path in ("/mcp/github/", "/mcp/github/tools", "/mcp", "/nothing"):
             async with at.http.post(f"{at.url}{path}", json={}) as response:
                 assert response.status in (403, 404, 405), path  # no route of Envoy
