@@ -147,7 +147,12 @@ async def by_authzen(side: Side, asked: Asked) -> bool:
 
 
 Ask = Callable[[Side, Asked], Awaitable[bool]]
-PROTOCOLS: Mapping[str, Ask] = {"mcp": proxied, "ext_authz": by_ext_authz, "ext_authz over gRPC": by_ext_authz_grpc}
+PROTOCOLS: Mapping[str, Ask] = {
+    "mcp": proxied,
+    "ext_authz": by_ext_authz,
+    "ext_authz over gRPC": by_ext_authz_grpc,
+    "authzen": by_authzen,
+}
 
 
 @dataclass
@@ -234,7 +239,7 @@ def limited_policies(draw: st.DrawFn) -> Policy:
         written = [(*row[:3], IN_TIME.get(row[3], row[3]), _limit(draw, limits, row), *row[5:]) for row in of_kind]
         if kind != "guardrails" and draw(chance):
             written.append(("*", "*", "use", "-", draw(limits), "-", "allow"))
-        rows[kind] = [row for row in written if row[6] == "allow" or not draw(chance)]
+        rows[kind] = list(dict.fromkeys(row for row in written if row[6] == "allow" or not draw(chance)))
     return replace(policy, rows=rows)
 
 
