@@ -1,9 +1,10 @@
 """What does the README say of the last measurements?
 
 `python -m bench.readme` writes what stands between `<!-- bench -->` and `<!-- /bench -->` from results.json, and what
-stands between `<!-- policy-bench -->` and `<!-- /policy-bench -->` from policy.json and reloads.json; what stands
-between `<!-- laboratory -->` and `<!-- /laboratory -->` from exactness.json, kills.json, tamper.json and
-reloads-1000.json. A test holds page and figures together.
+stands between `<!-- policy-bench -->` and `<!-- /policy-bench -->` from policy.json and reloads.json, between
+`<!-- decisions-bench -->` and `<!-- /decisions-bench -->` from decisions.json, and between `<!-- laboratory -->` and
+`<!-- /laboratory -->` from exactness.json, kills.json, tamper.json and reloads-1000.json. A test holds page and figures
+together.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+DECISIONS = HERE / "decisions.json"
 RESULTS, POLICY, RELOADS = HERE / "results.json", HERE / "policy.json", HERE / "reloads.json"
 OFTEN = HERE / "reloads-1000.json"
 EXACTNESS, KILLS, TAMPER = HERE / "exactness.json", HERE / "kills.json", HERE / "tamper.json"
@@ -31,6 +33,15 @@ NAMES = {
     "passthrough_tuned": "the same, tuned",
     "sidecar_memory": "sidecar, in-process limits",
     "sidecar_valkey": "sidecar, limits in Valkey",
+}
+
+
+ASKED = {
+    "evaluation": "AuthZEN evaluation of a tool call with its arguments",
+    "charged": "the same, with its limits charged",
+    "evaluations": "100 of them in one request",
+    "ext_authz": "Envoy's ext_authz over HTTP, with the MCP message",
+    "auth_request": "nginx's `auth_request`",
 }
 
 
@@ -88,6 +99,21 @@ def policy_block_from(steps: Sequence[Mapping[str, Any]], reloads: Mapping[str, 
         found = {step["rows"]: step for step in steps if step["engine"] == engine}
         lines.append(_ladder(f"{name}: p50", [_time(found.get(rows), "p50_us") for rows in sizes]))
     return "\n".join([*lines, "", _reloads(reloads)])
+
+
+def decisions_block_from(measured: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """What each question costs beside a bare handler."""
+    one, many = measured["1"], measured["16"]
+    lines = [
+        "| question | decisions/s | p50 added, 1 connection | 16 connections | CPU | the bare handler's |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, told in ASKED.items():
+        n = many[name]
+        added = f"{one[name]['added_p50_ms']:.2f} ms | {n['added_p50_ms']:.1f} ms"
+        costs = f"{n['cpu_us']:.0f} µs a decision | {n['bare_cpu_us']:.0f} µs a request"
+        lines.append(f"| {told} | {n['decisions_s']:,.0f} | {added} | {costs} |")
+    return "\n".join(lines)
 
 
 def _seconds(spent_s: float) -> str:
@@ -185,13 +211,15 @@ def written_anew(page: str) -> str:
 
 def blocks() -> Mapping[str, str]:
     """What each block says, if it is current."""
-    found = {"bench": UNMEASURED, "policy-bench": UNMEASURED, "laboratory": UNMEASURED}
+    found = dict.fromkeys(("bench", "policy-bench", "decisions-bench", "laboratory"), UNMEASURED)
     if RESULTS.exists():
         found["bench"] = block_from(json.loads(RESULTS.read_text("utf-8")))
     if POLICY.exists() and RELOADS.exists():
         found["policy-bench"] = policy_block_from(
             json.loads(POLICY.read_text("utf-8")), json.loads(RELOADS.read_text("utf-8"))
         )
+    if DECISIONS.exists():
+        found["decisions-bench"] = decisions_block_from(json.loads(DECISIONS.read_text("utf-8")))
     if all(path.exists() for path in (EXACTNESS, KILLS, TAMPER, OFTEN)):
         parts = (json.loads(path.read_text("utf-8")) for path in (EXACTNESS, KILLS, TAMPER, OFTEN))
         found["laboratory"] = laboratory_block_from(*parts)
