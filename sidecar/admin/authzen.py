@@ -106,7 +106,7 @@ class AuthzenEndpoint:
         """Returns what words are at the address of a server, "" for none."""
         settings = AuthzenSettings() if now.settings.pdp is None else now.settings.pdp.authzen
         place = now.audience(server, MCP) if server else None
-        audiences: Sequence[str] = (server, place.resource, place.alias) if place is not None else ()
+        audiences = tuple(filter(None, (place.resource, place.alias))) if place is not None else ()
         known = self._known.get(server)
         if known is not None and known.settings is settings and known.audiences == audiences:
             return known
@@ -152,4 +152,5 @@ def _told(status: int, told: Mapping[str, Any]) -> web.StreamResponse:
         return WholeResponse(200, orjson.dumps(told), JSON, HEADERS)
     context = dict(told["context"])
     message = context.pop("error")["message"]
-    return problem(message, status, {"Retry-After": "1"} if status == 503 else {}, **context)
+    again = {"Retry-After": str(context.get("retry_after_s", 1))} if status == 503 else {}
+    return problem(message, status, again, **context)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
+from itertools import takewhile
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -232,14 +233,12 @@ class Engine:
         yield from self._members
 
     def names_after(self, prefix: str, after: str) -> Iterator[str]:
-        """Yield the `names` that begin with `prefix`, in order, from the first one after `after`; some more than once,
-        and patterns among them."""
+        """Return the `names` that begin with `prefix`, in order, from the first one after `after`; some more than once,
+        and patterns among them. The first call sorts names."""
         if not self._sorted_names:
             self._sorted_names = [*(docket.sorted_names() for docket in self._dockets.values()), sorted(self._members)]
-        for name in merge(*(_between(names, prefix, after) for names in self._sorted_names)):
-            if not name.startswith(prefix):
-                return
-            yield name
+        names = merge(*(_from(names, prefix, after) for names in self._sorted_names))
+        return takewhile(lambda name: name.startswith(prefix), names)
 
     def may_allow_more(self, chain: Chain, question: Question, subject: str = "", *, open_roles: bool = False) -> bool:
         """Whether rows with patterns could allow names that no row holds: objects of the pattern in `question`, or with
@@ -391,7 +390,7 @@ def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[Rule
     return tuple(found.values())
 
 
-def _between(names: Sequence[str], prefix: str, after: str) -> Iterator[str]:
+def _from(names: Sequence[str], prefix: str, after: str) -> Iterator[str]:
     first = max(bisect_left(names, prefix), bisect_right(names, after))
     return (names[at] for at in range(first, len(names)))
 

@@ -113,20 +113,21 @@ class AuthzenPoint:
             if isinstance(question, Refusal):
                 answers.append(_malformed(question))
             else:
-                answers.append(await self.evaluate(question, names, http, name, request_id))
+                size = len(orjson.dumps(list(question))) if asked.many else http.content_length
+                answers.append(await self.evaluate(question, names, http, name, request_id, size))
             if asked.many and answers[-1].allowed is ends:
                 break
         return answers
 
     async def evaluate(
-        self, asked: Evaluation, names: Vocabulary, http: AskedRequest, name: str, request_id: str | None
+        self, asked: Evaluation, names: Vocabulary, http: AskedRequest, name: str, request_id: str | None, size: int
     ) -> EvaluationOutcome:
-        """Decides one question, and records it."""
+        """Decides one question of `size` bytes, and records it."""
         writer = DecisionWriter()
 
         async def read(request: RequestContext) -> Asked:
             request.dialect, record = writer, request.record
-            record.request_id, record.bytes_in = request_id, http.content_length
+            record.request_id, record.bytes_in = request_id, size
             request.asks(EVALUATION)
             caller = record.caller = names.caller(asked, name)
             record.marks["auth"] = record.now_s()

@@ -6,7 +6,6 @@ Unknown members are ignored. What is missing or has another type is a fault that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 from sidecar.errors import Refusal
@@ -17,7 +16,7 @@ DEFAULT_RESULTS, MAX_RESULTS = 100, 1_000  # of one page
 SEMANTICS: Final = ("execute_all", "deny_on_first_deny", "permit_on_first_permit")
 Searched = Literal["subject", "resource", "action"]
 ENTITIES: Final[Sequence[str]] = ("subject", "action", "resource", "context")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_NOTHING: Mapping[str, Any] = {}  # read-only by its type
 
 
 class Evaluation(NamedTuple):

@@ -84,7 +84,9 @@ class AuthzenSearch:
         await candidates.prepare()
         results: list[Mapping[str, Any]] = []
         after, ended = position.after, True
-        for looked, candidate in enumerate(_each_once(candidates.after(after))):
+        # What grows with the policy runs beside the loop.
+        found = await asyncio.to_thread(candidates.after, after)
+        for looked, candidate in enumerate(_each_once(found)):
             if len(results) >= position.limit or looked >= MAX_CANDIDATES:
                 ended = False
                 break
@@ -95,7 +97,8 @@ class AuthzenSearch:
                 results.append(candidates.shown(asked))
         token = "" if ended else token_of(position._replace(after=after))
         page = {"next_token": token, "count": len(results)}
-        return {"page": page, "context": {"complete": not candidates.is_open()}, "results": results}
+        complete = not await asyncio.to_thread(candidates.is_open)
+        return {"page": page, "context": {"complete": complete}, "results": results}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,7 @@ class ActionCandidates:
         words = {*ACTIONS, *self.scope.names.settings.actions}
         if template.has_action:
             words = {template.action_of(text) for text in self.scope.now.engine.names_after(template.prefix, "")}
-        return (word for word in sorted(words) if word > name)
+        return iter(sorted(word for word in words if word > name))
 
     def question(self, name: str) -> Evaluation | None:
         return self.asked._replace(action={"name": name})
