@@ -63,7 +63,10 @@ class AuthzenType(Section):
 
 def _action(text: str) -> str:
     if text not in ACTIONS:
-        reject(f"{text} is no action of rules", hint=did_you_mean(text, ACTIONS))
+        reject(
+            f"{text} is no action of rules",
+            hint=did_you_mean(text, ACTIONS) or "write tools/call, resources/read or such",
+        )
     return text
 
 

@@ -165,3 +165,13 @@ async def test_mutated_bodies_are_answered_and_never_fail(tmp_path: Path) -> Non
         counts = await send(running, range(500))
         assert counts[200] > 100 and counts[400] > 100 and counts.keys() <= {200, 400, 413}
         assert {record["reason"] for record in decisions(running)} >= {None, "no-matching-rule"}
+
+
+async def test_a_reload_changes_the_vocabulary(tmp_path: Path) -> None:
+    async with authzen_world(tmp_path) as running:
+        asked = question(ALICE, "read", "file:101")
+        assert (await ask(running, "evaluation", asked)).body["decision"] is False
+        file = running.folder / "sidecar.yaml"
+        file.write_text(file.read_text().replace("{record:", '{file: "tool:records/{action}/*", record:', 1))
+        await running.app.reload(by="test")
+        assert (await ask(running, "evaluation", asked)).body["decision"] is True

@@ -49,6 +49,8 @@ class NameTemplate:
     def name(self, given: str, action: str = "") -> str | None:
         """Returns the name for an id, in its normal form; None if it can be no name."""
         text = self.text
+        if not given:
+            return None
         if ACTION in text:
             if re.fullmatch(_ACTION_PART, action) is None:
                 return None

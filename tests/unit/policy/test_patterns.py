@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from sidecar.policy.patterns import covers, glob, globs, meets_prefix, who
+from sidecar.policy.patterns import covers, glob, globs, meets, meets_prefix, who
 from tests.tables import tables
 
 TABLES = tables("policy/patterns")
@@ -42,6 +42,22 @@ def test_a_pattern_that_meets_a_prefix_fits_something_below_it(pattern: str, pre
         witness = head + tail.replace("*", "") if head.startswith(prefix) else prefix + tail.replace("*", "")
         assert witness.startswith(prefix)
         assert glob(witness, pattern)
+
+
+@given(one=PATTERNS, other=PATTERNS, text=TEXTS)
+def test_patterns_that_fit_one_text_meet(one: str, other: str, text: str) -> None:
+    if glob(text, one) and glob(text, other):
+        assert meets(one, other) and meets(other, one)
+
+
+@given(one=PATTERNS, other=PATTERNS)
+def test_patterns_that_meet_fit_one_text(one: str, other: str) -> None:
+    if meets(one, other):
+        heads, tails = ([text.split("*")[at] for text in (one, other)] for at in (0, -1))
+        between = "".join(piece for text in (one, other) for piece in text.split("*")[1:-1])
+        witness = max(heads, key=len) + between + max(tails, key=len)
+        texts = (witness, *(text for text in (one, other) if "*" not in text))
+        assert any(glob(text, one) and glob(text, other) for text in texts)
 
 
 @pytest.mark.parametrize(("text", "pattern", "fits"), TABLES["globs"])
