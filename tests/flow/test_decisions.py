@@ -20,6 +20,7 @@ from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
 from tests.a2a.world import HELLO, RULES as AGENT_RULES, ScriptedAgent
 from tests.flow.enforcement import NAME, asked_world, decisions
 from tests.flow.test_audit_trouble import frozen
+from tests.flow.test_shadow import shadow
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, Upstream, World, listening, request, stateless, until
 
 ASKING = Asking("ext_authz", NAME, charge=True)
@@ -211,3 +212,35 @@ def call_of(tool: str, key: str, repo: str = "acme/site") -> AskedRequest:
 
 def point_of(running: World) -> DecisionPoint:
     return decisions_from(running.app.pipeline, running.app.settings, {}).point
+
+
+async def test_shadow_mode_lets_pass_and_records_what_would_deny(tmp_path: Path) -> None:
+    async with asked_world(tmp_path, settings=shadow()) as (running, keys):
+        _, response = await point_of(running).decide(call_of("search_code", keys["nhi:planner"], "evil/a"), ASKING)
+        assert isinstance(response, Permit)
+        (record,) = decisions(running)
+        found = [record[name] for name in ("event", "reason", "enforcement", "http_status")]
+        assert found == ["decision", None, "shadow", 200] and record["links"][-1]["decision"] == "deny"
+
+
+async def test_questions_do_not_slow_their_subject_down_but_its_own_calls_do(tmp_path: Path) -> None:
+    settings = "refusals: {per_principal_per_minute: 3}\n"
+    async with asked_world(tmp_path, settings=settings) as (running, keys):
+        key = keys["nhi:planner"]
+        asked = [call_of("search_code", key, repo) for repo in (*["evil/a"] * 5, "acme/a")]
+        found = [(await point_of(running).decide(one, ASKING))[0].reason for one in asked]
+        assert found == ["condition-false"] * 5 + [None]
+        for _ in range(3):
+            await running.call("search_code", {"repo": "evil/a"}, headers={"X-API-Key": key})
+        context, _ = await point_of(running).decide(call_of("search_code", key), ASKING)
+        assert context.reason == "too-many-refusals"
+
+
+async def test_a_decision_takes_no_slot(tmp_path: Path) -> None:
+    files = {"policies/budgets.yaml": 'version: 1\ntools: {"tool:github/*": {concurrency: 1}}\n'}
+    async with asked_world(tmp_path, files=files) as (running, keys):
+        for _ in range(3):
+            _, response = await point_of(running).decide(call_of("search_code", keys["nhi:planner"]), ASKING)
+            assert isinstance(response, Permit)
+        status, _, _ = await running.call("search_code", {"repo": "acme/a"}, headers={"X-API-Key": keys["nhi:planner"]})
+        assert status == 200
