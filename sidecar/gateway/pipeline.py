@@ -169,7 +169,7 @@ class Pipeline:
         except asyncio.CancelledError:
             if not request.cut or request.begun is not None:
                 gone = Refusal(Reason.DRAINING if request.cut else Reason.CALLER_GONE)
-                if not self._closes(request, gone):
+                if request.record.enforcement_point or not self._closes(request, gone):
                     await request.remember(gone, 499)
                 raise
             if (task := asyncio.current_task()) is not None:
@@ -383,7 +383,10 @@ class Pipeline:
         refusals, record = self.stages.refusals, request.record
         if record.enforcement_point:  # it gets its answer always, and may ask about a caller as often as it likes
             request.refusal = refusal  # also if its record is written: that of a permit that was written too late
-            counted = record.caller is None and self._unrecorded(request, refusal, refusals.closes)
+            point = record.enforcement_point
+            counted = record.caller is None and self._unrecorded(
+                request, refusal, lambda *_: refusals.only_counts_asked(point, refusal)
+            )
         elif self._closes(request, refusal):
             return SilentResponse()
         else:

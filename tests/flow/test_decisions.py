@@ -244,3 +244,18 @@ async def test_a_decision_takes_no_slot(tmp_path: Path) -> None:
             assert isinstance(response, Permit)
         status, _, _ = await running.call("search_code", {"repo": "acme/a"}, headers={"X-API-Key": keys["nhi:planner"]})
         assert status == 200
+
+
+async def test_strangers_at_an_enforcement_point_are_answered_and_counted_apart(tmp_path: Path) -> None:
+    settings = "refusals: {per_peer_per_minute: 2}\n"
+    async with asked_world(tmp_path, settings=settings) as (running, _):
+        for _ in range(5):
+            asked = AskedRequest("POST", "/mcp/github", [], b"", "127.0.0.1")
+            context, response = await point_of(running).decide(asked, ASKING)
+            assert (context.reason, response.status) == ("unauthenticated", 401)
+        assert len(decisions(running)) == 2
+        await running.app.pipeline.stages.refusals.tell(running.app.audit.control)
+        told = [record["control"] for record in running.records() if record["event"] == "control"][-1]
+        assert (told["what"], told["enforcement_point"], told["count"]) == ("refusals-counted", NAME, 3)
+        status, _, _ = await running.call("search_code", {"repo": "acme/a"})
+        assert status == 401, "a stranger of the same address is still answered"

@@ -8,6 +8,9 @@
                    `recorded_per_principal_per_minute`; further ones are counted once a minute in a control record, by
                    chain and reason. So no caller determines the size of the audit log
 
+An enforcement point that asks about strangers is answered always. Those beyond the limit in its minute are counted as
+records are. Its questions count for no address and no principal.
+
 Counted are refusals that the caller caused: not limits, which have their own `Retry-After`, and no outages or errors of
 sidecar or its upstreams. A minute begins with its first refusal. The tables are bounded: strangers that do not fit are
 counted together, principals that do not fit are not counted.
@@ -141,6 +144,17 @@ class RefusalThrottle:
         whose: Name = (("chain", tuple(one.name for one in caller.chain)),) if known else (("peer", _name_of(peer)),)
         reason: Name = (("reason", refusal.reason.value),)
         self._counted.add((*whose, *reason), (("chain", (OTHERS,)), *reason))
+        return True
+
+    def only_counts_asked(self, enforcement_point: str, refusal: Refusal) -> bool:
+        """Reports whether this refusal of an unidentified caller, about whom an enforcement point asked, is beyond the
+        number of recorded ones. They are bounded for each enforcement point."""
+        count = self._recorded.count(f"at {enforcement_point}")
+        if count is not None and count <= self.settings().per_peer_per_minute:
+            return False
+        reason: Name = (("reason", refusal.reason.value),)
+        whose, others = ((("enforcement_point", one), *reason) for one in (enforcement_point, OTHERS))
+        self._counted.add(whose, others)
         return True
 
     def turned_away(self, peer: str) -> None:
