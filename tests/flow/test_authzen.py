@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.flow.authzen import ALICE, BOB, PLANNER, arguments, ask, authzen_world, question
+from tests.flow.authzen import ALICE, BOB, FILES, PLANNER, arguments, ask, authzen_world, question
 from tests.flow.authzen_mutations import send
 from tests.flow.enforcement import NAME, SECRET, decisions
 
@@ -175,3 +175,34 @@ async def test_a_reload_changes_the_vocabulary(tmp_path: Path) -> None:
         file.write_text(file.read_text().replace("{record:", '{file: "tool:records/{action}/*", record:', 1))
         await running.app.reload(by="test")
         assert (await ask(running, "evaluation", asked)).body["decision"] is True
+
+
+async def test_a_record_has_the_version_of_the_protocol_that_was_asked_about(tmp_path: Path) -> None:
+    async with authzen_world(tmp_path) as running:
+        for asked in (
+            question(ALICE, "read", "record:101"),
+            question(PLANNER, "tools/call", TOOL),
+            question(PLANNER, "ping", "mcp_server:github"),
+        ):
+            assert (await ask(running, "evaluation", asked)).body["decision"] is True
+        assert [one["protocol_version"] for one in decisions(running)] == [None, "2026-07-28", "2025-11-25"]
+
+
+async def test_an_agents_operation_is_decided_by_its_parameters(tmp_path: Path) -> None:
+    rows = "p, user:alice, nhi:helper, message/send, -, 2, args.message.metadata.task_type == 'sum', allow\n"
+    files = {**FILES, "policies/user_to_nhi.csv": rows}
+    async with authzen_world(tmp_path, files=files) as running:
+        file = running.folder / "sidecar.yaml"
+        agent = 'upstreams:\n  helper: {a2a: {url: "http://127.0.0.1:9/"}, probe: {enabled: false}}\n'
+        file.write_text(file.read_text().replace("upstreams:\n", agent))
+        await running.app.reload(by="test")
+        for skill, reason in (("sum", None), ("delete", "condition-false")):
+            message = arguments(message={"parts": [{"text": "1"}], "metadata": {"task_type": skill}})
+            asked = question(ALICE, "message/send", "agent:helper", properties=message, context={"charge": True})
+            context = (await ask(running, "evaluation", asked)).body["context"]
+            assert context.get("reason") == reason
+            assert ("obligations" in context) is (reason is None)
+        found = [(one["upstream"], one["object"], one["protocol_version"]) for one in decisions(running)]
+        assert found == [("helper", "nhi:helper", "1.0")] * 2
+        search = {"subject": ALICE, "resource": {"type": "agent", "id": "helper", "properties": arguments()}}
+        assert (await ask(running, "search/action", search)).body["results"] == []

@@ -25,6 +25,7 @@ from sidecar.gateway.pipeline import Asked, Frontend
 from sidecar.gateway.request import ParsedOperation, RequestContext
 from sidecar.gateway.routing import AGENTS, MCP
 from sidecar.gateway.snapshot import Snapshot
+from sidecar.protocols.a2a.operations import VERSIONS
 from sidecar.protocols.jsonrpc import Request
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import (
@@ -151,8 +152,8 @@ class AuthzenPoint:
             return self._of_server(kind, server, of_server, action, arguments)
         is_agent = kind == "nhi"
         question = Question(name, action, "" if is_agent else server, of_server, arguments)
-        protocol = "a2a" if server in now.agents else PROTOCOL
-        return AskedOperation(self.elsewhere, Call(protocol, "1.0", server, action, (question,)))
+        protocol, version = ("a2a", VERSIONS[-1]) if server in now.agents else (PROTOCOL, "")
+        return AskedOperation(self.elsewhere, Call(protocol, version, server, action, (question,)))
 
     def _of_server(
         self, kind: str, server: str, name: str, action: str, arguments: Mapping[str, Any]
