@@ -71,14 +71,16 @@ class EvaluationOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class DecisionWriter:
-    """Writes refusals as decisions. `told` is the decision written, `status` that of HTTP."""
+    """Writes refusals as decisions, those for `undecided` reasons as errors. `told` is the decision written, `status`
+    that of HTTP."""
 
+    undecided: frozenset[Reason] = UNDECIDED
     status: int = 200
     told: Mapping[str, Any] = field(default_factory=dict)
 
     def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         facts = facts_of(refusal, decision_id, manner)
-        if refusal.reason in UNDECIDED:
+        if refusal.reason in self.undecided:
             self.status = refusal.answer.http
             facts = {**facts, "error": {"status": self.status, "message": message_of(refusal, facts)}}
         elif facts.get("reason") == refusal.reason.value:

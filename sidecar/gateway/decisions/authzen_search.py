@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import orjson
 from aiohttp import web
 
-from sidecar.errors import Refusal
+from sidecar.errors import Reason, Refusal
 from sidecar.gateway.decisions.authzen import PROTOCOL, AskedOperation, AuthzenPoint, DecisionWriter
 from sidecar.gateway.decisions.authzen_messages import DEFAULT_RESULTS, MAX_RESULTS, Evaluation, SearchRequest
 from sidecar.gateway.decisions.authzen_names import NameTemplate, Vocabulary
@@ -57,17 +57,17 @@ class AuthzenSearch:
     ) -> tuple[int, Mapping[str, Any]]:
         """Returns the HTTP status and the answer, which is recorded. Raises Refusal(MALFORMED_CALL) for a token of
         another search or another policy."""
-        pipeline, writer, found = self.asking.point.pipeline, DecisionWriter(), dict[str, Any]()
+        pipeline, writer, found = self.asking.point.pipeline, DecisionWriter(frozenset(Reason)), dict[str, Any]()
         position = position_of(search, names, pipeline.live.current.engine.revision)
 
         async def read(request: RequestContext) -> Asked | web.StreamResponse:
             request.dialect, record = writer, request.record
             record.request_id, record.bytes_in = request_id, http.content_length
             request.asks(f"search/{search.searched}")
+            pipeline.stages.admit(request)
             if search.searched != "subject":
                 with suppress(Refusal):
                     record.caller = names.caller(search.evaluation, name)
-            pipeline.stages.admit(request)
             found.update(await self._page(search, names, request.now, position, name))
             body = orjson.dumps(found)
             await record.outcome(http_status=200, bytes_out=len(body), event="decision")
