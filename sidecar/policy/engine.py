@@ -11,7 +11,7 @@ An engine is one revision of the policy. It caches each principal's roles, and f
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from heapq import merge
 from itertools import takewhile
 from math import inf
@@ -240,18 +240,34 @@ class Engine:
         names = merge(*(_from(names, prefix, after) for names in self._sorted_names))
         return takewhile(lambda name: name.startswith(prefix), names)
 
+    def objects_of(self, chain: Chain, question: Question) -> Set[str] | None:
+        """The objects that the allow rows of the last principal hold; None if all names of the question's object, which
+        is a pattern, are in question."""
+        last = self._subjects_of(chain)[-1]
+        return self._dockets[_last_kind(last, question)].objects_of(last, question.object)
+
+    def subjects_of(self, chain: Chain, question: Question, subject: str) -> Set[str] | None:
+        """The same for the first principal, of which the chain has an example, and its pattern `subject`."""
+        kind, obj, _ = self._first_link(chain, question)
+        return self._dockets[kind].subjects_of(obj, subject)
+
     def may_allow_more(self, chain: Chain, question: Question, subject: str = "", *, open_roles: bool = False) -> bool:
         """Whether rows with patterns could allow names that no row holds: objects of the pattern in `question`, or with
         `subject` first principals of this pattern, of which the chain has an example. An action of "" is any, an object
         of "" too. `open_roles`: tokens may grant roles that the policy does not fill."""
-        subjects = self._subjects_of(chain)
-        first, last = subjects[0], subjects[-1]
-        kind, obj, act = _last_kind(last, question), question.object, question.action
-        if not subject:
-            return self._dockets[kind].may_allow_more(last, obj, act, open_roles=False)
-        if first is not last:
-            kind, obj, act = _nhi_kind(first), subjects[1].name, DELEGATE
-        return self._dockets[kind].may_allow_more(subject, obj, act, open_roles=open_roles)
+        if subject:
+            kind, obj, act = self._first_link(chain, question)
+            return self._dockets[kind].may_allow_more(subject, obj, act, open_roles=open_roles)
+        last = self._subjects_of(chain)[-1]
+        docket = self._dockets[_last_kind(last, question)]
+        return docket.may_allow_more(last, question.object, question.action, open_roles=False)
+
+    def _first_link(self, chain: Chain, question: Question) -> tuple[PermissionKind, str, str]:
+        """The kind, object and action that the first principal is asked about."""
+        first, *others = self._subjects_of(chain)
+        if others:
+            return _nhi_kind(first), others[0].name, DELEGATE
+        return _last_kind(first, question), question.object, question.action
 
     def allowed_patterns(self) -> frozenset[str]:
         return frozenset(text for docket in self._dockets.values() for text in docket.allowed_patterns())

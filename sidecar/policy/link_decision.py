@@ -7,7 +7,7 @@ conditions or keeps results: the engine does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -107,9 +107,11 @@ class LinkPolicy(Protocol):
     `engine` says who decides. `find` looks up what may decide a link, `judge` decides it by the outcomes of its
     conditions. `opened` returns the answer to a session call, and the times at which it may change. `names` and
     `allowed_patterns` are the principals and objects that the policy names; `sorted_names` are the former in order,
-    maybe among others. `may_allow_more` says whether an allow row with a pattern, or on a role that the policy does not
-    fill (`open_roles`), could allow a name that no row holds: one of `subject` and `obj` is a pattern of such names;
-    "" stands for any object, or any action."""
+    maybe among others. `objects_of` are the objects that allow rows of a subject hold, by name or in sets, and
+    `subjects_of` the subjects that those on an object hold, by name or in roles; None if all names are in question,
+    because of a row with a pattern that meets `pattern`. `may_allow_more` says whether a row with a pattern, or on a
+    role that tokens may grant (`open_roles`), could allow a name that no row holds: one of `subject` and `obj` is the
+    pattern of such names; "" stands for any object, or any action."""
 
     engine: EngineName
 
@@ -121,6 +123,8 @@ class LinkPolicy(Protocol):
     def names(self) -> Iterator[str]: ...
     def sorted_names(self) -> Sequence[str]: ...
     def allowed_patterns(self) -> Iterator[str]: ...
+    def objects_of(self, subject: PolicySubject, pattern: str) -> Set[str] | None: ...
+    def subjects_of(self, obj: str, pattern: str) -> Set[str] | None: ...
     def may_allow_more(self, subject: PolicySubject | str, obj: str, act: str, *, open_roles: bool) -> bool: ...
     def __len__(self) -> int: ...
 
@@ -180,7 +184,10 @@ class KindPolicy:
         self._conditions = [conditions.get(shape.when) for shape in table.shapes]
         self.engine: EngineName = engine if self._matcher.plan.is_compiled else "casbin"
         self._differences = differences
-        self._sets = ways["g2"]
+        self._roles, self._sets = ways["g"], ways["g2"]
+        compared = {facet.field: (facet.column, *facet.groups) for facet in self._matcher.plan.index}
+        # Whether names match as in our own models, so that a name's rows are those with its text, role or set.
+        self._compares_names = self._matcher.plan.is_compiled and compared == _COMPARED
         self._open: dict[tuple[str, str, bool], Sequence[int]] = {}
         self._casbin: OwnRows | None = None
         if self.engine != "compiled" and len(table):
@@ -198,9 +205,31 @@ class KindPolicy:
     def sorted_names(self) -> Sequence[str]:
         return self.table.texts.texts
 
+    def objects_of(self, subject: PolicySubject, pattern: str) -> Set[str] | None:
+        rows = self._matcher.of_subject(RowTest(subject.name, "", "", subject.domain, subject.roles))
+        return self._names_in("obj", rows, pattern, self._sets)
+
+    def subjects_of(self, obj: str, pattern: str) -> Set[str] | None:
+        rows = self._matcher.of_object(RowTest("", obj, "", "", frozenset()))
+        return self._names_in("sub", rows, pattern, self._roles)
+
+    def _names_in(self, column: str, rows: Iterable[int], pattern: str, ways: RolePaths) -> Set[str] | None:
+        """Return the names that a column of the allow rows among some holds, those in its roles or sets too."""
+        table, found = self.table, set[str]()
+        if not self._compares_names:
+            return None if len(table) else found
+        numbers, flags, texts = table.column(column), table.flags, table.texts.texts
+        for number in {numbers[row] for row in rows if not flags[row] & (DENY | SHADOW)}:
+            text = texts[number]
+            if WILDCARD not in text:
+                found |= {text} | ways.members(text)
+            elif meets(text, pattern):
+                return None
+        return found
+
     def may_allow_more(self, subject: PolicySubject | str, obj: str, act: str, *, open_roles: bool) -> bool:
-        plan, table = self._matcher.plan, self.table
-        if {(facet.field, facet.column) for facet in plan.index} != _BY_NAME or not plan.is_compiled:
+        table = self.table
+        if not self._compares_names:
             return bool(len(table))  # a matcher of the operator's own may allow anything
         column, pattern = ("sub", subject) if isinstance(subject, str) else ("obj", obj)
         for row in self._open_rows(column, pattern, open_roles=open_roles):
@@ -401,7 +430,7 @@ class KindPolicy:
 
 
 _NO_OUTCOMES: Mapping[str, LinkOutcome] = {}
-_BY_NAME = {("sub", "sub"), ("obj", "obj")}
+_COMPARED = {"sub": ("sub", "g"), "obj": ("obj", "g2")}
 
 
 def _reason(nearly: Sequence[tuple[bool, bool]]) -> Reason:

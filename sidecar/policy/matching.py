@@ -89,6 +89,19 @@ class Matcher:
             found = _checked(found, self._checks, asked)
         return found
 
+    def of_subject(self, asked: RowTest) -> Iterator[int]:
+        """Yield the rows whose subject is this caller, if the first facet compares it."""
+        if self._first is not None:
+            begins, rows = self._index.begins, self._index.rows
+            for text in self._first.texts(asked):
+                yield from rows[begins[text] : begins[text + 1]]
+
+    def of_object(self, asked: RowTest) -> Iterator[int]:
+        """Yield the rows whose object is this one, if the second facet compares it. Reads the whole column."""
+        if self._second is not None:
+            wanted = frozenset(self._second.texts(asked))
+            yield from (row for row, number in enumerate(self._table.obj) if number in wanted)
+
     def on_server(self, asked: RowTest, server: str) -> Iterator[int]:
         """Yield the rows whose subject is this caller and whose object is the server or something on it, as far as the
         index can tell; none if the matcher does not compare the subject alone."""

@@ -8,7 +8,7 @@ than eight roles and any cycle are faults at load time, so following links alway
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
@@ -103,13 +103,15 @@ class RoleLinks:
 class RolePaths:
     """Evaluates `g` or `g2`, by domain. Without domains, all links are in the domain "".
 
-    `holding` is for sets: it returns those that contain something on a server."""
+    `holding` is for sets: it returns those that contain something on a server. `members` are all names in a container,
+    of all domains together."""
 
     def __init__(self, links: Mapping[str, RoleLinks], *, by_domain: bool = False) -> None:
         self._links = links
         self._by_domain = by_domain
         self._above = {domain: _above(one) for domain, one in links.items()}
         self._on_server: Mapping[str, frozenset[str]] | None = None
+        self._members: Mapping[str, set[str]] | None = None
 
     def within(self, domain: str) -> RoleLinks:
         return self._links.get(domain if self._by_domain else "", _NO_LINKS)
@@ -125,6 +127,15 @@ class RolePaths:
 
     def holds(self, name: str, container: str, domain: str) -> bool:
         return name == container or container in self.containers(name, domain)
+
+    def members(self, container: str) -> Set[str]:
+        if self._members is None:
+            found: dict[str, set[str]] = {}
+            for links in self._links.values():
+                for name, names in links.contents().items():
+                    found.setdefault(name, set()).update(names)
+            self._members = found
+        return self._members.get(container, _NOTHING)
 
     def holding(self, server: str) -> frozenset[str]:
         """Return the containers that hold the server or something on it."""

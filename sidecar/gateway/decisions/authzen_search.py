@@ -31,7 +31,7 @@ from sidecar.gateway.snapshot import Service, Snapshot
 from sidecar.http.server.response import WholeResponse
 from sidecar.protocols.base64url import decode, encode
 from sidecar.protocols.jsonrpc import malformed
-from sidecar.vocabulary import ACTIONS, Caller, Question
+from sidecar.vocabulary import ACTIONS, Caller, Chain, Question
 
 MAX_CANDIDATES: Final = 20_000  # of one page
 YIELD_EVERY: Final = 64  # candidates, so that other requests pass between them
@@ -131,12 +131,15 @@ class Scope:
 
     def may_permit_objects(self, asked: Evaluation, pattern: str, action: str) -> bool:
         """Reports whether a pattern of rules could permit an object of this pattern that no row holds."""
+        chain = self.chain_of(asked)
+        return bool(chain) and self.now.engine.may_allow_more(chain, Question(pattern, action, ""))
+
+    def chain_of(self, asked: Evaluation) -> Chain:
+        """Returns who asks; () for what can be no principal."""
         try:
-            chain = self.names.caller(asked, self.name).chain
+            return self.names.caller(asked, self.name).chain
         except Refusal:
-            return False
-        question = Question(pattern, action, "")
-        return self.now.engine.may_allow_more(chain, question)
+            return ()
 
 
 class Candidates(Protocol):
@@ -168,8 +171,16 @@ class SubjectCandidates:
         pass
 
     def after(self, name: str) -> Iterator[str]:
-        prefix, now = self.template.prefix, self.scope.now
-        return merge(now.engine.names_after(prefix, name), _ordered(names_beside_rules(now), prefix, name))
+        prefix, now, link = self.template.prefix, self.scope.now, self._link()
+        if link is None:
+            return iter(())
+        chain, question = link
+        agents = {principal.name for principal in chain[1:]}  # an agent needs no grant to act for itself
+        held = None if not question.object else now.engine.subjects_of(chain, question, self.template.pattern)
+        if held is not None:
+            return _ordered(held | agents, prefix, name)
+        others = {*names_beside_rules(now), *agents}
+        return merge(now.engine.names_after(prefix, name), _ordered(others, prefix, name))
 
     def question(self, name: str) -> Evaluation | None:
         given = self.template.id_of(name)
@@ -179,15 +190,19 @@ class SubjectCandidates:
         return {key: asked.subject[key] for key in ("type", "id")}
 
     def is_open(self) -> bool:
-        now = self.scope.now
+        now, link = self.scope.now, self._link()
         grants = any(issuer.roles_from is not None for issuer in now.settings.identity.issuers)
+        return link is not None and now.engine.may_allow_more(*link, self.template.pattern, open_roles=grants)
+
+    def _link(self) -> tuple[Chain, Question] | None:
+        """Returns an example of the chains in question, and what they ask; None if no rule can name it. Any row on a
+        server permits what belongs to a session, so its object and action are then any."""
         try:
             caller, operation = self.scope.operation(self.asked._replace(subject={**self.asked.subject, "id": UNNAMED}))
         except Refusal:
-            return False
-        call, pattern = operation.call, self.template.pattern
-        question = call.question._replace(object="", action="") if call.session else call.question
-        return now.engine.may_allow_more(caller.chain, question, pattern, open_roles=grants)
+            return None
+        question = operation.call.question
+        return caller.chain, question._replace(object="", action="") if operation.call.session else question
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +223,14 @@ class ResourceCandidates:
                 await self.service.catalogue.learn(self.service.timeout_s)
 
     def after(self, name: str) -> Iterator[str]:
-        prefix, now = self.template.prefix, self.scope.now
+        prefix, now, chain = self.template.prefix, self.scope.now, self.scope.chain_of(self.asked)
+        if not chain:
+            return iter(())
+        # Any row on a server permits what belongs to a session with it.
+        is_whole = prefix.startswith("nhi:")
+        held = None if is_whole else now.engine.objects_of(chain, Question(self.template.pattern, "", ""))
+        if held is not None:
+            return _ordered(held, prefix, name)
         return merge(now.engine.names_after(prefix, name), _ordered(_objects(now), prefix, name))
 
     def question(self, name: str) -> Evaluation | None:
@@ -241,10 +263,13 @@ class ActionCandidates:
         template = self.template
         if template is None:
             return iter(())
-        words = {*ACTIONS, *self.scope.names.settings.actions}
+        words: Iterable[str] = (*ACTIONS, *self.scope.names.settings.actions)
         if template.has_action:
-            words = {template.action_of(text) for text in self.scope.now.engine.names_after(template.prefix, "")}
-        return iter(sorted(word for word in words if word > name))
+            engine, chain = self.scope.now.engine, self.scope.chain_of(self.asked)
+            held = engine.objects_of(chain, Question(template.pattern, "", "")) if chain else ()
+            texts = engine.names_after(template.prefix, "") if held is None else held
+            words = map(template.action_of, texts)
+        return iter(sorted(word for word in set(words) if word > name))
 
     def question(self, name: str) -> Evaluation | None:
         return self.asked._replace(action={"name": name})

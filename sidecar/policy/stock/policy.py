@@ -221,8 +221,14 @@ class StockPolicy:
     def sorted_names(self) -> Sequence[str]:
         return sorted(set(self.names()))
 
+    def objects_of(self, subject: PolicySubject, pattern: str) -> None:
+        return None  # a Casbin model may compare in any way
+
+    def subjects_of(self, obj: str, pattern: str) -> None:
+        return None
+
     def may_allow_more(self, subject: PolicySubject | str, obj: str, act: str, *, open_roles: bool) -> bool:
-        return True  # a Casbin model may compare in any way
+        return True
 
     def allowed_patterns(self) -> Iterator[str]:
         return self.reader.patterns()
