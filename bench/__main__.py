@@ -29,7 +29,7 @@ LADDER = Path(__file__).parent / "ladder.json"
 Measured = dict[str, dict[int, list[Turn]]]
 
 
-@click.command()
+@click.command(epilog="Decisions for other enforcement points: python -m bench.decisions")
 @click.option("--seconds", type=click.IntRange(1, 60), default=2, show_default=True, help="Of one burst of load.")
 @click.option("--rounds", type=click.IntRange(1, 50), default=6, show_default=True, help="Turns of each subject.")
 @click.option("--quick", is_flag=True, help="A second and one round: whether it works, not how fast.")

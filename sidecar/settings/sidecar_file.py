@@ -176,6 +176,11 @@ class Settings(Section):
         callable_ones = {name for name, _, _ in self.offers()}
         yield from schedule_faults(self.schedules, callable_ones, (*self.upstreams, *self.agents))
         yield from self._agent_faults()
+        if self.pdp is not None and isinstance(self.pdp.listen, ListenAddress):
+            by_certificate = self.pdp.tls is not None and self.pdp.tls.client_ca_path is not None
+            if not by_certificate and all(one.role != "pdp" for one in self.admin.credentials):
+                hint = "write admin: {credentials: [{role: pdp, name: ..., secret_path: ...}]}"
+                yield Finding("no enforcement point has a credential for it", "S104", hint, ("pdp", "listen"))
         seen: dict[str, str] = {}
         for loc, address in self.listeners():
             name, where = str(address), ".".join(map(str, loc))
