@@ -77,7 +77,8 @@ class AuthzenSettings(Section):
     """The URL under which enforcement points reach these endpoints, for their metadata. By default the one that a
     request for the metadata names."""
     types: Mapping[Word, Annotated[AuthzenType, BeforeValidator(_sides)]] = Field(default_factory=dict)
-    """Names of subjects and resources by their type, with `*` for the id: `record: tool:records/*`. Known without an
+    """Names of subjects and resources by their type, with `*` for the id: `record: tool:records/*`, or with the action
+    as a part of the name `tool:records/{action}/*`. A type that is both has `{subject, resource}`. Known without an
     entry: `user`, `identity`, `nhi`, `agent`, `tool`, `prompt`, `resource`, `mcp_server`."""
     actions: Mapping[Word, Annotated[Word, AfterValidator(_action)]] = Field(default_factory=dict)
     """Actions: `can_read: resources/read`. One without an entry is called the same here."""

@@ -8,6 +8,7 @@ import pytest
 from tests.flow.authzen import ALICE, BOB, FILES, PLANNER, arguments, ask, authzen_world, question
 from tests.flow.authzen_mutations import send
 from tests.flow.enforcement import NAME, SECRET, decisions
+from tests.flow.world import Upstream
 
 TOOL = "tool:github/get_file"
 UNASKABLE = {"type": "user", "id": "no blanks"}
@@ -206,3 +207,28 @@ async def test_an_agents_operation_is_decided_by_its_parameters(tmp_path: Path) 
         assert found == [("helper", "nhi:helper", "1.0")] * 2
         search = {"subject": ALICE, "resource": {"type": "agent", "id": "helper", "properties": arguments()}}
         assert (await ask(running, "search/action", search)).body["results"] == []
+
+
+async def test_headers_that_a_caller_would_send_are_not_missed(tmp_path: Path) -> None:
+    region = {"type": "string", "x-mcp-header": "Region"}
+    schema = {"type": "object", "properties": {"region": region}}
+    upstream = Upstream(tools=[{"name": "get_file", "inputSchema": schema}])
+    async with authzen_world(tmp_path, upstream=upstream) as running:
+        asked = question(PLANNER, "tools/call", TOOL, properties=arguments(region="eu"))
+        assert (await ask(running, "evaluation", asked)).body["decision"] is True
+
+
+async def test_names_of_limits_are_told_as_far_as_reasons_are(tmp_path: Path) -> None:
+    async with authzen_world(tmp_path, settings="answers: {disclosure: kind}\n") as running:
+        asked = question(PLANNER, "tools/call", TOOL, properties=arguments(path="x"), context={"charge": True})
+        (obligation,) = (await ask(running, "evaluation", asked)).body["context"]["obligations"]
+        assert obligation["id"] == "limit"
+
+
+async def test_nothing_is_decided_while_the_sidecar_stops(tmp_path: Path) -> None:
+    async with authzen_world(tmp_path) as running:
+        running.app.pipeline.stages.draining = True
+        asked = question(ALICE, "read", "record:101")
+        for path in ("evaluation", "search/resource", "search/subject", "search/action"):
+            status, body, _ = await ask(running, path, asked)
+            assert (status, body["reason"]) == (503, "draining"), path

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.gateway.decisions import authzen_search
 from tests.flow.authzen import ALICE, BOB, FILES, PLANNER, RULES, Answered, ask, authzen_world, question
 from tests.flow.authzen_policies import compare
 from tests.flow.enforcement import decisions
@@ -71,7 +72,10 @@ async def test_a_role_that_tokens_grant_makes_a_search_of_subjects_incomplete(tm
 
 
 async def test_the_tools_that_a_server_lists_are_found(tmp_path: Path) -> None:
-    rules = RULES + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
+    rules = (
+        RULES
+        + "p, nhi:planner, tool:github/*, use, -, -, -, allow\np, nhi:planner, tool:github/gone, use, -, -, -, allow\n"
+    )
     async with authzen_world(tmp_path, rules=rules) as running:
         asked = {"subject": PLANNER, "action": {"name": "tools/call"}, "resource": {"type": "tool"}}
         found = await ask(running, "/github/access/v1/search/resource", asked)
@@ -103,6 +107,18 @@ async def test_pages_follow_one_another(tmp_path: Path) -> None:
         assert len(ids(await search(running, "resource", **RECORDS, page={"limit": 10**9}))) == 227
         none = await search(running, "resource", **RECORDS, page={"limit": 0})
         assert ids(none) == [] and none.body["page"]["next_token"]
+
+
+async def test_a_page_looks_at_so_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authzen_search, "MAX_CANDIDATES", 3)
+    rows = "".join(f"p, user:carol, tool:records/read/{number}, use, -, -, -, allow\n" for number in range(200, 210))
+    rows += "p, user:dora, tool:records/read/2*8, use, -, -, -, allow\n"
+    async with authzen_world(tmp_path, rules=RULES + rows) as running:
+        asked, token, counts = {**RECORDS, "subject": {"type": "user", "id": "dora"}}, "", list[int]()
+        while not counts or token:
+            page = (await search(running, "resource", **asked, page={"token": token} if token else {})).body["page"]
+            counts, token = [*counts, page["count"]], page["next_token"]
+        assert counts == [0, 0, 0, 1, 0]
 
 
 async def test_a_token_of_another_search_is_an_error(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ class AuthzenPoint:
             else:
                 size = len(orjson.dumps(list(question))) if asked.many else http.content_length
                 answers.append(await self.evaluate(question, names, http, name, request_id, size))
-            if asked.many and answers[-1].allowed is ends:
+            if answers[-1].allowed is ends:
                 break
         return answers
 
