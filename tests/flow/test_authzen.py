@@ -232,3 +232,36 @@ async def test_nothing_is_decided_while_the_sidecar_stops(tmp_path: Path) -> Non
         for path in ("evaluation", "search/resource", "search/subject", "search/action"):
             status, body, _ = await ask(running, path, asked)
             assert (status, body["reason"]) == (503, "draining"), path
+
+
+async def test_limits_whose_store_is_out_are_not_decided(tmp_path: Path) -> None:
+    settings = 'store: {url: "redis://127.0.0.1:1"}\n'
+    async with authzen_world(tmp_path, settings=settings) as running:
+        asked = question(PLANNER, "tools/call", TOOL, properties=arguments(path="x"))
+        assert (await ask(running, "evaluation", asked)).body["decision"] is True
+        charged = {**asked, "context": {"charge": True}}
+        status, body, headers = await ask(running, "evaluation", charged)
+        assert (status, body["reason"]) == (503, "store-unavailable") and headers["Retry-After"]
+        answers = (await ask(running, "evaluations", {"evaluations": [charged, asked]})).body["evaluations"]
+        assert [one["decision"] for one in answers] == [False, True]
+        assert answers[0]["context"]["error"]["status"] == 503
+
+
+async def test_a_gateway_asks_as_the_coaz_binding_of_mcp_says(tmp_path: Path) -> None:
+    pdp = "{authzen: {arguments: {tool: {repo: context.repo}}}}"
+    async with authzen_world(tmp_path, pdp) as running:
+        audience = running.app.live.current.audience("github").resource
+        for method, resource, repo, decision in (
+            ("tools/call", {"type": "tool", "id": "search_code"}, "acme/x", True),
+            ("tools/call", {"type": "tool", "id": "search_code"}, "evil/x", False),
+            ("tools/call", {"type": "tool", "id": "delete_repo"}, "acme/x", False),
+            ("tools/list", {"type": "mcp_server", "id": audience}, "", True),
+            ("server/discover", {"type": "mcp_server", "id": audience}, "", True),
+            ("tools/list", {"type": "mcp_server", "id": "https://elsewhere.example"}, "", False),
+            ("resources/read", {"type": "resource", "id": "docs://a/b"}, "", False),
+            ("tasks/get", {"type": "task", "id": "7"}, "", False),
+        ):
+            subject, context = {"type": "identity", "id": "alice"}, {"agent": "planner", "repo": repo}
+            asked = {"subject": subject, "action": {"name": method}, "resource": resource, "context": context}
+            answer = (await ask(running, "/github/access/v1/evaluation", asked)).body
+            assert answer["decision"] is decision, (method, resource, answer)
