@@ -18,7 +18,7 @@ from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, replay
 from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
 from tests.a2a.world import HELLO, RULES as AGENT_RULES, ScriptedAgent
-from tests.flow.enforcement import NAME, asked_world, decisions
+from tests.flow.enforcement import NAME, SECRET, asked_world, decisions
 from tests.flow.test_audit_trouble import frozen
 from tests.flow.test_shadow import shadow
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, Upstream, World, listening, request, stateless, until
@@ -159,13 +159,20 @@ async def test_an_enforcement_point_that_hangs_up_leaves_a_record(tmp_path: Path
         await asyncio.sleep(PATIENCE_S)
 
     upstream.script["tools/list"] = never
-    async with asked_world(tmp_path, upstream=upstream) as (running, keys):
-        asked = call_of("search_code", keys["nhi:planner"])
-        asking = asyncio.create_task(point_of(running).decide(asked, ASKING))
+    async with asked_world(tmp_path, upstream=upstream) as (running, _):
+        question = {
+            "subject": {"type": "nhi", "id": "planner"},
+            "action": {"name": "tools/call"},
+            "resource": {"type": "tool", "id": "github/search_code", "properties": {"arguments": {"repo": "acme/a"}}},
+        }
+        body = json.dumps(question).encode()
+        head = f"POST /access/v1/evaluation HTTP/1.1\r\nHost: pdp\r\nX-PDP-Key: {SECRET}\r\n"
+        _, writer = await asyncio.open_connection("127.0.0.1", int(running.admin_url.rpartition(":")[2]))
+        typed = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(f"{head}{typed}".encode() + body)
         await until(lambda: bool(upstream.calls("tools/list")))
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
+        writer.close()
+        await until(lambda: bool(decisions(running)))
         (record,) = decisions(running)
         assert [record[name] for name in ("event", "reason", "http_status")] == ["refusal", "caller-gone", 499]
 
@@ -255,7 +262,8 @@ async def test_strangers_at_an_enforcement_point_are_answered_and_counted_apart(
             assert (context.reason, response.status) == ("unauthenticated", 401)
         assert len(decisions(running)) == 2
         await running.app.pipeline.stages.refusals.tell(running.app.audit.control)
-        told = [record["control"] for record in running.records() if record["event"] == "control"][-1]
-        assert (told["what"], told["enforcement_point"], told["count"]) == ("refusals-counted", NAME, 3)
+        controls = [record["control"] for record in running.records() if record["event"] == "control"]
+        (told,) = [control for control in controls if control["what"] == "refusals-counted"]
+        assert (told["enforcement_point"], told["count"]) == (NAME, 3)
         status, _, _ = await running.call("search_code", {"repo": "acme/a"})
         assert status == 401, "a stranger of the same address is still answered"
