@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from sidecar.gateway.decisions.point import AskedRequest, Asking, DecisionPoint
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, replay
 from sidecar.policy_tools.suggest.evidence import SuggestQuery, UsageEvidence
-from tests.a2a.world import HELLO, RULES as AGENT_RULES, ScriptedAgent
-from tests.flow.enforcement import NAME, SECRET, asked_world, decisions
+from tests.a2a.world import HELLO, HTTP, RULES as AGENT_RULES, ScriptedAgent, ask
+from tests.flow.enforcement import KEY, NAME, SECRET, asked_world, decisions
 from tests.flow.test_audit_trouble import frozen
 from tests.flow.test_shadow import shadow
 from tests.flow.world import PATIENCE_S, SESSION, STATELESS, Upstream, World, listening, request, stateless, until
@@ -267,3 +268,26 @@ async def test_strangers_at_an_enforcement_point_are_answered_and_counted_apart(
         assert (told["enforcement_point"], told["count"]) == (NAME, 3)
         status, _, _ = await running.call("search_code", {"repo": "acme/a"})
         assert status == 401, "a stranger of the same address is still answered"
+
+
+SAME = ("reason", "links", "facts", "args_hash", "chain", "object", "action", "server", "tool", "method", "upstream")
+
+
+@pytest.mark.parametrize("binding", HTTP)
+@pytest.mark.parametrize("action", ["message/send", "push/set"])
+async def test_an_operation_of_an_agent_is_decided_as_the_proxy_decides_it(
+    tmp_path: Path, binding: tuple[Any, Any], action: str
+) -> None:
+    """In every version and binding over HTTP; `push/set` names a task that is not the caller's."""
+    async with asked_agent(tmp_path) as (running, _, key):
+        hook = {"taskId": "t1", "url": "http://127.0.0.1:1/hook"}
+        params = {"message": HELLO} if action == "message/send" else hook
+        found = []
+        for url in (running.url, f"{running.admin_url}/ext-authz"):
+            place: Any = SimpleNamespace(http=running.http, url=url)
+            with suppress(ValueError):  # a permit has no body
+                await ask(place, *binding, action, params, {"X-API-Key": key, **KEY})
+            asked_by = NAME if "ext-authz" in url else None
+            records = [one for one in running.records() if one["object"] and one["enforcement_point"] == asked_by]
+            found.append({name: records[0][name] for name in SAME})
+        assert found[0] == found[1] and found[0]["object"] == "nhi:researcher"
