@@ -100,7 +100,7 @@ def check_no_leak(heard: str, *secrets: str) -> None:
 async def test_every_answer_is_one_that_the_document_describes(tmp_path: Path) -> None:
     many = "sessions: {session_calls_per_minute: 10000}\n"
     async with world(tmp_path / "world", rules=RULES, settings=many) as running:
-        code, printed, heard = await tried(running, "/mcp", tmp_path, "--max-examples", "25")
+        code, printed, heard = await tried(running, "/mcp", tmp_path, "--max-examples", "20")
         assert code == 0, printed
         check_no_leak(heard, running.upstream.url.removesuffix("/mcp"), str(running.folder))
         ends = {(record["http_status"], record["reason"]) for record in running.ends()}
@@ -122,7 +122,7 @@ async def test_a_stranger_is_answered_as_described_too(tmp_path: Path) -> None:
 async def test_every_answer_of_the_task_api_is_described(tmp_path: Path) -> None:
     async with agent_world(tmp_path / "world") as running:
         (key,) = [f"{name}: {value}" for name, value in ALICE.items()]
-        code, printed, heard = await tried(running, "/a2a/tasks", tmp_path, "-H", key, "--max-examples", "30")
+        code, printed, heard = await tried(running, "/a2a/tasks", tmp_path, "-H", key, "--max-examples", "12")
         assert code == 0, printed
         check_no_leak(heard, str(running.folder), "10.1.2.3")
         ends = {(record["http_status"], record["reason"]) for record in running.ends()}
@@ -133,7 +133,7 @@ async def test_every_answer_of_authzen_is_described(tmp_path: Path) -> None:
     async with authzen_world(tmp_path / "world") as running:
         key = f"Authorization: Bearer {SECRET}"
         code, printed, heard = await tried(
-            running, "/access", tmp_path, "-H", key, "--max-examples", "30", url=running.admin_url
+            running, "/access", tmp_path, "-H", key, "--max-examples", "12", url=running.admin_url
         )
         assert code == 0, printed
         check_no_leak(heard, str(running.folder))
