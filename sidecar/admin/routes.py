@@ -153,7 +153,8 @@ async def status(asked: AdminRequest) -> Any:
 
 @_post("/api/reload", Nothing)
 async def reload(asked: AdminRequest) -> Any:
-    return {"revision": await asked.app.reload(asked.by)}
+    revision = await asked.app.reload(asked.by)
+    return {"revision": revision, "needs_restart": list(asked.app.desk.live.current.waiting)}
 
 
 @_get("/api/limits", query=_LIMITS)

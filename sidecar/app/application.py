@@ -30,7 +30,7 @@ from sidecar.app.reload import Reloader, policy_facts
 from sidecar.app.sampled_gauges import SampledGauges
 from sidecar.app.servers import Servers, base_url_of, take
 from sidecar.app.shared_store import SharedStore
-from sidecar.app.status import ENFORCE, StatusReport
+from sidecar.app.status import ENFORCE, RecentRequests, StatusReport
 from sidecar.app.tool_drift import ToolDrift
 from sidecar.errors import SettingsError
 from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchEntry, SwitchLedger, object_of
@@ -144,7 +144,8 @@ class Application:
         self.showing = UsageReport(self.limiter.store)
         self.listening = Servers(path, settings, self.pipeline)
         self.listeners, self.grpc_ports = self.listening.listeners, self.listening.grpc_ports
-        parts = self.reloader, follower, self.replicas, self.drift, self.jobs
+        recent = RecentRequests(metrics.requests_by_status, time.monotonic)
+        parts = self.reloader, follower, self.replicas, self.drift, self.jobs, recent
         report = StatusReport(settings, way, executions, shared.counting, *parts)
         self.report, self._mode = report, ENFORCE
         # Operators' requests
@@ -212,6 +213,7 @@ class Application:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self.gauges.look()
+            self.report.recent.look()
             await self.shared.counting.look(self.limiter.store)
             await self._look_at_mode()
             await self.drift.look()

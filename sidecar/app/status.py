@@ -1,8 +1,8 @@
 """Reports the state of the sidecar from memory: codes and counts for all, sentences for operators alone."""
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,8 +27,29 @@ from sidecar.tasks.programs.executions import Executions
 from sidecar.tasks.schedules.scheduler import ShownSchedule
 from sidecar.upstreams.agents import AgentUpstream
 
+PERIOD_S, SAMPLE_EVERY_S = 300, 5
 SHADOW, ENFORCE = "shadow", "enforce"
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
+
+
+class RecentRequests:
+    """Counts the requests of the last minutes, by the difference of two samples of the counters."""
+
+    def __init__(self, count: Callable[[], Mapping[str, int]], clock_mono: Callable[[], float]) -> None:
+        self._count, self._clock_mono = count, clock_mono
+        samples = PERIOD_S // SAMPLE_EVERY_S + 1
+        self._samples = deque([(clock_mono(), count())], maxlen=samples)
+
+    def look(self) -> None:
+        """Take a sample if one is due."""
+        now_s = self._clock_mono()
+        if now_s - self._samples[-1][0] >= SAMPLE_EVERY_S:
+            self._samples.append((now_s, self._count()))
+
+    def plain(self) -> Mapping[str, Any]:
+        since_s, before = self._samples[0]
+        counts = {status: count - before.get(status, 0) for status, count in self._count().items()}
+        return {"period_s": round(self._clock_mono() - since_s, 3), "by_status": counts}
 
 
 class Trouble(NamedTuple):
@@ -52,6 +73,7 @@ class StatusReport:
     replicas: Peers
     drift: ToolDrift
     jobs: BackgroundJobs
+    recent: RecentRequests
     started_at: float = field(default_factory=time.time)
 
     @property
@@ -149,6 +171,7 @@ class StatusReport:
             },
             "evidence": {"found_at_start": list(self.pipeline.audit.found), "up": self.pipeline.audit.writer.up},
             "sessions": len(self.pipeline.forwarder.sessions),
+            "requests": self.recent.plain(),
         }
 
     def _policy(self) -> Mapping[str, Any]:

@@ -12,6 +12,8 @@ COMMANDS: Mapping[str, Command] = {
     "init": ("sidecar.cli.init", "Write a working folder to start from."),
     "serve": ("sidecar.cli.serve", "Check everything, then serve."),
     "check": ("sidecar.cli.check", "Check configuration, models, rules, budgets and keys."),
+    "status": ("sidecar.cli.status", "Show the state of a running sidecar on one screen."),
+    "reload": ("sidecar.cli.reload", "Make a running sidecar read its files again."),
     "healthcheck": ("sidecar.cli.healthcheck", "Ask a running sidecar whether it is ready."),
     "policy": (
         "Policy as code: check, test, explain, diff, replay, suggest, convert …",

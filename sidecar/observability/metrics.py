@@ -368,6 +368,15 @@ class Metrics:
                 if stage == "upstream" and upstream_durations is not None:
                     add_all(upstream_durations, REQUEST_BUCKETS_S, spent_s)
 
+    def requests_by_status(self) -> Mapping[str, int]:
+        """How many requests ended in each status, since the start."""
+        self.settle()
+        counts = dict.fromkeys(STATUSES, 0)
+        for labels, (count,) in self._requests.rows.items():
+            status = labels[-1]
+            counts[status] = counts.get(status, 0) + int(count)
+        return counts
+
     def decision_row(self, kind: str, decision: str, reason: str | None) -> Row:
         """Finds the row of a policy decision (allow, deny, would_deny), by the kind of the deciding link."""
         return self._decisions.row(kind, decision, NONE if reason is None else reason)

@@ -140,7 +140,7 @@ async def test_no_argument_ends_in_a_traceback_where_a_sidecar_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agents = 'agents: {echo: {executable: "true"}}\nschedules: {nightly: {agent: echo, cron: "0 2 * * *"}}\n'
-    asking = {"principal", "limits", "mcp", "agent", "schedule", "healthcheck", "decide"}
+    asking = {"status", "reload", "principal", "limits", "mcp", "agent", "schedule", "healthcheck", "decide"}
     async with world(tmp_path, settings=f"{agents}pdp: {{}}\n"):
         monkeypatch.chdir(tmp_path)
         every = [words for words in tries() if words[0] in asking and not {"-f", "--config"} & {*words}]
