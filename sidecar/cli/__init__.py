@@ -83,6 +83,7 @@ COMMANDS: Mapping[str, Command] = {
     "token": ("sidecar.cli.token", "Keys and tokens: API keys, and signing keys and tokens for development."),
     "config": ("sidecar.cli.config", "Inspect the configuration."),
     "schema": ("sidecar.cli.config", "Print the JSON Schema of a sidecar file, for editors."),
+    "completion": ("sidecar.cli.completion", "Print the completion script of bash, zsh or fish."),
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from sidecar.cli.command import INVALID, CommandFailed
 from sidecar.errors import ConfigError, visible_lines
@@ -30,7 +31,7 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name.startswith("-") or self.get_command(ctx, name) is not None:
+        if ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
         from sidecar.settings.validation_errors import did_you_mean
 
@@ -50,6 +51,15 @@ class Group(click.Group):
             what = error.strerror or str(error)
             told = f"{error.filename}: {what}" if error.filename else what
             raise click.ClickException(visible_lines(told)) from None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        if not self._commands_in or incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=told) for name, told in self._helps() if name.startswith(incomplete)]
+
+    def _helps(self) -> list[tuple[str, str]]:
+        """The name and the help of each command, which importing none of them gives."""
+        return [(name, two if isinstance(two, str) else one) for name, (one, two) in self._commands_in.items()]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._commands_in) or super().list_commands(ctx)
@@ -71,9 +81,7 @@ class Group(click.Group):
             super().format_commands(ctx, formatter)
             return
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, two if isinstance(two, str) else one) for name, (one, two) in self._commands_in.items()]
-            )
+            formatter.write_dl(self._helps())
 
 
 class Root(Group):
