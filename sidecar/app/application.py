@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.5
 LAST_WORDS_S = 1.0  # granted to responses in progress even after the grace time
+CLOSING_S = 10.0  # what follows the grace time takes less: last events, programs that must be killed, the audit's seal
 
 log = logging.getLogger("sidecar")
 
@@ -158,8 +159,17 @@ class Application:
     def base_url(self) -> str:
         return self.live.current.base_url
 
+    @property
+    def stop_takes_at_most_s(self) -> float:
+        server = self.settings.server
+        return (server.drain_delay_s or 0.0) + server.shutdown_grace_s + CLOSING_S
+
     async def stop(self) -> None:
-        """Fail readiness at once, let calls in flight finish within the grace time, and close the audit last."""
+        """Fail readiness at once, serve on for the drain delay, let calls in flight finish within the grace time, and
+        close the audit last."""
+        self.report.stopping = True
+        self.listening.close_connections_after_answers()
+        await asyncio.sleep(self.settings.server.drain_delay_s or 0.0)
         now_s, grace_s = asyncio.get_running_loop().time, self.settings.server.shutdown_grace_s
         until_s = now_s() + grace_s
         self.executions.drain()

@@ -30,6 +30,7 @@ from sidecar.gateway.frontends.grpc_connections import GrpcConnections
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.routing import Entrance, hosts_for
 from sidecar.http.server.fd_limits import enough_for
+from sidecar.http.server.inherited_sockets import inherited
 from sidecar.http.server.listeners import Handle, IsStale, Listener, ListenerDeadlines, Server, open_listener
 from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.http.tls import ShownCertificate, TlsContexts, follows
@@ -87,11 +88,20 @@ class Servers:
         for listener, handle, its_tls in self._for_operators(operated, undo, secrets, decisions):
             listener.serve(Server(handle, _broken_at_admin, patience, is_stale, PROBES), its_tls)
             self.listeners.append(listener)
+        if unused := inherited().close():
+            message = f"no listener has the address of a socket that was passed: {', '.join(unused)}"
+            hint = "write the same address in the socket unit and here; the gRPC listener binds its own"
+            raise SettingsError([fault_in(self.path, message, code="S135", hint=hint)])
 
     def part_with_stale(self) -> None:
         """Close connections that were authenticated by certificate authorities that have changed since."""
         for listener in self.listeners:
             listener.part_with_stale()
+
+    def close_connections_after_answers(self) -> None:
+        """End each HTTP/1 connection with its next answer, so that its caller connects elsewhere."""
+        for listener in self.listeners:
+            listener.close_connections_after_answers()
 
     async def close(self, left_s: float) -> None:
         await asyncio.gather(

@@ -75,6 +75,7 @@ class StatusReport:
     jobs: BackgroundJobs
     recent: RecentRequests
     started_at: float = field(default_factory=time.time)
+    stopping: bool = False
 
     @property
     def pipeline(self) -> Pipeline:
@@ -87,7 +88,7 @@ class StatusReport:
 
     def readiness(self) -> tuple[bool, Mapping[str, Any]]:
         """Ready unless draining; codes and counts of what is `degraded` only, because the response is public."""
-        if self.pipeline.stages.draining:
+        if self.stopping:
             return False, {"status": "draining"}
         reasons = Counter[str]()
         for trouble in self._troubles():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 import orjson
 
+from sidecar.app.service_manager import ServiceManager
 from sidecar.cli.command import INVALID, NO, CommandFailed, config_option
 from sidecar.errors import ConfigError, Fault
 from sidecar.http.server.fd_limits import hold_standard, take_all
@@ -70,12 +71,17 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     if app is None:
         return
     settle_interpreter()
-    reloading = loop.create_task(_reload_at(hangup, app))
+    manager = ServiceManager(environ)
+    reloading = loop.create_task(_reload_at(hangup, app, manager))
+    watchdog = loop.create_task(manager.run_watchdog())
     _announce(app)  # last
+    manager.ready(_state_of(app))
     await stop.wait()
     log.info("stopping")
+    manager.stopping(app.stop_takes_at_most_s)
     reloading.cancel()
     await app.stop()
+    watchdog.cancel()
     log.info("stopped")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -134,13 +140,21 @@ def _stop_or_die(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _reload_at(hangup: asyncio.Event, app: Application) -> None:
+async def _reload_at(hangup: asyncio.Event, app: Application, manager: ServiceManager) -> None:
     """Reload on SIGHUP. Any number of signals during a reload cause one more."""
     while True:
         await hangup.wait()
         hangup.clear()
+        manager.reloading()
         with suppress(ConfigError):  # reported, recorded and counted by the reload; the old policy stays in use
             await app.reload("SIGHUP")
+        manager.ready(_state_of(app))
+
+
+def _state_of(app: Application) -> str:
+    """What the service manager shows of the process: the address, the revision, and whether the newest files serve."""
+    refused = "; the newest files are refused" if app.reloader.faults else ""
+    return f"serves {app.base_url}, policy {app.live.current.engine.revision}{refused}"
 
 
 def _announce(app: Application) -> None:

@@ -87,8 +87,11 @@ class ServerSettings(Section):
     listener beyond loopback, and unbounded with `tls: external`, where all come from the proxy."""
     max_lag_s: Seconds = 0.25
     """How late the event loop may be, a second on end, before a share of new calls is refused as `overloaded`."""
+    drain_delay_s: Seconds | None = None
+    """How long calls are still served after SIGTERM while `/readyz` already answers 503, so that load balancers stop
+    sending them here. In Kubernetes, at least the readiness probe's period times its failure threshold. Default: 0."""
     shutdown_grace_s: Seconds = 30.0
-    """How long calls in flight may take to finish after SIGTERM."""
+    """How long calls in flight may take to finish after SIGTERM and `drain_delay_s`."""
 
     @property
     def connections_per_peer(self) -> int:

@@ -27,6 +27,7 @@ from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 from sidecar.http.server.acceptor import Acceptor
 from sidecar.http.server.connection_limits import Activity, ConnectionLimits, Seat
 from sidecar.http.server.framing import PLAIN_END, ChunkedBody, FramingBudget, TooManyChunks
+from sidecar.http.server.inherited_sockets import inherited
 from sidecar.http.server.repeated_head import ArrivedBody, RepeatedHead, repeated_from
 from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import WholeResponse
@@ -379,6 +380,8 @@ class ServerConnection(web.RequestHandler):
                     response = await self._refuse(message.status)
                 else:
                     self._current_request = request = HttpRequest(message, body, self, head)
+                    if self._server.closes_after_answers:
+                        request.keep_alive = False
                     try:
                         response = await handle(request)
                     except Exception as fault:
@@ -477,6 +480,7 @@ class Server(web.Server):
         super().__init__(self._handle_at if probes else handle, handler_cancellation=True)  # type: ignore[arg-type]
         self._handle, self.probes = handle, probes
         self.is_stale = is_stale
+        self.closes_after_answers = False
         self.handle_broken = handle_broken
         self.patience = patience
         self.framing = FramingBudget(time.monotonic)
@@ -506,10 +510,12 @@ class Server(web.Server):
 
 @dataclass(slots=True)
 class Listener:
-    """One open address. `port` is the actual one, also where the system chose it."""
+    """One open address. `port` is the actual one, also where the system chose it. `is_passed`: the socket came from a
+    service manager, and outlives this process."""
 
     address: ListenAddress | UnixAddress
     sock: socket.socket
+    is_passed: bool = False
     _server: Server | None = field(default=None, init=False)
     _door: Acceptor | None = field(default=None, init=False)
 
@@ -540,6 +546,15 @@ class Listener:
             if isinstance(connection, ServerConnection) and connection.is_stale:
                 connection.part()
 
+    def close_connections_after_answers(self) -> None:
+        """Ends each connection with its next answer, which says so; idle ones stay until `close`."""
+        if self._server is None:
+            return
+        self._server.closes_after_answers = True
+        for connection in self._server.connections:
+            if isinstance(connection._current_request, HttpRequest):
+                connection._current_request.keep_alive = False
+
     async def close(self, grace_s: float) -> None:
         """Stops accepting, lets calls in flight finish within `grace_s`, then closes the rest."""
         if self._door is None or self._server is None:
@@ -548,12 +563,14 @@ class Listener:
         self._door.close()
         self._server.pre_shutdown()
         await self._server.shutdown(grace_s)
-        if isinstance(self.address, UnixAddress):
+        if isinstance(self.address, UnixAddress) and not self.is_passed:
             self.address.path.unlink(missing_ok=True)
 
 
 def open_listener(address: ListenAddress | UnixAddress) -> Listener:
-    """Binds the address. Raises OSError."""
+    """Binds the address, unless a service manager passed a socket that is bound to it. Raises OSError."""
+    if (passed := inherited().take(address)) is not None:
+        return Listener(address, passed, is_passed=True)
     if isinstance(address, UnixAddress):
         family = socket.AF_UNIX
     else:

@@ -1,0 +1,88 @@
+"""Takes the listening sockets that a service manager passes to the process, by the address to which they are bound.
+
+They are descriptors from 3 on. `LISTEN_FDS` holds their number, `LISTEN_PID` the process that they are for, and
+`LISTEN_FDNAMES` their names, which appear in messages only (sd_listen_fds of systemd). Connections that arrive while
+no process serves wait in the socket, so that a restart loses none.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from functools import cache
+from ipaddress import ip_address
+from typing import Final
+
+from sidecar.settings.addresses import ListenAddress, UnixAddress
+
+FIRST_FD: Final = 3
+MAX_FDS: Final = 64
+
+
+class InheritedSockets:
+    """The sockets that no listener has taken yet, by address."""
+
+    def __init__(self, environ: Mapping[str, str], pid: int, first_fd: int = FIRST_FD) -> None:
+        """Raises OSError if a descriptor is no socket. Without `LISTEN_PID` the sockets are for any process."""
+        self._sockets: dict[str, tuple[str, socket.socket]] = {}
+        count, recipient = environ.get("LISTEN_FDS", ""), environ.get("LISTEN_PID", str(pid))
+        if not count.isdecimal() or recipient != str(pid):
+            return
+        if int(count) > MAX_FDS:
+            raise OSError(f"LISTEN_FDS says {count} sockets, and at most {MAX_FDS} are taken")
+        names = environ.get("LISTEN_FDNAMES", "").split(":")
+        for number, fd in enumerate(range(first_fd, first_fd + int(count))):
+            try:
+                sock = socket.socket(fileno=fd)
+            except OSError as error:
+                raise OSError(f"LISTEN_FDS says {count} sockets, and descriptor {fd} is none: {error}") from None
+            sock.set_inheritable(False)
+            self._sockets[_address_of(sock)] = (names[number] if number < len(names) else "", sock)
+
+    def take(self, address: ListenAddress | UnixAddress) -> socket.socket | None:
+        """Returns the socket that is bound to an address, once; None if none is. Raises PermissionError if it is a
+        file that every user may open: a listener on a Unix socket trusts those who can open it."""
+        key = f"unix:{os.path.realpath(address.path)}" if isinstance(address, UnixAddress) else _key(address)
+        if key not in self._sockets:
+            return None
+        if isinstance(address, UnixAddress) and stat.S_IMODE(address.path.stat().st_mode) & stat.S_IRWXO:
+            raise PermissionError("every user may open this socket: write SocketMode=0660, or less, in its unit")
+        _, sock = self._sockets.pop(key)
+        sock.setblocking(False)
+        return sock
+
+    def close(self) -> tuple[str, ...]:
+        """Closes the sockets that no listener has taken. Returns their addresses, with the names of their units."""
+        left = tuple(f"{address} ({name})" if name else address for address, (name, _) in self._sockets.items())
+        for _, sock in self._sockets.values():
+            sock.close()
+        self._sockets.clear()
+        return left
+
+
+def _key(address: ListenAddress) -> str:
+    """The address as the socket says it: numeric, and IPv6 in its shortest form."""
+    host = "127.0.0.1" if address.host.lower() == "localhost" else address.host
+    try:
+        return str(ListenAddress(str(ip_address(host)), address.port))
+    except ValueError:
+        return str(address)  # a name, to which no socket is bound
+
+
+def _address_of(sock: socket.socket) -> str:
+    if sock.type != socket.SOCK_STREAM or sock.family not in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6):
+        return f"descriptor {sock.fileno()}, which is no stream socket"
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return (
+            f"unix:{os.path.realpath(name)}" if isinstance(name, str) else f"unix:@{name[1:].decode(errors='replace')}"
+        )
+    return str(ListenAddress(*name[:2]))
+
+
+@cache
+def inherited() -> InheritedSockets:
+    """Returns those of this process. Raises OSError."""
+    return InheritedSockets(os.environ, os.getpid())
