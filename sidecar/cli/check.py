@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from sidecar.app.loader import check_files
-from sidecar.cli.command import INVALID, catalogue_option, config_and_json, print_json
+from sidecar.cli.command import INVALID, catalogue_option, check_installation, config_and_json, print_json
 from sidecar.cli.policy.check import surroundings
 from sidecar.errors import ConfigError, Fault
 from sidecar.policy_tools.catalogue import read_catalogue
@@ -22,6 +22,7 @@ from sidecar.policy_tools.check.formats import plain
 @catalogue_option
 def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue: Path | None) -> None:
     """Check configuration, models, rules, budgets and keys, with all that `policy check` finds; serve nothing."""
+    check_installation()
     report = _reported(config, strict, soon_days, catalogue)
     if as_json:
         said = {"valid": report.valid, "faults": [plain(fault) for fault in report.faults]}

@@ -66,6 +66,22 @@ def settings_in(config: Path, *, check_files: bool = False) -> Settings:
     return load_settings(config, os.environ, check_files=check_files)
 
 
+def check_installation() -> None:
+    """Raises CommandFailed if JupyterLab's package, the distribution `sidecar`, lies in the same folder as this one:
+    they have the same import name, and each has overwritten files of the other."""
+    from importlib.metadata import distributions
+
+    folder = Path(__file__).parents[2]
+    for other in distributions(name="sidecar", path=[str(folder)]):
+        hint = (
+            "make a fresh virtual environment and install nhi-sidecar there; removing one package removes files of both"
+        )
+        message = (
+            f"{folder} also holds JupyterLab's package sidecar {other.version}, which overwrites files of nhi-sidecar"
+        )
+        raise CommandFailed(message, INVALID, hint=hint)
+
+
 def check_known(name: str, known: Collection[str], kind: str, config: Path, *, hint: str = "") -> None:
     """Raises CommandFailed if no such thing is configured."""
     if name not in known:

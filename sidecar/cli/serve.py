@@ -19,7 +19,7 @@ import click
 import orjson
 
 from sidecar.app.service_manager import ServiceManager
-from sidecar.cli.command import INVALID, NO, CommandFailed, config_option
+from sidecar.cli.command import INVALID, NO, CommandFailed, check_installation, config_option
 from sidecar.errors import ConfigError, Fault
 from sidecar.http.server.fd_limits import hold_standard, take_all
 
@@ -37,6 +37,7 @@ def serve(config: Path) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log output is caller-controlled and not JSON
     gc.disable()  # until `settle_interpreter`: looking for garbage, of which there is little, is a fifth of a start
     hold_standard()
+    check_installation()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
