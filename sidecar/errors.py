@@ -294,6 +294,11 @@ class Fault:
             lines.append(f"   hint: {visible(self.hint)}")
         return "\n".join(lines)
 
+    def plain(self) -> dict[str, Any]:
+        """The position, the code and the hint as fields of a log line."""
+        fields = {"file": self.file, "line": self.line, "column": self.column, "code": self.code, "hint": self.hint}
+        return {name: value for name, value in fields.items() if value}
+
     def _quoted(self) -> tuple[str, str]:
         """Returns the line, and below it a marker at the position of the fault."""
         gutter, start = f"{self.line:5d} | ", self.column - 1

@@ -38,6 +38,7 @@ from sidecar.gateway.kill_switch.known_names import KnownNames, known
 from sidecar.gateway.reauthorization import ContinuedPermission
 from sidecar.http.server.listeners import check_fast_parser
 from sidecar.limits.usage_report import UsageQuery, UsageReport
+from sidecar.observability.log_lines import RequestLines
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.load import load
@@ -191,6 +192,7 @@ class Application:
         await self.evidence.seal()
         await self.limiter.close()
         await self.audit.close()
+        self._log_requests(False, LAST_WORDS_S)
 
     def _run_background(self) -> None:
         forwarder = self.pipeline.forwarder
@@ -252,11 +254,21 @@ class Application:
         self.showing.take(self.live.current.budgets)
         self.gauges.reconfigured(self.reloader.loaded_at)
         self.listening.part_with_stale()
+        self._log_requests(self.live.current.settings.log.requests)
         await self._look_at_mode()
         for banner in self.banners():
             log.warning(banner)
         self.watcher.hint()  # the set of watched files may have changed
         self.follower.reconsider()
+
+    def _log_requests(self, wanted: bool, within_s: float = 0.0) -> None:
+        """Begin or end the log's lines of requests."""
+        lines = self.pipeline.request_lines
+        if wanted and lines is None:
+            self.pipeline.request_lines = RequestLines()
+        elif lines is not None and not wanted:
+            self.pipeline.request_lines = None
+            lines.close(within_s)
 
     def _serving(self) -> ServedRevision:
         now = self.live.current

@@ -54,7 +54,7 @@ from sidecar.upstreams.upstream_account import UpstreamAccount
 MAX_KEY_BYTES = 16 * 2**20
 # Each section of the settings is in exactly one of the two sets.
 NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
-_RELOADED = "version identity pdp policy signing upstreams agents streams refusals answers callbacks schedules"
+_RELOADED = "version identity pdp policy signing upstreams agents streams refusals answers callbacks schedules log"
 RELOADED = frozenset(_RELOADED.split())
 
 

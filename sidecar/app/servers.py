@@ -28,6 +28,7 @@ from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.gateway.error_responses import AnswerShape, tell
 from sidecar.gateway.frontends.grpc_connections import GrpcConnections
 from sidecar.gateway.pipeline import Pipeline
+from sidecar.gateway.request_metrics import request_line
 from sidecar.gateway.routing import Entrance, hosts_for
 from sidecar.http.server.fd_limits import enough_for
 from sidecar.http.server.inherited_sockets import inherited
@@ -146,6 +147,8 @@ class Servers:
             await record.refused(refusal, http_status=told.status)
         except Refusal as unrecorded:
             told = tell(unrecorded, AnswerShape.PLAIN, decision_id=record.decision_id)
+        if pipeline.request_lines is not None:
+            pipeline.request_lines.put(request_line(record, refusal))
         metrics.request_finished("http", "", "", refusal.answer.status, record.duration_s, {})
         return WholeResponse(told.status, told.body, told.content_type)
 

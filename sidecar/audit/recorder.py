@@ -336,6 +336,21 @@ class Recording:
                     record[place] = shape.segment(place, {"redaction_applied": self._redacts, **about})
         return record
 
+    def named(self) -> dict[str, Any]:
+        """The fields `protocol`, `upstream`, `method` and `tool` as in the record: unknown names of a call that was
+        refused without a decision record are digests."""
+        call = self.call
+        if call is None:
+            fields = shape.about(self.protocol, "", self.upstream, self.method)
+        else:
+            asked = call.question
+            words = self.protocol, call.protocol_version, call.upstream, call.method
+            fields = shape.about(*words, asked.object, asked.action, asked.server, asked.name)
+        if self.names is not None and self._record is None:
+            allowed = self.decision is not None and self.decision.allowed
+            fields |= self.audit.describer.foreign(self.caller, fields, self.names, call, allowed=allowed)
+        return {name: fields[name] for name in ("protocol", "upstream", "method", "tool")}
+
     def _hash(self, known: shape.KnownCaller) -> str | None:
         if self.call is None:
             return None

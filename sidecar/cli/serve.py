@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import orjson
 
 from sidecar.app.service_manager import ServiceManager
 from sidecar.cli.command import INVALID, NO, CommandFailed, check_installation, config_option
 from sidecar.errors import ConfigError, Fault
 from sidecar.http.server.fd_limits import hold_standard, take_all
+from sidecar.observability.log_lines import LogFormat, begin_logging
 
 if TYPE_CHECKING:
     from sidecar.app.application import Application
@@ -30,27 +28,53 @@ log = logging.getLogger("sidecar.serve")
 
 
 @click.command()
+@click.option(
+    "--log-format",
+    type=click.Choice(["json", "text"]),
+    help="How the log on standard error is written. Default: text on a terminal, json elsewhere.",
+)
 @config_option
-def serve(config: Path) -> None:
+def serve(config: Path, log_format: LogFormat | None) -> None:
     """Check everything, then serve until SIGTERM. SIGHUP reloads."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unhandled, it would end the process; the reload follows the start
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log output is caller-controlled and not JSON
     gc.disable()  # until `settle_interpreter`: looking for garbage, of which there is little, is a fifth of a start
     hold_standard()
-    check_installation()
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    log_format = log_format or ("text" if sys.stderr.isatty() else "json")
+    begin_logging(log_format)
     before, now = take_all()
     if now != before:
         log.info("raised the limit of open files", extra={"before": before, "now": now})
-    try:
+    with _failures_told(log_format, config):
+        check_installation()
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, os.environ))
+
+
+@contextmanager
+def _failures_told(log_format: LogFormat, config: Path) -> Iterator[None]:
+    """End the command with all faults if the start fails: as `sidecar check` prints them, or as lines of the log."""
+    try:
+        yield
     except ConfigError as error:
-        raise CommandFailed("\n".join(map(str, [*error.faults, *_other_faults(error, config)])), INVALID)
+        faults = [*error.faults, *_other_faults(error, config)]
+        if log_format == "text":
+            raise CommandFailed("\n".join(map(str, faults)), INVALID)
+        for fault in faults:
+            log.log(logging.getLevelNamesMapping()[fault.severity.upper()], fault.message, extra=fault.plain())
+        log.error("the start failed", extra={"faults": len(faults)})
+        raise SystemExit(INVALID)
+    except CommandFailed as error:
+        if log_format == "text":
+            raise
+        log.error(error.message)
+        raise SystemExit(error.exit_code)
     except OSError as error:
-        raise CommandFailed(f"cannot start: {error}")
+        log.error("cannot start: %s", error)
+        raise SystemExit(NO)
+    except Exception:
+        log.exception("a bug ended the process")
+        raise SystemExit(NO)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -200,24 +224,3 @@ def _other_faults(error: ConfigError, config: Path) -> list[Fault]:
     except ConfigError as checked:
         return [fault for fault in checked.faults if fault not in error.faults]
     return []
-
-
-class _JsonLines(logging.Formatter):
-    """Formats one JSON object per line: time, level, logger, event, and the fields of `extra`."""
-
-    _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": record.getMessage(),
-            **{key: value for key, value in vars(record).items() if key not in self._OWN},
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        try:
-            return orjson.dumps(line, default=str).decode()
-        except TypeError:  # a name that is not UTF-8
-            return json.dumps(line, default=str)

@@ -44,7 +44,7 @@ from sidecar.gateway.frontends.mcp import McpFrontend
 from sidecar.gateway.frontends.mcp_requests import JSON
 from sidecar.gateway.frontends.rest import RestFrontend
 from sidecar.gateway.request import ParsedOperation, RequestContext
-from sidecar.gateway.request_metrics import measure
+from sidecar.gateway.request_metrics import measure, request_line
 from sidecar.gateway.routing import Entrance, Route
 from sidecar.gateway.snapshot import Live
 from sidecar.gateway.sse_session import SseSession
@@ -54,6 +54,7 @@ from sidecar.http.server.cors import allowed, shared_with, wanted_verb
 from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import NO_HEADERS, SilentResponse, WholeResponse
 from sidecar.identity import Audience, Presented, digest_of
+from sidecar.observability.log_lines import RequestLines
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import Message, Request
@@ -116,6 +117,8 @@ class Pipeline:
     agents: AgentFrontend
     task_api: TaskApi
     body_admission: BodyAdmission = field(default_factory=BodyAdmission)
+    request_lines: RequestLines | None = None
+    """Writes a line for each request to the log, if that is configured."""
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
     _frontends: Mapping[str, Frontend] = field(init=False)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -188,6 +191,8 @@ class Pipeline:
     def _finish(self, request: RequestContext) -> None:
         self.live.requests.discard(request)
         measure(self.metrics, request)
+        if self.request_lines is not None and not request.unanswered:
+            self.request_lines.put(request_line(request.record, request.refusal))
         if request.refusal is not None:
             request.reason = request.refusal.reason
         # These refer back here: a body of a megabyte must not wait for the garbage collector.

@@ -1,12 +1,12 @@
-"""Records the metrics of one request.
+"""Records the metrics of one request, and describes it for the operator's log.
 
-The stages report values; only this module turns them into series. Durations and statuses are those of the audit record,
-so that the two can be compared.
+The stages report values; only this module turns them into series and fields. Durations and statuses are those of the
+audit record, so that the two can be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
@@ -36,7 +36,7 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
     key = request.protocol, server, request.method, record.tool_error, answered, id(kind), id(plan)
     is_usual = refusal is None and record.enforcement == "enforce" and (decision is None or decision.allowed)
     if not is_usual or (series := metrics.known_series.get(key)) is None:
-        status = refusal.answer.status if refusal else TOOL_ERROR if record.tool_error else "success"
+        status = status_of(record, refusal)
         counts = _judgement(metrics, record, plan, refusal, request.excused, shadow=request.shadow)
         called = request.protocol, server, request.method, status
         series = metrics.request_series(*called, *counts, answered=answered, about=plan)
@@ -47,6 +47,24 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
         metrics.settle()
     if plan is not None and plan.paid:
         _count_spending(metrics, record)
+
+
+def status_of(record: Recording, refusal: Refusal | None) -> str:
+    """How a request ended, as one of the values of `STATUSES`."""
+    return refusal.answer.status if refusal else TOOL_ERROR if record.tool_error else "success"
+
+
+def request_line(record: Recording, refusal: Refusal | None) -> Mapping[str, object]:
+    """The fields of the line that the operator's log has for an answered request. None comes from the arguments."""
+    return {
+        **record.named(),
+        "principal": None if record.caller is None else record.caller.last.name,
+        "status": status_of(record, refusal),
+        "reason": None if refusal is None else refusal.reason.value,
+        "duration_ms": round(record.duration_s * 1000, 3),
+        "decision_id": record.decision_id,
+        "trace_id": record.trace_id,
+    }
 
 
 def judged(

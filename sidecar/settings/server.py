@@ -168,6 +168,14 @@ class MetricsSettings(Section):
     """Where scrapers reach it; may be beyond loopback."""
 
 
+class LogSettings(Section):
+    """The operator's log on standard error. Its format is `sidecar serve --log-format`."""
+
+    requests: bool = False
+    """Whether each answered request has a line: upstream, method, tool, principal, status, reason, duration and ids;
+    never arguments."""
+
+
 class SessionSettings(Section):
     """How many MCP sessions, and how busy."""
 

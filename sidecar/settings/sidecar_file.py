@@ -21,6 +21,7 @@ from sidecar.settings.server import (
     AdminSettings,
     AnswerSettings,
     LocalListener,
+    LogSettings,
     MetricsSettings,
     RefusalSettings,
     ServerSettings,
@@ -50,6 +51,7 @@ class Settings(Section):
     admin: AdminSettings = Field(default_factory=AdminSettings)
     metrics: MetricsSettings | None = None
     """A second address for metrics and health only."""
+    log: LogSettings = Field(default_factory=LogSettings)
     pdp: DecisionSettings | None = None
     """Decisions for other enforcement points. Without this section there are none."""
     identity: IdentitySettings = Field(default_factory=IdentitySettings)

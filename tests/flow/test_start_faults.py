@@ -41,8 +41,8 @@ def test_a_start_tells_what_a_check_tells(tmp_path: Path) -> None:
     folder_with(tmp_path, BAD_FILES, program="command: no-such-program")
     command = (sys.executable, "-m", "sidecar")
     said = [
-        subprocess.run([*command, verb], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
-        for verb in ("check", "serve")
+        subprocess.run([*command, *verb], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+        for verb in (["check"], ["serve", "--log-format", "text"])
     ]
     assert [done.returncode for done in said] == [3, 3]
     assert said[0].stderr == said[1].stderr != ""
