@@ -76,7 +76,7 @@ class Application:
             of_a2a = [name for name, one in settings.upstreams.items() if one.a2a is not None]
             agents = (*of_a2a, *settings.agents)
             metrics = Metrics(upstreams=(*settings.upstreams, *settings.agents), agents=agents)
-            evidence = ControlRecords.open(settings, metrics)
+            evidence = ControlRecords.open(settings, metrics, environ)
             undo.push_async_callback(evidence.audit.close)
             seen = look_at(path, settings)  # before the files are read, so that later writes count as changes
             processes = Processes(environ)

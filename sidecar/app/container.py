@@ -69,6 +69,7 @@ def way_from(
         partial(shared.tasks.is_anothers, namespace=OF_AGENTS),
         lambda owner, agent, said: ContextIds(shared.tasks.secret, owner, agent).shown(said),
         shared.records,
+        lambda: live.current.egress,
     )
 
     async def jumped(seconds: float) -> None:

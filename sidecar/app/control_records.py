@@ -6,8 +6,10 @@ import os
 import platform
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Self
 
 from sidecar.audit import Audit, load_key, load_or_make_key, time_ordered_ids
@@ -19,6 +21,7 @@ from sidecar.audit.rollback import ROLLED_BACK, hash_in, newest_of, rolled_back
 from sidecar.audit.rotation import Attester
 from sidecar.audit.sinks import open_sink, place_of
 from sidecar.errors import Refusal, SettingsError, fault_in
+from sidecar.http.client import Egress, egress_from
 from sidecar.http.signing_keys import SigningKey
 from sidecar.limits import CounterStore
 from sidecar.observability.metrics import Metrics
@@ -45,10 +48,10 @@ class ControlRecords:
     _unasked: bool = False
 
     @classmethod
-    def open(cls, settings: Settings, metrics: Metrics) -> Self:
-        """Open the audit for writing. Raises SettingsError."""
+    def open(cls, settings: Settings, metrics: Metrics, environ: Mapping[str, str] = MappingProxyType({})) -> Self:
+        """Open the audit for writing; `environ` may name a proxy for its receiver. Raises SettingsError."""
         key = load_or_make_attesting_key(settings.checkpoint_key_path)
-        audit = _audit_from(settings, metrics, key)
+        audit = _audit_from(settings, metrics, key, egress_from(settings.egress, environ))
         evidence = cls(settings, audit, key, audit.trail.end)
         audit.writer.start()
         return evidence
@@ -146,11 +149,11 @@ class ControlRecords:
         await self.herald.tell(self.audit.trail.newest, but=("store",) if self._unasked else ())
 
 
-def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey) -> Audit:
+def _audit_from(settings: Settings, metrics: Metrics, attesting_key: SigningKey, egress: Egress) -> Audit:
     older = [load_key(path) for path in settings.previous_audit_key_paths if path.exists()]
     key = load_or_make_key(settings.audit_key_path)
     instance = f"{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}"
-    sink, found = open_sink(settings, key, instance, older)
+    sink, found = open_sink(settings, key, instance, older, egress)
     try:
         audit = Audit(
             sink,

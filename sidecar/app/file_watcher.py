@@ -31,7 +31,15 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
     signing = (settings.signing_key_path, *settings.previous_key_paths)
     tokens = tuple(offer.authentication for _, _, offer in settings.offers())
     variables = tuple(agent.env_path for agent in settings.agents.values())  # agents write in their working folders
-    named = (settings.identity, settings.upstreams, variables, settings.server.tls, settings.pdp, tokens)
+    named = (
+        settings.identity,
+        settings.upstreams,
+        variables,
+        settings.server.tls,
+        settings.pdp,
+        settings.egress,
+        tokens,
+    )
     return (*(path for _, path in paths_in(named)), settings.api_keys_pepper_path, *signing)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from sidecar.errors import Fault, Reason, SettingsError, Together, fault_in
 from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchLedger
 from sidecar.gateway.redaction import screen_from
 from sidecar.gateway.snapshot import Beside, Service, Snapshot, snapshot_from
-from sidecar.http.client import fetch
+from sidecar.http.client import DIRECT, Egress, egress_from, fetch
 from sidecar.http.tls import TlsContexts, tls_from
 from sidecar.identity import Identity
 from sidecar.limits import Budgets, CounterStore, open_store
@@ -54,7 +54,9 @@ from sidecar.upstreams.upstream_account import UpstreamAccount
 MAX_KEY_BYTES = 16 * 2**20
 # Each section of the settings is in exactly one of the two sets.
 NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
-_RELOADED = "version identity pdp policy signing upstreams agents streams refusals answers callbacks schedules log"
+_RELOADED = (
+    "version identity pdp policy signing upstreams egress agents streams refusals answers callbacks schedules log"
+)
 RELOADED = frozenset(_RELOADED.split())
 
 
@@ -173,14 +175,14 @@ def executions_from(
 
 
 def services_from(
-    settings: Settings, known: Mapping[str, Service], processes: Processes, signer: TokenSigner
+    settings: Settings, known: Mapping[str, Service], processes: Processes, signer: TokenSigner, egress: Egress
 ) -> Mapping[str, Service]:
     """Build the MCP servers. Those with an unchanged definition in `known` are kept with what was learned of them."""
     services = {}
     for name, definition in settings.upstreams.items():
         if definition.mcp is None:
             continue
-        old, new = known.get(name), _service(settings, name, processes, signer)
+        old, new = known.get(name), _service(settings, name, processes, signer, egress)
         same = old is not None and old.definition == definition and old.upstream.secrets == new.upstream.secrets
         services[name] = old if old is not None and same else new
     return services
@@ -192,11 +194,12 @@ def agents_from(
     signer: TokenSigner,
     executions: Executions,
     environ: Mapping[str, str],
+    egress: Egress,
 ) -> Mapping[str, AgentUpstream]:
     """Build the agents, including CLI programs. Agents whose definition is unchanged in `known` are kept."""
     max_bytes = settings.server.max_response_bytes
     made = {
-        name: agent_from(name, definition, max_response_bytes=max_bytes, signer=signer)
+        name: agent_from(name, definition, max_response_bytes=max_bytes, signer=signer, egress=egress)
         for name, definition in settings.upstreams.items()
         if definition.a2a is not None
     }
@@ -211,11 +214,13 @@ def agents_from(
     return made
 
 
-def _service(settings: Settings, name: str, processes: Processes, signer: TokenSigner) -> Service:
+def _service(settings: Settings, name: str, processes: Processes, signer: TokenSigner, egress: Egress) -> Service:
     definition = settings.upstreams[name]
     assert definition.mcp is not None
     max_bytes = settings.server.max_response_bytes
-    bare = upstream_from(name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer)
+    bare = upstream_from(
+        name, definition, max_response_bytes=max_bytes, processes=processes, signer=signer, egress=egress
+    )
     account = UpstreamAccount(name, definition.breaker)
     eras = ServerEras()
     watched = GuardedTransport(bare, account, definition.mcp.share, eras)  # the server itself, below the bridge
@@ -315,12 +320,17 @@ def snapshot_of(
 ) -> Snapshot:
     """A snapshot to serve. `document` holds the settings; what is unchanged in `known` is kept. Raises ConfigError."""
     keys_digest, together = digest_of_keys(settings), Together()  # before they are read, to notice later changes
+    egress = DIRECT
+    with together.noted():
+        egress = egress_from(settings.egress, processes.environ)
+    if known is not None and known.egress != egress:
+        known = replace(known, services={}, agents={})  # none of their connections may be used again
     with together.noted():
         signer = signer_from(settings, base_url, make=make_keys)
         if (path := settings.checkpoint_key_path).exists():  # a start creates it before everything else
             signer = replace(signer, before=(public_jwk(load_attesting_key(path)), *signer.before))
-        services = services_from(settings, known.services if known else {}, processes, signer)
-        agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ)
+        services = services_from(settings, known.services if known else {}, processes, signer, egress)
+        agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ, egress)
     together.call(_check_schedules, settings, document)
     tls: TlsContexts | None = None
     pdp_tls: TlsContexts | None = None
@@ -330,7 +340,8 @@ def snapshot_of(
         with together.noted():
             pdp_tls = tls_from(settings.pdp.tls)
     with together.noted():
-        identity = Identity.from_settings(settings, time.time, fetch, trust=tls.trust if tls else "")
+        get = partial(fetch, egress=egress)
+        identity = Identity.from_settings(settings, time.time, get, trust=tls.trust if tls else "")
     with together.noted():
         source = read_policy(settings, reading)
     with together.noted():
@@ -349,6 +360,7 @@ def snapshot_of(
         signer=signer,
         tls=tls,
         pdp_tls=pdp_tls,
+        egress=egress,
     )
 
 

@@ -10,25 +10,20 @@ Each append is one POST (OTLP/HTTP, Protocol Buffers):
     any other status         not delivered
 """
 
+import asyncio
 import email.utils
 import errno
 import gzip
 import logging
-import select
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from sidecar.audit.carrier import AppendLines, UnsureError, pauses
 from sidecar.audit.chain import UnfitHead
 from sidecar.errors import SettingsError
-from sidecar.http.client.failures import EgressError, InvalidRequest
-from sidecar.http.client.http1 import RequestForm, ResponseReader
-from sidecar.http.client.origin import TargetOrigin
+from sidecar.http.client import DIRECT, ConnectFailed, Egress, EgressError, HttpClient, InvalidRequest, TargetOrigin
 
 ATTEMPT_S: Final = 5.0
 CONNECT_S: Final = 2.0
@@ -48,7 +43,8 @@ class OtlpReply(NamedTuple):
 
 
 class OtlpCarrier:
-    """One receiver. `headers` are read for each connection, so credentials can be rotated. `over` ends all waits."""
+    """One receiver. `headers` are read for each request, so credentials can be rotated. `authorities` (PEM) are trusted
+    instead of those of `egress`. `over` ends all waits. The thread that carries runs an event loop of its own."""
 
     def __init__(
         self,
@@ -56,15 +52,17 @@ class OtlpCarrier:
         resource: Mapping[str, str],
         *,
         headers: Callable[[], Mapping[str, str]] = dict,
-        ca_path: Path | None = None,
+        egress: Egress = DIRECT,
+        authorities: str = "",
         attempt_s: float = ATTEMPT_S,
         over: threading.Event | None = None,
     ) -> None:
-        self._origin, self._resource, self._headers, self._ca_path = origin, resource, headers, ca_path
+        self._origin, self._resource, self._headers = origin, resource, headers
+        self._egress, self._authorities = egress, authorities
         self._attempt_s = attempt_s
         self._over = over or threading.Event()
-        self._socket: socket.socket | None = None
-        self._form: RequestForm | None = None
+        self._loop: asyncio.Runner | None = None
+        self._client: HttpClient | None = None
 
     def carry(self, append: AppendLines) -> None:
         from sidecar.audit.otlp_messages import export_request  # slow to import, so only when used
@@ -78,7 +76,7 @@ class OtlpCarrier:
             except InvalidRequest as error:
                 raise OSError(errno.EINVAL, str(error)) from None
             except (OSError, EgressError, SettingsError) as error:
-                unsure = unsure or self._socket is not None
+                unsure = unsure or not isinstance(error, ConnectFailed | SettingsError)
                 why = f"{type(error).__name__}: {error}"
                 self._disconnect()
             else:
@@ -98,7 +96,9 @@ class OtlpCarrier:
 
     def close(self) -> None:
         self._over.set()
-        self._disconnect()
+        closing = threading.Thread(target=self._disconnect, name="audit-close")  # the caller's may run another loop
+        closing.start()
+        closing.join()
 
     def _judge(self, said: OtlpReply, count: int, *, unsure: bool) -> None:
         if not 200 <= said.status < 300:
@@ -121,55 +121,28 @@ class OtlpCarrier:
             log.warning("the receiver accepted the audit records, and warns", extra={"what": no.error_message[:500]})
 
     def _post(self, body: bytes) -> OtlpReply:
-        until = time.monotonic() + self._attempt_s
-        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
-            self._disconnect()  # the peer closed or sent data while idle: a request sent there may be lost
-        if self._socket is None or self._form is None:
-            self._socket, self._form = self._connected(until)
-        self._wait_until(until)
-        self._socket.sendall(self._form.message([("Content-Encoding", "gzip")], body))
-        reader, whole = ResponseReader(), b""
-        while not reader.complete:
-            self._wait_until(until)
-            piece = self._socket.recv(16 * 1024)
-            if piece:
-                reader.feed(piece)
-            else:
-                reader.end()
-            whole += reader.take()
-            if len(whole) > MAX_ANSWER_BYTES:
-                raise OSError(errno.EMSGSIZE, "the answer is too long")
-        if not reader.reusable:
-            self._disconnect()
-        head = reader.head
-        return OtlpReply(head.status, head.media_type, head.headers.get("retry-after", ""), whole)
+        if self._loop is None:
+            self._loop = asyncio.Runner()
+        return self._loop.run(self._exchange(body))
 
-    def _wait_until(self, until: float) -> None:
-        left_s = until - time.monotonic()
-        if left_s <= 0 or self._socket is None:
-            raise TimeoutError("the receiver took too long")
-        self._socket.settimeout(left_s)
-
-    def _connected(self, until: float) -> tuple[socket.socket, RequestForm]:
-        origin = self._origin
-        headers = [("Content-Type", "application/x-protobuf"), *self._headers().items()]
-        form = RequestForm("POST", origin.path, origin.host_header, headers)
-        limit_s = min(CONNECT_S, until - time.monotonic())
-        plain = socket.create_connection((origin.host, origin.port), timeout=limit_s)
-        try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not origin.secure:
-                return plain, form
-            context = ssl.create_default_context(cafile=self._ca_path)
-            return context.wrap_socket(plain, server_hostname=origin.host), form
-        except BaseException:
-            plain.close()
-            raise
+    async def _exchange(self, body: bytes) -> OtlpReply:
+        headers = [("Content-Type", "application/x-protobuf"), *self._headers().items(), ("Content-Encoding", "gzip")]
+        if self._client is None:
+            connect_s = min(CONNECT_S, self._attempt_s / 2)
+            tls = self._egress.tls(instead=self._authorities) if self._origin.secure else None
+            self._client = HttpClient(self._origin, egress=self._egress, connect_timeout_s=connect_s, tls=tls)
+        path, deadline_s = self._origin.path, self._attempt_s
+        with await self._client.request("POST", path, headers, body, deadline_s=deadline_s) as response:
+            answer = await response.read(MAX_ANSWER_BYTES)
+            return OtlpReply(response.status, response.media_type, response.headers.get("retry-after", ""), answer)
 
     def _disconnect(self) -> None:
-        taken, self._socket = self._socket, None
-        if taken is not None:
-            taken.close()
+        loop, self._loop = self._loop, None
+        client, self._client = self._client, None
+        if loop is not None:
+            with loop:
+                if client is not None:
+                    loop.run(client.close())
 
 
 def _pause_s(retry_after: str, otherwise_s: float) -> float:

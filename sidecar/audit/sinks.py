@@ -22,7 +22,8 @@ from sidecar.audit.file_sink import AuditFile, FoundEnd
 from sidecar.audit.rotation import ChainSink
 from sidecar.audit.stdout_carrier import StdoutCarrier
 from sidecar.errors import SettingsError, fault_in
-from sidecar.http.client.origin import parse_origin
+from sidecar.http.client import DIRECT, Egress, parse_origin
+from sidecar.http.tls import read_authorities
 from sidecar.settings import Settings
 from sidecar.settings.audit import OtlpSink, RedisSink
 from sidecar.settings.secrets import read_secret
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def open_sink(
-    settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = ()
+    settings: Settings, key: AuditKey, instance: str, older: Sequence[AuditKey] = (), egress: Egress = DIRECT
 ) -> tuple[ChainSink, FoundEnd]:
     """Open the configured sink; also returns what was found in it. `older` are previous keys. Raises SettingsError."""
     chosen, path = settings.audit, settings.audit_path
     if chosen.sink != "file":
-        carrier, found = _carrier(settings, chosen.sink, key, instance, older)
+        carrier, found = _carrier(settings, chosen.sink, key, instance, older, egress)
         return ChainedCarrier(carrier, found.end), found
     file = AuditFile.open(path, key, older=older, to_disk=chosen.durability == "disk")
     return file, file.found
@@ -69,7 +70,7 @@ def reading_stream(settings: Settings) -> RedisCarrier:
 
 
 def _carrier(
-    settings: Settings, name: str, key: AuditKey, instance: str, older: Sequence[AuditKey]
+    settings: Settings, name: str, key: AuditKey, instance: str, older: Sequence[AuditKey], egress: Egress
 ) -> tuple[Carrier, FoundEnd]:
     chosen = settings.audit
     if name == "redis":
@@ -80,7 +81,7 @@ def _carrier(
         return stream, stream.take()
     if name == "otlp":
         assert chosen.otlp is not None
-        return _otlp(chosen.otlp, instance), FoundEnd(BEGINNING, 0)
+        return _otlp(chosen.otlp, instance, egress), FoundEnd(BEGINNING, 0)
     return StdoutCarrier.take(), FoundEnd(BEGINNING, 0)
 
 
@@ -92,7 +93,7 @@ def _stream(settings: Settings, key: AuditKey, older: Sequence[AuditKey] = ()) -
     return RedisCarrier(connector_to(settings.audit_store), stream_of(chosen), key, older=older, max_length=most)
 
 
-def _otlp(chosen: OtlpSink, instance: str) -> OtlpCarrier:
+def _otlp(chosen: OtlpSink, instance: str, egress: Egress) -> OtlpCarrier:
     from sidecar.audit.otlp_carrier import OtlpCarrier
 
     try:
@@ -104,10 +105,11 @@ def _otlp(chosen: OtlpSink, instance: str) -> OtlpCarrier:
         return {name: read_secret(path, "theirs") for name, path in chosen.header_paths.items()}
 
     headers()
+    authorities = "" if chosen.ca_path is None else read_authorities(chosen.ca_path)
     resource = {
         "service.name": "sidecar",
         "service.version": __version__,
         "service.instance.id": instance,
         "host.name": platform.node(),
     }
-    return OtlpCarrier(origin, resource, headers=headers, ca_path=chosen.ca_path)
+    return OtlpCarrier(origin, resource, headers=headers, egress=egress, authorities=authorities)

@@ -15,7 +15,8 @@ import click
 from sidecar.cli.client_files.bridge import MAX_LINE_BYTES, StdioBridge
 from sidecar.cli.client_files.formats import KEY_VARIABLE
 from sidecar.cli.command import FILE
-from sidecar.http.client import HttpClient, parse_origin
+from sidecar.http.client import HttpClient, egress_from, parse_origin
+from sidecar.settings.egress import EgressSettings
 from sidecar.settings.secrets import read_secret
 
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -52,7 +53,8 @@ def connect(
     shown()  # reports a missing file at once
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="sidecar connect: %(message)s")
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        asyncio.run(StdioBridge(HttpClient(origin), origin, _write, shown, timeout_s).run(_lines()))
+        client = HttpClient(origin, egress=egress_from(EgressSettings(), os.environ))
+        asyncio.run(StdioBridge(client, origin, _write, shown, timeout_s).run(_lines()))
 
 
 async def _lines() -> AsyncIterator[bytes]:

@@ -30,6 +30,7 @@ from sidecar.gateway.routing import (
     BodyBounds,
     place_of,
 )
+from sidecar.http.client import DIRECT, Egress
 from sidecar.http.server.refusal_throttle import LABEL as REFUSALS
 from sidecar.http.tls import TlsContexts
 from sidecar.identity import Audience, Identity
@@ -155,6 +156,7 @@ class Snapshot:
     waiting: tuple[str, ...] = ()
     tls: TlsContexts | None = None
     pdp_tls: TlsContexts | None = None
+    egress: Egress = DIRECT
     offers: Mapping[str, AgentOffer] = field(default_factory=dict)
     aliases: Aliases = field(default_factory=dict)
     call_routes: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, compare=False)
@@ -364,6 +366,7 @@ def snapshot_from(
     signer: TokenSigner = NO_SIGNER,
     tls: TlsContexts | None = None,
     pdp_tls: TlsContexts | None = None,
+    egress: Egress = DIRECT,
 ) -> Snapshot:
     """Builds a snapshot and runs the policy's own tests. Raises PolicyError with every test that fails."""
     policy, pins = settings.policy, beside.pins
@@ -420,6 +423,7 @@ def snapshot_from(
         signer=signer,
         tls=tls,
         pdp_tls=pdp_tls,
+        egress=egress,
         offers=offers,
         aliases={offer.base_path: name for name, offer in offers.items() if offer.base_path is not None},
     )

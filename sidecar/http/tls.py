@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,6 +21,7 @@ from sidecar.settings.server import TlsFiles
 
 MAX_CA_BYTES: Final = 4 * 2**20
 CODE: Final = "S124"
+HINT: Final = "a PEM file with the certificates of the authorities"
 
 
 class TlsContexts(ssl.SSLContext):
@@ -57,6 +59,37 @@ def tls_from(files: TlsFiles) -> TlsContexts:
     return context
 
 
+def read_authorities(path: Path) -> str:
+    """Reads a PEM file of authorities. Raises SettingsError."""
+    try:
+        with path.open("rb") as file:
+            pem = file.read(MAX_CA_BYTES + 1)
+        if len(pem) > MAX_CA_BYTES:
+            raise ValueError(f"it is larger than {MAX_CA_BYTES} bytes")
+        text = pem.decode("ascii")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
+    except (OSError, ValueError) as error:
+        raise SettingsError([_fault(path, f"no usable authorities: {_why(error)}", HINT)]) from None
+    return text
+
+
+def trusted_pem(beside: str = "") -> str:
+    """Returns the authorities of `client_tls` for clients outside Python's ssl; "" if the system has no file of them.
+    Raises SettingsError."""
+    system = ssl.get_default_verify_paths().cafile
+    return "" if system is None else f"{read_authorities(Path(system))}\n{beside}"
+
+
+@lru_cache(maxsize=8)
+def client_tls(beside: str = "", instead: str = "") -> ssl.SSLContext:
+    """Returns the context of outgoing connections. It trusts the authorities `instead` (PEM), or those of the system,
+    which OpenSSL takes from `SSL_CERT_FILE` and `SSL_CERT_DIR`, and those `beside` them."""
+    context = ssl.create_default_context(cadata=instead or None)
+    if beside and not instead:
+        context.load_verify_locations(cadata=beside)
+    return context
+
+
 def follows(context: TlsContexts, current: Callable[[], TlsContexts | None]) -> TlsContexts:
     """Returns a context whose handshakes use the one that `current` returns at that time."""
 
@@ -77,23 +110,16 @@ def shown_on(transport: asyncio.BaseTransport | None) -> ShownCertificate:
 
 
 def _ask_for_certificates(context: TlsContexts, path: Path, *, required: bool) -> None:
-    hint = "a PEM file with the certificates of the authorities"
-    try:
-        with path.open("rb") as file:
-            pem = file.read(MAX_CA_BYTES + 1)
-        if len(pem) > MAX_CA_BYTES:
-            raise ValueError(f"it is larger than {MAX_CA_BYTES} bytes")
-        context.load_verify_locations(cadata=pem.decode("ascii"))
-    except (OSError, ValueError) as error:
-        raise SettingsError([_fault(path, f"no usable authorities: {_why(error)}", hint)]) from None
+    pem = read_authorities(path)
+    context.load_verify_locations(cadata=pem)
     if not context.get_ca_certs():
-        raise SettingsError([_fault(path, "no certificate in it is an authority's", hint)])
+        raise SettingsError([_fault(path, "no certificate in it is an authority's", HINT)])
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     # A certificate that is shown must be valid in either mode: otherwise the handshake fails.
     context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-    context.trust = sha256(pem).hexdigest()
+    context.trust = sha256(pem.encode()).hexdigest()
 
 
 def _no_password() -> str:

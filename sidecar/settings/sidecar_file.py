@@ -12,6 +12,7 @@ from sidecar.settings.agents import CliAgent
 from sidecar.settings.audit import AuditSettings
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.settings.credentials import SigningSettings
+from sidecar.settings.egress import EgressSettings
 from sidecar.settings.field_types import SLUG, Many, PathField, Section, Slug
 from sidecar.settings.identity import IdentitySettings
 from sidecar.settings.pdp import DecisionSettings
@@ -61,6 +62,7 @@ class Settings(Section):
     signing: SigningSettings = Field(default_factory=SigningSettings)
     upstreams: Annotated[Mapping[Slug, UpstreamSettings], _NAMED] = {}
     """The servers behind us, by name."""
+    egress: EgressSettings = Field(default_factory=EgressSettings)
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     streams: StreamSettings = Field(default_factory=StreamSettings)
     tasks: TaskSettings = Field(default_factory=TaskSettings)

@@ -7,15 +7,18 @@ becomes a refusal; none is ever retried, because the upstream may have executed 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.http.client import (
+    DIRECT,
     ClientResponse,
     ClientTimeout,
     ConnectFailed,
     ConnectionBroken,
     Deadline,
+    Egress,
     EgressError,
     HttpClient,
     InvalidRequest,
@@ -46,13 +49,15 @@ class HttpAddress:
         credential: CredentialSource = NO_CREDENTIAL,
         headers: Sequence[Header] = (),
         max_connections: int = 100,
+        egress: Egress = DIRECT,
     ) -> None:
         self.url = url
         self.origin = parse_origin(url)
         self.credential = credential
         self._headers = headers
-        self._calls = HttpClient(self.origin, connect_timeout_s=CONNECT_S, max_connections=max_connections)
-        self._streams = HttpClient(self.origin, connect_timeout_s=CONNECT_S, max_idle=0, max_connections=MAX_STREAMS)
+        client = partial(HttpClient, self.origin, egress=egress, connect_timeout_s=CONNECT_S)
+        self._calls = client(max_connections=max_connections)
+        self._streams = client(max_idle=0, max_connections=MAX_STREAMS)
 
     @property
     def open_connections(self) -> int:

@@ -23,7 +23,10 @@ from typing import Final
 from sidecar.app.policy_sources.stored_revisions import GIT, SourceError, StoredRevisions, objection
 from sidecar.app.policy_sources.tarball import members, write_member
 from sidecar.errors import SettingsError
+from sidecar.http.client import egress_from, parse_origin
+from sidecar.http.tls import trusted_pem
 from sidecar.settings import Settings
+from sidecar.settings.egress import EgressSettings
 from sidecar.settings.policy import GitSource
 from sidecar.settings.programs import executable_of
 from sidecar.settings.secrets import read_secret
@@ -33,6 +36,7 @@ from sidecar.upstreams.processes.launcher import Processes, Program, StartFailed
 MAX_SAID: Final = 64 * 1024
 MAX_ON_DISK: Final = 256 * 2**20
 LOOK_AT_DISK_S: Final = 0.25
+TRUSTED: Final = "authorities.pem"
 COMMIT: Final = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")
 CANDIDATE: Final = "refs/sidecar/policy"
 AS_COMMITTED: Final = "* !export-ignore !export-subst -text !eol !ident !filter !working-tree-encoding\n"
@@ -78,7 +82,7 @@ class GitOrigin:
 
     async def _look(self, settings: Settings, chosen: GitSource) -> StoredPolicy | None:
         shelf, old = StoredRevisions(settings), await asyncio.to_thread(kept_for, settings)
-        git = await _GitRunner.at(shelf.folder / GIT, chosen, self.processes)
+        git = await _GitRunner.at(shelf.folder / GIT, chosen, settings.egress, self.processes)
         commit = await git.fetched()
         if old is not None and (old.kind, old.name, old.of) == ("git", commit, _of(chosen)):
             return None
@@ -136,19 +140,21 @@ class _GitRunner:
     processes: Processes
 
     @classmethod
-    async def at(cls, folder: Path, chosen: GitSource, processes: Processes) -> _GitRunner:
+    async def at(cls, folder: Path, chosen: GitSource, egress: EgressSettings, processes: Processes) -> _GitRunner:
         """The repository for this URL. Repositories are not shared between URLs."""
         program = executable_of("git", {}, processes.environ)
         if program is None:
             raise SourceError("there is no program git")
         own = folder / hashlib.sha256(chosen.url.encode()).hexdigest()[:16]
-        git = cls(program, own, await asyncio.to_thread(_environment, chosen, processes.environ), chosen, processes)
+        trusted, env = await asyncio.to_thread(_environment, chosen, egress, own / TRUSTED, processes.environ)
+        git = cls(program, own, env, chosen, processes)
         if not (own / "HEAD").is_file():
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             own.mkdir(parents=True, mode=0o700)
             await git.line("init", "--quiet", "--bare", str(own))
         (own / "info").mkdir(exist_ok=True)
         (own / "info" / "attributes").write_text(AS_COMMITTED, encoding="ascii")  # overrides those in the commit
+        (own / TRUSTED).write_text(trusted, encoding="ascii")
         return git
 
     async def fetched(self) -> str:
@@ -228,7 +234,10 @@ class _GitRunner:
             await asyncio.sleep(LOOK_AT_DISK_S)
 
 
-def _environment(chosen: GitSource, environ: Mapping[str, str]) -> Mapping[str, str]:
+def _environment(
+    chosen: GitSource, settings: EgressSettings, trusted_path: Path, environ: Mapping[str, str]
+) -> tuple[str, Mapping[str, str]]:
+    """The authorities (PEM) to write to `trusted_path`, and the environment of git. Raises SourceError."""
     ssh = ["ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ForwardAgent=no"]
     if chosen.ssh_key_path is not None:
         ssh += ["-o", "IdentitiesOnly=yes", "-i", shlex.quote(str(chosen.ssh_key_path.absolute()))]
@@ -245,16 +254,23 @@ def _environment(chosen: GitSource, environ: Mapping[str, str]) -> Mapping[str, 
         "GIT_SSH_COMMAND": " ".join(ssh),
         "LC_ALL": "C",
     }
-    if chosen.token_path is not None:
-        try:
-            secret = read_secret(chosen.token_path, "theirs")
-        except SettingsError as error:
-            raise SourceError(f"its files cannot be used: {error}") from None
+    try:
+        egress = egress_from(settings, environ)
+        trusted = trusted_pem(egress.authorities)
+        secret = "" if chosen.token_path is None else read_secret(chosen.token_path, "theirs")
+    except SettingsError as error:
+        raise SourceError(f"its files cannot be used: {error}") from None
+    # Passed in the environment, which only this user can read; arguments are visible to all users.
+    options = dict.fromkeys(("http.sslCAInfo", "http.proxySSLCAInfo"), str(trusted_path)) if trusted else {}
+    if secret:
         basic = base64.b64encode(f"x-access-token:{secret}".encode()).decode()
-        # Passed in the environment, which only this user can read; arguments are visible to all users.
-        env |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"http.{chosen.url}.extraHeader"}
-        env["GIT_CONFIG_VALUE_0"] = f"Authorization: Basic {basic}"
-    return env
+        options[f"http.{chosen.url}.extraHeader"] = f"Authorization: Basic {basic}"
+    if chosen.url.startswith("https://") and (proxy := egress.proxy_for(parse_origin(chosen.url))) is not None:
+        options |= {"http.proxy": proxy.url_with_login, "http.proxyAuthMethod": "basic"}
+    env["GIT_CONFIG_COUNT"] = str(len(options))
+    for number, (key, value) in enumerate(options.items()):
+        env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return trusted, env
 
 
 def _trouble(told: bytes) -> str:

@@ -2,16 +2,19 @@
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sidecar.app.policy_sources.bundle import opened, read_keys
 from sidecar.app.policy_sources.stored_revisions import SourceError, StoredRevisions, objection
-from sidecar.http.client import EgressError
+from sidecar.errors import SettingsError
+from sidecar.http.client import Egress, EgressError, egress_from
 from sidecar.http.client.fetch import FetchedDocument, fetch_newer
+from sidecar.http.tls import read_authorities
 from sidecar.settings import Settings
+from sidecar.settings.egress import EgressSettings
 from sidecar.settings.policy import BundleSource
 from sidecar.settings.secrets import read_secret
 from sidecar.settings.stored_policy import StoredPolicy, kept_for
@@ -25,6 +28,7 @@ class BundleOrigin:
     by. A bundle already judged under the same settings and keys, accepted or refused, is not fetched again."""
 
     clock: Callable[[], float]
+    environ: Mapping[str, str] = field(default_factory=dict)
     _seen: tuple[str, BundleSource, bytes] | None = None
     _refused: str = ""
     rest_s: float = 0.0
@@ -35,7 +39,7 @@ class BundleOrigin:
         assert chosen is not None
         keys = await asyncio.to_thread(_read, chosen.keys_path)
         known = self._seen[0] if self._seen is not None and self._seen[1:] == (chosen, keys) else ""
-        fetched = await _fetched(chosen, known)
+        fetched = await _fetched(chosen, known, settings.egress, self.environ)
         if fetched is None:
             if self._refused:
                 raise SourceError(self._refused, refused=True)
@@ -95,17 +99,26 @@ def _read(path: Path) -> bytes:
         raise SourceError(f"{path} cannot be read: {error.strerror}") from None
 
 
-async def _fetched(chosen: BundleSource, etag: str) -> FetchedDocument | None:
+async def _fetched(
+    chosen: BundleSource, etag: str, settings: EgressSettings, environ: Mapping[str, str]
+) -> FetchedDocument | None:
     headers = [("Accept", "application/gzip, application/octet-stream")]
     try:
         if chosen.bearer_path is not None:
             secret = await asyncio.to_thread(read_secret, chosen.bearer_path, "theirs")
             headers.append(("Authorization", f"Bearer {secret}"))
-        tls = None
-        if chosen.ca_path is not None:
-            tls = await asyncio.to_thread(ssl.create_default_context, cafile=str(chosen.ca_path))
-        return await fetch_newer(chosen.url, etag, headers, max_bytes=MAX_BYTES, deadline_s=chosen.timeout_s, tls=tls)
+        egress, tls = await asyncio.to_thread(_leaving, chosen, settings, environ)
+        bounds: dict[str, Any] = {"max_bytes": MAX_BYTES, "deadline_s": chosen.timeout_s}
+        return await fetch_newer(chosen.url, etag, headers, **bounds, egress=egress, tls=tls)
     except EgressError as error:
         raise SourceError(f"it cannot be fetched: {error}") from None
-    except (OSError, ssl.SSLError) as error:
+    except SettingsError as error:
         raise SourceError(f"its files cannot be used: {error}") from None
+
+
+def _leaving(
+    chosen: BundleSource, settings: EgressSettings, environ: Mapping[str, str]
+) -> tuple[Egress, ssl.SSLContext]:
+    """How the connection leaves, and whom it trusts. Raises SettingsError."""
+    egress = egress_from(settings, environ)
+    return egress, egress.tls(instead="" if chosen.ca_path is None else read_authorities(chosen.ca_path))

@@ -185,7 +185,7 @@ class SourcePoller:
             case "bundle":
                 from sidecar.app.policy_sources.https import BundleOrigin
 
-                return BundleOrigin(self.clock)
+                return BundleOrigin(self.clock, self.processes.environ)
             case "git":
                 from sidecar.app.policy_sources.git import GitOrigin
 

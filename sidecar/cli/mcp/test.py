@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from sidecar.cli.command import NO, check_known, config_and_json, print_json, settings_in
+from sidecar.http.client import egress_from
 from sidecar.protocols.hidden_characters import shown
 from sidecar.settings import Settings
 from sidecar.upstreams.credentials.signed_tokens import signer_from
@@ -51,6 +52,7 @@ async def reached(settings: Settings, server: str) -> AsyncIterator[McpTransport
             max_response_bytes=settings.server.max_response_bytes,
             processes=processes,
             signer=signer_from(settings, settings.base_url, make=False),
+            egress=egress_from(settings.egress, os.environ),
         )
         try:
             yield upstream

@@ -1,6 +1,8 @@
 """The HTTP client for upstreams, issuers and webhooks.
 
     origin.py          parses URLs
+    egress.py          the proxy and the trust of connections
+    tunnel.py          CONNECT to a proxy
     http1.py           the bytes of a request and a response, without sockets
     connection.py      one exchange over one connection: deadlines, backpressure, cancellation
     pool.py            the connections to one origin
@@ -15,6 +17,7 @@ default. This client has none of these features.
 """
 
 from sidecar.http.client.connection import ENDLESS, ClientResponse, Deadline
+from sidecar.http.client.egress import DIRECT, Egress, egress_from
 from sidecar.http.client.failures import (
     ClientTimeout,
     ConnectFailed,
@@ -36,8 +39,8 @@ from sidecar.http.client.pool import HttpClient
 from sidecar.http.client.room import ANSWERS, Room, Share
 
 __all__ = [
-    "ANSWERS", "ENDLESS", "Accepted", "ClientResponse", "ClientTimeout", "ConnectFailed", "ConnectionBroken",
-    "Deadline", "EgressError", "GuardedClient", "HttpClient", "InvalidRequest", "NoCapacity", "NoRoom", "NotAllowed",
-    "QueueFull", "RequestForm", "Resolve", "ResponseTooLarge", "Room", "Share", "SystemResolver", "TargetOrigin",
-    "UnacceptableResponse", "fetch", "parse_origin",
+    "ANSWERS", "DIRECT", "ENDLESS", "Accepted", "ClientResponse", "ClientTimeout", "ConnectFailed", "ConnectionBroken",
+    "Deadline", "Egress", "EgressError", "GuardedClient", "HttpClient", "InvalidRequest", "NoCapacity", "NoRoom",
+    "NotAllowed", "QueueFull", "RequestForm", "Resolve", "ResponseTooLarge", "Room", "Share", "SystemResolver",
+    "TargetOrigin", "UnacceptableResponse", "egress_from", "fetch", "parse_origin",
 ]  # fmt: skip

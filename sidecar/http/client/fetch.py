@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from sidecar.http.client.egress import DIRECT, Egress
 from sidecar.http.client.failures import ConnectionBroken, EgressError
 from sidecar.http.client.origin import parse_origin
 from sidecar.http.client.pool import HttpClient
@@ -20,11 +21,14 @@ class FetchedDocument(NamedTuple):
     body: bytes
 
 
-async def fetch(url: str, *, max_bytes: int = 262_144, deadline_s: float = 5.0, operators: bool = False) -> bytes:
+async def fetch(
+    url: str, *, max_bytes: int = 262_144, deadline_s: float = 5.0, egress: Egress = DIRECT, operators: bool = False
+) -> bytes:
     """Returns the body of a 200 answer to one GET. Raises EgressError. Requires https, except on this machine, and
     if the operator configured plain http (`operators`). Redirects are not followed: they would choose an address."""
     accept = [("Accept", "application/json")]
-    fetched = await fetch_newer(url, "", accept, max_bytes=max_bytes, deadline_s=deadline_s, operators=operators)
+    bounds: dict[str, Any] = {"max_bytes": max_bytes, "deadline_s": deadline_s}
+    fetched = await fetch_newer(url, "", accept, **bounds, egress=egress, operators=operators)
     assert fetched is not None, "without an ETag there is a document"
     return fetched.body
 
@@ -36,6 +40,7 @@ async def fetch_newer(
     *,
     max_bytes: int,
     deadline_s: float,
+    egress: Egress = DIRECT,
     tls: ssl.SSLContext | None = None,
     operators: bool = False,
 ) -> FetchedDocument | None:
@@ -47,7 +52,7 @@ async def fetch_newer(
     if not origin.secure and not origin.loopback and not operators:
         raise EgressError("only https is fetched from other machines")
     asked = [*headers, ("If-None-Match", etag)] if etag else headers
-    client = HttpClient(origin, connect_timeout_s=deadline_s, tls=tls)
+    client = HttpClient(origin, egress=egress, connect_timeout_s=deadline_s, tls=tls)
     try:
         with await client.request("GET", origin.path, asked, None, deadline_s=deadline_s) as response:
             if response.status == 304 and etag:

@@ -6,7 +6,8 @@ The URL of a callback is checked when it is named, and again before each request
     the name    resolved once; every address of it must be allowed (`address_rules.py`)
     then        the connection is made to such an address, with the name in TLS and in `Host`
 
-Redirects are not followed, proxies of the environment are not used, and only the head of the response is read.
+Redirects are not followed, and only the head of the response is read. A proxy is asked for the checked address, never
+for the name, unless the operator leaves names to it (`egress.proxy.resolves_callbacks`).
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from sidecar.errors import Reason, Refusal
+from sidecar.errors import Reason, Refusal, SettingsError
 from sidecar.http.client.address_rules import AddressRules
+from sidecar.http.client.egress import DIRECT, Egress
 from sidecar.http.client.failures import ClientTimeout, ConnectFailed, EgressError, NotAllowed
 from sidecar.http.client.origin import OWN_PORTS, TargetOrigin, parse_strictly
 from sidecar.http.client.pool import HttpClient
+from sidecar.http.tls import read_authorities
 from sidecar.settings.callbacks import CallbackSettings
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -58,6 +61,7 @@ class GuardedClient:
 
     rules: Callable[[], CallbackSettings]
     resolve: Resolve
+    egress: Callable[[], Egress] = lambda: DIRECT
     _asked_for: Counter[str] = field(default_factory=Counter)
 
     async def check(self, url: str, owner: str) -> None:
@@ -99,7 +103,8 @@ class GuardedClient:
         try:
             async with asyncio.timeout_at(until):
                 addresses = await self._addresses(origin, rules)
-                tls = await _trust(rules.ca_path) if origin.secure else None
+                egress = self.egress()
+                tls = await asyncio.to_thread(_trust, egress, rules.ca_path) if origin.secure else None
         except TimeoutError:
             raise ClientTimeout("the name was not looked up in time") from None
         tried = addresses[:MAX_TRIED]
@@ -108,17 +113,20 @@ class GuardedClient:
             left_s = until - loop.time()
             try:
                 return await _post(
-                    origin, address, tls, headers, body, left_s, connect_s=left_s / (len(tried) - number)
+                    origin, address, egress, tls, headers, body, left_s, connect_s=left_s / (len(tried) - number)
                 )
             except ConnectFailed as failed:
                 failure = failed
         raise failure
 
     async def _addresses(self, origin: TargetOrigin, rules: CallbackSettings) -> Sequence[str]:
-        """Returns every address of the origin, each of which is allowed."""
-        host = origin.host
+        """Returns every address of the origin, each of which is allowed; "" for a name that the proxy looks up."""
+        host, egress = origin.host, self.egress()
+        is_address = ":" in host or host.replace(".", "").isdigit()
+        if not is_address and egress.resolves_callbacks and egress.proxy_for(origin) is not None:
+            return ("",)
         try:
-            found = [host] if ":" in host or host.replace(".", "").isdigit() else await self.resolve(host, origin.port)
+            found = [host] if is_address else await self.resolve(host, origin.port)
         except (OSError, UnicodeError) as error:
             raise ConnectFailed("the name cannot be looked up") from error
         addresses = tuple(dict.fromkeys(found))
@@ -173,6 +181,7 @@ def _allowed(url: str, rules: CallbackSettings) -> TargetOrigin:
 async def _post(
     origin: TargetOrigin,
     address: str,
+    egress: Egress,
     tls: ssl.SSLContext | None,
     headers: Sequence[tuple[str, str]],
     body: bytes,
@@ -180,7 +189,9 @@ async def _post(
     *,
     connect_s: float,
 ) -> Accepted:
-    client = HttpClient(origin, address=address, connect_timeout_s=connect_s, max_idle=0, max_connections=1, tls=tls)
+    client = HttpClient(
+        origin, address=address, egress=egress, connect_timeout_s=connect_s, max_idle=0, max_connections=1, tls=tls
+    )
     try:
         with await client.request("POST", origin.path, headers, body, deadline_s=left_s) as answer:
             return Accepted(answer.status, answer.headers.get("retry-after", ""))
@@ -188,17 +199,9 @@ async def _post(
         await client.close()
 
 
-async def _trust(ca_path: Path | None) -> ssl.SSLContext:
-    """Loads the authorities outside the loop, again only after a change. Raises ConnectFailed."""
+def _trust(egress: Egress, ca_path: Path | None) -> ssl.SSLContext:
+    """Loads the authorities. Raises ConnectFailed."""
     try:
-        return await asyncio.to_thread(lambda: _context(ca_path, 0 if ca_path is None else ca_path.stat().st_mtime_ns))
-    except (OSError, ssl.SSLError) as error:
+        return egress.tls(beside="" if ca_path is None else read_authorities(ca_path))
+    except SettingsError as error:
         raise ConnectFailed("callbacks.ca_path cannot be used") from error
-
-
-@lru_cache(maxsize=4)
-def _context(ca_path: Path | None, _changed_ns: int) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if ca_path is not None:
-        context.load_verify_locations(ca_path)
-    return context

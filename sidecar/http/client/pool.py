@@ -15,10 +15,12 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
 from sidecar.http.client.connection import ClientConnection, ClientResponse
+from sidecar.http.client.egress import DIRECT, Egress, ProxyServer
 from sidecar.http.client.failures import ClientTimeout, ConnectFailed, QueueFull
 from sidecar.http.client.http1 import RequestForm, ResponseHead
 from sidecar.http.client.origin import TargetOrigin
 from sidecar.http.client.send_queue import SendQueue
+from sidecar.http.client.tunnel import open_tunnel
 
 MAX_IDLE: Final = 64
 MAX_IDLE_S: Final = 4.0
@@ -30,16 +32,18 @@ _HINT = re.compile(r"(?:^|[,\s;])timeout\s*=\s*([0-9]{1,6})")
 
 
 class HttpClient:
-    """A small HTTP/1.1 client of one origin: no cookies, redirects, inflating, retries, or proxies of the environment.
+    """A small HTTP/1.1 client of one origin: no cookies, redirects, inflating or retries.
 
-    At `max_connections`, streams included, up to `max_waiting` requests wait, each within its deadline. `tls` replaces
-    the system's trust. With `address`, connections are made there; TLS and `Host` still name the origin."""
+    At `max_connections`, streams included, up to `max_waiting` requests wait, each within its deadline. Connections
+    leave as `egress` says; `tls` replaces its trust. With `address`, they are made there; TLS and `Host` still name
+    the origin."""
 
     def __init__(
         self,
         origin: TargetOrigin,
         *,
         address: str = "",
+        egress: Egress = DIRECT,
         connect_timeout_s: float = 5.0,
         max_idle: int = MAX_IDLE,
         max_idle_s: float = MAX_IDLE_S,
@@ -49,6 +53,8 @@ class HttpClient:
     ) -> None:
         self.origin = origin
         self._address = address
+        self._egress = egress
+        self._proxy = egress.proxy_for(origin)
         self.connect_timeout_s = connect_timeout_s
         self._max_idle = max_idle
         self._max_idle_s = max_idle_s
@@ -117,16 +123,19 @@ class HttpClient:
         self._open.add(connection)
         limit = min(until, loop.time() + self.connect_timeout_s)
         if origin.secure and self._tls is None:
-            self._tls = ssl.create_default_context()
+            self._tls = self._egress.tls()
         try:
             async with asyncio.timeout_at(limit):
-                await loop.create_connection(
-                    lambda: connection,
-                    self._address or origin.host,
-                    origin.port,
-                    ssl=self._tls if origin.secure else None,
-                    server_hostname=origin.host if origin.secure else None,
-                )
+                if self._proxy is not None:
+                    await self._connect_through(self._proxy, connection, loop)
+                else:
+                    await loop.create_connection(
+                        lambda: connection,
+                        self._address or origin.host,
+                        origin.port,
+                        ssl=self._tls if origin.secure else None,
+                        server_hostname=origin.host if origin.secure else None,
+                    )
         except TimeoutError:
             self._lost(connection)
             raise (ClientTimeout if limit == until else ConnectFailed)("connecting took too long") from None
@@ -134,12 +143,30 @@ class HttpClient:
             self._lost(connection)
             if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
                 raise QueueFull("the system gives us no descriptor") from error
-            raise ConnectFailed("no connection") from error
+            raise ConnectFailed(f"no connection: {error}") from error
+        except ConnectFailed:
+            self._lost(connection)
+            raise
         except asyncio.CancelledError:
             connection.abort()
             self._lost(connection)
             raise
         return connection
+
+    async def _connect_through(
+        self, proxy: ProxyServer, connection: ClientConnection, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        origin = self.origin
+        transport = await open_tunnel(loop, self._egress, proxy, self._address or origin.host, origin.port)
+        if not origin.secure or self._tls is None:
+            transport.set_protocol(connection)
+            connection.connection_made(transport)
+            transport.resume_reading()
+            return
+        inner = await loop.start_tls(transport, connection, self._tls, server_hostname=origin.host)
+        if inner is None:
+            raise ConnectFailed("no connection")
+        connection.connection_made(inner)
 
     def _free(self, connection: ClientConnection, head: ResponseHead) -> None:
         loop, seconds = connection.loop, self._max_idle_s

@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import Final
 
 from sidecar.gateway.frontends.a2a.push_notifications import IsAnothers, PushConfigs, Shows
-from sidecar.http.client import GuardedClient, SystemResolver
+from sidecar.http.client import Egress, GuardedClient, SystemResolver
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
 from sidecar.storage import RecordStores
@@ -53,6 +53,7 @@ def callbacks_from(
     is_anothers: IsAnothers,
     shows: Shows,
     stores: RecordStores,
+    egress: Callable[[], Egress],
 ) -> Webhooks:
     """Builds the webhooks; the key is created on first use. Raises SettingsError if an existing key is unusable."""
     settings = now()
@@ -61,7 +62,7 @@ def callbacks_from(
     # Sealed in a store that replicas share: a configuration holds credentials for the caller's receiver.
     kind = PUSHES.sealed(cache(lambda: AesSeal(key().key, PURPOSE))) if stores.where == "redis" else PUSHES
     resolver = SystemResolver()
-    guard = GuardedClient(lambda: now().callbacks, resolver)
+    guard = GuardedClient(lambda: now().callbacks, resolver, egress)
     outbox = Outbox(
         store=stores.deliveries,
         post=guard.post,

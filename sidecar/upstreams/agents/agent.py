@@ -8,10 +8,12 @@ from typing import Final, Protocol
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from sidecar.http.client import fetch
+from sidecar.errors import SettingsError, fault_in
+from sidecar.http.client import DIRECT, Egress, fetch
 from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import Operation, Version
 from sidecar.settings.credentials import Signed, UpstreamCredential
+from sidecar.settings.egress import CODE
 from sidecar.settings.upstreams import A2aUpstream, ProbeSettings, UpstreamSettings as Definition
 from sidecar.upstreams.agents.card import MAX_BYTES, Card, CardKeeper
 from sidecar.upstreams.agents.guarded_transport import GuardedAgent
@@ -65,7 +67,9 @@ class AgentUpstream:
         await self.wire.close()
 
 
-def agent_from(name: str, definition: Definition, *, max_response_bytes: int, signer: TokenSigner) -> AgentUpstream:
+def agent_from(
+    name: str, definition: Definition, *, max_response_bytes: int, signer: TokenSigner, egress: Egress = DIRECT
+) -> AgentUpstream:
     """The agent of a definition. Raises SettingsError."""
     section = definition.a2a
     if section is None:
@@ -77,13 +81,14 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     at = section.card_address
     beside = section.card_url is None or urlsplit(section.card_url).netloc == urlsplit(section.url).netloc
     keeper = CardKeeper(
-        partial(_fetched, at) if at else None,
+        partial(_fetched, egress, at) if at else None,
         section.spoken,
         None if section.version == "auto" else section.version,
         time.monotonic,
         account if beside else None,
     )
-    wire = _wire(section, keeper.version, source_from(shown, section.url, signer), max_response_bytes)
+    credential = source_from(shown, section.url, signer, egress=egress)
+    wire = _wire(name, section, keeper.version, credential, max_response_bytes, egress)
     watched = GuardedAgent(wire, account, section.share, section.timeout_s, section.url)
     return AgentUpstream(
         name,
@@ -103,20 +108,40 @@ def agent_from(name: str, definition: Definition, *, max_response_bytes: int, si
     )
 
 
-async def _fetched(url: str, deadline_s: float) -> bytes:
-    return await fetch(url, max_bytes=MAX_BYTES, deadline_s=deadline_s, operators=True)
+async def _fetched(egress: Egress, url: str, deadline_s: float) -> bytes:
+    return await fetch(url, max_bytes=MAX_BYTES, deadline_s=deadline_s, egress=egress, operators=True)
 
 
 def _wire(
-    section: A2aUpstream, version: Callable[[], Version], credential: CredentialSource, max_response_bytes: int
+    name: str,
+    section: A2aUpstream,
+    version: Callable[[], Version],
+    credential: CredentialSource,
+    max_response_bytes: int,
+    egress: Egress,
 ) -> AgentTransport:
     headers = tuple(section.headers.items())
     if section.spoken == "grpc":
-        from sidecar.upstreams.agents.grpc_transport import GrpcAgent  # imported only if needed: the import is slow
-
-        return GrpcAgent(
-            section.url, version, credential=credential, headers=headers, max_response_bytes=max_response_bytes
+        from sidecar.upstreams.agents.grpc_transport import (  # imported only if needed: the import is slow
+            GrpcAgent,
+            grpc_origin,
         )
-    address = HttpAddress(section.url, credential=credential, headers=headers, max_connections=section.max_connections)
+
+        proxy = egress.proxy_for(grpc_origin(section.url))
+        if proxy is not None and proxy.origin.secure:
+            hint = "name an http:// proxy, or the agent's host in no_proxy"
+            fault = fault_in(f"upstreams.{name}.a2a.url", "gRPC passes no proxy that speaks TLS", code=CODE, hint=hint)
+            raise SettingsError([fault])
+        return GrpcAgent(
+            section.url,
+            version,
+            credential=credential,
+            headers=headers,
+            max_response_bytes=max_response_bytes,
+            egress=egress,
+        )
+    address = HttpAddress(
+        section.url, credential=credential, headers=headers, max_connections=section.max_connections, egress=egress
+    )
     kind = JsonRpcAgent if section.spoken == "jsonrpc" else HttpJsonAgent
     return kind(address, version, max_response_bytes)

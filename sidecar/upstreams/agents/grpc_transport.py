@@ -6,7 +6,7 @@ connection; `google.rpc.ErrorInfo`, if the agent sends it, says which error it i
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -16,7 +16,8 @@ import grpc
 from grpc import aio
 
 from sidecar.errors import Reason, Refusal
-from sidecar.http.client import Deadline
+from sidecar.http.client import DIRECT, Deadline, Egress, TargetOrigin, parse_origin
+from sidecar.http.tls import trusted_pem
 from sidecar.protocols.a2a.errors import BY_NAME, BY_REASON, AgentError
 from sidecar.protocols.a2a.forms import FORMS
 from sidecar.protocols.a2a.operations import Operation, Version
@@ -53,8 +54,10 @@ class GrpcAgent:
         credential: CredentialSource,
         headers: Sequence[tuple[str, str]],
         max_response_bytes: int,
+        egress: Egress = DIRECT,
     ) -> None:
         parts = urlsplit(url)
+        self._egress, self._proxy = egress, egress.proxy_for(grpc_origin(url))
         self._target = parts.netloc
         self._secure = parts.scheme == "grpcs"
         self._version = version
@@ -124,19 +127,31 @@ class GrpcAgent:
         options = [
             ("grpc.max_receive_message_length", self._max_bytes),
             ("grpc.enable_retries", 0),
-            ("grpc.enable_http_proxy", 0),
+            *self._proxy_options(),
             ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS),
             ("grpc.use_local_subchannel_pool", 1),  # otherwise all of them would share one connection
         ]
         if self._secure:
-            return aio.secure_channel(self._target, grpc.ssl_channel_credentials(), options=options)
+            trusted = trusted_pem(self._egress.authorities).encode() or None
+            return aio.secure_channel(self._target, grpc.ssl_channel_credentials(trusted), options=options)
         return aio.insecure_channel(self._target, options=options)
+
+    def _proxy_options(self) -> Iterator[tuple[str, int | str]]:
+        yield "grpc.enable_http_proxy", int(self._proxy is not None)
+        if self._proxy is not None:
+            yield "grpc.http_proxy", self._proxy.url_with_login
 
     async def close(self) -> None:
         for channel in (self._calls, *self._streams):
             if channel is not None:
                 await channel.close(0.0)
         await self.secrets.close()
+
+
+def grpc_origin(url: str) -> TargetOrigin:
+    """Returns the destination of a URL of gRPC, as a proxy sees it."""
+    parts = urlsplit(url)
+    return parse_origin(f"{'https' if parts.scheme == 'grpcs' else 'http'}://{parts.netloc}")
 
 
 class GrpcStream:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from sidecar.http.client import DIRECT, Egress
 from sidecar.http.signing_keys import private_key_from
 from sidecar.settings.credentials import TokenClient, TokenExchange, UpstreamCredential
 from sidecar.settings.secrets import read_secret
@@ -28,6 +29,7 @@ def source_from(
     url: str,
     signer: TokenSigner,
     *,
+    egress: Egress = DIRECT,
     clock: Callable[[], float] = time.time,
     clock_mono: Callable[[], float] = time.monotonic,
     new_id: Callable[[], str] = secrets.token_urlsafe,
@@ -46,7 +48,7 @@ def source_from(
     if client is not None:
         proof = _proof(client)
         secret = proof.secret or (proof.key.kid if proof.key is not None else "")
-        endpoint = TokenEndpoint(client.token_url, proof, clock=clock, new_id=new_id)
+        endpoint = TokenEndpoint(client.token_url, proof, clock=clock, new_id=new_id, egress=egress)
         if not isinstance(client, TokenExchange):
             return OwnGrant(client, (secret, ""), endpoint, TokenCache(clock_mono))
         actor = "" if client.actor_token_path is None else read_secret(client.actor_token_path, "theirs")

@@ -11,7 +11,16 @@ from typing import Any, Final
 from urllib.parse import quote_plus, urlencode
 
 from sidecar.errors import Reason, Refusal, Unsent
-from sidecar.http.client import ClientResponse, ClientTimeout, ConnectFailed, EgressError, HttpClient, parse_origin
+from sidecar.http.client import (
+    DIRECT,
+    ClientResponse,
+    ClientTimeout,
+    ConnectFailed,
+    Egress,
+    EgressError,
+    HttpClient,
+    parse_origin,
+)
 from sidecar.http.signing_keys import SigningKey
 from sidecar.protocols.jsonrpc import parse_json
 from sidecar.upstreams.credentials.token_cache import FETCH_S, LATE, GrantedToken
@@ -67,13 +76,21 @@ class ClientProof:
 class TokenEndpoint:
     """One token endpoint, as one client. `clock` gives seconds since the epoch."""
 
-    def __init__(self, url: str, proof: ClientProof, *, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        proof: ClientProof,
+        *,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+        egress: Egress = DIRECT,
+    ) -> None:
         """Raises ValueError for an invalid URL, or one that secrets must not be sent to."""
         self._origin = parse_origin(url)
         if not self._origin.secure and not self._origin.loopback:
             raise ValueError("secrets go to a token endpoint over https only")
         self._proof, self._clock, self._new_id = proof, clock, new_id
-        self._client = HttpClient(self._origin, max_connections=MAX_CONNECTIONS)
+        self._client = HttpClient(self._origin, egress=egress, max_connections=MAX_CONNECTIONS)
 
     async def ask(self, form: Form) -> GrantedToken:
         """Request a token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.errors import SettingsError, fault_in
+from sidecar.http.client import DIRECT, Egress
 from sidecar.settings.programs import environment_of, executable_of
 from sidecar.settings.upstreams import McpUpstream, UpstreamSettings
 from sidecar.upstreams.credentials.from_settings import source_from
@@ -26,6 +27,7 @@ def upstream_from(
     max_response_bytes: int,
     processes: Processes,
     signer: TokenSigner = NO_SIGNER,
+    egress: Egress = DIRECT,
 ) -> McpTransport:
     """An upstream as configured, its secrets read. Nothing is opened or started yet. Raises SettingsError."""
     mcp = section.mcp
@@ -43,9 +45,10 @@ def upstream_from(
         )
     address = HttpAddress(
         mcp.url,
-        credential=source_from(section.credential, mcp.url, signer),
+        credential=source_from(section.credential, mcp.url, signer, egress=egress),
         headers=tuple(mcp.headers.items()),
         max_connections=mcp.max_connections,
+        egress=egress,
     )
     bounds: dict[str, Any] = {"timeout_s": mcp.timeout_s, "max_response_bytes": max_response_bytes}
     if mcp.transport == "http":

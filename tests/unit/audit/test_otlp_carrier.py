@@ -224,12 +224,10 @@ def test_over_tls_the_receiver_is_who_its_authority_says(tmp_path: Path) -> None
     of_theirs = authority("theirs").issue(dns=["localhost"], names=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*of_theirs.write(tmp_path, "receiver"))
-    for name in ("theirs", "others"):
-        (tmp_path / f"{name}.pem").write_text(authority(name).own.pem)
     with receiving(Receiver(tls=context)) as receiver:
         url = f"https://localhost:{receiver.port}/v1/logs"
-        carried(url, ca_path=tmp_path / "theirs.pem")
-        with closing(otlp(url, ca_path=tmp_path / "others.pem")) as stranger:
+        carried(url, authorities=authority("theirs").own.pem)
+        with closing(otlp(url, authorities=authority("others").own.pem)) as stranger:
             stranger.give_up()
             with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED") as refused:
                 stranger.carry(ONE)

@@ -1,0 +1,171 @@
+"""Settings of outgoing connections: the proxy that they go through, and the authorities that they trust."""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Annotated, Final, NamedTuple
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from sidecar.errors import Fault, SettingsError, fault_in
+from sidecar.settings.addresses import is_host_name
+from sidecar.settings.field_types import Many, PathField, Section, split_url
+from sidecar.settings.validation_errors import Finding, reject
+
+CODE: Final = "S137"
+ANY: Final = "*"
+_HOST_AND_PORT: Final = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[1-9][0-9]{0,4}))?")
+_HINT: Final = "write a host such as acme.example (and every name below it), a network such as 10.0.0.0/8, or *"
+
+
+class DirectHosts(NamedTuple):
+    """Hosts that are reached without the proxy: a name and every name below it, a network, or all (`*`). `port` is 0
+    for any."""
+
+    name: str
+    network: IPv4Network | IPv6Network | None = None
+    port: int = 0
+
+    def holds(self, host: str, port: int) -> bool:
+        """Whether it matches a host, in lower case, and its port. A network holds addresses, never names."""
+        if self.port not in (0, port):
+            return False
+        if self.network is not None:
+            try:
+                return ip_address(host) in self.network
+            except ValueError:
+                return False
+        return self.name == ANY or host == self.name or host.endswith(f".{self.name}")
+
+    def __str__(self) -> str:
+        text = self.name
+        if self.network is not None:
+            text = str(self.network.network_address) if self.network.num_addresses == 1 else str(self.network)
+        if not self.port:
+            return text
+        return f"[{text}]:{self.port}" if ":" in text else f"{text}:{self.port}"
+
+
+def direct_hosts_from(value: object) -> DirectHosts:
+    """Parses an entry of `no_proxy`, in the forms that curl reads. Rejects others."""
+    if isinstance(value, DirectHosts):
+        return value
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if (network := _network(text.strip("[]"))) is not None:
+        return DirectHosts("", network)
+    found = _HOST_AND_PORT.fullmatch(text)
+    if found is None:
+        reject("this is no host", CODE, _HINT)
+    host, port = found["v6"] or found["host"], int(found["port"] or 0)
+    if port > 65535:
+        reject("a port is at most 65535", CODE)
+    if (network := _network(host)) is not None:
+        return DirectHosts("", network, port)
+    name = host.removeprefix("*.").removeprefix(".").rstrip(".")
+    if host != ANY and (found["v6"] or not is_host_name(name) or name.replace(".", "").isdigit()):
+        reject("this is no host", CODE, _HINT)
+    return DirectHosts(ANY if host == ANY else name, None, port)
+
+
+def _network(text: str) -> IPv4Network | IPv6Network | None:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
+def _proxy_url(text: str) -> str:
+    parts = split_url(text, "http", "https")
+    if parts.path not in ("", "/") or parts.query:
+        reject("a proxy is a scheme, a host and a port", CODE, "write http://proxy.acme.example:3128")
+    if parts.port is None:
+        reject("the proxy's port is missing", CODE, f"write {parts.scheme}://{parts.netloc}:3128")
+    return text.rstrip("/")
+
+
+DirectHostsField = Annotated[
+    DirectHosts,
+    BeforeValidator(direct_hosts_from),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "examples": ["acme.example", "10.0.0.0/8", "*"]}),
+]
+
+
+class ProxySettings(Section):
+    """The proxy of outgoing connections."""
+
+    url: Annotated[str, AfterValidator(_proxy_url)]
+    """Its address: `http://host:port`, or `https://host:port` where it speaks TLS itself."""
+    credentials_path: PathField | None = None
+    """File with `user:password`, which the proxy is shown (Basic)."""
+    no_proxy: Many[DirectHostsField] = ()
+    """Hosts that are reached without it: `acme.example` (and every name below it), `10.0.0.0/8`, `host:8443`, `*`.
+    Networks match addresses, not names. Loopback never goes through a proxy."""
+    resolves_callbacks: bool = False
+    """Whether the proxy looks up the names of callbacks. Then only it can check their addresses (`callbacks.networks`,
+    `callbacks.blocked`); by default the sidecar does, and refuses names that it cannot look up."""
+
+
+class EgressSettings(Section):
+    """Outgoing connections: to upstreams, issuers, token endpoints, policy sources, audit receivers and callbacks."""
+
+    proxy: ProxySettings | None = None
+    """By default the one that `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY` name; with this none of them is
+    read."""
+    environment: bool = True
+    """Whether these variables are read."""
+    ca_path: PathField | None = None
+    """PEM file of authorities to trust beside those of the system (or of `SSL_CERT_FILE`)."""
+
+
+class NamedProxy(NamedTuple):
+    """A proxy's address, and `user:password`."""
+
+    url: str
+    credentials: str = ""
+
+
+def proxies_in(environ: Mapping[str, str]) -> tuple[Mapping[str, NamedProxy], tuple[DirectHosts, ...]]:
+    """The proxies that variables name, by the scheme of the destination, and the hosts that need none. Lower-case
+    names come first. `HTTP_PROXY` is not read in a CGI program, whose callers set it. Raises SettingsError."""
+    faults: list[Fault] = []
+    proxies = {}
+    for scheme in ("http", "https"):
+        name = _first(environ, f"{scheme}_proxy", "all_proxy")
+        if name and not (name == "HTTP_PROXY" and "REQUEST_METHOD" in environ):
+            with _told_of(name, faults):
+                proxies[scheme] = _named_proxy(environ[name].strip())
+    direct: list[DirectHosts] = []
+    listed = _first(environ, "no_proxy")
+    for entry in filter(None, re.split(r"[,\s]+", environ[listed])) if proxies and listed else ():
+        with _told_of(listed, faults):
+            direct.append(direct_hosts_from(entry))
+    if faults:
+        raise SettingsError(faults)
+    return proxies, tuple(direct)
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str:
+    """The first of these variables that is not empty, each in lower case and in upper case."""
+    spelled = (spelling for name in names for spelling in (name, name.upper()))
+    return next((name for name in spelled if environ.get(name, "").strip()), "")
+
+
+def _named_proxy(text: str) -> NamedProxy:
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    login, at, place = parts.netloc.rpartition("@")
+    url = _proxy_url(urlunsplit((parts.scheme, place, parts.path, parts.query, parts.fragment)))
+    return NamedProxy(url, unquote(login) if at else "")
+
+
+@contextmanager
+def _told_of(name: str, faults: list[Fault]) -> Iterator[None]:
+    """Collects the faults of a variable."""
+    try:
+        yield
+    except PydanticCustomError as error:
+        found: tuple[Finding, ...] = (error.context or {})["findings"]
+        faults += (fault_in(f"env {name}", one.message, code=CODE, hint=one.hint) for one in found)
