@@ -19,10 +19,13 @@ from typing import Any
 
 import pytest
 
+from sidecar import __version__
+
 ROOT = Path(__file__).parents[2]
 LOCKS = (
     "requirements.lock",
     "deploy/runtime.lock",
+    ".ci/release.lock",
     *(f"tests/peers/{name}.lock" for name in ("mcp1", "a2a03", "schemathesis", "envoy")),
     *(f"tests/peers/clients/{name}.lock" for name in ("clients", "clients-mcp1")),
 )
@@ -163,8 +166,13 @@ def test_what_the_dockerfile_copies_reaches_the_build() -> None:
 
 def test_every_target_of_the_makefile_is_one_line() -> None:
     text = (ROOT / "Makefile").read_text("utf-8")
-    for target in ("demo", "test", "smoke", "check", "fix", "bench", "clients", "lock"):
+    for target in ("demo", "test", "smoke", "check", "fix", "bench", "clients", "release", "lock"):
         assert re.search(rf"^{target}: .*;.*[^\\]$", text, re.MULTILINE), target
+
+
+def test_the_changes_begin_with_this_version() -> None:
+    (heading, *_) = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert re.fullmatch(rf"{re.escape(__version__)} \((unreleased|\d{{4}}-\d\d-\d\d)\)", heading)
 
 
 def test_what_is_run_on_every_python_is_there() -> None:
