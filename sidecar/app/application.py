@@ -75,7 +75,9 @@ class Application:
             settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
             of_a2a = [name for name, one in settings.upstreams.items() if one.a2a is not None]
             agents = (*of_a2a, *settings.agents)
-            metrics = Metrics(upstreams=(*settings.upstreams, *settings.agents), agents=agents)
+            top_tools = settings.metrics.tool_label.top if settings.metrics.tool_label else 0
+            upstreams = (*settings.upstreams, *settings.agents)
+            metrics = Metrics(upstreams=upstreams, agents=agents, top_tools=top_tools)
             evidence = ControlRecords.open(settings, metrics, environ)
             undo.push_async_callback(evidence.audit.close)
             seen = look_at(path, settings)  # before the files are read, so that later writes count as changes

@@ -13,6 +13,7 @@ from sidecar.storage.peers import Peers
 from sidecar.upstreams.upstream_account import UpstreamAccount
 from sidecar.vocabulary import PermissionKind
 
+CHOOSE_EVERY_S = 60.0  # which tools have a label
 LOGGED_CHARS = 200  # of each name of a link
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ class SampledGauges:
     pipeline: Pipeline
     replicas: Peers
     _crowds: MemoryTrim = field(default_factory=lambda: MemoryTrim(give_memory_back))
+    _choose_at_s: float = field(default_factory=lambda: time.monotonic() + CHOOSE_EVERY_S)
     _observed: set[UpstreamAccount] = field(default_factory=set)
     _engine: Engine | None = None
     _counted: dict[PermissionKind, int] = field(default_factory=dict)
@@ -41,6 +43,9 @@ class SampledGauges:
         metrics.audit_depth(audit.writer.depth)
         metrics.audit_up(audit.writer.up)
         self._count_differences()
+        if (now_s := time.monotonic()) >= self._choose_at_s:
+            self._choose_at_s = now_s + CHOOSE_EVERY_S
+            metrics.choose_tools()
 
     def reconfigured(self, loaded_at: float) -> None:
         """Update the gauges of a new snapshot, in force since `loaded_at`."""

@@ -125,7 +125,7 @@ class Servers:
             (admin, AdminApp(operated, metrics, local_entrance(admin), secrets, decisions=decisions).handle, None),
             (control, trusted.handle, None),
         ]
-        if settings.metrics is not None:
+        if settings.metrics.listen is not None:
             scraped = take(settings.metrics.listen, undo, self.path)
             found.append((scraped, AdminApp(operated, metrics, Entrance(None), {}, health_only=True).handle, None))
         if decisions is not None and (own := settings.pdp and settings.pdp.listen):

@@ -14,6 +14,7 @@ from sidecar.gateway.request import RequestContext
 from sidecar.limits import LimitPlan
 from sidecar.observability.metrics import AUTH_REASONS, MAX_ENDED, TOOL_ERROR, Metrics
 from sidecar.observability.registry import Row
+from sidecar.observability.tool_labels import ToolLabels
 from sidecar.vocabulary import PermissionKind
 
 BEFORE_POLICY = frozenset({Reason.METHOD_UNKNOWN, Reason.PRINCIPAL_DISABLED})  # denied before policy was evaluated
@@ -33,13 +34,14 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
     # Of a call to no server, or to all of them, the aggregate frontend counts each server.
     answered = "upstream" in marks and bool(server)
     kind = None if decision is None else decision.links[-1].kind
-    key = request.protocol, server, request.method, record.tool_error, answered, id(kind), id(plan)
+    tool = "" if metrics.tool_labels is None else _tool_label(metrics.tool_labels, request)
+    key = request.protocol, server, request.method, record.tool_error, answered, id(kind), id(plan), tool
     is_usual = refusal is None and record.enforcement == "enforce" and (decision is None or decision.allowed)
     if not is_usual or (series := metrics.known_series.get(key)) is None:
         status = status_of(record, refusal)
         counts = _judgement(metrics, record, plan, refusal, request.excused, shadow=request.shadow)
         called = request.protocol, server, request.method, status
-        series = metrics.request_series(*called, *counts, answered=answered, about=plan)
+        series = metrics.request_series(*called, *counts, answered=answered, about=plan, tool=tool)
         if is_usual:
             metrics.keep_series(key, series)
     metrics.ended.append((series, record.started_s, record.now_s(), marks))
@@ -47,6 +49,14 @@ def measure(metrics: Metrics, request: RequestContext) -> None:
         metrics.settle()
     if plan is not None and plan.paid:
         _count_spending(metrics, record)
+
+
+def _tool_label(labels: ToolLabels, request: RequestContext) -> str:
+    call = request.record.call
+    if call is None or call.question.action != "tools/call":
+        return ""
+    service = request.now.services.get(request.server)
+    return labels.label(request.server, call.question.name, () if service is None else service.catalogue.tools)
 
 
 def status_of(record: Recording, refusal: Refusal | None) -> str:

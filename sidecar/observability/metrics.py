@@ -7,6 +7,7 @@ Label values come from the settings or from closed sets; any other becomes `othe
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property, partial
 from operator import sub
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from sidecar import __version__
 from sidecar.errors import Reason
 from sidecar.observability.registry import AS_GIVEN, OTHER, Kind, Row, SeriesTable, add_all
+from sidecar.observability.tool_labels import ToolLabels
 from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
 from sidecar.protocols.mcp.messages import METHODS, NOTIFICATIONS, SERVER_REQUESTS
 from sidecar.vocabulary import EngineName, PermissionKind
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 MAX_KNOWN_SERIES = 4096  # about 1 KB each
 MAX_ENDED = 256  # requests whose numbers are added together, in less than a millisecond
+STATUS_AT = 3  # among the labels of `requests_total`
 NONE = "none"  # the reason label of an allowed call
 
 # OpenTelemetry's buckets for MCP operations, with smaller ones for calls to a local server.
@@ -154,7 +157,8 @@ class RequestSeries(NamedTuple):
 
 class Metrics:
     """Every series, and what updates them. Times are in seconds. Attributes declared with `.count`, `.put…`, `.time…`
-    and `.only` are called with the labels and the value. `budgets` are limits that count costs."""
+    and `.only` are called with the labels and the value. `budgets` are limits that count costs; requests have a label
+    `tool` for the `top_tools` most called ones."""
 
     def __init__(
         self,
@@ -163,6 +167,7 @@ class Metrics:
         agents: Iterable[str] = (),
         limits: Iterable[str] = (),
         budgets: Iterable[str] = (),
+        top_tools: int = 0,
     ) -> None:
         self._tables: list[SeriesTable] = []
         self._of_servers: list[SeriesTable] = []  # created for MCP servers and not for agents
@@ -186,9 +191,11 @@ class Metrics:
             return self._of_servers[-1]
 
         # Requests
-        self._requests = counter(
-            "requests_total", late=True, protocol=PROTOCOLS, **of_upstreams, method=WIRE_METHODS, status=STATUSES
-        )
+        self.tool_labels = ToolLabels(top_tools) if top_tools else None
+        of_tools = {} if self.tool_labels is None else {"tool": self.tool_labels.values}
+        whole = {"protocol": PROTOCOLS, **of_upstreams, "method": WIRE_METHODS, "status": STATUSES, **of_tools}
+        self._requests = counter("requests_total", late=True, **whole)
+        self._removed_requests = Counter[str]()  # by status: those of removed series
         self._request_s = times_of_requests(
             "request_duration_seconds", protocol=PROTOCOLS, upstream=self._upstreams, late=True
         )
@@ -289,8 +296,9 @@ class Metrics:
             table.chosen_anew()
         of_agents = sorted(self._upstreams.intersection(agents))
         of_servers = sorted(self._upstreams.difference(of_agents))
-        self._requests.declare(("mcp",), of_servers, COMMON_METHODS, STATUSES)
-        self._requests.declare(("a2a",), of_agents, COMMON_OF_AGENTS, STATUSES)
+        of_tools = () if self.tool_labels is None else (("",),)
+        self._requests.declare(("mcp",), of_servers, COMMON_METHODS, STATUSES, *of_tools)
+        self._requests.declare(("a2a",), of_agents, COMMON_OF_AGENTS, STATUSES, *of_tools)
         self._request_s.declare(("mcp", "http"), of_servers)
         self._request_s.declare(("a2a",), of_agents)
         self._request_s.declare(PROTOCOLS, (OTHER,))
@@ -329,13 +337,16 @@ class Metrics:
         *counts: Row,
         answered: bool = False,
         about: object = None,
+        tool: str = "",
     ) -> RequestSeries:
-        """Finds the rows of requests that end so, with further `counts`. `answered`: the upstream was called."""
+        """Finds the rows of requests that end so, with further `counts`. `answered`: the upstream was called. `tool` is
+        from `tool_labels`."""
         method = method if method in METHODS_OF.get(protocol, ()) else OTHER
+        labels = (protocol, upstream, method, status, *([] if self.tool_labels is None else [tool]))
         return RequestSeries(
             self._request_s.row(protocol, upstream),
             self._upstream_s.row(upstream) if answered else None,
-            (self._requests.row(protocol, upstream, method, status), *counts),
+            (self._requests.row(*labels), *counts),
             about,
         )
 
@@ -371,11 +382,20 @@ class Metrics:
     def requests_by_status(self) -> Mapping[str, int]:
         """How many requests ended in each status, since the start."""
         self.settle()
-        counts = dict.fromkeys(STATUSES, 0)
+        counts = {**dict.fromkeys(STATUSES, 0), **self._removed_requests}
         for labels, (count,) in self._requests.rows.items():
-            status = labels[-1]
+            status = labels[STATUS_AT]
             counts[status] = counts.get(status, 0) + int(count)
         return counts
+
+    def choose_tools(self) -> None:
+        """Chooses anew which tools have a label. Called once a minute."""
+        if self.tool_labels is None:
+            return
+        self.settle()
+        for labels, (count,) in self.tool_labels.choose(self._requests):
+            self._removed_requests[labels[STATUS_AT]] += int(count)
+        self.known_series.clear()
 
     def decision_row(self, kind: str, decision: str, reason: str | None) -> Row:
         """Finds the row of a policy decision (allow, deny, would_deny), by the kind of the deciding link."""

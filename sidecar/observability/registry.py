@@ -6,7 +6,7 @@ is replaced in one step.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from itertools import product
 from typing import Final, Literal
 
@@ -106,6 +106,13 @@ class SeriesTable:
         """Removes the rows whose first label is not in `first`, because a gauge of a removed object would be wrong."""
         self.rows = {labels: row for labels, row in self.rows.items() if labels[0] in first}
         self._found.clear()
+
+    def remove(self, is_gone: Callable[[Labels], bool]) -> list[tuple[Labels, Row]]:
+        """Removes rows, and returns them. Rows that callers of `row` hold count nothing any more."""
+        gone = [(labels, row) for labels, row in self.rows.items() if is_gone(labels)]
+        self.rows = {labels: row for labels, row in self.rows.items() if not is_gone(labels)}
+        self._found.clear()
+        return gone
 
     def observe(self, labels: Labels, value: float) -> None:
         row = self._found.get(labels) or self._find(labels)

@@ -161,11 +161,26 @@ class AdminSettings(Section):
             yield Finding("an admin listener beyond loopback needs credentials", "S104", hint, at=("listen",))
 
 
-class MetricsSettings(Section):
-    """A second address for /metrics, /livez and /readyz only."""
+class TopTools(Section):
+    """The most called tools."""
 
-    listen: Listen
-    """Where scrapers reach it; may be beyond loopback."""
+    top: Annotated[int, Field(ge=1, le=500)]
+    """How many tools have a value of their own; the rest is `_other`."""
+
+
+ToolLabel = Annotated[
+    Annotated[TopTools, Tag("<top>")] | Annotated[Literal[False], Tag("<off>")],
+    Discriminator(lambda value: "<off>" if value is False else "<top>"),
+]
+
+
+class MetricsSettings(Section):
+    """A second address for /metrics, /livez and /readyz only, and what is counted."""
+
+    listen: Listen | None = None
+    """Where scrapers reach it; may be beyond loopback. Without one there is the admin listener."""
+    tool_label: ToolLabel = False
+    """`{top: 20}` gives `sidecar_requests_total` a label `tool`, for the most called tools that their servers list."""
 
 
 class LogSettings(Section):

@@ -50,8 +50,7 @@ class Settings(Section):
     local: Many[LocalListener] = ()
     """Listeners whose callers are one NHI."""
     admin: AdminSettings = Field(default_factory=AdminSettings)
-    metrics: MetricsSettings | None = None
-    """A second address for metrics and health only."""
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     pdp: DecisionSettings | None = None
     """Decisions for other enforcement points. Without this section there are none."""
@@ -154,7 +153,7 @@ class Settings(Section):
         for index, local in enumerate(self.local):
             yield ("local", index, "listen"), local.listen
         yield ("admin", "listen"), self.admin.listen
-        if self.metrics:
+        if self.metrics.listen is not None:
             yield ("metrics", "listen"), self.metrics.listen
         if self.pdp is not None and self.pdp.listen is not None:
             yield ("pdp", "listen"), self.pdp.listen
