@@ -40,6 +40,7 @@ from sidecar.http.server.listeners import check_fast_parser
 from sidecar.limits.usage_report import UsageQuery, UsageReport
 from sidecar.observability.log_lines import RequestLines
 from sidecar.observability.metrics import Metrics
+from sidecar.observability.telemetry import Telemetry
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.load import load
 from sidecar.settings.timestamps import rfc3339
@@ -61,6 +62,8 @@ log = logging.getLogger("sidecar")
 
 class Application:
     """A running sidecar. It implements `admin.routes.OperatorAction`, largely by methods of its parts."""
+
+    telemetry: Telemetry | None = None
 
     @classmethod
     async def start(cls, path: Path, environ: Mapping[str, str]) -> Self:
@@ -101,6 +104,12 @@ class Application:
             evidence.publish_at(shared.limiter.store)
             way = way_from(settings, first, ledger, shared, evidence, metrics)
             app = cls(path, environ, settings, evidence, processes, executions, follower, shared, way, seen)
+            app.telemetry = Telemetry.from_environ(environ, path, metrics, app.measure)
+            if app.telemetry is not None:
+                undo.push_async_callback(app.telemetry.close)
+                from sidecar.gateway.request_spans import RequestTracing  # imports OpenTelemetry
+
+                app.pipeline.tracing = RequestTracing(app.telemetry)
             await shared.greet()
             await evidence.look_back()
             await app.scheduler.recall()
@@ -194,6 +203,8 @@ class Application:
         await self.evidence.seal()
         await self.limiter.close()
         await self.audit.close()
+        if self.telemetry is not None:
+            await self.telemetry.close()
         self._log_requests(False, LAST_WORDS_S)
 
     def _run_background(self) -> None:

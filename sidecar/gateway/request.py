@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 from aiohttp import web
 
@@ -36,6 +36,9 @@ from sidecar.protocols.mcp.eras import META_VERSION
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
 from sidecar.upstreams.mcp.transport import Outbound, UpstreamAnswer, never
 from sidecar.vocabulary import Call, Caller, Decision
+
+if TYPE_CHECKING:
+    from sidecar.gateway.request_spans import RequestSpans, UpstreamSpan
 
 _new = tuple.__new__
 NO_META: Mapping[str, Any] = MappingProxyType({})
@@ -96,8 +99,8 @@ class RequestContext(CallContext):
     while `handed_on` is set. `task` carries it out, if that is not its connection's. `prefix` is the path under which
     callers see sidecar, `base` the base URL for a local caller. `presented_kind` is the kind of the caller's first
     credential. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more. `dialect` writes
-    refusals in protocols other than MCP. `reason` is why it was refused, once it is answered. `started_s` is in the
-    loop's time.
+    refusals in protocols other than MCP. `reason` is why it was refused, once it is answered. `spans` describe it to
+    OpenTelemetry. `started_s` is in the loop's time.
     """
 
     # Most requests change few of these, so they are defaults of the class.
@@ -115,6 +118,7 @@ class RequestContext(CallContext):
     presented_kind = "none"
     reason: Reason | None = None
     parameter_headers: Sequence[tuple[str, str]] = ()
+    spans: RequestSpans | None = None
 
     def __init__(
         self,
@@ -199,6 +203,8 @@ class RequestContext(CallContext):
             record.run_id = routing.correlation_in(meta.get("run_id")) or record.run_id
             record.thread_id = routing.correlation_in(meta.get("thread_id")) or record.thread_id
             record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
+            if self.spans is not None:
+                self.spans.heard(meta)
         if META_VERSION not in meta and not eras.names_stateless(self.headers, message):
             self.shape = AnswerShape.SESSION
         return message
@@ -312,8 +318,9 @@ class WatchedExchange:
 
     `open` are all exchanges of its kind. `endless` ones have no final answer: they last until their credential or grant
     ends (`until`, in seconds since the epoch, None never ends), and are decided again under every new snapshot
-    (`judged_by`). `outlet` takes their events. The fields from `reviewed_by` on belong to `reauthorization.py`: rules
-    and time of the last decision, whether the permission was lost, and how much had been sent by when.
+    (`judged_by`). `outlet` takes their events, `span` describes their last message. The fields from `reviewed_by` on
+    belong to `reauthorization.py`: rules and time of the last decision, whether the permission was lost, and how much
+    had been sent by when.
 
     `with exchange:` makes the call possible to cut off while it is carried out, and raises Refusal if it was.
     """
@@ -322,6 +329,7 @@ class WatchedExchange:
     cut: Reason | None = None
     answer: Closable | None = None
     outlet: EventStream | None = None
+    span: UpstreamSpan | None = None
     reviewed_by: object = None
     reviewed_s = 0.0
     revoked: Reason | None = None
@@ -444,8 +452,11 @@ class UpstreamExchange(WatchedExchange):
 
     def post(self, message: Message | None, last_event_id: str | None = None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Sends a message to the upstream. Awaited, it returns when the head of the answer is here."""
-        request, session, service, verb = self.request, self.session, self.service, "POST"
-        extra = routing.trace_headers(request.headers) if "traceparent" in request.headers else []
+        request, session, service, verb, span = self.request, self.session, self.service, "POST", None
+        if request.spans is not None:
+            span, extra, message = request.spans.toward(self, message)
+        else:
+            extra = routing.trace_headers(request.headers) if "traceparent" in request.headers else []
         if message is None:
             verb = "GET"
         elif request.parameter_headers:
@@ -453,7 +464,8 @@ class UpstreamExchange(WatchedExchange):
         version, session_id = self.call.protocol_version, None if session is None else session.upstream_id
         left_s = self.left_s(service.timeout_s)
         sent = verb, message, version, left_s, session_id, self.caller, last_event_id, extra, self.endless, False, never
-        return service.upstream.exchange(_new(Outbound, sent))
+        answering = service.upstream.exchange(_new(Outbound, sent))
+        return answering if span is None else span.followed(answering)
 
     def listen(self, last_event_id: str | None) -> Coroutine[Any, Any, UpstreamAnswer]:
         """Opens the upstream session's own stream, or resumes one of its streams."""

@@ -112,6 +112,8 @@ class ResponseFilter:
             if earlier is None:  # an id of two calls
                 raise refused("it answers another request")
         if earlier is None:
+            if exchange.span is not None:
+                exchange.span.heard(given, error)
             if (error is not None or (given and given.get("isError") is True)) and not call.session:
                 request.tool_failed()
             # It is charged whether or not the answer passes, unless it became a task.

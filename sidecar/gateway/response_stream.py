@@ -161,6 +161,8 @@ class ResponseStream:
         message = read_answer(raw)
         if not isinstance(message, jsonrpc.Response) or message.error is None:
             raise refusal_of(answer)
+        if self.exchange.span is not None:
+            self.exchange.span.heard(None, message.error)
         self.exchange.request.answered()
         if not self.exchange.call.session:
             self.exchange.request.tool_failed()

@@ -107,6 +107,11 @@ class Service:
         return self.definition.probe
 
     @property
+    def url(self) -> str:
+        """The address that is dialled, "" for a program."""
+        return (self.definition.mcp and self.definition.mcp.url) or ""
+
+    @property
     def asked(self) -> ToolCatalogue:
         return self.catalogue
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -10,6 +11,7 @@ from prometheus_client.openmetrics.exposition import (
     CONTENT_TYPE_LATEST as OPENMETRICS,
     generate_latest as generate_openmetrics,
 )
+from prometheus_client.samples import Exemplar
 
 from sidecar.observability.registry import SeriesTable
 
@@ -48,7 +50,11 @@ def _family(table: SeriesTable) -> Metric:
         edges = [*(str(float(bound)) for bound in table.bounds), "+Inf"]
         for labels, row in rows:
             *counts, total = tuple(row)
-            histogram.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), total)
+            buckets: list[Any] = list(zip(edges, accumulate(counts), strict=True))
+            for at, pair in enumerate(buckets):
+                if (known := table.exemplars.get((labels, at))) is not None:
+                    buckets[at] = (*pair, Exemplar(dict(known.about), known.value, known.at_s))
+            histogram.add_metric(labels, buckets, total)
         return histogram
     of_kind = CounterMetricFamily if table.kind == "counter" else GaugeMetricFamily
     family = of_kind(table.name, table.help, labels=table.labels)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -475,6 +475,15 @@ class Metrics:
         self._mode.each(MODES, {mode: 1})
         if mode == "shadow":
             self._decisions.declare(KINDS, ("would_deny",), DENIALS)
+
+    @property
+    def tables(self) -> Sequence[SeriesTable]:
+        """Every series, with what was counted until the last `settle`."""
+        return self._tables
+
+    def request_traced(self, protocol: str, upstream: str, duration_s: float, about: Mapping[str, str]) -> None:
+        """Names the trace of an answered request, as an exemplar of its duration."""
+        self._request_s.exemplify((protocol, upstream), duration_s, about)
 
     @cached_property
     def exposition(self) -> Exposition:

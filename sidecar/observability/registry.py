@@ -5,10 +5,11 @@ costs a tenth of the library's own. One event loop writes, any thread may render
 is replaced in one step.
 """
 
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from itertools import product
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 OTHER = "other"
 MAX_SERIES = 5_000  # of one metric; label sets multiply to fewer unless the configuration is very large
@@ -16,6 +17,14 @@ Labels = tuple[str, ...]
 Row = list[float]
 Kind = Literal["counter", "gauge", "histogram"]
 AS_GIVEN: Final = ()  # for a label that only `SeriesTable.only` sets
+
+
+class Exemplar(NamedTuple):
+    """One measurement of a bucket, at `at_s` since the epoch. `about` names its trace."""
+
+    about: Mapping[str, str]
+    value: float
+    at_s: float
 
 
 def add_all(row: Row, bounds: tuple[float, ...], values: Iterable[float]) -> None:
@@ -32,9 +41,11 @@ def add_all(row: Row, bounds: tuple[float, ...], values: Iterable[float]) -> Non
 class SeriesTable:
     """The numbers of one metric, a row for each set of labels; at most MAX_SERIES, and one for the rest. A label value
     that is not among its choices becomes `other`. A row is one number; for a histogram the counts by bucket, not
-    cumulative, the last bucket open, and then the sum."""
+    cumulative, the last bucket open, and then the sum. `exemplars` has one at most for each bucket."""
 
-    __slots__ = ("_choices", "_found", "_late", "bounds", "folded", "help", "kind", "labels", "name", "rows")
+    __slots__ = (
+        "_choices", "_found", "_late", "bounds", "exemplars", "folded", "help", "kind", "labels", "name", "rows",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -53,6 +64,7 @@ class SeriesTable:
         self.labels, self._choices, self._late = tuple(labels), tuple(labels.values()), late
         self.rows: dict[Labels, Row] = {}
         self.folded = 0
+        self.exemplars: dict[tuple[Labels, int], Exemplar] = {}
         self._found: dict[Labels, Row] = {}  # rows whose labels are all among the choices, so it has their bound
 
     def declare(self, *choices: Iterable[str]) -> None:
@@ -119,6 +131,12 @@ class SeriesTable:
         row[bisect_left(self.bounds, value)] += 1
         row[-1] += value
 
+    def exemplify(self, labels: Labels, value: float, about: Mapping[str, str]) -> None:
+        """Keeps a measurement as the example of its bucket, in place of the one before."""
+        known = self._known(labels)
+        if known in self.rows:
+            self.exemplars[known, bisect_left(self.bounds, value)] = Exemplar(about, value, time.time())
+
     def chosen_anew(self) -> None:
         """Applies changed choices. Rows stay, because a counter must not go back."""
         self._found.clear()
@@ -126,11 +144,14 @@ class SeriesTable:
             self.declare(*self._choices)
 
     def _find(self, labels: Labels) -> Row:
-        known = tuple([label if label in of else OTHER for label, of in zip(labels, self._choices, strict=True)])
+        known = self._known(labels)
         row = self._row(known)
         if known == labels and labels in self.rows:
             self._found[labels] = row
         return row
+
+    def _known(self, labels: Labels) -> Labels:
+        return tuple([label if label in of else OTHER for label, of in zip(labels, self._choices, strict=True)])
 
     def _row(self, labels: Labels) -> Row:
         if self.is_full and labels not in self.rows:

@@ -8,7 +8,7 @@ operation is sent to the agent; its answer is checked and written in the caller'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -82,9 +82,23 @@ class AgentExchange(WatchedExchange):
         intent = self.owning.intent
         self.lease.forwarded = True
         headers = self.request.headers
-        extra = routing.trace_headers(headers) if "traceparent" in headers else ()
+        extra: Sequence[tuple[str, str]] = ()
+        if self.request.spans is not None:
+            extra = self.request.spans.toward_agent(self)
+        elif "traceparent" in headers:
+            extra = routing.trace_headers(headers)
         how = (intent.extensions, extra, self.owning.admit)
         return _new(OutgoingOperation, (intent.operation, params, self.caller, self.deadline_s, *how))
+
+    def ask(self, params: dict[str, Any]) -> Coroutine[Any, Any, dict[str, Any] | AgentError]:
+        """Sends the operation. Awaited, it returns the agent's answer."""
+        answering = self.agent.wire.ask(self.outgoing(params))
+        return answering if self.span is None else self.span.during(answering)
+
+    def listen(self, params: dict[str, Any]) -> Coroutine[Any, Any, AgentEvents | AgentError]:
+        """Sends a streaming operation. Awaited, it returns the agent's stream."""
+        answering = self.agent.wire.listen(self.outgoing(params))
+        return answering if self.span is None else self.span.during(answering)
 
     async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
         """Returns what the caller may see of an answer or an event; the audit record names its task."""
@@ -253,7 +267,7 @@ class AgentFrontend:
             try:
                 plain = pushing is None and not intent.context
                 params = intent.params if plain else await _outward(exchange, pushing)
-                answer = await agent.wire.ask(exchange.outgoing(params))
+                answer = await exchange.ask(params)
                 if isinstance(answer, AgentError):
                     return await exchange.failed(answer)
                 exchange.hear(answer)
@@ -273,7 +287,7 @@ class AgentFrontend:
     async def _listed(self, exchange: AgentExchange) -> web.StreamResponse:
         async def ask(params: dict[str, Any]) -> dict[str, Any] | AgentError:
             exchange.deadline_s = exchange.left_s(0.0) or 0.001
-            return await exchange.agent.wire.ask(exchange.outgoing(params))
+            return await exchange.ask(params)
 
         page, dialect = await self.pages.page(exchange.owning, ask), exchange.dialect
         exchange.lease.forwarded = True
@@ -286,7 +300,7 @@ class AgentFrontend:
         exchange.lease.forwarded = True
         card: dict[str, Any] | AgentError = await agent.cards.card()
         if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
-            card = await agent.wire.ask(exchange.outgoing(exchange.owning.intent.params))
+            card = await exchange.ask(exchange.owning.intent.params)
         if isinstance(card, AgentError):
             return await _whole(request, dialect.error(card))
         try:
@@ -305,7 +319,7 @@ class AgentFrontend:
         try:
             with exchange:
                 await agent.cards.prepare()
-                heard = await agent.wire.listen(exchange.outgoing(await _outward(exchange, pushing)))
+                heard = await exchange.listen(await _outward(exchange, pushing))
             if isinstance(heard, AgentError):
                 return await exchange.failed(heard)
             async with aclosing(_begun(heard, exchange.clock(), agent.timeout_s)) as events:
@@ -344,6 +358,8 @@ class AgentFrontend:
                         await sent.write(KEEP_ALIVE)
                     elif isinstance(event, AgentError):
                         request.tool_failed()
+                        if exchange.span is not None:
+                            exchange.span.heard(None, {"code": event.code})
                         await sent.write(dialect.error_event(event))
                         break
                     else:

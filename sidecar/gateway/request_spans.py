@@ -1,0 +1,445 @@
+"""Describes requests in OpenTelemetry: a SERVER span toward the caller, a CLIENT span for each message to an upstream,
+and the durations of both as metrics.
+
+Names and attributes are those of the semantic conventions for MCP, generative AI and RPC. Arguments, results and
+credentials are never recorded. Policy and limits are events, with the times of the audit record.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.error_responses import AnswerShape
+from sidecar.gateway.routing import Headers, trace_id_in
+from sidecar.observability.metrics import ASKED, METHODS_OF_MCP, TOOL_ERROR
+from sidecar.observability.telemetry import Telemetry
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.protocols.a2a.operations import BY_ACTION, SEND, STREAM
+from sidecar.protocols.jsonrpc import Message, Request, Response
+from sidecar.upstreams.mcp.transport import UpstreamAnswer
+from sidecar.vocabulary import Call
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from sidecar.gateway.frontends.a2a.frontend import AgentExchange
+    from sidecar.gateway.request import RequestContext, UpstreamExchange
+    from sidecar.http.client import Deadline
+
+CARRIED: Final = ("traceparent", "tracestate")
+"""The keys of W3C Trace Context, in headers and in `_meta`. Baggage is the caller's, and is not passed on."""
+MAX_ID_CHARS: Final = 256
+MAX_RULES: Final = 16
+OPERATION_BUCKETS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+DECISION, LIMITS = "sidecar.decision", "sidecar.limits"
+_INVOKING: Final = frozenset({SEND.action, STREAM.action})
+_NAMING: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
+_LOCATING: Final = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
+# Attributes of the metrics: the others are unbounded.
+_MEASURED: Final = frozenset(
+    {"mcp.method.name", "mcp.protocol.version", "gen_ai.operation.name", "network.transport", "network.protocol.name"}
+    | {"network.protocol.version", "server.address", "server.port", *_NAMING.values()}
+)
+Attributes = dict[str, Any]
+
+
+class RequestTracing:
+    """Begins the spans of requests."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.tracer, self.metrics = telemetry.tracer, telemetry.metrics
+        self.server_s, self.client_s = (
+            telemetry.meter.create_histogram(
+                f"mcp.{side}.operation.duration",
+                "s",
+                f"Duration of MCP requests and notifications as observed by the {side}.",
+                explicit_bucket_boundaries_advisory=OPERATION_BUCKETS_S,
+            )
+            for side in ("server", "client")
+        )
+
+    def begin(self, headers: Headers, began_s: float) -> RequestSpans:
+        return RequestSpans(self, headers, began_s)
+
+
+class RequestSpans:
+    """The spans of one request. The SERVER span begins once the request has been read, with the time at which it came,
+    because its name and attributes decide whether it is sampled. `code` is the error of the answer that was passed on,
+    as JSON-RPC numbers it."""
+
+    __slots__ = ("_began_ns", "_began_s", "_links", "_open", "_parent", "_server", "code", "tracing")
+
+    def __init__(self, tracing: RequestTracing, headers: Headers, began_s: float) -> None:
+        self.tracing, self._began_s, self._began_ns = tracing, began_s, time.time_ns()
+        self._parent = _context_in({name: lines[0] for name in CARRIED if len(lines := headers.get(name, ())) == 1})
+        self._links: Sequence[Link] = ()
+        self._server: Span | None = None
+        self._open: set[UpstreamSpan] = set()
+        self.code: int | None = None
+
+    def heard(self, meta: Mapping[str, Any]) -> None:
+        """Takes the parent from a message's `_meta`. Another one in the headers becomes a link."""
+        found = _context_in({name: value for name in CARRIED if isinstance(value := meta.get(name), str)})
+        if found is None:
+            return
+        if self._parent is not None and _span_context(self._parent) != _span_context(found):
+            self._links = [Link(_span_context(self._parent))]
+        self._parent = found
+
+    async def reading(self, request: RequestContext, reading: Any) -> Any:
+        """Reads the request and begins its SERVER span, also where it is refused: the audit record names the trace."""
+        try:
+            return await reading
+        finally:
+            self.begin(request)
+
+    def begin(self, request: RequestContext) -> Span:
+        """Begins the SERVER span, once."""
+        if self._server is None:
+            attributes = {**_of_request(request), **_of_caller(request)}
+            self._server = self.tracing.tracer.start_span(
+                _name_of(request), self._parent or Context(), SpanKind.SERVER, attributes, self._links, self._began_ns
+            )
+            if (context := self._server.get_span_context()).is_valid:
+                request.record.trace_id = trace.format_trace_id(context.trace_id)
+        return self._server
+
+    def toward(
+        self, exchange: UpstreamExchange, message: Message | None
+    ) -> tuple[UpstreamSpan | None, list[tuple[str, str]], Message | None]:
+        """Begins the CLIENT span of a message to an MCP server, or of a stream that is opened there. Returns it, the
+        trace context as headers, and the message with the context in `params._meta`. An answer to the server belongs to
+        the server's own request, and has no span here."""
+        request, session = exchange.request, exchange.session
+        server = self.begin(request)
+        if isinstance(message, Response):
+            return None, list(_carrier(server).items()), message
+        method = request.method if message is None else message.method
+        attributes = _of_method(method, exchange.call) | _of_address(exchange.service.url)
+        attributes["sidecar.upstream"] = exchange.service.name
+        if isinstance(message, Request):
+            attributes["jsonrpc.request.id"] = str(message.id)[:MAX_ID_CHARS]
+        if exchange.call.protocol_version:
+            attributes["mcp.protocol.version"] = exchange.call.protocol_version
+        if session is not None and session.upstream_id is not None:
+            attributes["mcp.session.id"] = session.upstream_id
+        exchange.span = span = self._client(_named(method, exchange.call), attributes)
+        carried = _carrier(span.span)
+        if message is not None:
+            params = {**message.params, "_meta": {**message.params.get("_meta", {}), **carried}}
+            message = message._replace(params=params)
+        return span, list(carried.items()), message
+
+    def toward_agent(self, exchange: AgentExchange) -> list[tuple[str, str]]:
+        """Begins the CLIENT span of an operation at an agent. Returns the trace context as headers."""
+        request = exchange.request
+        self.begin(request)
+        attributes = _of_operation(request.method, exchange.agent.name) | _of_address(exchange.agent.url)
+        exchange.span = span = self._client(_named(request.method, exchange.call), attributes)
+        return list(_carrier(span.span).items())
+
+    def _client(self, name: str, attributes: Attributes) -> UpstreamSpan:
+        assert self._server is not None
+        context = trace.set_span_in_context(self._server, Context())
+        span = UpstreamSpan(
+            self, self.tracing.tracer.start_span(name, context, SpanKind.CLIENT, attributes), attributes
+        )
+        self._open.add(span)
+        return span
+
+    def ended(self, span: UpstreamSpan) -> None:
+        self._open.discard(span)
+
+    def end(self, request: RequestContext) -> None:
+        """Ends all spans of an answered request, and measures it."""
+        server, record, refusal = self.begin(request), request.record, request.refusal
+        for span in tuple(self._open):
+            span.end(refusal)
+        error, code = "", None
+        if refusal is not None:
+            code = refusal.code if _is_told_as_error(request, refusal) else None
+            error = refusal.reason.value if code is None else str(code)
+            server.set_attribute("sidecar.reason", refusal.reason.value)
+            server.set_status(Status(StatusCode.ERROR, refusal.answer.message))
+        elif record.tool_error:
+            code = self.code
+            error = TOOL_ERROR if code is None else str(code)
+            server.set_status(Status(StatusCode.ERROR))
+        if error:
+            server.set_attribute("error.type", error)
+        if code is not None:
+            server.set_attribute("rpc.response.status_code", str(code))
+        self._tell_stages(server, request)
+        server.end()
+        duration_s = record.now_s() - record.started_s
+        context = server.get_span_context()
+        if context.trace_flags.sampled:
+            trace_id, span_id = trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
+            about = {"trace_id": trace_id, "span_id": span_id}
+            self.tracing.metrics.request_traced(request.protocol, request.server, duration_s, about)
+        measured = {**_of_request(request), **_of_caller(request)}
+        if "mcp.method.name" in measured and record.protocol == "mcp":
+            if not request.charged:  # a caller may name any number of tools
+                measured = {name: value for name, value in measured.items() if name not in _NAMING.values()}
+            _measure(self.tracing.server_s, duration_s, measured, error, code, server)
+
+    def _tell_stages(self, server: Span, request: RequestContext) -> None:
+        """Adds events for the decisions of policy and limits, never for what they read."""
+        record, refusal, decision = request.record, request.refusal, request.record.decision
+        marks = record.marks
+        if decision is not None:
+            rules = [rule.id for link in decision.links if link.allowed == decision.allowed for rule in link.rules]
+            facts: dict[str, Any] = {
+                "sidecar.decision.allowed": decision.allowed,
+                "sidecar.policy.revision": decision.revision,
+            }
+            facts |= {"sidecar.decision.rules": rules[:MAX_RULES], "sidecar.enforcement": record.enforcement}
+            if decision.reason is not None:
+                facts["sidecar.decision.reason"] = decision.reason.value
+            server.add_event(DECISION, facts, self._at(marks.get("policy")))
+        limit = None if refusal is None else refusal.limit
+        names = [state.name for state in record.limits]
+        if names or limit is not None:
+            charged: Attributes = {"sidecar.limits.names": names}
+            if limit is not None:
+                charged["sidecar.limits.refused"] = limit.name
+            server.add_event(LIMITS, charged, self._at(marks.get("limits")))
+
+    def _at(self, mark_s: float | None) -> int:
+        return time.time_ns() if mark_s is None else self._began_ns + int((mark_s - self._began_s) * 1e9)
+
+
+class UpstreamSpan:
+    """A CLIENT span. It ends with the answer, with the stream that the answer is, or with its request."""
+
+    __slots__ = ("_attributes", "_began_s", "_code", "_error", "_heard_ns", "_owner", "span")
+
+    def __init__(self, owner: RequestSpans, span: Span, attributes: Attributes) -> None:
+        self._owner, self.span, self._attributes = owner, span, attributes
+        self._began_s, self._error = time.monotonic(), ""
+        self._code: int | None = None
+        self._heard_ns: int | None = None
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    async def followed(self, answering: Coroutine[Any, Any, UpstreamAnswer]) -> UpstreamAnswer:
+        """Returns an MCP server's answer, with whose end the span ends."""
+        try:
+            answer = await answering
+        except BaseException as error:
+            self.end(error)
+            raise
+        if answer.status >= 400:
+            self.failed(str(answer.status))
+        return TracedAnswer(answer, self)
+
+    async def during(self, answering: Coroutine[Any, Any, Any]) -> Any:
+        """Returns an agent's answer, with which the span ends unless it is a stream."""
+        try:
+            answer = await answering
+        except BaseException as error:
+            self.end(error)
+            raise
+        if isinstance(answer, AgentError):
+            self.failed(str(answer.code), answer.code)
+        if isinstance(answer, AgentError | dict):
+            self.end()
+        return answer
+
+    def heard(self, result: Mapping[str, Any] | None, error: Mapping[str, Any] | None) -> None:
+        """Notes the answer to the message: how it ended, and when."""
+        self._heard_ns = time.time_ns()
+        if error is not None:
+            code = error.get("code")
+            self.failed(str(code), code if isinstance(code, int) else None)
+        elif result is not None and result.get("isError") is True:
+            self.failed(TOOL_ERROR)
+
+    def failed(self, error: str, code: int | None = None) -> None:
+        self._error, self._code, self._owner.code = error, code, code
+
+    def end(self, cause: BaseException | None = None) -> None:
+        """Ends the span, once. `cause` is what ended it early."""
+        if self not in self._owner._open:
+            return
+        self._owner.ended(self)
+        if cause is not None and not self._error:
+            is_refusal = isinstance(cause, Refusal)
+            self._error = cause.reason.value if is_refusal else Reason.CALLER_GONE.value  # type: ignore[attr-defined]
+        if self._error:
+            self.span.set_attribute("error.type", self._error)
+            self.span.set_status(Status(StatusCode.ERROR))
+        if self._code is not None:
+            self.span.set_attribute("rpc.response.status_code", str(self._code))
+        self.span.end(self._heard_ns)
+        if "mcp.method.name" in self._attributes:
+            duration_s = time.monotonic() - self._began_s
+            histogram = self._owner.tracing.client_s
+            _measure(histogram, duration_s, self._attributes, self._error, self._code, self.span)
+
+
+class TracedAnswer(UpstreamAnswer):
+    """An answer with whose end a span ends."""
+
+    __slots__ = ("_inner", "_span")
+
+    def __init__(self, inner: UpstreamAnswer, span: UpstreamSpan) -> None:
+        super().__init__(inner.status, inner.media_type, inner.headers)
+        self._inner, self._span = inner, span
+
+    @property
+    def arrived(self) -> bytes | None:  # type: ignore[override]
+        return self._inner.arrived
+
+    async def read(self, max_bytes: int) -> bytes:
+        return await self._inner.read(max_bytes)
+
+    def chunks(self, **how: Deadline) -> AsyncGenerator[bytes, None]:
+        return self._inner.chunks(**how)
+
+    def withhold(self) -> None:
+        self._inner.withhold()
+
+    def close(self) -> None:
+        self._inner.close()
+        self._span.end()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace_: TracebackType | None
+    ) -> None:
+        self._inner.close()
+        self._span.end(error)
+
+
+def _measure(
+    histogram: Any, duration_s: float, attributes: Attributes, error: str, code: int | None, span: Span
+) -> None:
+    bounded = {name: value for name, value in attributes.items() if name in _MEASURED}
+    if error:
+        bounded["error.type"] = error
+    if code is not None:
+        bounded["rpc.response.status_code"] = str(code)
+    histogram.record(duration_s, bounded, trace.set_span_in_context(span, Context()))
+
+
+def _carrier(span: Span) -> dict[str, str]:
+    found: dict[str, str] = {}
+    propagate.inject(found, trace.set_span_in_context(span, Context()))
+    return {name: found[name] for name in CARRIED if name in found}
+
+
+def _context_in(carrier: Mapping[str, str]) -> Context | None:
+    """Returns the caller's trace context, None for one that is malformed."""
+    return propagate.extract(carrier, Context()) if trace_id_in(carrier.get("traceparent")) else None
+
+
+def _span_context(context: Context) -> trace.SpanContext:
+    return trace.get_current_span(context).get_span_context()
+
+
+def _is_told_as_error(request: RequestContext, refusal: Refusal) -> bool:
+    """Reports whether the caller hears of a refusal by a JSON-RPC error of MCP."""
+    if request.record.protocol != "mcp" or request.shape is AnswerShape.PLAIN or request.unanswered:
+        return False
+    as_result = request.now.manner.deny_style == "tool_result" and request.method == "tools/call"
+    return refusal.reason is not Reason.BAD_ARGUMENTS and not as_result
+
+
+def _name_of(request: RequestContext) -> str:
+    record = request.record
+    if record.protocol in ASKED:
+        return f"{record.protocol} {request.method}".rstrip()
+    if record.call is not None:
+        return _named(request.method or request.verb, record.call)
+    return BY_ACTION[request.method].rpc10 if request.method in BY_ACTION else request.method or request.verb
+
+
+def _named(method: str, call: Call) -> str:
+    """Returns a span's name: `{mcp.method.name} {target}`, `invoke_agent {agent}`, or the method alone."""
+    if call.protocol == "mcp":
+        return f"{method} {call.question.name}" if method in _NAMING else method
+    if method in _INVOKING:
+        return f"invoke_agent {call.upstream}"
+    return BY_ACTION[method].rpc10 if method in BY_ACTION else method
+
+
+def _of_request(request: RequestContext) -> Attributes:
+    record, method, call = request.record, request.method, request.record.call
+    found: Attributes = {"sidecar.decision_id": record.decision_id, "sidecar.protocol": record.protocol}
+    if request.server:
+        found["sidecar.upstream"] = request.server
+    if record.enforcement_point:
+        found["sidecar.enforcement_point"] = record.enforcement_point
+    if call is not None and call.protocol == "a2a":
+        found |= _of_operation(method, call.upstream)
+        if (binding := getattr(request.dialect, "binding", "")) in ("jsonrpc", "grpc"):
+            found["rpc.system.name"] = binding
+    elif call is not None or record.protocol == "mcp":
+        found |= _of_method(method, call)
+    if record.request_id is not None and record.protocol in ("mcp", "a2a"):
+        found["jsonrpc.request.id"] = str(record.request_id)[:MAX_ID_CHARS]
+    if call is not None and call.protocol == "mcp" and call.protocol_version:
+        found["mcp.protocol.version"] = call.protocol_version
+    if record.thread_id:
+        found["gen_ai.conversation.id"] = record.thread_id
+    return found
+
+
+def _of_method(method: str, call: Call | None) -> Attributes:
+    found: Attributes = {}
+    if method in METHODS_OF_MCP:
+        found["mcp.method.name"] = method
+    if method == "tools/call":
+        found["gen_ai.operation.name"] = "execute_tool"
+    if call is not None and method in _NAMING:
+        found[_NAMING[method]] = call.question.name
+    elif call is not None and method in _LOCATING:
+        found["mcp.resource.uri"] = call.question.name
+    return found
+
+
+def _of_operation(method: str, agent: str) -> Attributes:
+    found: Attributes = {"gen_ai.agent.name": agent, "gen_ai.agent.id": f"nhi:{agent}", "sidecar.upstream": agent}
+    if method in BY_ACTION:
+        found["rpc.method"] = BY_ACTION[method].rpc10
+    if method in _INVOKING:
+        found["gen_ai.operation.name"] = "invoke_agent"
+    return found
+
+
+def _of_caller(request: RequestContext) -> Attributes:
+    version, transport = request.http.version, request.http.transport
+    is_grpc = getattr(request.dialect, "binding", "") == "grpc"
+    found: Attributes = {
+        "network.transport": "unix" if request.record.peer == "local" else "tcp",
+        "network.protocol.name": "http",
+        "network.protocol.version": "2" if is_grpc else f"{version.major}.{version.minor}",
+    }
+    if request.record.peer != "local":
+        found["client.address"] = request.record.peer
+    peer = None if transport is None else transport.get_extra_info("peername")
+    if isinstance(peer, tuple):
+        found["client.port"] = peer[1]
+    if len(lines := request.headers.get("mcp-session-id", ())) == 1:
+        found["mcp.session.id"] = lines[0][:MAX_ID_CHARS]
+    return found
+
+
+def _of_address(url: str) -> Attributes:
+    """Returns what is called: the address, without path and query, or a program."""
+    if not url:
+        return {"network.transport": "pipe"}
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    found: Attributes = {"network.transport": "tcp", "network.protocol.name": "http", "network.protocol.version": "1.1"}
+    return found | {"server.address": parts.hostname or "", "server.port": port}

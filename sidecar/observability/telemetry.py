@@ -1,0 +1,176 @@
+"""Starts OpenTelemetry (extra `otel`): traces, and metrics by OTLP.
+
+The SDK reads every `OTEL_*` variable itself. Nothing of it is imported unless one of them names an exporter, an
+endpoint or a configuration file, so that telemetry costs nothing while it is off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sidecar import __version__
+from sidecar.errors import SettingsError, fault_in
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
+    from opentelemetry.trace import Tracer
+
+    from sidecar.observability.metrics import Metrics
+
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
+"""The version of the semantic conventions (open-telemetry/semantic-conventions-genai) whose names are used."""
+FLUSH_S: Final = 5.0
+MEASURED_WITHIN_S: Final = 1.0
+EXTRA: Final = "install nhi-sidecar[otel], or unset the variable"
+CORRECT: Final = "correct the OTEL_* variables, or set OTEL_SDK_DISABLED=true"
+_SIGNALS: Final = ("TRACES", "METRICS")
+_PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
+
+
+def exporting(environ: Mapping[str, str], signal: str) -> str:
+    """Returns the variable that asks for a signal (TRACES, METRICS) to be exported, "" for none."""
+
+    def said(name: str) -> str:
+        return environ.get(name, "").strip()
+
+    if said("OTEL_SDK_DISABLED").lower() == "true":
+        return ""
+    if said("OTEL_CONFIG_FILE"):
+        return "OTEL_CONFIG_FILE"
+    named = f"OTEL_{signal}_EXPORTER"
+    if said(named):
+        return "" if said(named).lower() == "none" else named
+    return next(filter(said, (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")), "")
+
+
+class Telemetry:
+    """The SDK of this process. One instance; it lives as long as the process."""
+
+    def __init__(self, tracer: Tracer, meter: Meter, metrics: Metrics, providers: Sequence[Any]) -> None:
+        self.tracer, self.meter, self.metrics, self._providers = tracer, meter, metrics, providers
+
+    @classmethod
+    def from_environ(
+        cls, environ: Mapping[str, str], path: Path, metrics: Metrics, measure: Callable[[], None]
+    ) -> Telemetry | None:
+        """Starts the SDK if a variable asks for it. `metrics` are exported too; `measure` brings them up to date.
+        Raises SettingsError, naming the file `path`, where the extra is missing or the variables cannot be used."""
+        wanted = {signal: variable for signal in _SIGNALS if (variable := exporting(environ, signal))}
+        if not wanted:
+            return None
+        try:
+            from opentelemetry import metrics as metrics_api, propagate, trace
+            from opentelemetry.sdk._configuration import _OTelSDKConfigurator
+
+            from sidecar.observability.otlp_metrics import provider_of
+        except ImportError as missing:
+            variable = next(iter(wanted.values()))
+            message = f"{variable} is set, and OpenTelemetry is not installed ({missing.name})"
+            raise SettingsError([fault_in(path, message, code="S190", hint=EXTRA)]) from None
+
+        class Configurator(_OTelSDKConfigurator):
+            """The SDK's own configurator, of which each distribution has a subclass."""
+
+        # The specification's default; that of the SDK needs another package.
+        os.environ.setdefault(_PROTOCOL, "http/protobuf")
+        try:
+            if "traceparent" not in propagate.get_global_textmap().fields:
+                raise ValueError("OTEL_PROPAGATORS lacks tracecontext, and MCP carries no other context")
+            with _kept_back("OTEL_METRICS_EXPORTER"):  # its exporters get the series too
+                Configurator().configure(**_arguments(environ, wanted))  # type: ignore[no-untyped-call]
+            provider: Any = trace.get_tracer_provider()
+            traces = provider if "TRACES" in wanted else trace.NoOpTracerProvider()
+            measured: Any = metrics_api.NoOpMeterProvider()
+            if wanted.get("METRICS") == "OTEL_CONFIG_FILE":
+                measured = metrics_api.get_meter_provider()
+            elif "METRICS" in wanted:
+                update = partial(_measured, asyncio.get_running_loop(), measure)
+                measured = provider_of(_exporters(environ, "METRICS"), provider.resource, metrics, update)
+        except Exception as error:  # each exporter, sampler and detector has errors of its own
+            message = f"OpenTelemetry cannot be started: {str(error)[:200]}"
+            raise SettingsError([fault_in(path, message, code="S190", hint=CORRECT)]) from None
+        tracer = traces.get_tracer("sidecar", __version__, schema_url=SCHEMA_URL)
+        meter = measured.get_meter("sidecar", __version__, schema_url=SCHEMA_URL)
+        began_s = time.monotonic()
+        meter.create_observable_gauge(
+            "process.uptime", [lambda _: [metrics_api.Observation(time.monotonic() - began_s)]], "s"
+        )
+        ending = [provider, measured] if "METRICS" in wanted else [provider]
+        return cls(tracer, meter, metrics, ending)
+
+    async def close(self) -> None:
+        """Sends what has not been sent, for at most `FLUSH_S` seconds. A receiver that does not answer delays no end of
+        the process by more."""
+        loop, sent = asyncio.get_running_loop(), asyncio.Event()
+        done = partial(loop.call_soon_threadsafe, sent.set)
+        threading.Thread(target=self._shut_down, args=(done,), name="OpenTelemetry's end", daemon=True).start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await sent.wait()
+        for provider in self._providers:  # they would wait once more at the interpreter's end
+            atexit.unregister(provider.shutdown)
+
+    def _shut_down(self, done: Callable[[], object]) -> None:
+        for provider in self._providers:
+            provider.shutdown()
+        with suppress(RuntimeError):  # the loop has ended
+            done()
+
+
+def _measured(loop: asyncio.AbstractEventLoop, measure: Callable[[], None]) -> None:
+    """Brings the metrics up to date, in the loop's thread, from another one."""
+    done = threading.Event()
+
+    def measured() -> None:
+        measure()
+        done.set()
+
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(measured)
+        done.wait(MEASURED_WITHIN_S)
+
+
+def _arguments(environ: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what the SDK is told beside its variables: the exporter, where only an endpoint is named, and who exports
+    (a replica needs an identity of its own, so that its series are not those of another)."""
+    if "OTEL_CONFIG_FILE" in wanted.values():  # says all itself
+        return {}
+    named = environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    about = {"service.version": __version__, "service.instance.id": str(uuid.uuid4())}
+    if not environ.get("OTEL_SERVICE_NAME"):
+        about["service.name"] = "sidecar"
+    given = {part.partition("=")[0].strip() for part in named.split(",")}
+    found: dict[str, Any] = {"resource_attributes": {name: value for name, value in about.items() if name not in given}}
+    if wanted.get("TRACES", "").endswith("ENDPOINT"):
+        found["trace_exporter_names"] = _exporters(environ, "TRACES")
+    return found
+
+
+def _exporters(environ: Mapping[str, str], signal: str) -> list[str]:
+    """Returns the names of the exporters of a signal: OTLP, where only an endpoint is named."""
+    own, common = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"), environ.get(_PROTOCOL)
+    protocol = (own or common or "").strip()
+    otlp = "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"
+    named = environ.get(f"OTEL_{signal}_EXPORTER", "") or "otlp"
+    return [otlp if (name := part.strip()) == "otlp" else name for part in named.split(",")]
+
+
+@contextmanager
+def _kept_back(name: str) -> Iterator[None]:
+    """Hides a variable from the SDK."""
+    held = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if held is not None:
+            os.environ[name] = held
