@@ -13,9 +13,20 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from opentelemetry import propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
+from opentelemetry.propagate import extract, inject
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    format_span_id,
+    format_trace_id,
+    get_current_span,
+    set_span_in_context,
+)
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.error_responses import AnswerShape
@@ -110,7 +121,7 @@ class RequestSpans:
                 _name_of(request), self._parent or Context(), SpanKind.SERVER, attributes, self._links, self._began_ns
             )
             if (context := self._server.get_span_context()).is_valid:
-                request.record.trace_id = trace.format_trace_id(context.trace_id)
+                request.record.trace_id = format_trace_id(context.trace_id)
         return self._server
 
     def toward(
@@ -149,7 +160,7 @@ class RequestSpans:
 
     def _client(self, name: str, attributes: Attributes) -> UpstreamSpan:
         assert self._server is not None
-        context = trace.set_span_in_context(self._server, Context())
+        context = set_span_in_context(self._server, Context())
         span = UpstreamSpan(
             self, self.tracing.tracer.start_span(name, context, SpanKind.CLIENT, attributes), attributes
         )
@@ -183,7 +194,7 @@ class RequestSpans:
         duration_s = record.now_s() - record.started_s
         context = server.get_span_context()
         if context.trace_flags.sampled:
-            trace_id, span_id = trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
+            trace_id, span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
             about = {"trace_id": trace_id, "span_id": span_id}
             self.tracing.metrics.request_traced(request.protocol, request.server, duration_s, about)
         measured = {**_of_request(request), **_of_caller(request)}
@@ -329,22 +340,22 @@ def _measure(
         bounded["error.type"] = error
     if code is not None:
         bounded["rpc.response.status_code"] = str(code)
-    histogram.record(duration_s, bounded, trace.set_span_in_context(span, Context()))
+    histogram.record(duration_s, bounded, set_span_in_context(span, Context()))
 
 
 def _carrier(span: Span) -> dict[str, str]:
     found: dict[str, str] = {}
-    propagate.inject(found, trace.set_span_in_context(span, Context()))
+    inject(found, set_span_in_context(span, Context()))
     return {name: found[name] for name in CARRIED if name in found}
 
 
 def _context_in(carrier: Mapping[str, str]) -> Context | None:
     """Returns the caller's trace context, None for one that is malformed."""
-    return propagate.extract(carrier, Context()) if trace_id_in(carrier.get("traceparent")) else None
+    return extract(carrier, Context()) if trace_id_in(carrier.get("traceparent")) else None
 
 
-def _span_context(context: Context) -> trace.SpanContext:
-    return trace.get_current_span(context).get_span_context()
+def _span_context(context: Context) -> SpanContext:
+    return get_current_span(context).get_span_context()
 
 
 def _is_told_as_error(request: RequestContext, refusal: Refusal) -> bool:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/gen-ai-dev/1.42.0-dev"
 """The version of the semantic conventions (open-telemetry/semantic-conventions-genai) whose names are used."""
-FLUSH_S: Final = 5.0
+FLUSH_S: Final = 3.0
 MEASURED_WITHIN_S: Final = 1.0
-EXTRA: Final = "install nhi-sidecar[otel], or unset the variable"
+EXTRA: Final = "pip install 'nhi-sidecar[otel]', or unset the variable"
 CORRECT: Final = "correct the OTEL_* variables, or set OTEL_SDK_DISABLED=true"
 _SIGNALS: Final = ("TRACES", "METRICS")
 _PROTOCOL: Final = "OTEL_EXPORTER_OTLP_PROTOCOL"
@@ -69,13 +69,15 @@ class Telemetry:
         if not wanted:
             return None
         try:
-            from opentelemetry import metrics as metrics_api, propagate, trace
+            from opentelemetry.metrics import NoOpMeterProvider, Observation, get_meter_provider
+            from opentelemetry.propagate import get_global_textmap
             from opentelemetry.sdk._configuration import _OTelSDKConfigurator
+            from opentelemetry.trace import NoOpTracerProvider, get_tracer_provider
 
             from sidecar.observability.otlp_metrics import provider_of
         except ImportError as missing:
             variable = next(iter(wanted.values()))
-            message = f"{variable} is set, and OpenTelemetry is not installed ({missing.name})"
+            message = f"the extra otel is not installed, which {variable} needs: {missing.name} is missing"
             raise SettingsError([fault_in(path, message, code="S190", hint=EXTRA)]) from None
 
         class Configurator(_OTelSDKConfigurator):
@@ -84,27 +86,25 @@ class Telemetry:
         # The specification's default; that of the SDK needs another package.
         os.environ.setdefault(_PROTOCOL, "http/protobuf")
         try:
-            if "traceparent" not in propagate.get_global_textmap().fields:
+            if "traceparent" not in get_global_textmap().fields:
                 raise ValueError("OTEL_PROPAGATORS lacks tracecontext, and MCP carries no other context")
             with _kept_back("OTEL_METRICS_EXPORTER"):  # its exporters get the series too
                 Configurator().configure(**_arguments(environ, wanted))  # type: ignore[no-untyped-call]
-            provider: Any = trace.get_tracer_provider()
-            traces = provider if "TRACES" in wanted else trace.NoOpTracerProvider()
-            measured: Any = metrics_api.NoOpMeterProvider()
+            provider: Any = get_tracer_provider()
+            traces = provider if "TRACES" in wanted else NoOpTracerProvider()
+            measured: Any = NoOpMeterProvider()
             if wanted.get("METRICS") == "OTEL_CONFIG_FILE":
-                measured = metrics_api.get_meter_provider()
+                measured = get_meter_provider()
             elif "METRICS" in wanted:
                 update = partial(_measured, asyncio.get_running_loop(), measure)
                 measured = provider_of(_exporters(environ, "METRICS"), provider.resource, metrics, update)
         except Exception as error:  # each exporter, sampler and detector has errors of its own
             message = f"OpenTelemetry cannot be started: {str(error)[:200]}"
-            raise SettingsError([fault_in(path, message, code="S190", hint=CORRECT)]) from None
+            raise SettingsError([fault_in(path, message, code="S191", hint=CORRECT)]) from None
         tracer = traces.get_tracer("sidecar", __version__, schema_url=SCHEMA_URL)
         meter = measured.get_meter("sidecar", __version__, schema_url=SCHEMA_URL)
         began_s = time.monotonic()
-        meter.create_observable_gauge(
-            "process.uptime", [lambda _: [metrics_api.Observation(time.monotonic() - began_s)]], "s"
-        )
+        meter.create_observable_gauge("process.uptime", [lambda _: [Observation(time.monotonic() - began_s)]], "s")
         ending = [provider, measured] if "METRICS" in wanted else [provider]
         return cls(tracer, meter, metrics, ending)
 
@@ -121,8 +121,11 @@ class Telemetry:
             atexit.unregister(provider.shutdown)
 
     def _shut_down(self, done: Callable[[], object]) -> None:
-        for provider in self._providers:
-            provider.shutdown()
+        each = [threading.Thread(target=provider.shutdown, daemon=True) for provider in self._providers]
+        for one in each:
+            one.start()
+        for one in each:
+            one.join()
         with suppress(RuntimeError):  # the loop has ended
             done()
 

@@ -1,62 +1,124 @@
-"""Spans arrive at an OTLP receiver."""
+"""Do the spans of sidecars arrive whole at a receiver, and does nothing else depend on it?"""
 
-import logging
-from http.server import HTTPServer
-from pathlib import Path
+import signal
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
 import pytest
-from oteltest.sink import HttpSink
 
 from sidecar.cli.free_ports import free_ports
-from tests.flow.process import served
-from tests.flow.world import ACCEPT, STATELESS, Upstream, listening, stateless, until
+from tests.flow.otlp_sink import attributes, otlp_sink
+from tests.flow.process import Served, served
+from tests.flow.world import ACCEPT, STATELESS, Upstream, listening, stateless
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SAMPLED, UNSAMPLED = (f"00-{TRACE}-{PARENT}-{flags}" for flags in ("01", "00"))
+RULES = "#: id=all\np, anonymous, tool:github/*, use, -, -, -, allow\n"
+SECRET = "acme/site"  # an argument
+OPEN = {"rules": RULES, "upstream_settings": "anonymous: true"}
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.metrics: list[Any] = []
+async def call(url: str, headers: dict[str, str] | None = None, **meta: str) -> dict[str, Any]:
+    asked = {"name": "search_code", "arguments": {"repo": SECRET}, "_meta": meta}
+    around = {"Mcp-Method": "tools/call", "Mcp-Name": "search_code", "MCP-Protocol-Version": STATELESS}
+    sent = {"Accept": ACCEPT, **around, **(headers or {})}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/mcp/github", json=stateless("tools/call", asked), headers=sent) as response,
+    ):
+        assert response.status == 200, await response.text()
+        answer: dict[str, Any] = await response.json()
+        return answer
 
-    def handle_trace(self, request: Any, headers: Any) -> None:
-        for resource in request.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
 
-    def handle_metrics(self, request: Any, headers: Any) -> None:
-        self.metrics.append(request)
+async def ended(*running: Served) -> None:
+    for one in running:
+        one.signal(signal.SIGTERM)
+    for one in running:
+        assert await one.ended() == 0, one.log()
 
-class Loopback(HTTPServer):
-    def __init__(self, address, handler):
-        super().__init__(("127.0.0.1", address[1]), handler)
 
-async def test_spans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard, (port,) = Heard(), free_ports(1)
-    monkeypatch.setattr("oteltest.sink.HTTPServer", Loopback)
-    sink = HttpSink(heard, logging.getLogger("sink"), port)
-    sink.start()
+async def test_the_spans_of_three_sidecars_in_a_row_are_one_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's trace comes in `_meta`, that of its transport in a header; both of the last sidecar reach the
+    server. The audit records of all three name the trace."""
+    stub, row = Upstream(), ("first", "second", "third")
+    with otlp_sink(monkeypatch) as sink:
+        async with AsyncExitStack() as stack:
+            url = f"{await stack.enter_async_context(listening(stub.handle))}/mcp"
+            running: list[Served] = []
+            for name in reversed(row):
+                monkeypatch.setenv("OTEL_SERVICE_NAME", name)
+                running.append(await stack.enter_async_context(served(url, **OPEN)))
+                url = f"{running[-1].url}/mcp/github"
+            transport = f"00-{TRACE}-{'1' * 16}-01"
+            await call(running[-1].url, {"traceparent": transport, "baggage": "who=alice"}, traceparent=SAMPLED)
+            await call(running[-1].url, {"traceparent": UNSAMPLED})  # of which no span is sent
+            await ended(*running)
+            assert {record["trace_id"] for one in running for record in one.records() if record["tool"]} == {TRACE}
+            assert not any('"level":"error"' in one.log() for one in running)
+    tree = {(span.service, span.kind): span for span in sink.spans if span.name == "tools/call search_code"}
+    assert len([span for span in sink.spans if span.name in {one.name for one in tree.values()}]) == len(tree) == 6
+    parent, above = PARENT, [(name, kind) for name in row for kind in ("SERVER", "CLIENT")]
+    for key in above:
+        span = tree[key]
+        assert (span.trace_id, span.parent_id) == (TRACE, parent), key
+        parent = span.span_id
+        assert span.facts["mcp.method.name"] == "tools/call"
+        assert span.facts["gen_ai.operation.name"] == "execute_tool"
+        assert span.facts["gen_ai.tool.name"] == "search_code"
+        assert span.facts["mcp.protocol.version"] == STATELESS
+        assert span.facts["jsonrpc.request.id"] == "1"
+        assert (span.facts["network.transport"], span.facts["network.protocol.name"]) == ("tcp", "http")
+        assert ("server.port" in span.facts) == (span.kind == "CLIENT")
+        assert ("client.port" in span.facts) == (span.kind == "SERVER")
+        assert span.scope.startswith("https://opentelemetry.io/schemas/")
+        assert not span.error
+        assert SECRET not in repr(span)
+    assert tree["first", "SERVER"].links == ("1" * 16,)
+    assert tree["first", "SERVER"].events["sidecar.decision"]["sidecar.decision.rules"] == ["all"]
+    headers, message = next(one for one in stub.seen if one[1]["method"] == "tools/call")
+    (*_, (unsampled, _)) = stub.seen
+    last = f"00-{TRACE}-{tree['third', 'CLIENT'].span_id}-01"
+    assert (headers["traceparent"], message["params"]["_meta"]["traceparent"]) == (last, last)
+    assert "baggage" not in headers
+    assert unsampled["traceparent"].startswith(f"00-{TRACE}-")
+    assert unsampled["traceparent"].endswith("-00")
+    # Metrics, once at the end: our own series, and those of the conventions.
+    requests = sink.metrics["sidecar_requests_total"].sum
+    assert requests.is_monotonic
+    assert sum(point.as_double for point in requests.data_points if attributes(point)["method"] == "tools/call") == 2
+    (durations,) = sink.metrics["sidecar_request_duration_seconds"].histogram.data_points[:1]
+    assert len(durations.bucket_counts) == len(durations.explicit_bounds) + 1
+    for side in ("server", "client"):
+        points = sink.metrics[f"mcp.{side}.operation.duration"].histogram.data_points
+        (point,) = [one for one in points if attributes(one)["mcp.method.name"] == "tools/call"]
+        assert point.count == 2
+        assert point.exemplars[0].trace_id.hex() == TRACE
+
+
+async def test_without_a_receiver_only_spans_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+    async with listening(Upstream().handle) as base, served(f"{base}/mcp", **OPEN) as one:
+        assert "result" in await call(one.url)
+        assert "result" in await call(one.url)
+        await ended(one)
+        (record, *_) = [record for record in one.records() if record["tool"]]
+        assert len(record["trace_id"]) == 32  # a trace that began here
+        assert one.verify()[0] == 0
+
+
+async def test_while_it_is_off_nothing_of_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     stub = Upstream()
-    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with listening(stub.handle) as base, aiohttp.ClientSession() as http:
-        rules = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
-        async with served(f"{base}/mcp", rules=rules, upstream_settings="anonymous: true") as one:
-            for repo in ("acme/site", 5):
-                message = stateless("tools/call", {"name": "search_code", "arguments": {"repo": repo}})
-                around = {"Mcp-Method": "tools/call", "Mcp-Name": "search_code", "MCP-Protocol-Version": STATELESS}
-                sent = {"Accept": ACCEPT, **around, "traceparent": parent}
-                async with http.post(f"{one.url}/mcp/github", json=message, headers=sent) as response:
-                    print(response.status, await response.text())
-            print(stub.seen[-1])
-            await until(lambda: len(heard.spans) >= 3)
-            one.signal(15)
-            await one.ended()
-            print(one.log())
-            print([r["trace_id"] for r in one.records()])
-    sink.stop()
-    for span in heard.spans:
-        print(span)
-    print(heard.metrics[-1])
-    assert 0
+    async with listening(stub.handle) as base, served(f"{base}/mcp", **OPEN) as one:
+        await call(one.url, {"traceparent": SAMPLED})
+        assert stub.seen[-1][0]["traceparent"] == SAMPLED
+        imported = [line for line in one.log().splitlines() if line.startswith("import time:")]
+        assert any("sidecar.gateway.pipeline" in line for line in imported)
+        assert [line for line in imported if "opentelemetry" in line or "request_spans" in line] == []
