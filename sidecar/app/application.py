@@ -239,6 +239,7 @@ class Application:
             await asyncio.sleep(LOOK_EVERY_S)
             self.gauges.look()
             self.report.recent.look()
+            self.metrics.degraded(self.report.reasons())
             await self.shared.counting.look(self.limiter.store)
             await self._look_at_mode()
             await self.drift.look()

@@ -90,13 +90,18 @@ class StatusReport:
         """Ready unless draining; codes and counts of what is `degraded` only, because the response is public."""
         if self.stopping:
             return False, {"status": "draining"}
-        reasons = Counter[str]()
-        for trouble in self._troubles():
-            reasons[trouble.code] += trouble.times
+        reasons = self.reasons()
         if not reasons:
             return True, {"status": "ready"}
         faults = Counter(self.reloader.faults) + Counter(self.follower.faults)
         return True, {"status": "degraded", "reasons": reasons, **({"faults": faults} if faults else {})}
+
+    def reasons(self) -> Mapping[str, int]:
+        """Why it is degraded, by code, and how often each reason holds."""
+        counts = Counter[str]()
+        for trouble in self._troubles():
+            counts[trouble.code] += trouble.times
+        return counts
 
     def _troubles(self) -> Iterator[Trouble]:
         reloader, follower = self.reloader, self.follower

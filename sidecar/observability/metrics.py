@@ -63,6 +63,13 @@ BREAKER_STATES = ("closed", "open", "half_open")
 MODES = ("enforce", "shadow")
 REVISIONS = ("same", "other")
 RELOADS = ("ok", "failed")
+# Why `/readyz` says `degraded`.
+DEGRADED_REASONS = (
+    "files-refused", "restart-needed", "source-refused", "store-out", "store-refuses", "store-degraded", "task-ended",
+    "task-store-out", "run-store-out", "session-store-out", "callback-store-out", "task-api-store-out",
+    "schedule-store-out", "schedule-unreadable", "overloaded", "audit-out", "disabled-unsaved", "engines-differ",
+    "issuer-without-keys",
+)  # fmt: skip
 CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "withheld", "given_up")
 SCHEDULE_RESULTS = ("success", "failure", "timeout", "cancelled", "refused", "missed", "skipped")
 TASK_STATES = ("pending", "running", "completed", "failed", "cancelled")
@@ -139,6 +146,7 @@ HELP: Mapping[str, str] = {
     "audit_queue_depth": "Records that are on their way to their sink.",
     "audit_up": "Whether the last records that the audit sink was given are written (1) or not.",
     "loop_lag_seconds": "How late the event loop comes to a timer.",
+    "degraded": "How often each reason for being `degraded` holds, as in `/readyz`.",
     "build_info": "What runs here.",
 }
 
@@ -263,6 +271,7 @@ class Metrics:
         self.audit_depth = gauge("audit_queue_depth").put
         self.audit_up = gauge("audit_up").put
         self.loop_lagged = times_of_stages("loop_lag_seconds").time
+        self._degraded = gauge("degraded", reason=DEGRADED_REASONS)
         gauge("build_info", version=AS_GIVEN, python=AS_GIVEN).only(__version__, platform.python_version())
 
         self._decisions.declare(KINDS, ("allow",), (NONE,))
@@ -470,6 +479,10 @@ class Metrics:
     def replicas(self, same: int, other: int) -> None:
         """Sets how many other replicas serve the same revision, and how many another."""
         self._replicas.each(REVISIONS, {"same": same, "other": other})
+
+    def degraded(self, reasons: Mapping[str, int]) -> None:
+        """Sets why the sidecar is degraded, and how often each reason holds."""
+        self._degraded.each(DEGRADED_REASONS, reasons)
 
     def enforcement(self, mode: str) -> None:
         self._mode.each(MODES, {mode: 1})

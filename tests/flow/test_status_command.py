@@ -1,6 +1,7 @@
 """`sidecar status` and `sidecar reload`, against a running sidecar."""
 
 import asyncio
+import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from sidecar.app.status import PERIOD_S, SAMPLE_EVERY_S, RecentRequests
+from sidecar.app.status import PERIOD_S, SAMPLE_EVERY_S, RecentRequests, StatusReport
 from sidecar.cli import main
-from tests.flow.world import RULES, World, until, world
+from sidecar.observability.metrics import DEGRADED_REASONS
+from tests.flow.world import PATIENCE_S, RULES, World, until, world
 
 GOOD = {"repo": "acme/x"}
 AGENTS = 'agents: {echo: {executable: "true"}}\nschedules: {nightly: {agent: echo, cron: "0 2 * * *"}}\n'
@@ -67,6 +69,20 @@ async def test_why_it_is_degraded_is_on_the_screen_and_cannot_move_the_cursor(pl
     shown = (await command(planner, "status")).output
     assert "  degraded  up" in shown and "  ! the newest files are not in force, the old policy serves\n" in shown
     assert "\n    " in shown and "\x1b" not in shown
+
+
+async def until_degraded(running: World, reason: str, count: int) -> None:
+    line = f'sidecar_degraded{{reason="{reason}"}} {count:.1f}'
+    async with asyncio.timeout(PATIENCE_S):
+        while line not in await running.metrics():
+            await asyncio.sleep(0.05)
+
+
+def test_each_reason_for_being_degraded_has_a_series() -> None:
+    source = Path(inspect.getfile(StatusReport)).read_text("utf-8")
+    named = {*re.findall(r'Trouble\("([a-z-]+)"', source), *re.findall(r'"(store-[a-z]+)"', source)}
+    named |= {f"{store}-store-out" for store in re.findall(r'^            \("([a-z-]+)", ', source, re.MULTILINE)}
+    assert named == {*DEGRADED_REASONS}
 
 
 async def test_reload_names_the_revision_that_serves_and_what_waits_for_a_restart(planner: World) -> None:
