@@ -107,8 +107,8 @@ def make_hex_key(path: Path, entropy: Callable[[int], bytes]) -> None:
 
 
 def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> bytes:
-    """The key in a file: one line of hexadecimal digits for at least 32 bytes, which only its owner may read. With
-    `strong` it must not be guessable. Raises SettingsError, OSError."""
+    """The key in a file: one line of hexadecimal digits for at least 32 bytes, which its owner and group alone may
+    read. With `strong` it must not be guessable. Raises SettingsError, OSError."""
 
     def unusable(
         message: str, hint: str = "restore the file, or make a new key: openssl rand -hex 32"
@@ -119,7 +119,7 @@ def read_hex_key(path: Path, what: str, code: str, *, strong: bool = True) -> by
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
             raise unusable("is not a regular file")
-        if mode & 0o077:
+        if mode & OPEN_TO_OTHERS:
             raise unusable(f"can be read by others (mode {stat.S_IMODE(mode):04o})", f"chmod 600 {path}")
         raw = file.read(MAX_BYTES)
     try:

@@ -158,7 +158,14 @@ def test_a_sample_is_no_key_to_write_with_and_still_checks_what_was_written(tmp_
     assert load_key(path).secret.hex() == content
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o610])
+def test_the_group_of_a_key_may_read_it_as_secrets_are_mounted(tmp_path: Path) -> None:
+    path = tmp_path / "audit.key"
+    key = load_or_make_key(path)
+    path.chmod(0o440)
+    assert load_or_make_key(path).id == key.id
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o660, 0o644, 0o610])
 def test_a_key_that_others_can_touch_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "audit.key"
     load_or_make_key(path)
