@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, Command] = {
                 "Write the fewest rules that allow what was recorded, and nothing else.",
             ),
             "convert": ("sidecar.cli.policy.convert", "Convert rows between CSV and YAML, without loss."),
+            "fmt": ("sidecar.cli.policy.convert", "Format the CSV files of a policy."),
             "import": ("sidecar.cli.policy.casbin_import", "Take the policy of a Casbin program into this folder."),
             "export": ("sidecar.cli.policy.convert", "Write the policy for plain pycasbin."),
             "bundle": ("sidecar.cli.policy.bundle", "Pack a policy into one signed file."),

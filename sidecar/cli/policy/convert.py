@@ -1,12 +1,22 @@
-"""`sidecar policy convert` and `export`: converts rules between CSV and YAML, and writes them for plain pycasbin."""
+"""`sidecar policy convert`, `fmt` and `export`: converts rules between CSV and YAML, formats CSV, and writes the rules
+for plain pycasbin."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import click
 
-from sidecar.cli.command import NO, CommandFailed, config_option, json_option, print_json
+from sidecar.cli.command import (
+    DIFFERENT,
+    EXISTING_FOLDER,
+    NO,
+    CommandFailed,
+    config_option,
+    json_option,
+    print_json,
+    print_result,
+)
 from sidecar.errors import ConfigError, PolicyError, visible
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import POLICY, STEMS
@@ -59,18 +69,23 @@ def convert(
 
 def _refuse_casbin(place: PolicyLocation, source: Path) -> None:
     """Rows of Casbin models have one form only, that of Casbin. Raises UsageError."""
-    try:
-        stock = place.load().stock
-    except ConfigError:  # the rows of our own models are converted although others have faults
-        return
-    files = {file for table in stock.values() for file in (*table.source.names, table.source.file)}
-    decided = {kind.value for kind in stock} | ({POLICY} if stock else set())
-    if stock and (source.is_dir() or source.name.partition(".")[0] in decided):
+    files, stems = _of_casbin(place)
+    if stems and (source.is_dir() or source.name.partition(".")[0] in stems):
         where = ", ".join(sorted(dict.fromkeys(file for file in files if file.endswith(".csv"))))
         raise click.UsageError(
             f"{where or source} holds rows of a Casbin model, which have no YAML form: only rows of our own models are "
             "converted, file by file where both stand side by side"
         )
+
+
+def _of_casbin(place: PolicyLocation) -> tuple[set[str], Collection[str]]:
+    """The files of rows of Casbin models, and the stems of such files."""
+    try:
+        stock = place.load().stock
+    except ConfigError:  # the rows of our own models are converted although others have faults
+        return set(), ()
+    files = {file for table in stock.values() for file in (*table.source.names, table.source.file)}
+    return files, {kind.value for kind in stock} | ({POLICY} if stock else set())
 
 
 def _files(source: Path, kind: str | None) -> dict[str, bytes]:
@@ -116,6 +131,32 @@ def _tell(done: parts.Converted, out: Path | None, as_json: bool) -> None:
         click.echo(f"{source} -> {', '.join(targets) or 'nothing: it has no rows'}", err=True)
     proof = f"revision {done.revision[:16]} unchanged" if done.revision else f"rows compared; {done.why_not}"
     click.echo(f"{done.rows} rows, read again and the same: {proof}", err=True)
+
+
+@click.command()
+@click.argument("path", required=False, type=EXISTING_FOLDER)
+@config_option
+@click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 6 if a file would change.")
+@json_option
+def fmt(path: Path | None, config: Path, only_check: bool, as_json: bool) -> None:
+    """Format the CSV files of a policy: one blank after a comma, quotes where they are needed, one empty line at most.
+
+    PATH is a folder with policies/, or of rows; by default the policy that sidecar.yaml names. Rows, their order and
+    comments stay; YAML files stay as they are, and so does a policy with Casbin models of its own."""
+    place = configured(config, os.environ) if path is None else in_folder(path)
+    models, changed = place.own_models, dict[str, bytes]()
+    try:
+        if not _of_casbin(place)[1]:
+            files = parts.files_below(place.policies)
+            changed = parts.formatted(files, models, columns_of(models), str(place.policies))
+    except DifferentError as different:
+        raise CommandFailed(f"{different}\nnothing was written", NO)
+    targets = {place.policies / name: raw for name, raw in changed.items()}
+    if not only_check:
+        write_files(targets, force=True)
+    print_result({"files": [*map(str, targets)]}, "\n".join(visible(str(file)) for file in targets), as_json)
+    if only_check and targets:
+        raise SystemExit(DIFFERENT)
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Converts policies between CSV and YAML without loss, comments included.
+"""Converts policies between CSV and YAML, and formats CSV, without loss, comments included.
 
 The result is read again and must contain the same rows and, if the policy loads at all, have the same revision.
 """
@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from sidecar.errors import PolicyError
 from sidecar.policy.faults import Faults
-from sidecar.policy.files import GUARDRAILS, ROLES
+from sidecar.policy.files import GUARDRAILS, ROLES, STEMS
 from sidecar.policy.yaml_links import Columns
 from sidecar.policy.yaml_rows import MAX_BYTES
 from sidecar.policy_tools.convert.content import Content, ContentEntry, compare, read, revision_of_both
@@ -57,6 +57,24 @@ def convert(files: Mapping[str, bytes], to: Form, models: Path, columns: Columns
         raise PolicyError(faults.errors)
     revision, why_not = revision_of_both(files, result, models)
     return Converted(result, sources, rows, revision, why_not)
+
+
+def formatted(files: Mapping[str, bytes], models: Path, columns: Columns, folder: str = "") -> dict[str, bytes]:
+    """The CSV files of a policy that differ from their formatted text, by path. Raises PolicyError with every fault of
+    the source, and DifferentError."""
+    faults, result = Faults(), dict[str, bytes]()
+    for path, raw in files.items():
+        stem = PurePosixPath(path).name.partition(".")[0]
+        if PurePosixPath(path).suffix != ".csv" or stem not in STEMS:
+            continue
+        content = read(str(PurePosixPath(folder, path)), raw, columns, faults)
+        if content is not None and (written := csv_of(content).encode()) != raw:
+            compare(path, content, {path: written}, columns)
+            result[path] = written
+    if faults.errors:
+        raise PolicyError(faults.errors)
+    revision_of_both(files, {**files, **result}, models)
+    return result
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

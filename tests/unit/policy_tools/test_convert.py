@@ -273,3 +273,65 @@ def test_other_models_have_their_columns_in_another_order(tmp_path: Path) -> Non
     done = run(tmp_path / "out", "--to", "csv", "-o", tmp_path / "back", "--models", models)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "back" / "agent_to_tool.csv").read_text() == "p, deny, args.x == 1, use, tool:s/t, nhi:a, -, -\n"
+
+
+# --- fmt --------------------------------------------------------------------------------------------------------------
+
+UNTIDY = """\
+# Who may search.
+
+
+
+#:   id=one   owner="a@b.example"
+p,nhi:a,   tool:s/t,use , -,-, "args.x == 'y'",allow
+p, nhi:b,  tool:s/t,  use, -, -, "args.x in ['y', 'z']", allow
+# the end"""
+TIDY = """\
+# Who may search.
+
+#: id=one owner=a@b.example
+p, nhi:a, tool:s/t, use, -, -, args.x == 'y', allow
+p, nhi:b, tool:s/t, use, -, -, "args.x in ['y', 'z']", allow
+# the end
+"""
+
+
+def fmt(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["policy", "fmt", *map(str, arguments)])
+
+
+def test_fmt_writes_rows_in_one_form_and_keeps_what_they_say(tmp_path: Path) -> None:
+    files = {"agent_to_tool.csv": UNTIDY, "teams/roles.csv": "g,user:a, role:b\r\n", "budgets.yaml": "version:  1\n"}
+    folder = write(tmp_path / "policies", files)
+    before = load_policy(MODELS, folder).revision
+    assert fmt("--check", tmp_path).exit_code == 6
+    assert (folder / "agent_to_tool.csv").read_text("utf-8") == UNTIDY
+    done = fmt("--json", tmp_path)
+    changed = [str(folder / "agent_to_tool.csv"), str(folder / "teams/roles.csv")]
+    assert (done.exit_code, json.loads(done.stdout)) == (0, {"files": changed})
+    assert (folder / "agent_to_tool.csv").read_text("utf-8") == TIDY
+    assert (folder / "teams/roles.csv").read_bytes() == b"g, user:a, role:b\n"
+    assert (folder / "budgets.yaml").read_text("utf-8") == "version:  1\n"
+    assert load_policy(MODELS, folder).revision == before
+    assert (fmt("--check", tmp_path).exit_code, fmt("--check", tmp_path).output.strip()) == (0, "")
+
+
+def test_fmt_writes_nothing_where_a_row_is_wrong(tmp_path: Path) -> None:
+    folder = write(tmp_path / "policies", {"agent_to_tool.csv": UNTIDY, "roles.csv": "g,user:a\n"})
+    done = fmt(tmp_path)
+    assert done.exit_code == 3 and "roles.csv:1:1: error[P102]" in done.output
+    assert (folder / "agent_to_tool.csv").read_text("utf-8") == UNTIDY
+
+
+def test_the_shipped_policy_is_formatted() -> None:
+    assert fmt("--check", REPOSITORY).exit_code == 0
+
+
+def test_fmt_leaves_rows_of_casbin_models_alone(tmp_path: Path) -> None:
+    model = "[request_definition]\nr = sub, obj, act\n[policy_definition]\np = sub, obj, act\n[policy_effect]\n"
+    model += "e = some(where (p.eft == allow))\n[matchers]\nm = r.sub == p.sub && r.obj == p.obj && r.act == p.act\n"
+    settings = "version: 1\npolicy: {models: models, path: policies}\n"
+    files = {"models/model.conf": model, "policies/policy.csv": "p,alice,data,read\n", "sidecar.yaml": settings}
+    write(tmp_path, files)
+    assert fmt("-c", tmp_path / "sidecar.yaml").exit_code == 0
+    assert (tmp_path / "policies/policy.csv").read_text("utf-8") == "p,alice,data,read\n"
