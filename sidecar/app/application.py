@@ -29,7 +29,7 @@ from sidecar.app.policy_sources.poller import SourcePoller
 from sidecar.app.reload import Reloader, policy_facts
 from sidecar.app.sampled_gauges import SampledGauges
 from sidecar.app.servers import Servers, base_url_of, take
-from sidecar.app.shared_store import SharedStore
+from sidecar.app.shared_store import SharedStore, key_digests
 from sidecar.app.status import ENFORCE, RecentRequests, StatusReport
 from sidecar.app.tool_drift import ToolDrift
 from sidecar.errors import SettingsError
@@ -110,7 +110,7 @@ class Application:
                 from sidecar.gateway.request_spans import RequestTracing  # imports OpenTelemetry
 
                 app.pipeline.tracing = RequestTracing(app.telemetry)
-            await shared.greet()
+            await shared.greet(settings)
             await evidence.look_back()
             await app.scheduler.recall()
             await app.switch.sync()  # load principals disabled by other replicas before the first call
@@ -152,7 +152,9 @@ class Application:
         build = partial(next_snapshot, path, environ, processes, executions)
         self.reloader = Reloader(live, build, self.watcher, metrics, witness=witness, serves=self._now_serving)
         self.drift = ToolDrift(live, metrics, witness, time.monotonic)
-        self.replicas = Peers(secrets.token_hex(8), self.limiter.store.run, self._serving, self._heard_of_news)
+        self.replicas = Peers(
+            secrets.token_hex(8), self.limiter.store.run, self._serving, self._heard_of_news, self._key_digests
+        )
         self.gauges = SampledGauges(self.pipeline, self.replicas)
         self.showing = UsageReport(self.limiter.store)
         self.listening = Servers(path, settings, self.pipeline)
@@ -287,6 +289,9 @@ class Application:
     def _serving(self) -> ServedRevision:
         now = self.live.current
         return ServedRevision(now.engine.revision, self.follower.version(now.settings))
+
+    def _key_digests(self) -> Mapping[str, str]:
+        return key_digests(self.live.current.settings.shared_keys)
 
     def _heard_of_news(self) -> None:
         """Another replica loaded a revision that does not serve here."""

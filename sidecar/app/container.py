@@ -1,9 +1,10 @@
 """Builds the objects of the request path and connects them."""
 
+import hmac
 import secrets
 import time
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.shared_store import SharedStore
@@ -36,6 +37,8 @@ from sidecar.tasks.schedules.scheduler import Scheduler
 from sidecar.tasks.webhooks import Webhooks, callbacks_from
 from sidecar.upstreams.mcp.session_store import SessionStore
 from sidecar.upstreams.mcp.sessions import Sessions
+
+CURSORS: Final = b"sidecar/aggregate-cursor/1"
 
 
 class RequestPath(NamedTuple):
@@ -93,7 +96,10 @@ def way_from(
         forwarder=forwarder,
         mcp=McpFrontend(**mcp),
         aggregate=AggregateFrontend(
-            **mcp, metrics=metrics, seal=Seal(secrets.token_bytes(32)), session_calls=session_calls
+            **mcp,
+            metrics=metrics,
+            seal=Seal(hmac.digest(audit.key.secret, CURSORS, "sha256")),
+            session_calls=session_calls,
         ),
         rest=RestFrontend(**mcp, session_calls=session_calls),
         agents=AgentFrontend(forwarder, callbacks.pushes, TaskPages(audit.key.secret)),

@@ -5,11 +5,15 @@ schedules, sessions, disabled principals and used proofs. A single instance keep
 folder. This module decides what an outage of the store means for each of its users.
 """
 
+import hmac
 import logging
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import Self
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, Self
 
 from sidecar.audit import Audit
 from sidecar.errors import Reason, Refusal
@@ -18,12 +22,33 @@ from sidecar.limits import Limiter, StoreUnavailable, open_store
 from sidecar.limits.store_monitor import StoreMonitor
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
+from sidecar.settings.secrets import MAX_BYTES
 from sidecar.storage import RecordBounds, RecordStore, RecordStores
 from sidecar.storage.redis_script import script_text
 from sidecar.storage.task_owners import OWNERS, TaskOwners
 from sidecar.tasks.api.task_record import TASKS, Task
 
+DIGESTED: Final = b"sidecar/shared-key/1"
+
 log = logging.getLogger("sidecar.app.shared_store")
+
+
+def key_digests(keys: Mapping[str, Path]) -> Mapping[str, str]:
+    """A digest of each key, by its setting. It names the key among replicas and tells nothing of it; keys that are not
+    made yet are left out."""
+    found = {}
+    for setting, path in keys.items():
+        with suppress(OSError):
+            changed = path.stat()
+            found[setting] = _key_digest(path, changed.st_mtime_ns, changed.st_ino)
+    return found
+
+
+@lru_cache(maxsize=32)
+def _key_digest(path: Path, _changed_ns: int, _inode: int) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES)
+    return hmac.digest(content.strip(), DIGESTED, "sha256")[:8].hex()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +74,12 @@ class SharedStore:
         owners = TaskOwners(records.of(OWNERS), time.time, audit.key.secret, chosen.keep_s, bounds)
         return cls(limiter, counting, records, owners, records.of(TASKS))
 
-    async def greet(self) -> None:
+    async def greet(self, settings: Settings) -> None:
         """Connect before the first call. An outage does not stop the start: calls with limits are refused meanwhile."""
+        if unshared := settings.unshared_keys:
+            log.warning(
+                "other replicas on this store need the keys of this one", extra={"settings": ", ".join(unshared)}
+            )
         try:
             await self.limiter.store.ping()
         except StoreUnavailable as error:

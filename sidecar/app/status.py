@@ -125,6 +125,9 @@ class StatusReport:
         if not self.pipeline.stages.switch.saved:
             told = "disabled principals cannot be saved: a restart would not know all of them"
             yield Trouble("disabled-unsaved", (told,))
+        if different := self.replicas.different_keys:
+            told = f"other replicas on this store have other keys: {', '.join(different)}"
+            yield Trouble("keys-differ", (told,), len(different))
         for kind, count in self.pipeline.live.current.engine.differences.counts.items():
             told = f"compiled rules and pycasbin decided {count} links of {kind.value} differently: they were denied"
             yield Trouble("engines-differ", (told,), count)

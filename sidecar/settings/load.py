@@ -113,6 +113,10 @@ def _doubts(settings: Settings) -> Iterator[Finding]:
             message = f"the card of {name} has no address: a gRPC address has none beside it"
             hint = "write card_url, or its callers see no card and version: auto is 1.0"
             yield Finding(message, "S134", hint, ("upstreams", name, "a2a", "url"))
+    if unshared := settings.unshared_keys:
+        message = f"another replica on this store would not have the keys of this one: {', '.join(unshared)}"
+        hint = "name files that all replicas have, or leave it so if there is one replica only"
+        yield Finding(message, "S138", hint, ("store", "url"))
     for name, pointers in settings.audit.clear_arguments.items():
         message = f"every reader of the audit log reads {', '.join(pointers)} of the calls of {name}"
         hint = "leave out what is personal or secret; records cannot be changed later"

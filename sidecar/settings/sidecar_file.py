@@ -126,6 +126,31 @@ class Settings(Section):
         return (*self.signing.previous_paths, self.data / "keys" / "signing.previous.pem")
 
     @property
+    def shared_keys(self) -> Mapping[str, Path]:
+        """The files of keys in use that replicas on one store must have in common, by the settings that name them."""
+        used = {"audit.key_path": self.audit_key_path}
+        if self.signs:
+            used["signing.key_path"] = self.signing_key_path
+        if self.callbacks.allow:
+            used["callbacks.key_path"] = self.callback_key_path
+        if self.identity.api_keys_path is not None:
+            used["identity.api_keys_pepper_path"] = self.api_keys_pepper_path
+        return used
+
+    @property
+    def unshared_keys(self) -> tuple[str, ...]:
+        """The settings of keys in use that each replica on the store would make for itself."""
+        if self.store.is_memory:
+            return ()
+        named = {
+            "audit.key_path": self.audit.key_path,
+            "signing.key_path": self.signing.key_path,
+            "callbacks.key_path": self.callbacks.key_path,
+            "identity.api_keys_pepper_path": self.identity.api_keys_pepper_path,
+        }
+        return tuple(name for name in self.shared_keys if named[name] is None)
+
+    @property
     def signs(self) -> bool:
         return any(one.signs for one in self.upstreams.values())
 

@@ -1,12 +1,13 @@
-"""Exchanges policy revisions between replicas and reports differences.
+"""Exchanges policy revisions, and digests of keys, between replicas and reports differences.
 
 A replica that sees another revision checks its own policy source at once: revisions are exchanged, never policies.
-Nothing depends on it; while the store is out, each replica checks its source at its usual interval.
+Nothing depends on it; while the store is out, each replica checks its source at its usual interval. Keys that replicas
+must have in common are compared by digests, which tell nothing of the keys.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -39,16 +40,26 @@ class RevisionSkew(NamedTuple):
     other: int
 
 
+class PeerEntry(NamedTuple):
+    """What another replica said of itself: what it serves, and the digests of its keys by setting."""
+
+    served: ServedRevision
+    keys: Mapping[str, str]
+
+
 @dataclass(slots=True)
 class Peers:
     """Exchanges revisions. `news` is called when another replica serves something newly loaded that this one does not.
-    `skew` is None while the others cannot be heard."""
+    `skew` is None while the others cannot be heard. `different_keys` are the settings whose keys differ from those of
+    another replica."""
 
     me: str
     run_script: Run
     serving: Callable[[], ServedRevision]
     news: Callable[[], None]
+    keys: Callable[[], Mapping[str, str]] = dict
     skew: RevisionSkew | None = None
+    different_keys: tuple[str, ...] = ()
     _heard: dict[str, ServedRevision] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -57,8 +68,8 @@ class Peers:
             await asyncio.sleep(EVERY_S)
 
     async def sync(self) -> None:
-        mine = self.serving()
-        said = orjson.dumps({"v": VERSION, **mine._asdict()}).decode()
+        mine, keys = self.serving(), self.keys()
+        said = orjson.dumps({"v": VERSION, **mine._asdict(), "keys": keys}).decode()
         try:
             told = await self.run_script(SCRIPT, KEY, [self.me, said, str(int(COUNTS_S * 1000)), str(MOST)])
         except ConnectionError:
@@ -66,7 +77,9 @@ class Peers:
             return
         if told is None:  # the store is not shared
             return
-        now = _understood(told if isinstance(told, list) else [])
+        entries = _understood(told if isinstance(told, list) else [])
+        self._compare(keys, entries.values())
+        now = {name: one.served for name, one in entries.items()}
         same = sum(one.revision == mine.revision for one in now.values())
         self.skew = RevisionSkew(same, len(now) - same)
         news = [name for name, one in now.items() if one != mine and self._heard.get(name) != one]
@@ -75,13 +88,22 @@ class Peers:
             log.info("another replica serves another policy", extra={"replicas": len(news)})
             self.news()
 
+    def _compare(self, mine: Mapping[str, str], others: Iterable[PeerEntry]) -> None:
+        differing = {name for one in others for name, digest in one.keys.items() if mine.get(name, digest) != digest}
+        found = tuple(sorted(differing))
+        if found and found != self.different_keys:
+            log.error("replicas on this store have different keys", extra={"settings": ", ".join(found)})
+        self.different_keys = found
 
-def _understood(told: list[Any]) -> dict[str, ServedRevision]:
+
+def _understood(told: list[Any]) -> dict[str, PeerEntry]:
     """Parses the other replicas' entries; those that cannot be parsed are not counted."""
     found = {}
     for name, said in zip(told[::2], told[1::2], strict=False):
         with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
             plain = orjson.loads(said)
             if plain["v"] == VERSION:
-                found[name.decode("ascii", "replace")] = ServedRevision(str(plain["revision"]), int(plain["version"]))
+                served = ServedRevision(str(plain["revision"]), int(plain["version"]))
+                keys = {str(key): str(digest) for key, digest in dict(plain.get("keys", {})).items()}
+                found[name.decode("ascii", "replace")] = PeerEntry(served, keys)
     return found

@@ -5,6 +5,7 @@ Also of one of a neighbouring version, and through a store that was flushed.
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -15,6 +16,7 @@ import pytest
 
 from sidecar.app import file_watcher
 from sidecar.limits import open_store
+from sidecar.settings.load import doubts, load
 from sidecar.settings.store import StoreSettings
 from sidecar.storage import peers
 from sidecar.storage.peers import Peers, RevisionSkew, ServedRevision
@@ -157,3 +159,70 @@ async def test_a_bundle_that_one_took_the_other_takes(
             at.publish(MORE, 2)
             await a.app.reload("test")
             await until(lambda: b.app.status()["policy"]["source"].get("version") == 2)
+
+
+async def test_replicas_with_different_keys_are_noticed_and_named(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with two(tmp_path, valkey) as (one, other):
+        for running in (one, other):
+            await until(lambda app=running.app: app.replicas.different_keys == ("audit.key_path",))
+        ready, why = one.app.readiness()
+        assert ready and why["reasons"] == {"keys-differ": 1}
+        assert "other replicas on this store have other keys: audit.key_path" in one.app.status()["reasons"]
+        with valkey.client() as client:
+            said = client.hgetall(KEY)
+        digests = {name: json.loads(entry.split(" ", 1)[1])["keys"] for name, entry in said.items()}
+        assert all(set(keys) == {"audit.key_path"} and len(keys["audit.key_path"]) == 16 for keys in digests.values())
+        keys = [(folder / "data" / "keys" / "audit.key").read_text() for folder in (one.folder, other.folder)]
+        assert not any(key.strip() in entry for key in keys for entry in said.values())
+    told = [one for one in caplog.records if one.message == "replicas on this store have different keys"]
+    assert len(told) == 2 and {one.__dict__["settings"] for one in told} == {"audit.key_path"}
+
+
+async def test_replicas_with_the_same_keys_are_ready(valkey: Valkey, tmp_path: Path) -> None:
+    with valkey.client() as client:
+        client.flushall()
+    key = tmp_path / "audit.key"
+    key.write_text(f"{secrets.token_hex(32)}\n")
+    key.chmod(0o600)
+    settings = f'store: {{url: "{valkey.url}"}}\naudit: {{key_path: "{key}"}}\n'
+    async with world(tmp_path / "a", settings=settings) as one, world(tmp_path / "b", settings=settings):
+        await until(lambda: one.app.replicas.skew == RevisionSkew(1, 0))
+        assert one.app.replicas.different_keys == () and one.app.readiness() == (True, {"status": "ready"})
+
+
+async def test_a_key_that_a_replica_lacks_is_named_by_check_and_at_the_start(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only keys in use, and only where there is a store to share."""
+    settings = f'store: {{url: "{valkey.url}"}}\ncallbacks: {{allow: ["*"]}}\nidentity: {{api_keys_path: keys.yaml}}\n'
+    (tmp_path / "data" / "keys").mkdir(parents=True, mode=0o700)
+    (tmp_path / "keys.yaml").write_text("version: 1\nkeys: []\n")
+    (tmp_path / "data" / "keys" / "api-keys.pepper").write_text(secrets.token_hex(32))
+    (tmp_path / "data" / "keys" / "api-keys.pepper").chmod(0o600)
+    names = "audit.key_path, callbacks.key_path, identity.api_keys_pepper_path"
+    async with world(tmp_path, settings=settings) as running:
+        [told] = [one for one in caplog.records if one.message.startswith("other replicas on this store need")]
+        assert told.__dict__["settings"] == names
+        config = running.folder / "sidecar.yaml"
+        [doubt] = doubts(load(config, {}))
+        assert (doubt.code, doubt.severity) == ("S138", "warning") and names in doubt.message
+        environ = {
+            "SIDECAR_AUDIT__KEY_PATH": "data/keys/audit.key",
+            "SIDECAR_CALLBACKS__KEY_PATH": "callbacks.key",
+            "SIDECAR_IDENTITY__API_KEYS_PEPPER_PATH": "data/keys/api-keys.pepper",
+        }
+        assert list(doubts(load(config, environ))) == []
+        assert list(doubts(load(config, {"SIDECAR_STORE__URL": "memory://"}))) == []
+
+
+async def test_a_list_of_all_servers_goes_on_at_another_replica(valkey: Valkey, tmp_path: Path) -> None:
+    """Its cursors are sealed with a key that replicas have in common."""
+    key = tmp_path / "audit.key"
+    key.write_text(f"{secrets.token_hex(32)}\n")
+    key.chmod(0o600)
+    settings = f'audit: {{key_path: "{key}"}}\n'
+    async with world(tmp_path / "a", settings=settings) as one, world(tmp_path / "b", settings=settings) as other:
+        seals, about = [running.app.pipeline.aggregate.seal for running in (one, other)], ("nhi:planner", "tools/list")
+        assert seals[1].open(seals[0].seal(b"cursor", *about), *about) == b"cursor"

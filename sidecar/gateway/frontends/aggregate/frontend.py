@@ -73,7 +73,7 @@ _ALL: Final[Mapping[str, Mapping[str, bool]]] = {
 
 @dataclass(slots=True, kw_only=True)
 class AggregateFrontend(McpFrontend):
-    """Serves the aggregate address. Cursors' `seal` is this process's: elsewhere, a client begins its list again."""
+    """Serves the aggregate address. Replicas share the key of the cursors' `seal`."""
 
     metrics: Metrics
     seal: Seal
