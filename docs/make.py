@@ -157,7 +157,8 @@ MEANINGS: Mapping[str, str] = {
     "decision_id": "of the request: the same in its `decision` and `outcome`, and told to a refused caller",
     "request_id": "the JSON-RPC id, as the caller chose it",
     "trace_id": "from a well-formed `traceparent`, of an MCP message's `_meta` or of the request's head",
-    "run_id": "from `run_id` in an MCP message's `_meta`, else `X-Run-Id`: bounded, recorded, never used to decide",
+    "run_id": "from `run_id` in the `_meta` of an MCP message, or in the `metadata` of an A2A request or its message, "
+    "else `X-Run-Id`: bounded, recorded, never used to decide",
     "thread_id": "likewise, from `thread_id` or `X-Thread-Id`",
     "task_id": "the task that a call to an agent, or an MCP call about a task, named or began; only its caller's own",
     "peer": "the address on the other end of the connection; `local` for a Unix socket",

@@ -200,14 +200,19 @@ class RequestContext(CallContext):
         self.method = record.method = message.method
         meta = message.params.get("_meta", NO_META)
         if not CORRELATIONS.isdisjoint(meta):  # they override those of headers
-            record.run_id = routing.correlation_in(meta.get("run_id")) or record.run_id
-            record.thread_id = routing.correlation_in(meta.get("thread_id")) or record.thread_id
+            self.names_run(meta)
             record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
             if self.spans is not None:
                 self.spans.heard(meta)
         if META_VERSION not in meta and not eras.names_stateless(self.headers, message):
             self.shape = AnswerShape.SESSION
         return message
+
+    def names_run(self, meta: Mapping[str, Any]) -> None:
+        """Records the run and the thread that a message names in its `_meta` or `metadata`."""
+        record = self.record
+        record.run_id = routing.correlation_in(meta.get("run_id")) or record.run_id
+        record.thread_id = routing.correlation_in(meta.get("thread_id")) or record.thread_id
 
     def in_session(self) -> None:
         """Marks the message's session as existing, so that an error in the message does not end it."""

@@ -171,3 +171,23 @@ async def test_an_agent_that_only_says_something_is_heard_in_every_way(tmp_path:
             for version, binding in SPOKEN:
                 answered = await ask(world, version, binding, action, {"message": HELLO})
                 assert [one["message"]["parts"] for one in answered.results] == [said["parts"]], answered
+
+
+async def test_a_request_says_itself_which_run_it_is_of(tmp_path: Path) -> None:
+    """In every version and binding; metadata of the request comes before that of its message, and both before headers.
+    What is not well formed there changes nothing."""
+    head = {**ALICE, "X-Run-Id": "run-1", "X-Thread-Id": "thread-1"}
+    of_message = {**HELLO, "metadata": {"run_id": "run-2", "thread_id": "thread-2"}}
+    cases: list[tuple[dict[str, Any], tuple[str, str]]] = [
+        ({"message": HELLO}, ("run-1", "thread-1")),
+        ({"message": of_message}, ("run-2", "thread-2")),
+        ({"message": of_message, "metadata": {"run_id": "run-3"}}, ("run-3", "thread-2")),
+        ({"message": HELLO, "metadata": {"run_id": "a b", "thread_id": {"n": 1}}}, ("run-1", "thread-1")),
+    ]
+    async with agent_world(tmp_path) as world:
+        for version, binding in SPOKEN:
+            for params, expected in cases:
+                answer = await ask(world, version, binding, "message/send", params, head)
+                assert answer.error is None, answer
+                for record in world.records()[-2:]:
+                    assert (record["run_id"], record["thread_id"]) == expected, (version, binding, params)

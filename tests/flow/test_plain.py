@@ -20,7 +20,7 @@ from tests.flow.described import CALL, LIST, check_described
 from tests.flow.streams import streamed
 from tests.flow.talk import Answer, Talk, reason_of
 from tests.flow.test_crossings import RULES as ALL
-from tests.flow.world import PATIENCE_S, TOOLS, Upstream, World, until, world
+from tests.flow.world import PATIENCE_S, STATELESS, TOOLS, Upstream, World, stateless, until, world
 from tests.tables import tables
 
 MAY_ALL = "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
@@ -191,6 +191,20 @@ async def test_a_message_says_itself_which_run_it_is_of(tmp_path: Path, era: Any
             assert (await talk.ask("tools/call", params, headers=head))[0] == 200
             for record in running.records()[-2:]:
                 assert (record["run_id"], record["thread_id"], record["trace_id"]) == expected
+
+
+async def test_a_message_to_all_servers_says_itself_which_run_it_is_of(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        params = {
+            "name": "github__search_code",
+            "arguments": GOOD,
+            "_meta": {"run_id": "run-9", "thread_id": "thread-9"},
+        }
+        routing = {"Mcp-Method": "tools/call", "Mcp-Name": "github__search_code", "MCP-Protocol-Version": STATELESS}
+        message = stateless("tools/call", params)
+        assert (await running.post(message, headers=routing, url=f"{running.url}/mcp"))[0] == 200
+        for record in running.records()[-2:]:
+            assert (record["run_id"], record["thread_id"]) == ("run-9", "thread-9")
 
 
 async def test_a_limit_is_one_for_all_ways_to_call(tmp_path: Path) -> None:

@@ -163,6 +163,11 @@ class AgentFrontend:
         else:
             intent = await self._http(request, route)
         request.method = request.record.method = intent.call.method
+        message, metadata = intent.params.get("message"), intent.params.get("metadata")
+        if message is not None and "metadata" in message:
+            request.names_run(message["metadata"])
+        if metadata:  # of the request, which comes before that of its message
+            request.names_run(metadata)
         return ParsedOperation(intent.call, intent)
 
     async def _http(self, request: RequestContext, route: Route) -> AgentOperation:
