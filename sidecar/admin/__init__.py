@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from sidecar.admin.other_workers import BY_HEADER, SERIES, SYNC, OtherWorkers
 from sidecar.admin.requests import HEADERS, answered, problem
 from sidecar.errors import Refusal
 from sidecar.gateway.routing import Entrance, check_envelope, headers_of, origin_form
@@ -27,6 +28,7 @@ from sidecar.settings.server import AdminCredential
 if TYPE_CHECKING:
     from sidecar.admin.decisions import DecisionEndpoints
     from sidecar.admin.routes import OperatorAction, Role
+    from sidecar.observability.worker_series import WorkerSeries
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 PROBES: Final = ("/livez", "/readyz")
@@ -36,7 +38,8 @@ PROBES: Final = ("/livez", "/readyz")
 class AdminApp:
     """The handler of the admin listener. `secrets` maps each secret to its bearer's role and name. `trusted` is the
     control socket, which only its owner can open, so that all its callers are operators. `decisions` answers
-    enforcement points."""
+    enforcement points. `others` are the workers that answer at the same address; `for_workers` is the socket at which
+    one answers the others."""
 
     app: OperatorAction
     metrics: Metrics
@@ -45,6 +48,8 @@ class AdminApp:
     trusted: bool = False
     health_only: bool = False
     decisions: DecisionEndpoints | None = None
+    others: OtherWorkers | None = None
+    for_workers: bool = False
     _scraper: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "scrapes"))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -63,17 +68,23 @@ class AdminApp:
             return problem("no such address", 404)
         role: Role
         if self.trusted:
-            role, by = "operator", _user_at(request)
+            role, by = "operator", self._orderer(request)
         elif (credential := self._credential(request)) is not None:
             role, by = credential.role, f"admin:{credential.name or credential.role}"
         else:
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
         from sidecar.admin.routes import answer_operator  # not before the first operator calls
 
-        return await answer_operator(self.app, request, path, role, by, here=self.trusted)
+        response = await answer_operator(self.app, request, path, role, by, here=self.trusted)
+        if self.others is None or self.for_workers:
+            return response
+        return await self.others.complete(request.method, path, by, response)
 
     async def _open(self, request: web.BaseRequest, path: str) -> web.Response | None:
-        if path not in (*PROBES, "/metrics"):
+        if self.for_workers and path == SYNC:
+            await self.app.hear_of_switches()
+            return answered({})
+        if path not in (*PROBES, "/metrics", *((SERIES,) if self.for_workers else ())):
             return None
         if request.method not in ("GET", "HEAD"):
             return problem("GET only", 405, {"Allow": "GET"})
@@ -81,13 +92,29 @@ class AdminApp:
             return answered({"status": "alive"})
         if path == "/readyz":
             ready, why = self.app.readiness()
+            if self.others is not None and not self.for_workers:
+                ready, why = await self.others.readiness(ready, why)
             return answered(why, 200 if ready else 503)
         # With hundreds of upstreams the text is megabytes, so it is rendered off the event loop. It has its own thread,
         # because the shared ones may all wait for a disk when metrics are needed most.
+        others = None if self.others is None or path == SERIES else await self.others.series()
         self.app.measure()
-        render = partial(self.metrics.render, request.headers.get("Accept", ""))
+        accept = "" if path == SERIES else request.headers.get("Accept", "")
+        render = partial(self._rendered, accept, others)
         content_type, body = await asyncio.get_running_loop().run_in_executor(self._scraper, render)
         return web.Response(body=body, headers={**HEADERS, "Content-Type": content_type})
+
+    def _rendered(self, accept: str, others: Sequence[WorkerSeries] | None) -> tuple[str, bytes]:
+        """The metrics; for another worker, the numbers of this one."""
+        if self.others is None:
+            return self.metrics.render(accept)
+        raw = self.others.keep(self.metrics.exposition.series())
+        return ("application/json", raw) if others is None else self.metrics.render(accept, others)
+
+    def _orderer(self, request: web.BaseRequest) -> str:
+        """Who gives an order at the control socket; one that another worker passes on says who gave it there."""
+        told = request.headers.get(BY_HEADER, "") if self.for_workers else ""
+        return told or _user_at(request)
 
     def _credential(self, request: web.BaseRequest) -> AdminCredential | None:
         lines = request.headers.getall("Authorization", [])

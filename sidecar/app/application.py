@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sidecar import __version__
+from sidecar.admin.other_workers import kept_series
 from sidecar.app.background import BackgroundJobs
 from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
@@ -33,7 +34,7 @@ from sidecar.app.shared_store import SharedStore, key_digests
 from sidecar.app.status import ENFORCE, RecentRequests, StatusReport
 from sidecar.app.tool_drift import ToolDrift
 from sidecar.errors import SettingsError
-from sidecar.gateway.kill_switch import LEDGER_FILE, SwitchEntry, SwitchLedger, object_of
+from sidecar.gateway.kill_switch import SwitchEntry, SwitchLedger, object_of
 from sidecar.gateway.kill_switch.known_names import KnownNames, known
 from sidecar.gateway.reauthorization import ContinuedPermission
 from sidecar.http.server.listeners import check_fast_parser
@@ -43,6 +44,7 @@ from sidecar.observability.metrics import Metrics
 from sidecar.observability.telemetry import Telemetry
 from sidecar.settings import Settings, load_settings
 from sidecar.settings.load import load
+from sidecar.settings.sidecar_file import METRICS_FILE
 from sidecar.settings.timestamps import rfc3339
 from sidecar.storage.peers import Peers, ServedRevision
 from sidecar.tasks.programs.executions import Executions
@@ -75,12 +77,14 @@ class Application:
         settings = loaded.settings
         async with AsyncExitStack() as undo:
             data = take(settings.server.listen, undo, path)
-            settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            settings.own.mkdir(parents=True, exist_ok=True, mode=0o700)
             of_a2a = [name for name, one in settings.upstreams.items() if one.a2a is not None]
             agents = (*of_a2a, *settings.agents)
             top_tools = settings.metrics.tool_label.top if settings.metrics.tool_label else 0
             upstreams = (*settings.upstreams, *settings.agents)
             metrics = Metrics(upstreams=upstreams, agents=agents, top_tools=top_tools)
+            if settings.server.worker:
+                metrics.resume(kept_series(settings.own / METRICS_FILE))
             evidence = ControlRecords.open(settings, metrics, environ)
             undo.push_async_callback(evidence.audit.close)
             seen = look_at(path, settings)  # before the files are read, so that later writes count as changes
@@ -100,7 +104,7 @@ class Application:
             seen = with_made(seen, settings)
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
-            ledger = SwitchLedger.open(settings.data / LEDGER_FILE)
+            ledger = SwitchLedger.open_all(settings.own, settings.parts)
             evidence.publish_at(shared.limiter.store)
             way = way_from(settings, first, ledger, shared, evidence, metrics)
             app = cls(path, environ, settings, evidence, processes, executions, follower, shared, way, seen)
@@ -168,6 +172,7 @@ class Application:
         self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals
         self.switched_off = report.switched_off
         self.disable, self.enable = self.switch.disable, self.switch.enable
+        self.hear_of_switches = self.switch.sync
 
     @property
     def base_url(self) -> str:

@@ -51,6 +51,9 @@ class ControlRecords:
     def open(cls, settings: Settings, metrics: Metrics, environ: Mapping[str, str] = MappingProxyType({})) -> Self:
         """Open the audit for writing; `environ` may name a proxy for its receiver. Raises SettingsError."""
         key = load_or_make_attesting_key(settings.checkpoint_key_path)
+        if settings.server.worker == 1:  # it starts first: each worker publishes the public keys of all
+            for path in settings.checkpoint_key_paths[1:]:
+                load_or_make_attesting_key(path)
         audit = _audit_from(settings, metrics, key, egress_from(settings.egress, environ))
         evidence = cls(settings, audit, key, audit.trail.end)
         audit.writer.start()

@@ -30,6 +30,7 @@ from sidecar.settings import Settings
 from sidecar.settings.load import LoadedSettings, doubts, file_faults, load
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.server import TlsFiles
+from sidecar.settings.sidecar_file import WORKERS
 from sidecar.settings.store import StoreSettings
 from sidecar.settings.stored_policy import NOTHING_YET, StoredPolicy, placed, stored_name
 from sidecar.settings.yaml_document import Document, in_file_order
@@ -104,7 +105,7 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
             yield replace(loaded.document.fault(loc, message, "S129", hint), severity="warning")
     named = loaded.settings
     written = named.audit_path, named.evidence_path, named.audit_key_path, named.checkpoint_key_path
-    for path in (*written, named.data / LEDGER_FILE):
+    for path in (*written, *(part / LEDGER_FILE for part in named.parts)):
         if os.path.lexists(path) and not path.is_file():
             yield fault_in(path, "is no file", code="S116", hint="set aside what stands there")
 
@@ -123,14 +124,15 @@ def _kept_folders(settings: Settings) -> Iterator[tuple[Loc, Path]]:
     for name, path in (("key_path", audit.key_path), ("checkpoint_key_path", audit.checkpoint_key_path)):
         if path is not None and not os.path.lexists(path):
             yield ("audit", name), path.parent
-    for name in ("audit", "evidence", "keys"):  # created by the sidecar, and possibly given to another user since
+    # Created by the sidecar, and possibly given to another user since.
+    for name in ("audit", "evidence", "keys", WORKERS):
         if os.path.lexists(settings.data / name):
             yield ("data",), settings.data / name
 
 
 def _check_data(settings: Settings, together: Together) -> None:
     """Check what earlier runs left in the data folder."""
-    together.call(SwitchLedger.open, settings.data / LEDGER_FILE)
+    together.call(SwitchLedger.open_all, settings.own, settings.parts)
     together.call(
         RecordStores.open, settings.tasks.store, settings.records_path, open_store(StoreSettings(), time.time).run
     )
@@ -327,8 +329,10 @@ def snapshot_of(
         known = replace(known, services={}, agents={})  # none of their connections may be used again
     with together.noted():
         signer = signer_from(settings, base_url, make=make_keys)
-        if (path := settings.checkpoint_key_path).exists():  # a start creates it before everything else
-            signer = replace(signer, before=(public_jwk(load_attesting_key(path)), *signer.before))
+        there = [path for path in settings.checkpoint_key_paths if path.exists()]  # a start creates them first
+        if there:
+            attesting = (public_jwk(load_attesting_key(path)) for path in there)
+            signer = replace(signer, before=(*attesting, *signer.before))
         services = services_from(settings, known.services if known else {}, processes, signer, egress)
         agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ, egress)
     together.call(_check_schedules, settings, document)

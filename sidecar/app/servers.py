@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from sidecar.admin import PROBES, AdminApp
+from sidecar.admin.other_workers import OtherWorkers
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.gateway.error_responses import AnswerShape, tell
@@ -30,6 +31,7 @@ from sidecar.gateway.frontends.grpc_connections import GrpcConnections
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.request_metrics import request_line
 from sidecar.gateway.routing import Entrance, hosts_for
+from sidecar.http.server.bound_sockets import unbound
 from sidecar.http.server.fd_limits import enough_for
 from sidecar.http.server.inherited_sockets import inherited
 from sidecar.http.server.listeners import Handle, IsStale, Listener, ListenerDeadlines, Server, open_listener
@@ -76,6 +78,7 @@ class Servers:
         for listener, entrance in entrances:
             handled = partial(self.pipeline.handle, entrance=entrance)
             server = Server(handled, self._broken, patience, _stale_after(lambda: self.pipeline.live.current.tls))
+            listener.is_shared = bool(self.settings.server.worker)
             listener.serve(server, tls if listener is data else None)
             self.listeners.append(listener)
         settings, decisions = self.settings, None
@@ -87,12 +90,10 @@ class Servers:
         await self._open_grpc(patience, undo, decisions)
         is_stale = _stale_after(lambda: self.pipeline.live.current.pdp_tls)
         for listener, handle, its_tls in self._for_operators(operated, undo, secrets, decisions):
+            listener.is_shared = bool(settings.server.worker) and listener.is_passed
             listener.serve(Server(handle, _broken_at_admin, patience, is_stale, PROBES), its_tls)
             self.listeners.append(listener)
-        if unused := inherited().close():
-            message = f"no listener has the address of a socket that was passed: {', '.join(unused)}"
-            hint = "write the same address in the socket unit and here; the gRPC listener binds its own"
-            raise SettingsError([fault_in(self.path, message, code="S135", hint=hint)])
+        inherited().check_all_taken(self.path)
 
     def part_with_stale(self) -> None:
         """Close connections that were authenticated by certificate authorities that have changed since."""
@@ -120,14 +121,22 @@ class Servers:
         admin = take(settings.admin.listen, undo, self.path)
         control = take(UnixAddress(settings.control_path), undo, self.path)
         local, entrance = None if decisions is None else replace(decisions, local=True), local_entrance(control)
-        trusted = AdminApp(operated, metrics, entrance, {}, trusted=True, decisions=local)
+        others = OtherWorkers.of(settings)
+        trusted = AdminApp(operated, metrics, entrance, {}, trusted=True, decisions=local, others=others)
+        guarded = AdminApp(operated, metrics, local_entrance(admin), secrets, decisions=decisions, others=others)
         found: list[tuple[Listener, Handle, TlsContexts | None]] = [
-            (admin, AdminApp(operated, metrics, local_entrance(admin), secrets, decisions=decisions).handle, None),
+            (admin, guarded.handle, None),
             (control, trusted.handle, None),
         ]
         if settings.metrics.listen is not None:
             scraped = take(settings.metrics.listen, undo, self.path)
-            found.append((scraped, AdminApp(operated, metrics, Entrance(None), {}, health_only=True).handle, None))
+            health = AdminApp(operated, metrics, Entrance(None), {}, health_only=True, others=others)
+            found.append((scraped, health.handle, None))
+        if others is not None:
+            own_socket = take(UnixAddress(settings.worker_socket(others.me)), undo, self.path)
+            entrance = local_entrance(own_socket)
+            of_one = AdminApp(operated, metrics, entrance, {}, trusted=True, others=others, for_workers=True)
+            found.append((own_socket, of_one.handle, None))
         if decisions is not None and (own := settings.pdp and settings.pdp.listen):
             asked, first = take(own, undo, self.path), live.current.pdp_tls
             tls = None if first is None else follows(first, lambda: live.current.pdp_tls)
@@ -200,6 +209,7 @@ class Servers:
                     credentials=credentials,
                     greeting_s=settings.server.header_timeout_s,
                     idle_s=settings.server.keepalive_timeout_s,
+                    shares_port=bool(settings.server.worker),
                 )
             except OSError as error:
                 message = f"{place} cannot be listened on for gRPC"
@@ -243,9 +253,7 @@ def take(address: ListenAddress | UnixAddress, undo: AsyncExitStack, config: Pat
     try:
         listener = open_listener(address)
     except OSError as error:
-        message = f"{address} cannot be listened on: {error.strerror or error}"
-        hint = "choose a data folder with a shorter path" if isinstance(address, UnixAddress) else ""
-        raise SettingsError([fault_in(config, message, code="S133", hint=hint)]) from None
+        raise unbound(config, address, error) from None
     undo.push_async_callback(listener.close, 0.0)
     return listener
 

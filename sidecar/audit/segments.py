@@ -46,7 +46,8 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 def given(path: Path) -> tuple[Path, ...]:
     """The files that a path stands for: a log's parts and its current file. A folder without a current file stands for
-    all its files, in chain order. Raises OSError; FileNotFoundError for a folder with several logs or none."""
+    all its files, in chain order; one without files for the logs in the folders below, one after another. Raises
+    OSError; FileNotFoundError for a folder with several logs or none."""
     if not path.is_dir():
         return (path,)
     names = {each.name for each in path.iterdir()}
@@ -60,9 +61,17 @@ def given(path: Path) -> tuple[Path, ...]:
         return of_the_log
     files = [each for name in names if name.endswith(SUFFIX) and (each := path / name).is_file()]
     if not files:
+        if below := logs_in(path):
+            return tuple(file for log in below for file in files_of(log))
         raise FileNotFoundError(2, f"no file in it ends in {SUFFIX}", str(path))
     firsts = {path: first_line(path) for path in files}  # in the order of their first records; other files last
     return tuple(sorted(firsts, key=lambda path: (first.seq if (first := firsts[path]) else 2**63, path.name)))
+
+
+def logs_in(folder: Path) -> tuple[Path, ...]:
+    """The current files of all logs in a folder and in those below it, by their anchors. Raises OSError."""
+    heads = sorted(folder.rglob(f"*{SUFFIX}{HEAD_SUFFIX}"))[:MAX_PARTS]
+    return tuple(head.with_name(head.name.removesuffix(HEAD_SUFFIX)) for head in heads)
 
 
 def first_line(path: Path) -> SealedRecord | None:

@@ -25,7 +25,7 @@ from sidecar.errors import SettingsError, fault_in
 from sidecar.http.client import DIRECT, Egress, parse_origin
 from sidecar.http.tls import read_authorities
 from sidecar.settings import Settings
-from sidecar.settings.audit import OtlpSink, RedisSink
+from sidecar.settings.audit import OtlpSink
 from sidecar.settings.secrets import read_secret
 
 if TYPE_CHECKING:
@@ -51,22 +51,24 @@ def place_of(settings: Settings) -> str:
     places = {
         "file": str(settings.audit_path),
         "stdout": "standard output",
-        "redis": f"stream {stream_of(chosen.redis)}",
+        "redis": f"stream {stream_of(settings, settings.server.worker)}",
         "otlp": "" if chosen.otlp is None else chosen.otlp.url,
     }
     return places[chosen.sink]
 
 
-def stream_of(chosen: RedisSink | None) -> str:
+def stream_of(settings: Settings, worker: int) -> str:
+    """The key of a log's stream: each worker has its own."""
+    chosen = settings.audit.redis
     named = chosen.stream if chosen is not None else None
-    return named or f"sidecar:audit:{platform.node()}"
+    return (named or f"sidecar:audit:{platform.node()}") + (f":{worker}" if worker else "")
 
 
-def reading_stream(settings: Settings) -> RedisCarrier:
-    """Open the configured stream for reading, without becoming its writer. Raises SettingsError."""
+def reading_stream(settings: Settings, worker: int) -> RedisCarrier:
+    """Open the stream of a log for reading, without becoming its writer. Raises SettingsError."""
     if settings.audit_store.is_memory:
         raise SettingsError([fault_in("store.url", "there is no Redis to read evidence from", code="A120")])
-    return _stream(settings, AuditKey.from_secret(b""))
+    return _stream(settings, worker, AuditKey.from_secret(b""))
 
 
 def _carrier(
@@ -77,7 +79,7 @@ def _carrier(
         if settings.audit_store.place.kind not in ("redis", "unix"):
             hint = "write audit: {redis: {store: {url: redis://…}}}"
             raise SettingsError([fault_in("audit.redis", "evidence is kept in one server", code="A120", hint=hint)])
-        stream = _stream(settings, key, older)
+        stream = _stream(settings, settings.server.worker, key, older)
         return stream, stream.take()
     if name == "otlp":
         assert chosen.otlp is not None
@@ -85,12 +87,13 @@ def _carrier(
     return StdoutCarrier.take(), FoundEnd(BEGINNING, 0)
 
 
-def _stream(settings: Settings, key: AuditKey, older: Sequence[AuditKey] = ()) -> RedisCarrier:
+def _stream(settings: Settings, worker: int, key: AuditKey, older: Sequence[AuditKey] = ()) -> RedisCarrier:
     from sidecar.audit.redis_carrier import RedisCarrier, connector_to
 
     chosen = settings.audit.redis
     most = None if chosen is None else chosen.max_length
-    return RedisCarrier(connector_to(settings.audit_store), stream_of(chosen), key, older=older, max_length=most)
+    place, stream = connector_to(settings.audit_store), stream_of(settings, worker)
+    return RedisCarrier(place, stream, key, older=older, max_length=most)
 
 
 def _otlp(chosen: OtlpSink, instance: str, egress: Egress) -> OtlpCarrier:

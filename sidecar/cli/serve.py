@@ -11,18 +11,24 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import click
 
 from sidecar.app.service_manager import ServiceManager
+from sidecar.app.usable_cpus import worker_count
 from sidecar.cli.command import INVALID, NO, CommandFailed, check_installation, config_option
 from sidecar.errors import ConfigError, Fault
 from sidecar.http.server.fd_limits import hold_standard, take_all
 from sidecar.observability.log_lines import LogFormat, begin_logging
+from sidecar.settings.load import load
 
 if TYPE_CHECKING:
     from sidecar.app.application import Application
+    from sidecar.settings import Settings
+
+ORPHAN_S = 1.5
 
 log = logging.getLogger("sidecar.serve")
 
@@ -47,6 +53,11 @@ def serve(config: Path, log_format: LogFormat | None) -> None:
         log.info("raised the limit of open files", extra={"before": before, "now": now})
     with _failures_told(log_format, config):
         check_installation()
+        # Whether there are workers; the start of one process checks everything else.
+        settings = load(config, os.environ, check_files=False, all_at_once=True).settings
+        if (count := worker_count(settings)) > 1:
+            _supervise(config, settings, count)
+            return
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(config, os.environ))
 
@@ -77,6 +88,19 @@ def _failures_told(log_format: LogFormat, config: Path) -> Iterator[None]:
         raise SystemExit(NO)
 
 
+def _supervise(config: Path, settings: Settings, count: int) -> None:
+    """Run the workers. Ends with the exit code of one that ends before it serves."""
+    from sidecar.app.supervisor import Supervisor, WorkerFailed, command_of_this
+
+    # asyncio's own loop: uvloop keeps SIGCHLD to itself.
+    try:
+        in_order = asyncio.run(Supervisor(config, settings, os.environ, count, command_of_this()).run())
+    except WorkerFailed as failed:
+        raise CommandFailed(str(failed), failed.code if failed.code > 0 else NO)
+    if not in_order:
+        raise SystemExit(NO)
+
+
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's loop factory if it is installed: it halves the event loop's cost per call. None is asyncio's own."""
     try:
@@ -92,13 +116,16 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(hangup.set))
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
+    manager = ServiceManager(environ)
+    supervised = "SIDECAR_SERVER__WORKER" in environ
+    if supervised:
+        _follow_supervisor(loop, stop)
+    watchdog = loop.create_task(manager.run_watchdog())
     app = await _started(path, environ, stop)
     if app is None:
         return
     settle_interpreter()
-    manager = ServiceManager(environ)
     reloading = loop.create_task(_reload_at(hangup, app, manager))
-    watchdog = loop.create_task(manager.run_watchdog())
     _announce(app)  # last
     manager.ready(_state_of(app))
     await stop.wait()
@@ -156,6 +183,21 @@ def settle_interpreter() -> None:
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
     sys.setswitchinterval(0.001)
+
+
+def _follow_supervisor(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """End this worker when its supervisor is gone: its standard input ends then. A new supervisor binds the same
+    addresses, so calls in flight have a moment only."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        log.error("the supervisor is gone: this worker ends")
+        loop.call_soon_threadsafe(stop.set)
+        Event().wait(ORPHAN_S)
+        os._exit(NO)
+
+    Thread(target=wait, name="supervisor", daemon=True).start()
 
 
 def _stop_or_die(stop: asyncio.Event) -> None:

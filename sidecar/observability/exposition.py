@@ -1,10 +1,11 @@
 """Writes what the tables hold in the formats that Prometheus scrapes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics.exposition import (
@@ -14,33 +15,58 @@ from prometheus_client.openmetrics.exposition import (
 from prometheus_client.samples import Exemplar
 
 from sidecar.observability.registry import SeriesTable
+from sidecar.observability.worker_series import WorkerSeries, merged, merged_process, process_families, series_of
 
 
 class Exposition:
     """The families of all tables, and of the process."""
 
-    def __init__(self, tables: Sequence[SeriesTable]) -> None:
-        self._tables = tables
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+    def __init__(self, tables: Sequence[SeriesTable], before: Mapping[str, float]) -> None:
+        """`before` are the counters of processes whose place this one took."""
+        self._tables, self._before = tables, before
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields every family; prometheus-client calls this at a scrape."""
-        for table in self._tables:
+    def series(self) -> WorkerSeries:
+        """The numbers of this process, for the other workers."""
+        return series_of(self._tables, self._before)
+
+    def collect(self, others: Sequence[WorkerSeries] | None = None) -> Iterator[Metric]:
+        """Yields every family of ours, with the numbers of the other workers if there are any."""
+        tables = [merged(table, others) for table in self._tables] if others else self._tables
+        for table in tables:
             yield _family(table)
         folded = CounterMetricFamily(
             "sidecar_metrics_folded_total", "Observations folded into `other` by the cap on series.", labels=("metric",)
         )
-        for table in self._tables:
+        for table in tables:
             folded.add_metric((table.name,), table.folded)
         yield folded
+        workers = GaugeMetricFamily(
+            "sidecar_workers", "Processes that serve here and answer, and those that do not.", labels=("state",)
+        )
+        alive = [other.alive for other in others or ()]
+        workers.add_metric(("up",), 1 + alive.count(True))
+        workers.add_metric(("down",), alive.count(False))
+        yield workers
 
-    def render(self, accept: str) -> tuple[str, bytes]:
-        """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4."""
+    def render(self, accept: str, others: Sequence[WorkerSeries] | None = None) -> tuple[str, bytes]:
+        """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4. `others` are
+        the numbers of the other workers, None if there cannot be any."""
+        registry = CollectorRegistry(auto_describe=False)
+        of_process = process_families() if others is None else merged_process(self._before, others)
+        registry.register(_Collected([*self.collect(others), *of_process]))
         if "application/openmetrics-text" in accept:
-            return OPENMETRICS, generate_openmetrics(self._registry)  # type: ignore[no-untyped-call]
-        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry)
+            return OPENMETRICS, generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+        return CONTENT_TYPE_PLAIN_0_0_4, generate_latest(registry)
+
+
+@dataclass(eq=False)
+class _Collected:
+    """Families as prometheus-client asks for them."""
+
+    families: Sequence[Metric]
+
+    def collect(self) -> Sequence[Metric]:
+        return self.families
 
 
 def _family(table: SeriesTable) -> Metric:

@@ -23,6 +23,7 @@ from sidecar.vocabulary import EngineName, PermissionKind
 
 if TYPE_CHECKING:
     from sidecar.observability.exposition import Exposition
+    from sidecar.observability.worker_series import WorkerSeries
 
 MAX_KNOWN_SERIES = 4096  # about 1 KB each
 MAX_ENDED = 256  # requests whose numbers are added together, in less than a millisecond
@@ -145,6 +146,7 @@ HELP: Mapping[str, str] = {
     "audit_records_total": "Audit records, by what became of them.",
     "audit_queue_depth": "Records that are on their way to their sink.",
     "audit_up": "Whether the last records that the audit sink was given are written (1) or not.",
+    "worker_restarts_total": "Workers that took the place of one that ended.",
     "loop_lag_seconds": "How late the event loop comes to a timer.",
     "degraded": "How often each reason for being `degraded` holds, as in `/readyz`.",
     "build_info": "What runs here.",
@@ -185,6 +187,8 @@ class Metrics:
             return self._tables[-1]
 
         counter, gauge = partial(table, "counter"), partial(table, "gauge")
+        # Of several workers, the sum, the greatest or the least is shown.
+        highest, lowest = partial(gauge, across="max"), partial(gauge, across="min")
         times_of_requests = partial(table, "histogram", bounds=REQUEST_BUCKETS_S)
         times_of_stages = partial(table, "histogram", bounds=STAGE_BUCKETS_S)
         # Label values, filled by `reconfigured` and `agents_offered`.
@@ -195,7 +199,7 @@ class Metrics:
         late: dict[str, Any] = of_upstreams | {"late": True}
 
         def of_server(kind: Kind, name: str) -> SeriesTable:
-            self._of_servers.append(table(kind, name, **late))
+            self._of_servers.append(table(kind, name, across="max", **late))
             return self._of_servers[-1]
 
         # Requests
@@ -217,13 +221,13 @@ class Metrics:
         self._decisions = counter("decisions_total", late=True, kind=KINDS, decision=DECISIONS, reason=reasons)
         self._limit_checks = counter("limit_checks_total", limit=self._limits, outcome=LIMIT_OUTCOMES)
         self.limit_row = self._limit_checks.row
-        self._budget_used = gauge("budget_used_ratio", budget=self._budgets)
+        self._budget_used = highest("budget_used_ratio", budget=self._budgets)
         self._fullest: dict[str, tuple[float, float]] = {}  # by budget: the highest ratio, and when its counter resets
 
         # Upstreams
         self.schema_violated = of_server("counter", "schema_violations_total").count
-        self._upstream_up = gauge("upstream_up", **of_upstreams)
-        self._upstream_state = gauge("upstream_state", **of_upstreams, state=UPSTREAM_STATES)
+        self._upstream_up = lowest("upstream_up", **of_upstreams)
+        self._upstream_state = highest("upstream_state", **of_upstreams, state=UPSTREAM_STATES)
         self.breaker_moved = counter("breaker_transitions_total", **of_upstreams, to=BREAKER_STATES).count
         self.session_lost = of_server("counter", "upstream_sessions_lost_total").count
         self.message_dropped = of_server("counter", "upstream_messages_dropped_total").count
@@ -234,45 +238,47 @@ class Metrics:
         self.federation_missed = counter("federation_unavailable_total", **late, reason=TROUBLE).count
 
         # Tasks, agent programs, schedules, callbacks
-        self._task_states = gauge("a2a_tasks", state=TASK_STATES)
+        self._task_states = highest("a2a_tasks", state=TASK_STATES)
         programs = {"agent": self._programs}
         self.agent_ran = counter("agent_runs_total", **programs, status=AGENT_STATUSES).count
         self._agent_queue = gauge("agent_queue_length", **programs)
         self._agent_executions = gauge("agent_executions", **programs, state=AGENT_STATES)
-        self._agent_pool = gauge("agent_pool_used_ratio", **programs)
+        self._agent_pool = highest("agent_pool_used_ratio", **programs)
         schedules = {"schedule": self._schedules}
         self._schedule_runs = counter("schedule_runs_total", **schedules, result=SCHEDULE_RESULTS)
-        self._schedule_success = gauge("schedule_last_success_timestamp_seconds", late=True, **schedules)
+        self._schedule_success = highest("schedule_last_success_timestamp_seconds", late=True, **schedules)
         self.schedule_succeeded = self._schedule_success.put_at
         self._callbacks = counter("callbacks_total", kind=CALLBACK_KINDS, result=CALLBACK_RESULTS)
         self._callback_s = times_of_requests("callback_duration_seconds")
         self.callbacks_wait = gauge("callbacks_waiting").put
 
         # Policy
-        self._policy_rules = gauge("policy_rules", kind=KINDS)
-        self._policy_info = gauge("policy_info", revision=AS_GIVEN)
-        self._engines = gauge("policy_engine_info", kind=KINDS, engine=ENGINES)
+        self._policy_rules = highest("policy_rules", kind=KINDS)
+        self._policy_info = highest("policy_info", revision=AS_GIVEN)
+        self._engines = highest("policy_engine_info", kind=KINDS, engine=ENGINES)
         self._differences = counter("policy_engine_differences_total", late=True, kind=KINDS)
         self.policy_reloaded = counter("policy_reloads_total", result=RELOADS).count
-        self._reloaded_at = gauge("policy_last_reload_timestamp_seconds")
-        self._source_up = gauge("policy_source_up", late=True)
-        self._source_at = gauge("policy_source_last_success_timestamp_seconds", late=True)
-        self._source_version = gauge("policy_source_version", late=True)
-        self._replicas = gauge("policy_replicas", revision=REVISIONS, late=True)
-        self._mode = gauge("enforcement_mode", mode=MODES)
+        self._reloaded_at = highest("policy_last_reload_timestamp_seconds")
+        self._source_up = lowest("policy_source_up", late=True)
+        self._source_at = lowest("policy_source_last_success_timestamp_seconds", late=True)
+        self._source_version = highest("policy_source_version", late=True)
+        self._replicas = highest("policy_replicas", revision=REVISIONS, late=True)
+        self._mode = highest("enforcement_mode", mode=MODES)
 
         # Store, audit, process
-        self.store_up = gauge("store_up").put
-        self.store_is = gauge("store_info", kind=AS_GIVEN).only
+        self.store_up = lowest("store_up").put
+        self.store_is = highest("store_info", kind=AS_GIVEN).only
         self.store_answered = partial(times_of_stages("store_duration_seconds").observe, ())
         self.store_forgot = counter("store_forgot_total", how=STORE_FORGOT).count
         self.store_untold = counter("store_untold_total", verb=STORE_UNTOLD).count
         self.audit_row = counter("audit_records_total", event=AUDIT_EVENTS, result=AUDIT_RESULTS).row
         self.audit_depth = gauge("audit_queue_depth").put
-        self.audit_up = gauge("audit_up").put
+        self.audit_up = lowest("audit_up").put
+        self._restarts = counter("worker_restarts_total", late=True)
+        self._before: Mapping[str, float] = {}
         self.loop_lagged = times_of_stages("loop_lag_seconds").time
-        self._degraded = gauge("degraded", reason=DEGRADED_REASONS)
-        gauge("build_info", version=AS_GIVEN, python=AS_GIVEN).only(__version__, platform.python_version())
+        self._degraded = highest("degraded", reason=DEGRADED_REASONS)
+        highest("build_info", version=AS_GIVEN, python=AS_GIVEN).only(__version__, platform.python_version())
 
         self._decisions.declare(KINDS, ("allow",), (NONE,))
         self._decisions.declare(KINDS, ("deny",), POLICY_REASONS)
@@ -502,9 +508,19 @@ class Metrics:
     def exposition(self) -> Exposition:
         from sidecar.observability.exposition import Exposition  # loaded with the first scrape
 
-        return Exposition(self._tables)
+        return Exposition(self._tables, self._before)
 
-    def render(self, accept: str) -> tuple[str, bytes]:
+    def resume(self, dead: WorkerSeries | None) -> None:
+        """Begins as a worker, which goes on from the counters of one that died. Called once, before anything is counted
+        or scraped."""
+        self._restarts.declare()
+        if dead is not None:
+            from sidecar.observability.worker_series import resumed
+
+            self._before = resumed(self._tables, dead)
+            self._restarts.count()
+
+    def render(self, accept: str, others: Sequence[WorkerSeries] | None = None) -> tuple[str, bytes]:
         """Returns content type and body: OpenMetrics 1.0 if it is accepted, otherwise text format 0.0.4. It may run in
-        another thread, and has what was counted until the last `settle`."""
-        return self.exposition.render(accept)
+        another thread, and has what was counted until the last `settle`. `others` are those of the other workers."""
+        return self.exposition.render(accept, others)

@@ -7,8 +7,9 @@ is replaced in one step.
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from itertools import product
+from operator import add
 from typing import Final, Literal, NamedTuple
 
 OTHER = "other"
@@ -16,6 +17,8 @@ MAX_SERIES = 5_000  # of one metric; label sets multiply to fewer unless the con
 Labels = tuple[str, ...]
 Row = list[float]
 Kind = Literal["counter", "gauge", "histogram"]
+Across = Literal["sum", "max", "min"]
+"""How the values of a gauge in several workers become one."""
 AS_GIVEN: Final = ()  # for a label that only `SeriesTable.only` sets
 
 
@@ -44,7 +47,8 @@ class SeriesTable:
     cumulative, the last bucket open, and then the sum. `exemplars` has one at most for each bucket."""
 
     __slots__ = (
-        "_choices", "_found", "_late", "bounds", "exemplars", "folded", "help", "kind", "labels", "name", "rows",
+        "_choices", "_found", "_late", "across", "bounds", "exemplars", "folded", "help", "kind", "labels", "name",
+        "rows",
     )  # fmt: skip
 
     def __init__(
@@ -56,12 +60,14 @@ class SeriesTable:
         *,
         bounds: tuple[float, ...] = (),
         late: bool = False,
+        across: Across = "sum",
         **labels: Collection[str],
     ) -> None:
         """`labels` are the choices of each label. The rows of `late` tables are created by `declare` or by events, all
         others as soon as their choices are known."""
         self.kind, self.name, self.help, self.bounds = kind, f"sidecar_{name}", help_, bounds
         self.labels, self._choices, self._late = tuple(labels), tuple(labels.values()), late
+        self.across = across
         self.rows: dict[Labels, Row] = {}
         self.folded = 0
         self.exemplars: dict[tuple[Labels, int], Exemplar] = {}
@@ -136,6 +142,25 @@ class SeriesTable:
         known = self._known(labels)
         if known in self.rows:
             self.exemplars[known, bisect_left(self.bounds, value)] = Exemplar(about, value, time.time())
+
+    def copied(self) -> "SeriesTable":
+        """A table with the same numbers, which may be changed."""
+        table = SeriesTable(self.kind, "", self.help, bounds=self.bounds, late=True, across=self.across)
+        table.name, table.labels, table.folded = self.name, self.labels, self.folded
+        table.rows = {labels: list(row) for labels, row in list(self.rows.items())}
+        table.exemplars = self.exemplars
+        return table
+
+    def add_row(self, labels: Labels, numbers: Sequence[float]) -> None:
+        """Adds a row of another worker; to a gauge as its `across` says."""
+        if self.is_full and labels not in self.rows:
+            labels = (OTHER,) * len(self.labels)
+        if (row := self.rows.get(labels)) is None:
+            self.rows[labels] = list(numbers)
+        elif self.kind == "gauge" and self.across != "sum":
+            row[0] = (max if self.across == "max" else min)(row[0], numbers[0])
+        else:
+            row[:] = map(add, row, numbers)
 
     def chosen_anew(self) -> None:
         """Applies changed choices. Rows stay, because a counter must not go back."""

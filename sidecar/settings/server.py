@@ -24,6 +24,8 @@ from sidecar.settings.field_types import (
 )
 from sidecar.settings.validation_errors import Finding
 
+MAX_WORKERS = 64
+
 
 class TlsFiles(Section):
     """The listener's own certificate."""
@@ -85,6 +87,13 @@ class ServerSettings(Section):
     max_connections_per_peer: Count | None = None
     """Open connections of one address, or of one /64 of IPv6. By default three quarters of `max_connections` for a
     listener beyond loopback, and unbounded with `tls: external`, where all come from the proxy."""
+    workers: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_WORKERS)] = 1
+    """Processes that serve this address together; `auto` is one for each CPU that this process may use. More than one
+    share limits, sessions, tasks and the kill switch through Redis or Valkey (`store.url`)."""
+    worker: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 0
+    """Which of them this process is; set for each worker by the process that starts it, and not in the file."""
+    worker_timeout_s: Seconds = 30.0
+    """How long a worker's event loop may stand still before the worker is ended and replaced."""
     max_lag_s: Seconds = 0.25
     """How late the event loop may be, a second on end, before a share of new calls is refused as `overloaded`."""
     drain_delay_s: Seconds | None = None
@@ -102,6 +111,9 @@ class ServerSettings(Section):
         return 0 if shared else max(1, self.max_connections * 3 // 4)
 
     def _faults(self) -> Iterator[Finding]:
+        if self.workers != "auto" and self.worker > 0 and self.worker > self.workers:
+            hint = "remove it: it is set for each worker when it is started"
+            yield Finding(f"there is no worker {self.worker} among {self.workers}", "S195", hint, at=("worker",))
         if self.grpc is not None and isinstance(self.tls, TlsFiles) and self.tls.client_certificate == "required":
             hint = "leave grpc out, or let client_certificate be optional"
             yield Finding("the gRPC listener asks for no client certificate", "S124", hint, at=("grpc",))

@@ -19,6 +19,7 @@ from sidecar.settings.pdp import DecisionSettings
 from sidecar.settings.policy import PolicySettings
 from sidecar.settings.schedules import MOST, ScheduleSettings, schedule_faults
 from sidecar.settings.server import (
+    MAX_WORKERS,
     AdminSettings,
     AnswerSettings,
     LocalListener,
@@ -36,6 +37,9 @@ from sidecar.settings.upstreams import UpstreamSettings
 from sidecar.settings.validation_errors import Finding
 from sidecar.settings.yaml_nodes import Loc
 
+WORKERS = "workers"
+CONTROL_SOCKET = "control.sock"
+METRICS_FILE = "metrics.json"
 _NAMED: Any = Field(json_schema_extra={"propertyNames": {"pattern": f"^{SLUG}$", "maxLength": 64}})
 
 
@@ -74,8 +78,34 @@ class Settings(Section):
     """When agents run by the clock, by name."""
 
     @property
+    def own(self) -> Path:
+        """The folder of what this process alone writes: the data folder, or the part of one worker in it."""
+        return self.own_of(self.server.worker)
+
+    def own_of(self, worker: int) -> Path:
+        return self.data / WORKERS / str(worker) if worker else self.data
+
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        """All folders of the kind of `own` that are there: the data folder, and those of workers in order."""
+        folder = self.data / WORKERS
+        numbers = sorted(int(one.name) for one in folder.iterdir() if one.name.isdecimal()) if folder.is_dir() else []
+        return (self.data, *(self.own_of(number) for number in numbers))
+
+    @property
     def audit_path(self) -> Path:
-        return self.audit.path or self.data / "audit" / "audit.jsonl"
+        return self._audit_path_of(self.server.worker)
+
+    def _audit_path_of(self, worker: int) -> Path:
+        if (path := self.audit.path) is not None:
+            return path.parent / f"worker-{worker}" / path.name if worker else path
+        return self.own_of(worker) / "audit" / "audit.jsonl"
+
+    @property
+    def audit_paths(self) -> tuple[Path, ...]:
+        """The logs that are there: that of a process without workers, and one of each worker."""
+        paths = map(self._audit_path_of, range(MAX_WORKERS + 1))
+        return tuple(path for path in paths if path.exists())
 
     @property
     def audit_store(self) -> StoreSettings:
@@ -84,7 +114,7 @@ class Settings(Section):
 
     @property
     def evidence_path(self) -> Path:
-        return self.data / "evidence" / "evidence.jsonl"
+        return self.own / "evidence" / "evidence.jsonl"
 
     @property
     def audit_key_path(self) -> Path:
@@ -96,12 +126,19 @@ class Settings(Section):
 
     @property
     def checkpoint_key_path(self) -> Path:
-        return self.audit.checkpoint_key_path or self.data / "keys" / "checkpoints.pem"
+        return self.audit.checkpoint_key_path or self.own / "keys" / "checkpoints.pem"
+
+    @property
+    def checkpoint_key_paths(self) -> tuple[Path, ...]:
+        """The keys of all logs, each of which has its own unless one is configured."""
+        if self.audit.checkpoint_key_path is not None:
+            return (self.audit.checkpoint_key_path,)
+        return tuple(part / "keys" / "checkpoints.pem" for part in self.parts)
 
     @property
     def records_path(self) -> Path:
         """The file of all records: owners, tasks, runs, schedules, push configurations, and callbacks that wait."""
-        return self.data / "records.sqlite"
+        return self.own / "records.sqlite"
 
     @property
     def api_keys_pepper_path(self) -> Path:
@@ -157,7 +194,11 @@ class Settings(Section):
     @property
     def control_path(self) -> Path:
         """The socket through which commands reach the running sidecar."""
-        return self.data / "control.sock"
+        return self.data / CONTROL_SOCKET
+
+    def worker_socket(self, worker: int) -> Path:
+        """The socket at which one worker answers the others."""
+        return self.own_of(worker) / CONTROL_SOCKET
 
     def offers(self) -> Iterator[tuple[str, Loc, AgentOffer]]:
         """How each agent is offered to callers, with its place in the settings."""
@@ -198,6 +239,8 @@ class Settings(Section):
                 hint = f"set store.url to redis://…, or {name}.store to {instead}"
                 yield Finding(f"there is no Redis to keep {name} in", "S128", hint, (name, "store"))
         yield from self._audit_faults()
+        if self.server.workers != 1:
+            yield from self._worker_faults()
         offers, shared = [(at, offer) for _, at, offer in self.offers()], self.server.grpc
         yield from path_faults(offers)
         yield from port_faults(offers, shared.port if isinstance(shared, ListenAddress) else None)
@@ -215,6 +258,28 @@ class Settings(Section):
             if name in seen and not (isinstance(address, ListenAddress) and address.port == 0):
                 yield Finding(f"{name} is already taken by {seen[name]}", "S115", "give each listener its own", loc)
             seen.setdefault(name, where)
+
+    def _worker_faults(self) -> Iterator[Finding]:
+        """Check that several workers share what a caller must find the same at each of them."""
+        at: Loc = ("server", "workers")
+        needed = [("store.url", "store: {url: redis://…}", self.store.is_memory)]
+        for name, store in (("sessions", self.sessions.store), ("tasks", self.tasks.store)):
+            needed.append((f"{name}.store", f"{name}: {{store: redis}}", store != "redis"))
+        for name, hint, is_missing in needed:
+            if is_missing:
+                yield Finding(f"workers share Redis or Valkey, and {name} names none", "S195", f"write {hint}", at)
+        if self.audit.sink == "stdout":
+            hint = "write sink: file, redis or otlp, or set server.workers to 1"
+            yield Finding("workers would write into each other's lines", "S195", hint, ("audit", "sink"))
+        if self.audit.checkpoints.known_path is not None:
+            at = ("audit", "checkpoints", "known_path")
+            hint = "write to: [store], which a start reads too, or set server.workers to 1"
+            yield Finding("each worker has a log of its own, and this file is of one", "S195", hint, at)
+        shared = self.server.grpc
+        ports: list[tuple[Loc, int | None]] = [((*at, "grpc_port"), offer.grpc_port) for _, at, offer in self.offers()]
+        for loc, port in [(("server", "grpc"), shared.port if isinstance(shared, ListenAddress) else None), *ports]:
+            if port == 0:
+                yield Finding("workers listen on one port for gRPC", "S195", "write which, such as 8081", loc)
 
     def _agent_faults(self) -> Iterator[Finding]:
         """Check that each name of an agent refers to that agent only."""

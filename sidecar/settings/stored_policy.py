@@ -41,7 +41,9 @@ class StoredPolicy:
 
 
 def shelf_of(settings: Settings) -> Path:
-    return settings.data / FOLDER
+    if settings.server.workers != 1 and not settings.server.worker:  # a command: each worker has the policy
+        return settings.own_of(1) / FOLDER
+    return settings.own / FOLDER
 
 
 def kept_for(settings: Settings) -> StoredPolicy | None:

@@ -2,18 +2,21 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import click
 
 from sidecar.audit.gather import gather as gathered, lines_in
 from sidecar.cli.command import FOLDER, config_option, settings_in
+from sidecar.settings import Settings
+from sidecar.settings.server import MAX_WORKERS
 
 
 @click.command("gather")
 @click.argument("folder", type=FOLDER)
 @click.argument("paths", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
-@click.option("--from-store", is_flag=True, help="The Redis stream of audit.sink: redis, and its anchor.")
+@click.option("--from-store", is_flag=True, help="The Redis streams of audit.sink: redis, and their anchors.")
 @config_option
 def gather(folder: Path, paths: tuple[Path, ...], from_store: bool, config: Path) -> None:
     """Write audit records to FOLDER, one file for each chain, for `audit verify` to read.
@@ -37,13 +40,25 @@ def _lines(paths: tuple[Path, ...]) -> Iterator[bytes]:
 
 
 def _from_store(folder: Path, config: Path) -> list[Path]:
+    """Write what the streams hold: of workers each has its own, which goes to a folder `worker-<number>` of its own."""
+    settings = settings_in(config)
+    last = MAX_WORKERS if settings.server.workers != 1 else 0
+    return [file for worker in range(last + 1) for file in _of_stream(settings, worker, folder)]
+
+
+def _of_stream(settings: Settings, worker: int, folder: Path) -> list[Path]:
     from redis.exceptions import RedisError
 
     from sidecar.audit.sinks import reading_stream
 
-    stream = reading_stream(settings_in(config))
+    stream = reading_stream(settings, worker)
     try:
-        files = gathered(stream.lines(), folder)
+        lines = stream.lines()
+        first = next(lines, None)
+        if first is None and worker:
+            return []
+        found = lines if first is None else chain((first,), lines)
+        files = gathered(found, folder / f"worker-{worker}" if worker else folder)
         if files and (head := stream.head()):  # the head of the whole stream, which ends in the last chain
             files[-1].with_name(f"{files[-1].name}.head").write_bytes(head + b"\n")
         return files

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from sidecar.audit.rendering import plain
-from sidecar.audit.segments import all_given
+from sidecar.audit.segments import SUFFIX, all_given, logs_in
 from sidecar.cli.command import FILE, settings_in
 from sidecar.settings import Settings
 
@@ -23,9 +23,23 @@ def configured(config: Path) -> Settings:
     settings = settings_in(config)
     if settings.audit.sink != "file":
         raise click.UsageError(f"name the files: {config} sends the log to {settings.audit.sink}, not to a file")
-    if not settings.audit_path.exists():
+    if not settings.audit_paths:
         raise click.UsageError(f"there is no log yet: {settings.audit_path}")
     return settings
+
+
+def logs_named(paths: Sequence[Path], config: Path) -> tuple[tuple[Path, ...], ...]:
+    """Return the paths of each log by itself: those configured, one of each worker, if no `paths` are given; those in
+    the folders below, if the folder that is given has none in it."""
+    if not paths:
+        return tuple((path,) for path in configured(config).audit_paths)
+    if len(paths) == 1 and paths[0].is_dir() and not any(paths[0].glob(f"*{SUFFIX}*")):
+        try:
+            if found := logs_in(paths[0]):
+                return tuple((path,) for path in found)
+        except OSError as error:
+            raise click.UsageError(unreadable(error)) from None
+    return (tuple(paths),)
 
 
 def logs(paths: Sequence[Path]) -> tuple[Path, ...]:

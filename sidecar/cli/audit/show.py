@@ -1,14 +1,17 @@
 """`sidecar audit show`: filters and prints audit records."""
 
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
+from heapq import merge
 from pathlib import Path
-from threading import Event
-from typing import Any, get_args
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import Any, Final, get_args
 
 import click
 import orjson
@@ -18,10 +21,12 @@ from sidecar.audit.record import EVENTS, as_seed
 from sidecar.audit.rendering import plain, render_kept, render_record, wants_colour
 from sidecar.audit.result_store import named_in, read_evidence
 from sidecar.audit.tail import follow, lines
-from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, unreadable
+from sidecar.cli.audit.log_files import CONFIG, LOG, logs, logs_named, unreadable
 from sidecar.cli.command import EXISTING_FILE
 from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
+
+_TIMESTAMP: Final = re.compile(rb'"timestamp":"([^"]{0,40})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ def show(
     seed: bool,
     **exact: Any,
 ) -> None:
-    """Print the records of a log's folder or of its files, oldest first; by default those of the configured log. This
+    """Print the records of a log's folder or of its files, oldest first; by default those of all configured logs. This
     does not check them: `audit verify` does.
 
     With --evidence: the stored results of these requests, each with whether it is the one that the log names
@@ -96,19 +101,55 @@ def show(
     if kept and (follows or seed):
         raise click.UsageError("--evidence has results, not records: leave --follow and --seed out")
     wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
-    files = logs(paths or (configured(config).audit_path,))
+    named = [logs(one) for one in logs_named(paths, config)]
     colour = wants_colour(sys.stdout, os.environ)
     if kept:
-        beside = files[0].parent.parent / "evidence"
-        results = sorted(beside.glob("evidence*.jsonl")) or [beside / "evidence.jsonl"]
-        results = [evidence_file] if evidence_file else results
-        _show_kept(files, wanted, results, as_json, colour)
+        results = [evidence_file] if evidence_file else [path for files in named for path in _results_beside(files)]
+        _show_kept(tuple(path for files in named for path in files), wanted, results, as_json, colour)
         return
-    records = _records(follow(files, partial(Event().wait, 0.2)) if follows else lines(files), wanted)
+    records = _records(_followed(named) if follows else _in_order(named), wanted)
     for record in records:
         shown = as_seed(record) if seed else record
         told = ascii_json(shown) if as_json or seed else render_record(record, colour=colour)
         click.echo(told, color=colour)
+
+
+def _results_beside(files: Sequence[Path]) -> list[Path]:
+    """The files of results that belong to a log."""
+    beside = files[0].parent.parent / "evidence"
+    return sorted(beside.glob("evidence*.jsonl")) or [beside / "evidence.jsonl"]
+
+
+def _in_order(named: Sequence[Sequence[Path]]) -> Iterator[bytes]:
+    """The lines of all logs, by their time."""
+    return merge(*map(lines, named), key=_timestamp_in) if len(named) > 1 else lines(named[0])
+
+
+def _timestamp_in(line: bytes) -> bytes:
+    found = _TIMESTAMP.search(line)
+    return found[1] if found else b""
+
+
+def _followed(named: Sequence[Sequence[Path]]) -> Iterator[bytes]:
+    """The lines of all logs, and then what is appended to any of them."""
+    wait = partial(Event().wait, 0.2)
+    if len(named) == 1:
+        yield from follow(named[0], wait)
+    found = SimpleQueue[bytes | OSError]()
+
+    def read(files: Sequence[Path]) -> None:
+        try:
+            for line in follow(files, wait):
+                found.put(line)
+        except OSError as error:
+            found.put(error)
+
+    for files in named:
+        Thread(target=read, args=(files,), daemon=True).start()
+    while True:
+        if isinstance(line := found.get(), OSError):
+            raise line
+        yield line
 
 
 def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]:

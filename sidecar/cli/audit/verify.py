@@ -18,7 +18,7 @@ from sidecar.audit.rendering import plain, plain_data
 from sidecar.audit.segments import files_of
 from sidecar.audit.verification_report import Ending, VerificationReport
 from sidecar.audit.verify import lies_beside, verify as verified
-from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs
+from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, logs_named
 from sidecar.cli.command import EXISTING_FILE, INVALID, UNVERIFIED, CommandFailed, json_option
 from sidecar.cli.terminal import progress
 
@@ -65,17 +65,21 @@ def verify(
     public_key_paths: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Find changed, removed, moved, inserted and cut lines in one log: its folder, or its files, oldest first; with
+    """Find changed, removed, moved, inserted and cut lines in one log: its folder, or its files, oldest first. A folder
+    with logs in the folders below, such as those of workers, stands for all of them, each by itself. With
     --evidence also results that are not those that the log names, with --checkpoints a log that is not the published
-    one. With - standard input is read, and each chain in it is verified by itself, as a part. Without PATHS the
-    configured log is verified, with its configured keys unless --key names others.
+    one. With - standard input is read, and each chain in it is verified by itself, as a part. Without PATHS all
+    configured logs are verified, with their configured keys unless --key names others.
 
     Exits with 5 if the log does not verify, and says what was proved and what was not."""
     if not paths:
         settings = configured(config)
-        paths = (settings.audit_path,)
         known = (settings.audit_key_path, *settings.previous_audit_key_paths)
         key_paths = key_paths or tuple(path for path in known if path.exists())
+    named = logs_named(paths, config)
+    if len(named) > 1 and (checkpoints or evidence):
+        option = "--checkpoints" if checkpoints else "--evidence"
+        raise click.UsageError(f"{option} is of one log, and there are {len(named)}: name one of {named[0][0]} …")
     ring, public_keys = [load_key(path) for path in key_paths], _public_keys(public_key_paths)
 
     def check(files: Sequence[Path]) -> VerificationReport:
@@ -96,7 +100,7 @@ def verify(
 
     holds = True
     with TemporaryDirectory(prefix="sidecar-audit") as aside:
-        for chain in _chains(paths, part, Path(aside)):
+        for chain in (chain for one in named for chain in _chains(one, part, Path(aside))):
             started = time.monotonic()
             files, report = _checked(chain, check)
             took_s = time.monotonic() - started
@@ -107,6 +111,8 @@ def verify(
             if as_json:
                 click.echo(ascii_json(plain_data(report.as_data())))
             else:
+                if len(named) > 1:
+                    click.echo(plain(f"{'log':<10}  {files[-1]}"))
                 for line in _lines(report, took_s):
                     click.echo(plain(line))  # names and words in it may come from a forger
             holds = holds and report.ok

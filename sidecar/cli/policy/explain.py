@@ -146,14 +146,19 @@ def _record(config: Path, file: Path | None, decision_id: str) -> Mapping[str, A
             return single_record(stream)
     if file is not None and str(file) == "-":
         raise click.UsageError("--decision looks through a file from its end: give a file to --record")
-    path = file or settings_in(config).audit_path
-    try:
-        record = find_decision(given(path) if file is not None else files_of(path) or (path,), decision_id)
-    except OSError as error:
-        raise UnreadableAuditLine(f"{path}: cannot be read: {error.strerror}") from None
-    if record is None:
-        raise CommandFailed(f"{path}: no record has the decision id {decision_id}")
-    return record
+    if file is not None:
+        paths: tuple[Path, ...] = (file,)
+    else:
+        settings = settings_in(config)
+        paths = settings.audit_paths or (settings.audit_path,)
+    for path in paths:
+        try:
+            record = find_decision(given(path) if file is not None else files_of(path) or (path,), decision_id)
+        except OSError as error:
+            raise UnreadableAuditLine(f"{path}: cannot be read: {error.strerror}") from None
+        if record is not None:
+            return record
+    raise CommandFailed(f"{', '.join(map(str, paths))}: no record has the decision id {decision_id}")
 
 
 def _tell_unasked(record: Mapping[str, Any], as_json: bool) -> NoReturn:

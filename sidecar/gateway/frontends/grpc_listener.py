@@ -97,14 +97,15 @@ async def serve(
     credentials: grpc.ServerCredentials | None,
     greeting_s: float,
     idle_s: float,
+    shares_port: bool = False,
 ) -> tuple[aio.Server, int]:
     """Begins to listen. Returns the server and its port. A new connection has `greeting_s` to begin HTTP/2, and may be
-    idle for `idle_s`. Raises OSError."""
+    idle for `idle_s`. With `shares_port` other processes of this user may listen there too. Raises OSError."""
     server = aio.server(
         handlers=services,
         options=[
             ("grpc.max_receive_message_length", max(service.max_bytes for service in services)),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", int(shares_port)),
             ("grpc.max_concurrent_streams", STREAMS),
             # Disable the dynamic table: a head of four kilobytes that only references table entries could expand to
             # sixteen megabytes. A client that does not acknowledge the setting in time has not received it.

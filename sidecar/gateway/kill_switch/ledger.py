@@ -48,6 +48,16 @@ class SwitchLedger:
             raise SettingsError([fault_in(path, why, code="D101", hint=_HINT)]) from None
         return ledger
 
+    @classmethod
+    def open_all(cls, own: Path, parts: Iterable[Path]) -> SwitchLedger:
+        """Reads the file in the folder `own`, and takes what is newer in those of the other `parts`: what one worker
+        knew stays in force if their number changes. Raises SettingsError."""
+        ledger = cls.open(own / LEDGER_FILE)
+        for part in parts:
+            if part != own:
+                ledger.take(cls.open(part / LEDGER_FILE).flips.values())
+        return ledger
+
     def next_number(self) -> int:
         """The highest known number plus one, at most the highest number that can be read again. A client that can write
         to the store can set that number; of two changes with one number the safer one wins."""

@@ -43,6 +43,7 @@ class Acceptor:
     tls: ssl.SSLContext | None = None
     handshake_s: float = 10.0
     probe_seats: ConnectionLimits | None = None
+    at_once: int = AT_ONCE
     _opening: set[asyncio.Task[None]] = field(default_factory=set)
     _pause: asyncio.TimerHandle | None = None
     _told: dict[str, float] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class Acceptor:
         asyncio.get_running_loop().add_reader(self.sock, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(self.at_once):
             try:
                 sock, address = self.sock.accept()
             except (BlockingIOError, InterruptedError):

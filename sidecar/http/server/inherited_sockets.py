@@ -1,4 +1,4 @@
-"""Takes the listening sockets that a service manager passes to the process, by the address to which they are bound.
+"""Takes the listening sockets that a service manager or supervisor passes to the process, by their address.
 
 They are descriptors from 3 on. `LISTEN_FDS` holds their number, `LISTEN_PID` the process that they are for, and
 `LISTEN_FDNAMES` their names, which appear in messages only (sd_listen_fds of systemd). Connections that arrive while
@@ -13,8 +13,10 @@ import stat
 from collections.abc import Mapping
 from functools import cache
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final
 
+from sidecar.errors import SettingsError, fault_in
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 
 FIRST_FD: Final = 3
@@ -52,6 +54,14 @@ class InheritedSockets:
         _, sock = self._sockets.pop(key)
         sock.setblocking(False)
         return sock
+
+    def check_all_taken(self, config: Path) -> None:
+        """Closes the sockets that no listener of the settings file `config` has taken. Raises SettingsError if there
+        are any."""
+        if unused := self.close():
+            message = f"no listener has the address of a socket that was passed: {', '.join(unused)}"
+            hint = "write the same address in the socket unit and here; the gRPC listener binds its own"
+            raise SettingsError([fault_in(config, message, code="S135", hint=hint)])
 
     def close(self) -> tuple[str, ...]:
         """Closes the sockets that no listener has taken. Returns their addresses, with the names of their units."""

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from aiohttp import StreamReader, web
@@ -24,7 +23,8 @@ from aiohttp.http_parser import HttpRequestParser
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _PAYLOAD_ACCESS_ERROR, ERROR, _ErrInfo
 
-from sidecar.http.server.acceptor import Acceptor
+from sidecar.http.server.acceptor import AT_ONCE, Acceptor
+from sidecar.http.server.bound_sockets import bound_socket
 from sidecar.http.server.connection_limits import Activity, ConnectionLimits, Seat
 from sidecar.http.server.framing import PLAIN_END, ChunkedBody, FramingBudget, TooManyChunks
 from sidecar.http.server.inherited_sockets import inherited
@@ -511,11 +511,12 @@ class Server(web.Server):
 @dataclass(slots=True)
 class Listener:
     """One open address. `port` is the actual one, also where the system chose it. `is_passed`: the socket came from a
-    service manager, and outlives this process."""
+    service manager or supervisor, and outlives this process. `is_shared`: other workers accept at it too."""
 
     address: ListenAddress | UnixAddress
     sock: socket.socket
     is_passed: bool = False
+    is_shared: bool = False
     _server: Server | None = field(default=None, init=False)
     _door: Acceptor | None = field(default=None, init=False)
 
@@ -536,7 +537,8 @@ class Listener:
         speaker = partial(ServerConnection, server, asyncio.get_running_loop())
         # The handshake precedes the first head, and has the same deadline.
         kept = ConnectionLimits(PROBE_SEATS) if server.probes else None
-        self._door = Acceptor(self.sock, seats, speaker, tls, patience.header_timeout_s, kept)
+        at_once = 1 if self.is_shared else AT_ONCE  # the others are as idle
+        self._door = Acceptor(self.sock, seats, speaker, tls, patience.header_timeout_s, kept, at_once)
         self._door.open()
 
     def part_with_stale(self) -> None:
@@ -571,36 +573,7 @@ def open_listener(address: ListenAddress | UnixAddress) -> Listener:
     """Binds the address, unless a service manager passed a socket that is bound to it. Raises OSError."""
     if (passed := inherited().take(address)) is not None:
         return Listener(address, passed, is_passed=True)
-    if isinstance(address, UnixAddress):
-        family = socket.AF_UNIX
-    else:
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if isinstance(address, UnixAddress):
-            address.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _remove_dead(address.path)
-            sock.bind(str(address.path))
-            address.path.chmod(0o600)  # before listen(), so that no client connects with wider permissions
-        else:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((address.host, address.port))
-        sock.setblocking(False)
-    except OSError:
-        sock.close()
-        raise
-    return Listener(address, sock)
-
-
-def _remove_dead(path: Path) -> None:
-    """Removes a socket file without a listener, left over from a killed process; one that answers is in use."""
-    if not path.is_socket():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
+    return Listener(address, bound_socket(address))
 
 
 def check_fast_parser() -> None:

@@ -1,0 +1,249 @@
+"""Do several workers behind one address count, reload, stop and survive as one sidecar?"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from tests.flow.test_kill import Client, process
+from tests.flow.world import PATIENCE_S, STATELESS, Upstream, stateless, until
+from tests.valkey import Valkey, running_valkey
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+WORKERS, CALLERS, LIMIT = 4, 256, 1000
+ARGUMENTS = {"repo": "acme/site"}
+RULES = f"""\
+p, nhi:planner, tool:github/get_file, use, -, {LIMIT}, -, allow
+p, nhi:planner, tool:github/search_code, use, -, 1000000, -, allow
+"""
+MORE = RULES + "p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n"
+
+
+def settings(store: Valkey, count: int, more: str = "") -> str:
+    return (
+        f'server: {{listen: "127.0.0.1:0", workers: {count}{more}}}\n'
+        f'store: {{url: "{store.url}"}}\nsessions: {{store: redis}}\ntasks: {{store: redis}}\n'
+    )
+
+
+@dataclass
+class Workers:
+    """A supervisor with its workers, and a client of them."""
+
+    client: Client
+    upstream: Upstream
+    lost: list[tuple[str, Exception]] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.client.running.folder
+
+    @property
+    def supervisor(self) -> int:
+        process = self.client.running.process
+        assert process is not None
+        return process.pid
+
+    def pids(self) -> list[int]:
+        return [
+            int(pid) for pid in Path(f"/proc/{self.supervisor}/task/{self.supervisor}/children").read_text().split()
+        ]
+
+    async def serve(self, count: int = WORKERS) -> None:
+        """Wait until all workers serve."""
+        async with asyncio.timeout(PATIENCE_S):
+            while (await self.status()).get("workers") != {str(number + 1): "ready" for number in range(count)}:
+                await asyncio.sleep(0.05)
+
+    async def status(self) -> dict[str, Any]:
+        return json.loads((await self.client.running.ask("/status"))[1])
+
+    async def order(self, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+        connector = aiohttp.UnixConnector(str(self.folder / "data" / "control.sock"))
+        async with (
+            aiohttp.ClientSession(connector=connector) as http,
+            http.post(f"http://localhost{path}", json=body) as response,
+        ):
+            return response.status, await response.json()
+
+    async def metric(self, name: str) -> float:
+        """The sum of all series of a metric."""
+        _, text = await self.client.running.ask("/metrics")
+        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? ([0-9.e+-]+)$", text, re.MULTILINE))
+
+    async def ask_anew(self, tool: str, count: int = 32) -> Counter[int]:
+        """The statuses of calls, each on a connection of its own."""
+        found: Counter[int] = Counter()
+        for _ in range(count):
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
+                found[(await Client(self.client.running, http).call(tool, ARGUMENTS))[0]] += 1
+        return found
+
+    @asynccontextmanager
+    async def under_load(self, callers: int = 24) -> AsyncIterator[Counter[int]]:
+        """Calls without a pause while the block runs; their statuses. `lost` has those that were not answered."""
+        done, found = asyncio.Event(), Counter[int]()
+
+        async def caller(http: aiohttp.ClientSession) -> None:
+            while not done.is_set():
+                self.client.asked += 1
+                run_id = f"load-{self.client.asked}"
+                one = Client(self.client.running, http)
+                try:
+                    status, _, _ = await one.post(*message(run_id))
+                    found[status] += 1
+                except aiohttp.ClientError as error:
+                    self.lost.append((run_id, error))
+                    if isinstance(error, aiohttp.ClientConnectorError):
+                        return
+
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http:
+            tasks = [asyncio.create_task(caller(http)) for _ in range(callers)]
+            try:
+                await until(lambda: found.total() > 4 * callers)
+                yield found
+                before = found.total()
+                if not self.lost or not isinstance(self.lost[-1][1], aiohttp.ClientConnectorError):
+                    await until(lambda: found.total() > before + 4 * callers or all(task.done() for task in tasks))
+            finally:
+                done.set()
+                await asyncio.gather(*tasks)
+
+    def records(self) -> dict[int, list[dict[str, Any]]]:
+        """The records of each worker."""
+        logs = {int(path.parts[-3]): path for path in self.folder.glob("data/workers/*/audit/audit.jsonl")}
+        whole = {worker: path.read_bytes().rpartition(b"\n")[0] for worker, path in logs.items()}
+        return {worker: [json.loads(line) for line in raw.splitlines()] for worker, raw in sorted(whole.items())}
+
+    def command(self, *words: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "sidecar", *words], cwd=self.folder, capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stdout + done.stderr
+
+
+def message(run_id: str, tool: str = "search_code") -> tuple[Any, dict[str, str]]:
+    headers = {"Mcp-Method": "tools/call", "Mcp-Name": tool, "MCP-Protocol-Version": STATELESS, "X-Run-Id": run_id}
+    return stateless("tools/call", {"name": tool, "arguments": ARGUMENTS}), headers
+
+
+@asynccontextmanager
+async def serving(count: int, more: str = "") -> AsyncIterator[Workers]:
+    upstream = Upstream()
+    with running_valkey() as store:
+        async with process(upstream, rules=RULES, settings=settings(store, count, more)) as client:
+            workers = Workers(client, upstream)
+            await workers.serve(count)
+            yield workers
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def workers() -> AsyncIterator[Workers]:
+    async with serving(WORKERS) as running:
+        yield running
+
+
+async def test_four_workers_admit_exactly_what_one_limit_says(workers: Workers) -> None:
+    attempts, answers = iter(range(LIMIT + 100)), Counter[int]()
+    connector = aiohttp.TCPConnector(limit=CALLERS)
+    async with aiohttp.ClientSession(connector=connector) as http:
+        one = Client(workers.client.running, http)
+
+        async def caller() -> None:
+            for _ in attempts:
+                answers[(await one.post(*message("exact", "get_file")))[0]] += 1
+
+        await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    assert answers == {200: LIMIT, 429: 100}
+    assert len(workers.upstream.calls()) == LIMIT
+    decided = Counter(
+        worker for worker, found in workers.records().items() for one in found if one["event"] == "decision"
+    )
+    assert decided.total() == LIMIT and len(decided) == WORKERS, decided
+    assert await workers.metric("sidecar_requests_total") == LIMIT + 100
+    assert await workers.metric("sidecar_request_duration_seconds_count") == LIMIT + 100
+
+
+async def test_a_reload_and_the_kill_switch_reach_all_before_they_are_answered(workers: Workers) -> None:
+    rules = workers.folder / "policies" / "agent_to_tool.csv"
+    assert await workers.ask_anew("delete_repo", 4) == {403: 4}
+    async with workers.under_load() as answers:
+        rules.write_text(MORE)
+        status, said = await workers.order("/api/reload")
+        assert status == 200, said
+        assert await workers.ask_anew("delete_repo") == {200: 32}
+    assert set(answers) == {200} and not workers.lost
+    rules.write_text(MORE.replace("tool:", "tol:"))
+    status, said = await workers.order("/api/reload")
+    assert status == 409 and said["faults"]
+    rules.write_text(MORE)
+    assert (await workers.order("/api/reload"))[0] == 200
+    by = [one["control"]["by"] for found in workers.records().values() for one in found if one["event"] == "control"]
+    assert {who for who in by if who.startswith("local")} == {f"local:uid={os.getuid()}"}
+
+    assert (await workers.order("/api/principals/nhi:planner/disable", {}))[0] == 200
+    assert await workers.ask_anew("search_code") == {403: 32}
+    assert (await workers.order("/api/principals/nhi:planner/enable"))[0] == 200
+    assert await workers.ask_anew("search_code") == {200: 32}
+
+
+async def test_a_worker_that_is_killed_under_load_takes_only_its_own_calls_along(workers: Workers) -> None:
+    counted = await workers.metric("sidecar_requests_total")
+    async with workers.under_load() as answers:
+        victim = workers.pids()[1]
+        os.kill(victim, signal.SIGKILL)
+        assert await workers.metric("sidecar_requests_total") >= counted
+    assert set(answers) == {200}
+    assert not [error for _, error in workers.lost if isinstance(error, aiohttp.ClientConnectorError)]
+    await workers.serve()
+    assert victim not in workers.pids() and len(workers.pids()) == WORKERS
+    instances = [{one["instance"] for one in found} for found in workers.records().values()]
+    assert sorted(map(len, instances)) == [1] * (WORKERS - 1) + [2]
+    (its_own,) = (number for number, found in workers.records().items() if len({one["instance"] for one in found}) == 2)
+    of_others = {one["run_id"] for number, found in workers.records().items() if number != its_own for one in found}
+    assert not of_others & {run_id for run_id, _ in workers.lost}, "a call of another worker was not answered"
+    assert await workers.metric("sidecar_requests_total") >= counted
+    assert await workers.metric("sidecar_worker_restarts_total") == 1
+    assert await workers.metric("sidecar_workers") == WORKERS
+    workers.lost.clear()
+
+
+async def test_a_stop_under_load_loses_no_call_and_all_logs_verify(workers: Workers) -> None:
+    async with workers.under_load() as answers:
+        os.kill(workers.supervisor, signal.SIGTERM)
+        assert await workers.client.running.ended() == 0
+    assert set(answers) <= {200, 503}
+    decided = {one["run_id"] for found in workers.records().values() for one in found if one["event"] == "decision"}
+    assert not decided & {run_id for run_id, _ in workers.lost}, "a call was decided and not answered"
+    for words in ((), ("data",)):
+        code, said = workers.command("audit", "verify", *words)
+        assert code == 0 and said.count("the evidence holds") == WORKERS, said
+    _, shown = workers.command("audit", "show", "--event", "control", "--json")
+    stamps = [json.loads(line)["timestamp"] for line in shown.splitlines()]
+    assert stamps == sorted(stamps) and len(stamps) >= 2 * WORKERS
+    log = workers.folder / "data" / "workers" / "3" / "audit" / "audit.jsonl"
+    log.write_bytes(log.read_bytes().replace(b"success", b"succesS", 1))
+    code, said = workers.command("audit", "verify", "data")
+    assert code == 5 and said.count("the evidence holds") == WORKERS - 1
+    assert not [*workers.folder.glob("data/**/*.sock")]
+
+
+async def test_workers_end_with_their_supervisor() -> None:
+    async with serving(2) as workers:
+        pids = workers.pids()
+        assert len(pids) == 2
+        os.kill(workers.supervisor, signal.SIGKILL)
+        await until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
