@@ -113,7 +113,7 @@ class Application:
                 undo.push_async_callback(app.telemetry.close)
                 from sidecar.gateway.request_spans import RequestTracing  # imports OpenTelemetry
 
-                app.pipeline.tracing = RequestTracing(app.telemetry)
+                app.live.tracing = RequestTracing(app.telemetry)
             await shared.greet(settings)
             await evidence.look_back()
             await app.scheduler.recall()

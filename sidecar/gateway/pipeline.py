@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from aiohttp import web
 
@@ -60,9 +60,6 @@ from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import Message, Request
 from sidecar.upstreams.mcp.sessions import Session
 from sidecar.vocabulary import ANONYMOUS, Caller, Credential, Principal
-
-if TYPE_CHECKING:
-    from sidecar.gateway.request_spans import RequestTracing
 
 DRAIN_LOOK_S = 0.05
 LAST_EVENTS_S = 0.5  # after the grace time, for streams that must still send their last event
@@ -107,8 +104,7 @@ class CallRoute(NamedTuple):
 
 @dataclass(slots=True)
 class Pipeline:
-    """The policy enforcement point. One instance serves every listener of the data plane. `tracing` is None without
-    OpenTelemetry."""
+    """The policy enforcement point. One instance serves every listener of the data plane."""
 
     live: Live
     stages: Stages
@@ -123,7 +119,6 @@ class Pipeline:
     body_admission: BodyAdmission = field(default_factory=BodyAdmission)
     request_lines: RequestLines | None = None
     """Writes a line for each request to the log, if that is configured."""
-    tracing: RequestTracing | None = None
     _telling: set[asyncio.Task[Refusal]] = field(default_factory=set)
     _frontends: Mapping[str, Frontend] = field(init=False)
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
@@ -158,8 +153,8 @@ class Pipeline:
         if "x-thread-id" in headers:
             record.thread_id = routing.correlation_of(headers, "x-thread-id")
         request = RequestContext(http, path, now, headers, record, self.body_admission, entrance.prefix, self._loop)
-        if self.tracing is not None:
-            request.spans = self.tracing.begin(headers, record.started_s)
+        if (tracing := self.live.tracing) is not None:
+            request.spans = tracing.begin(headers, record.started_s)
         if entrance.shared:
             request.shared = shared_with(headers, entrance.shared)
         if now.shadow_until is not None and now.shadows(self.live.clock()):

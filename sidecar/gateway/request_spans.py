@@ -42,13 +42,13 @@ from sidecar.vocabulary import Call
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from sidecar.gateway.frontends.a2a.frontend import AgentExchange
-    from sidecar.gateway.request import RequestContext, UpstreamExchange
+    from sidecar.gateway.request import RequestContext, UpstreamExchange, WatchedExchange
     from sidecar.http.client import Deadline
+    from sidecar.upstreams.agents import AgentUpstream
 
 CARRIED: Final = ("traceparent", "tracestate")
 """The keys of W3C Trace Context, in headers and in `_meta`. Baggage is the caller's, and is not passed on."""
-MAX_ID_CHARS: Final = 256
+MAX_SESSION_CHARS: Final = 256  # of an id that may be no session's
 MAX_RULES: Final = 16
 OPERATION_BUCKETS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 DECISION, LIMITS = "sidecar.decision", "sidecar.limits"
@@ -81,21 +81,34 @@ class RequestTracing:
     def begin(self, headers: Headers, began_s: float) -> RequestSpans:
         return RequestSpans(self, headers, began_s)
 
+    def client(self, name: str, attributes: Attributes, parent: Span | None, creator: str = "") -> UpstreamSpan:
+        """Begins a CLIENT span below `parent`, or one of a new trace that is linked to the context `creator`."""
+        context = Context() if parent is None else set_span_in_context(parent, Context())
+        creators = _context_in({"traceparent": creator})
+        links = [] if creators is None else [Link(_span_context(creators))]
+        return UpstreamSpan(self, self.tracer.start_span(name, context, SpanKind.CLIENT, attributes, links), attributes)
+
+    def later(self, agent: AgentUpstream, method: str, creator: str) -> tuple[UpstreamSpan, list[tuple[str, str]]]:
+        """Begins the CLIENT span of an operation that is sent after its request was answered. Returns it, and its trace
+        context as headers. `creator` is the trace context of that request."""
+        name, attributes = _operation_name(method, agent.name), _of_operation(method, agent.name)
+        span = self.client(name, attributes | _of_address(agent.url), None, creator)
+        return span, span.headers
+
 
 class RequestSpans:
     """The spans of one request. The SERVER span begins once the request has been read, with the time at which it came,
-    because its name and attributes decide whether it is sampled. `code` is the error of the answer that was passed on,
-    as JSON-RPC numbers it."""
+    because its name and attributes decide whether it is sampled."""
 
-    __slots__ = ("_began_ns", "_began_s", "_links", "_open", "_parent", "_server", "code", "tracing")
+    __slots__ = ("_began_ns", "_began_s", "_clients", "_last", "_links", "_parent", "_server", "tracing")
 
     def __init__(self, tracing: RequestTracing, headers: Headers, began_s: float) -> None:
         self.tracing, self._began_s, self._began_ns = tracing, began_s, time.time_ns()
         self._parent = _context_in({name: lines[0] for name in CARRIED if len(lines := headers.get(name, ())) == 1})
         self._links: Sequence[Link] = ()
         self._server: Span | None = None
-        self._open: set[UpstreamSpan] = set()
-        self.code: int | None = None
+        self._clients: list[UpstreamSpan] = []
+        self._last: UpstreamSpan | None = None
 
     def heard(self, meta: Mapping[str, Any]) -> None:
         """Takes the parent from a message's `_meta`. Another one in the headers becomes a link."""
@@ -133,47 +146,42 @@ class RequestSpans:
         request, session = exchange.request, exchange.session
         server = self.begin(request)
         if isinstance(message, Response):
-            return None, list(_carrier(server).items()), message
-        method = request.method if message is None else message.method
+            return None, [*_carrier(server).items()], message
+        method = exchange.call.method if message is None else message.method
         attributes = _of_method(method, exchange.call) | _of_address(exchange.service.url)
         attributes["sidecar.upstream"] = exchange.service.name
         if isinstance(message, Request):
-            attributes["jsonrpc.request.id"] = str(message.id)[:MAX_ID_CHARS]
+            attributes["jsonrpc.request.id"] = str(message.id)
         if exchange.call.protocol_version:
             attributes["mcp.protocol.version"] = exchange.call.protocol_version
         if session is not None and session.upstream_id is not None:
             attributes["mcp.session.id"] = session.upstream_id
-        exchange.span = span = self._client(_named(method, exchange.call), attributes)
-        carried = _carrier(span.span)
+        exchange.span = span = self._client(_named(method, exchange.call), attributes, server)
         if message is not None:
-            params = {**message.params, "_meta": {**message.params.get("_meta", {}), **carried}}
+            params = {**message.params, "_meta": {**message.params.get("_meta", {}), **dict(span.headers)}}
             message = message._replace(params=params)
-        return span, list(carried.items()), message
+        return span, span.headers, message
 
-    def toward_agent(self, exchange: AgentExchange) -> list[tuple[str, str]]:
+    def toward_agent(self, exchange: WatchedExchange, agent: AgentUpstream) -> list[tuple[str, str]]:
         """Begins the CLIENT span of an operation at an agent. Returns the trace context as headers."""
-        request = exchange.request
-        self.begin(request)
-        attributes = _of_operation(request.method, exchange.agent.name) | _of_address(exchange.agent.url)
-        exchange.span = span = self._client(_named(request.method, exchange.call), attributes)
-        return list(_carrier(span.span).items())
+        method = exchange.call.method
+        attributes = _of_operation(method, agent.name) | _of_address(agent.url)
+        exchange.span = span = self._client(_named(method, exchange.call), attributes, self.begin(exchange.request))
+        return span.headers
 
-    def _client(self, name: str, attributes: Attributes) -> UpstreamSpan:
-        assert self._server is not None
-        context = set_span_in_context(self._server, Context())
-        span = UpstreamSpan(
-            self, self.tracing.tracer.start_span(name, context, SpanKind.CLIENT, attributes), attributes
-        )
-        self._open.add(span)
+    def traceparent(self, request: RequestContext) -> str:
+        """Returns the context of the SERVER span."""
+        return _carrier(self.begin(request)).get("traceparent", "")
+
+    def _client(self, name: str, attributes: Attributes, server: Span) -> UpstreamSpan:
+        self._last = span = self.tracing.client(name, attributes, server)
+        self._clients.append(span)
         return span
-
-    def ended(self, span: UpstreamSpan) -> None:
-        self._open.discard(span)
 
     def end(self, request: RequestContext) -> None:
         """Ends all spans of an answered request, and measures it."""
         server, record, refusal = self.begin(request), request.record, request.refusal
-        for span in tuple(self._open):
+        for span in self._clients:
             span.end(refusal)
         error, code = "", None
         if refusal is not None:
@@ -182,7 +190,7 @@ class RequestSpans:
             server.set_attribute("sidecar.reason", refusal.reason.value)
             server.set_status(Status(StatusCode.ERROR, refusal.answer.message))
         elif record.tool_error:
-            code = self.code
+            code = None if self._last is None else self._last.code
             error = TOOL_ERROR if code is None else str(code)
             server.set_status(Status(StatusCode.ERROR))
         if error:
@@ -230,18 +238,17 @@ class RequestSpans:
 
 
 class UpstreamSpan:
-    """A CLIENT span. It ends with the answer, with the stream that the answer is, or with its request."""
+    """A CLIENT span. It ends with the answer, with the stream that the answer is, or with its request. `code` is the
+    error in the answer, as JSON-RPC numbers it; `headers` carry its context."""
 
-    __slots__ = ("_attributes", "_began_s", "_code", "_error", "_heard_ns", "_owner", "span")
+    __slots__ = ("_attributes", "_began_s", "_ended", "_error", "_heard_ns", "_span", "_tracing", "code", "headers")
 
-    def __init__(self, owner: RequestSpans, span: Span, attributes: Attributes) -> None:
-        self._owner, self.span, self._attributes = owner, span, attributes
-        self._began_s, self._error = time.monotonic(), ""
-        self._code: int | None = None
+    def __init__(self, tracing: RequestTracing, span: Span, attributes: Attributes) -> None:
+        self._tracing, self._span, self._attributes = tracing, span, attributes
+        self._began_s, self._error, self.headers = time.monotonic(), "", [*_carrier(span).items()]
+        self.code: int | None = None
+        self._ended = False
         self._heard_ns: int | None = None
-
-    def __hash__(self) -> int:
-        return id(self)
 
     async def followed(self, answering: Coroutine[Any, Any, UpstreamAnswer]) -> UpstreamAnswer:
         """Returns an MCP server's answer, with whose end the span ends."""
@@ -277,26 +284,24 @@ class UpstreamSpan:
             self.failed(TOOL_ERROR)
 
     def failed(self, error: str, code: int | None = None) -> None:
-        self._error, self._code, self._owner.code = error, code, code
+        self._error, self.code = error, code
 
     def end(self, cause: BaseException | None = None) -> None:
         """Ends the span, once. `cause` is what ended it early."""
-        if self not in self._owner._open:
+        if self._ended:
             return
-        self._owner.ended(self)
+        self._ended = True
         if cause is not None and not self._error:
-            is_refusal = isinstance(cause, Refusal)
-            self._error = cause.reason.value if is_refusal else Reason.CALLER_GONE.value  # type: ignore[attr-defined]
+            self._error = cause.reason.value if isinstance(cause, Refusal) else Reason.CALLER_GONE.value
         if self._error:
-            self.span.set_attribute("error.type", self._error)
-            self.span.set_status(Status(StatusCode.ERROR))
-        if self._code is not None:
-            self.span.set_attribute("rpc.response.status_code", str(self._code))
-        self.span.end(self._heard_ns)
+            self._span.set_attribute("error.type", self._error)
+            self._span.set_status(Status(StatusCode.ERROR))
+        if self.code is not None:
+            self._span.set_attribute("rpc.response.status_code", str(self.code))
+        self._span.end(self._heard_ns)
         if "mcp.method.name" in self._attributes:
-            duration_s = time.monotonic() - self._began_s
-            histogram = self._owner.tracing.client_s
-            _measure(histogram, duration_s, self._attributes, self._error, self._code, self.span)
+            duration_s, measured = time.monotonic() - self._began_s, self._tracing.client_s
+            _measure(measured, duration_s, self._attributes, self._error, self.code, self._span)
 
 
 class TracedAnswer(UpstreamAnswer):
@@ -371,16 +376,21 @@ def _name_of(request: RequestContext) -> str:
     if record.protocol in ASKED:
         return f"{record.protocol} {request.method}".rstrip()
     if record.call is not None:
-        return _named(request.method or request.verb, record.call)
+        return _named(request.method or record.call.method, record.call)
     return BY_ACTION[request.method].rpc10 if request.method in BY_ACTION else request.method or request.verb
 
 
 def _named(method: str, call: Call) -> str:
-    """Returns a span's name: `{mcp.method.name} {target}`, `invoke_agent {agent}`, or the method alone."""
+    """Returns a span's name: `{mcp.method.name} {target}`, or that of an operation."""
     if call.protocol == "mcp":
         return f"{method} {call.question.name}" if method in _NAMING else method
+    return _operation_name(method, call.upstream)
+
+
+def _operation_name(method: str, agent: str) -> str:
+    """Returns `invoke_agent {agent}`, or the operation's name in A2A 1.0."""
     if method in _INVOKING:
-        return f"invoke_agent {call.upstream}"
+        return f"invoke_agent {agent}"
     return BY_ACTION[method].rpc10 if method in BY_ACTION else method
 
 
@@ -398,7 +408,7 @@ def _of_request(request: RequestContext) -> Attributes:
     elif call is not None or record.protocol == "mcp":
         found |= _of_method(method, call)
     if record.request_id is not None and record.protocol in ("mcp", "a2a"):
-        found["jsonrpc.request.id"] = str(record.request_id)[:MAX_ID_CHARS]
+        found["jsonrpc.request.id"] = str(record.request_id)
     if call is not None and call.protocol == "mcp" and call.protocol_version:
         found["mcp.protocol.version"] = call.protocol_version
     if record.thread_id:
@@ -442,7 +452,7 @@ def _of_caller(request: RequestContext) -> Attributes:
     if isinstance(peer, tuple):
         found["client.port"] = peer[1]
     if len(lines := request.headers.get("mcp-session-id", ())) == 1:
-        found["mcp.session.id"] = lines[0][:MAX_ID_CHARS]
+        found["mcp.session.id"] = lines[0][:MAX_SESSION_CHARS]
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
@@ -55,6 +55,9 @@ from sidecar.upstreams.mcp.pins_file import PINS_FILE, load_pins
 from sidecar.upstreams.mcp.transport import McpTransport
 from sidecar.upstreams.upstream_account import UpstreamAccount
 from sidecar.vocabulary import Call, Chain, Decision, Question, RuleRef
+
+if TYPE_CHECKING:
+    from sidecar.gateway.request_spans import RequestTracing
 
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; further ones are labelled `other`
 SelfTest = Callable[[Engine, PolicySource, Path, Budgets], list[Fault]]
@@ -437,11 +440,12 @@ def snapshot_from(
 @dataclass(slots=True)
 class Live:
     """The current snapshot. `clock` returns seconds since the epoch. `requests` are those in progress, each with its
-    snapshot (`now`)."""
+    snapshot (`now`). `tracing` is None without OpenTelemetry."""
 
     current: Snapshot
     clock: Callable[[], float]
     requests: set[Any] = field(default_factory=set)
+    tracing: RequestTracing | None = None
     _readers: dict[int, int] = field(default_factory=dict)
 
     def take(self) -> Snapshot:

@@ -38,21 +38,31 @@ from sidecar.observability.registry import SeriesTable
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 
 
+def exporters_of(names: Sequence[str]) -> list[Callable[[], MetricExporter | MetricReader]]:
+    """Returns the exporters that installed packages have under these names. Raises ValueError."""
+    found = []
+    for name in names:
+        entry = next(iter(entry_points(group="opentelemetry_metrics_exporter", name=name)), None)
+        if entry is None:
+            raise ValueError(f"no installed package has the exporter of metrics {name}")
+        found.append(entry.load())
+    return found
+
+
 def provider_of(
-    exporters: Sequence[str], resource: Resource, metrics: Metrics, measure: Callable[[], None]
+    exporters: Sequence[Callable[[], MetricExporter | MetricReader]],
+    resource: Resource,
+    metrics: Metrics,
+    measure: Callable[[], None],
 ) -> MeterProvider:
     """Returns a provider that exports the series beside its own instruments; `measure` brings the series up to date. An
-    exporter that is scraped has the instruments alone, because the series have `/metrics`. Raises ValueError."""
+    exporter that is scraped has the instruments alone, because the series have `/metrics`."""
     readers: list[MetricReader] = []
-    for name in exporters:
-        found = next(iter(entry_points(group="opentelemetry_metrics_exporter", name=name)), None)
-        if found is None:
-            raise ValueError(f"no installed package has the exporter of metrics {name}")
-        kind = found.load()
-        if issubclass(kind, MetricReader):
-            readers.append(kind())
-        else:
-            readers.append(PeriodicExportingMetricReader(SeriesExporter(kind(), metrics, measure)))
+    for exporter in exporters:
+        made = exporter()
+        if isinstance(made, MetricExporter):
+            made = PeriodicExportingMetricReader(SeriesExporter(made, metrics, measure))
+        readers.append(made)
     return MeterProvider(readers, resource)
 
 

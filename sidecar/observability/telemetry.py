@@ -69,44 +69,48 @@ class Telemetry:
         if not wanted:
             return None
         try:
-            from opentelemetry.metrics import NoOpMeterProvider, Observation, get_meter_provider
-            from opentelemetry.propagate import get_global_textmap
-            from opentelemetry.sdk._configuration import _OTelSDKConfigurator
-            from opentelemetry.trace import NoOpTracerProvider, get_tracer_provider
-
-            from sidecar.observability.otlp_metrics import provider_of
+            return cls._begun(environ, wanted, metrics, measure)
         except ImportError as missing:
             variable = next(iter(wanted.values()))
             message = f"the extra otel is not installed, which {variable} needs: {missing.name} is missing"
             raise SettingsError([fault_in(path, message, code="S190", hint=EXTRA)]) from None
+        except Exception as error:  # each exporter, sampler and detector has errors of its own
+            message = f"OpenTelemetry cannot be started: {str(error)[:200]}"
+            raise SettingsError([fault_in(path, message, code="S191", hint=CORRECT)]) from None
+
+    @classmethod
+    def _begun(
+        cls, environ: Mapping[str, str], wanted: Mapping[str, str], metrics: Metrics, measure: Callable[[], None]
+    ) -> Telemetry:
+        from opentelemetry.metrics import NoOpMeterProvider, Observation, get_meter_provider
+        from opentelemetry.propagate import get_global_textmap
+        from opentelemetry.sdk._configuration import _OTelSDKConfigurator
+        from opentelemetry.trace import NoOpTracerProvider, get_tracer_provider
+
+        from sidecar.observability.otlp_metrics import exporters_of, provider_of
 
         class Configurator(_OTelSDKConfigurator):
             """The SDK's own configurator, of which each distribution has a subclass."""
 
         # The specification's default; that of the SDK needs another package.
         os.environ.setdefault(_PROTOCOL, "http/protobuf")
-        try:
-            if "traceparent" not in get_global_textmap().fields:
-                raise ValueError("OTEL_PROPAGATORS lacks tracecontext, and MCP carries no other context")
-            with _kept_back("OTEL_METRICS_EXPORTER"):  # its exporters get the series too
-                Configurator().configure(**_arguments(environ, wanted))  # type: ignore[no-untyped-call]
-            provider: Any = get_tracer_provider()
-            traces = provider if "TRACES" in wanted else NoOpTracerProvider()
-            measured: Any = NoOpMeterProvider()
-            if wanted.get("METRICS") == "OTEL_CONFIG_FILE":
-                measured = get_meter_provider()
-            elif "METRICS" in wanted:
-                update = partial(_measured, asyncio.get_running_loop(), measure)
-                measured = provider_of(_exporters(environ, "METRICS"), provider.resource, metrics, update)
-        except Exception as error:  # each exporter, sampler and detector has errors of its own
-            message = f"OpenTelemetry cannot be started: {str(error)[:200]}"
-            raise SettingsError([fault_in(path, message, code="S191", hint=CORRECT)]) from None
+        if "traceparent" not in get_global_textmap().fields:
+            raise ValueError("OTEL_PROPAGATORS lacks tracecontext, and MCP carries no other context")
+        by_file = "OTEL_CONFIG_FILE" in wanted.values()
+        exporters = exporters_of(_exporters(environ, "METRICS")) if "METRICS" in wanted and not by_file else []
+        with _kept_back("OTEL_METRICS_EXPORTER"):  # its exporters get the series too
+            Configurator().configure(**_arguments(environ, wanted))  # type: ignore[no-untyped-call]
+        spans: Any = get_tracer_provider()
+        measured: Any = get_meter_provider() if by_file else NoOpMeterProvider()
+        if exporters:
+            update = partial(_measured, asyncio.get_running_loop(), measure)
+            measured = provider_of(exporters, spans.resource, metrics, update)
+        traces = spans if "TRACES" in wanted else NoOpTracerProvider()
         tracer = traces.get_tracer("sidecar", __version__, schema_url=SCHEMA_URL)
         meter = measured.get_meter("sidecar", __version__, schema_url=SCHEMA_URL)
         began_s = time.monotonic()
         meter.create_observable_gauge("process.uptime", [lambda _: [Observation(time.monotonic() - began_s)]], "s")
-        ending = [provider, measured] if "METRICS" in wanted else [provider]
-        return cls(tracer, meter, metrics, ending)
+        return cls(tracer, meter, metrics, [spans, measured] if "METRICS" in wanted else [spans])
 
     async def close(self) -> None:
         """Sends what has not been sent, for at most `FLUSH_S` seconds. A receiver that does not answer delays no end of

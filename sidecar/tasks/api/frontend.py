@@ -105,7 +105,8 @@ class TaskFrontend:
         request, caller, lease = charged.request, charged.caller, charged.lease
         asked: TaskRequest = charged.content
         if asked.order is not None:
-            new = self.orders.new(caller, asked.order, asked.task_id)
+            trace = "" if request.spans is None else request.spans.traceparent(request)
+            new = self.orders.new(caller, asked.order, asked.task_id, trace)
             body = orjson.dumps(created(new))
             if not await self.orders.keep(new, lease, partial(request.ended, 201, len(body))):
                 raise ValueError("an id came twice")  # a task must not be returned to another caller
@@ -164,8 +165,10 @@ class TaskFrontend:
         charged.lease.forwarded = True
         with WatchedExchange(request, caller, intent.call, limit_s, opened, until) as overseen:
             extra, left_s = routing.trace_headers(request.headers), overseen.left_s(limit_s) or limit_s
-            outgoing = OutgoingOperation(intent.operation, intent.params, caller, left_s, (), extra)
-            answer = await agent.wire.ask(outgoing)
+            if request.spans is not None:
+                extra = request.spans.toward_agent(overseen, agent)
+            answering = agent.wire.ask(OutgoingOperation(intent.operation, intent.params, caller, left_s, (), extra))
+            answer = await (answering if overseen.span is None else overseen.span.during(answering))
             if isinstance(answer, AgentError):
                 if answer.kind.reason in ("TASK_NOT_CANCELABLE", "UNSUPPORTED_OPERATION", "TASK_NOT_FOUND"):
                     raise Refusal(Reason.NOT_CANCELABLE, f"the agent says: {answer.kind.message}")

@@ -11,7 +11,7 @@ switch decide again for the whole chain: one that loses the permission loses the
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,7 @@ from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
 from sidecar.gateway.frontends.a2a.task_ownership import TERMINAL, TaskOwnership
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import CallContext, Charged, ParsedOperation
-from sidecar.gateway.routing import AGENTS
+from sidecar.gateway.routing import AGENTS, trace_id_in
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.gateway.stages import Stages
 from sidecar.http.client import Deadline
@@ -186,7 +186,7 @@ class TaskLifecycle:
         async def ask() -> Result | AgentError:
             if loop.time() - decided_s >= AGAIN_S:  # the store was out meanwhile
                 self._check(self.means.live.current, intent)
-            return await agent.wire.ask(outgoing)
+            return await self._ask(agent, outgoing)
 
         answer = await self._once_up(ask, Unsent)
         if isinstance(answer, AgentError):
@@ -226,7 +226,7 @@ class TaskLifecycle:
             agent = now.agent(record.target)
             if self.ear is None:
                 self.ear = asyncio.create_task(self._listen(agent), name=f"listens to task {record.id}")
-            answer = await agent.wire.ask(self._outgoing(intent, agent.timeout_s))
+            answer = await self._ask(agent, self._outgoing(intent, agent.timeout_s))
             if not isinstance(answer, AgentError):
                 answer = await TaskOwnership(self.means.tasks, self.caller, intent).admit(answer)
                 self._away_since_s = None
@@ -357,7 +357,7 @@ class TaskLifecycle:
             recording = self._new_recording(intent)
             await recording.decided()
             try:
-                await agent.wire.ask(self._outgoing(intent, min(CANCEL_S, agent.timeout_s)))
+                await self._ask(agent, self._outgoing(intent, min(CANCEL_S, agent.timeout_s)))
             except Refusal as refusal:
                 await recording.refused(refusal, http_status=refusal.answer.http)
             else:
@@ -408,10 +408,17 @@ class TaskLifecycle:
         """Returns an operation for the task's caller, also if its credential has expired: results go to it alone."""
         return OutgoingOperation(intent.operation, intent.params, replace(self.caller, expires_at=None), limit_s)
 
+    def _ask(self, agent: AgentUpstream, outgoing: OutgoingOperation) -> Coroutine[Any, Any, Result | AgentError]:
+        """Sends an operation. OpenTelemetry gets a span of its own, linked to the request that created the task."""
+        if (tracing := self.means.live.tracing) is None:
+            return agent.wire.ask(outgoing)
+        span, extra = tracing.later(agent, outgoing.operation.action, self.record.trace)
+        return span.during(agent.wire.ask(outgoing._replace(extra=extra)))
+
     def _new_recording(self, intent: AgentOperation) -> Recording:
         """Returns the audit record of this task, from the first message to the agent to its end."""
         recording = Recording(self.means.audit, protocol="a2a", peer="sidecar", request_id=self.record.id)
-        recording.task_id = self.record.id
+        recording.task_id, recording.trace_id = self.record.id, trace_id_in(self.record.trace) or None
         recording.caller, recording.call = self.caller, intent.call
         recording.upstream, recording.method = self.record.target, intent.call.method
         return recording

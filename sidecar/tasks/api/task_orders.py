@@ -106,11 +106,13 @@ class TaskOrders:
             raise Refusal(Reason.TASK_UNKNOWN)
         return there
 
-    def new(self, caller: Caller, order: NewTask, task_id: str) -> Task:
+    def new(self, caller: Caller, order: NewTask, task_id: str, trace: str = "") -> Task:
         live = self.runner.means.live
         now_s, keep_s = live.clock(), live.current.settings.tasks.keep_s
         about = (order.target, order.task_type, now_s, now_s + keep_s, order.input, order.callback_url)
-        return Task(task_id, caller.binding, caller, *about, a2a_context=order.context, answers=order.answers)
+        return Task(
+            task_id, caller.binding, caller, *about, a2a_context=order.context, answers=order.answers, trace=trace
+        )
 
     async def check_agent(self, now: Snapshot, caller: Caller, intent: AgentOperation) -> None:
         """Checks that the task could be sent, before anything is charged. Raises Refusal."""

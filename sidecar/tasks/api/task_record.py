@@ -68,7 +68,8 @@ class Task(NamedTuple):
     """One task. Times are seconds since the epoch; "" and None mean not known yet. `caller` is the chain on whose
     behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is kept until it was sent.
     `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values; `answers` is the agent's task that asked
-    for this one. `refused` is why its agent did not get or take it. `sender` identifies one attempt to send it."""
+    for this one. `refused` is why its agent did not get or take it. `sender` identifies one attempt to send it.
+    `trace` is the trace context of the request that created it."""
 
     id: str
     owner: str
@@ -93,6 +94,7 @@ class Task(NamedTuple):
     answers: str = ""
     refused: Reason | None = None
     sender: str = ""
+    trace: str = ""
 
     @property
     def is_over(self) -> bool:

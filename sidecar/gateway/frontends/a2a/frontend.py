@@ -84,7 +84,7 @@ class AgentExchange(WatchedExchange):
         headers = self.request.headers
         extra: Sequence[tuple[str, str]] = ()
         if self.request.spans is not None:
-            extra = self.request.spans.toward_agent(self)
+            extra = self.request.spans.toward_agent(self, self.agent)
         elif "traceparent" in headers:
             extra = routing.trace_headers(headers)
         how = (intent.extensions, extra, self.owning.admit)
