@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 _new = tuple.__new__
 NO_META: Mapping[str, Any] = MappingProxyType({})
-CORRELATIONS = frozenset({"run_id", "thread_id", "traceparent"})
+BAGGAGE = "baggage"
+CORRELATIONS = frozenset({"run_id", "thread_id", "traceparent", BAGGAGE})
 
 
 class RefusalWriter(Protocol):
@@ -204,6 +205,7 @@ class RequestContext(CallContext):
             record.trace_id = routing.trace_id_in(meta.get("traceparent")) or record.trace_id
             if self.spans is not None:
                 self.spans.heard(meta)
+            meta.pop(BAGGAGE, None)  # the caller's, which no upstream gets by a header either
         if META_VERSION not in meta and not eras.names_stateless(self.headers, message):
             self.shape = AnswerShape.SESSION
         return message

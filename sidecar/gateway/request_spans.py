@@ -55,11 +55,13 @@ DECISION, LIMITS = "sidecar.decision", "sidecar.limits"
 _INVOKING: Final = frozenset({SEND.action, STREAM.action})
 _NAMING: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
 _LOCATING: Final = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
-# Attributes of the metrics: the others are unbounded.
+# Attributes of the metrics. The others are unbounded: callers may make up names of prompts.
 _MEASURED: Final = frozenset(
-    {"mcp.method.name", "mcp.protocol.version", "gen_ai.operation.name", "network.transport", "network.protocol.name"}
-    | {"network.protocol.version", "server.address", "server.port", *_NAMING.values()}
+    {"mcp.method.name", "mcp.protocol.version", "gen_ai.operation.name", "gen_ai.tool.name"}
+    | {"network.transport", "network.protocol.name", "network.protocol.version", "server.address", "server.port"}
 )
+_RESERVED_CODES: Final = range(-32768, -31999)
+OTHER_ERROR: Final = "_OTHER"
 Attributes = dict[str, Any]
 
 
@@ -100,13 +102,16 @@ class RequestSpans:
     """The spans of one request. The SERVER span begins once the request has been read, with the time at which it came,
     because its name and attributes decide whether it is sampled."""
 
-    __slots__ = ("_began_ns", "_began_s", "_clients", "_last", "_links", "_parent", "_server", "tracing")
+    __slots__ = (
+        "_attributes", "_began_ns", "_began_s", "_clients", "_last", "_links", "_parent", "_server", "tracing",
+    )  # fmt: skip
 
     def __init__(self, tracing: RequestTracing, headers: Headers, began_s: float) -> None:
         self.tracing, self._began_s, self._began_ns = tracing, began_s, time.time_ns()
         self._parent = _context_in({name: lines[0] for name in CARRIED if len(lines := headers.get(name, ())) == 1})
         self._links: Sequence[Link] = ()
         self._server: Span | None = None
+        self._attributes: Attributes = {}
         self._clients: list[UpstreamSpan] = []
         self._last: UpstreamSpan | None = None
 
@@ -129,9 +134,9 @@ class RequestSpans:
     def begin(self, request: RequestContext) -> Span:
         """Begins the SERVER span, once."""
         if self._server is None:
-            attributes = {**_of_request(request), **_of_caller(request)}
+            self._attributes = about = _of_request(request) | _of_caller(request)
             self._server = self.tracing.tracer.start_span(
-                _name_of(request), self._parent or Context(), SpanKind.SERVER, attributes, self._links, self._began_ns
+                _name_of(request), self._parent or Context(), SpanKind.SERVER, about, self._links, self._began_ns
             )
             if (context := self._server.get_span_context()).is_valid:
                 request.record.trace_id = format_trace_id(context.trace_id)
@@ -158,8 +163,8 @@ class RequestSpans:
             attributes["mcp.session.id"] = session.upstream_id
         exchange.span = span = self._client(_named(method, exchange.call), attributes, server)
         if message is not None:
-            params = {**message.params, "_meta": {**message.params.get("_meta", {}), **dict(span.headers)}}
-            message = message._replace(params=params)
+            meta = {**message.params.get("_meta", {}), **dict(span.headers)}
+            message = message._replace(params={**message.params, "_meta": meta})
         return span, span.headers, message
 
     def toward_agent(self, exchange: WatchedExchange, agent: AgentUpstream) -> list[tuple[str, str]]:
@@ -175,7 +180,7 @@ class RequestSpans:
 
     def _client(self, name: str, attributes: Attributes, server: Span) -> UpstreamSpan:
         self._last = span = self.tracing.client(name, attributes, server)
-        self._clients.append(span)
+        self._clients = [*(one for one in self._clients if not one.has_ended), span]  # a session's stream may last days
         return span
 
     def end(self, request: RequestContext) -> None:
@@ -205,10 +210,10 @@ class RequestSpans:
             trace_id, span_id = format_trace_id(context.trace_id), format_span_id(context.span_id)
             about = {"trace_id": trace_id, "span_id": span_id}
             self.tracing.metrics.request_traced(request.protocol, request.server, duration_s, about)
-        measured = {**_of_request(request), **_of_caller(request)}
+        measured = self._attributes
         if "mcp.method.name" in measured and record.protocol == "mcp":
-            if not request.charged:  # a caller may name any number of tools
-                measured = {name: value for name, value in measured.items() if name not in _NAMING.values()}
+            if not request.charged:  # a caller may name any number of tools that do not exist
+                measured.pop("gen_ai.tool.name", None)
             _measure(self.tracing.server_s, duration_s, measured, error, code, server)
 
     def _tell_stages(self, server: Span, request: RequestContext) -> None:
@@ -241,13 +246,13 @@ class UpstreamSpan:
     """A CLIENT span. It ends with the answer, with the stream that the answer is, or with its request. `code` is the
     error in the answer, as JSON-RPC numbers it; `headers` carry its context."""
 
-    __slots__ = ("_attributes", "_began_s", "_ended", "_error", "_heard_ns", "_span", "_tracing", "code", "headers")
+    __slots__ = ("_attributes", "_began_s", "_error", "_heard_ns", "_span", "_tracing", "code", "has_ended", "headers")
 
     def __init__(self, tracing: RequestTracing, span: Span, attributes: Attributes) -> None:
         self._tracing, self._span, self._attributes = tracing, span, attributes
         self._began_s, self._error, self.headers = time.monotonic(), "", [*_carrier(span).items()]
         self.code: int | None = None
-        self._ended = False
+        self.has_ended = False
         self._heard_ns: int | None = None
 
     async def followed(self, answering: Coroutine[Any, Any, UpstreamAnswer]) -> UpstreamAnswer:
@@ -288,9 +293,9 @@ class UpstreamSpan:
 
     def end(self, cause: BaseException | None = None) -> None:
         """Ends the span, once. `cause` is what ended it early."""
-        if self._ended:
+        if self.has_ended:
             return
-        self._ended = True
+        self.has_ended = True
         if cause is not None and not self._error:
             self._error = cause.reason.value if isinstance(cause, Refusal) else Reason.CALLER_GONE.value
         if self._error:
@@ -341,6 +346,8 @@ def _measure(
     histogram: Any, duration_s: float, attributes: Attributes, error: str, code: int | None, span: Span
 ) -> None:
     bounded = {name: value for name, value in attributes.items() if name in _MEASURED}
+    if code is not None and code not in _RESERVED_CODES:  # any number that an upstream makes up
+        error, code = OTHER_ERROR, None
     if error:
         bounded["error.type"] = error
     if code is not None:

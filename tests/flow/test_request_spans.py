@@ -22,11 +22,12 @@ from sidecar.app.application import Application
 from sidecar.gateway.request_spans import RequestTracing
 from sidecar.observability.telemetry import Telemetry
 from tests.a2a.test_task_api import DONE, ORDER, QUICK, WORKING, busy, call as call_task, ended
-from tests.a2a.world import HELLO, SPOKEN, Binding, No, Version, agent_world, ask, saying
+from tests.a2a.world import ALICE, HELLO, SPOKEN, Binding, No, Version, agent_world, ask, saying
 from tests.flow.enforcement import KEY, asked_world
 from tests.flow.federated import everywhere, federation
 from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk
+from tests.flow.test_cli_agents import output_of, sidecar
 from tests.flow.world import SESSION, STATELESS, Upstream, until, world
 
 TRACE, PARENT, OTHER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", "00f067aa0ba902b7"
@@ -125,7 +126,7 @@ async def test_each_message_of_a_session_has_its_span(tmp_path: Path) -> None:
 async def test_the_context_goes_on_in_the_header_and_in_meta(era: Era, tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         seen = Seen(running.app)
-        meta = {"_meta": {"traceparent": WELL_FORMED, "tracestate": "rojo=1", "mine": 7}}
+        meta = {"_meta": {"traceparent": WELL_FORMED, "tracestate": "rojo=1", "mine": 7, "baggage": "who=alice"}}
         headers = {"traceparent": f"00-{TRACE}-{OTHER}-01", "baggage": "who=alice"}
         answer = await Talk(running, era).ask("tools/call", {**GOOD, **meta}, headers=headers)
         assert answer[0] == 200
@@ -133,7 +134,7 @@ async def test_the_context_goes_on_in_the_header_and_in_meta(era: Era, tmp_path:
         assert message["params"]["_meta"]["mine"] == 7
         assert message["params"]["_meta"]["traceparent"] == sent["traceparent"] == context(seen.client())
         assert message["params"]["_meta"]["tracestate"] == sent["tracestate"] == "rojo=1"
-        assert "baggage" not in sent
+        assert "baggage" not in sent and "baggage" not in message["params"]["_meta"]
         assert parent_of(seen.server()) == PARENT
         assert [format_span_id(link.context.span_id) for link in seen.server().links] == [OTHER]
         assert running.ends()[-1]["trace_id"] == TRACE
@@ -155,7 +156,7 @@ async def test_malformed_context_counts_as_none(said: Any, tmp_path: Path) -> No
 
 
 async def test_failures_are_those_that_the_caller_hears(tmp_path: Path) -> None:
-    error = {"code": -32000, "message": SECRET}
+    error = {"code": 7, "message": SECRET}
     upstream = Upstream(script={"prompts/get": failed(error=error)})
     rules = (
         "#: id=one\np, nhi:planner, tool:github/*, use, -, 1, -, allow\np, nhi:planner, prompt:*, use, -, -, -, allow\n"
@@ -165,7 +166,7 @@ async def test_failures_are_those_that_the_caller_hears(tmp_path: Path) -> None:
         await talk.ask("prompts/get", {"name": "hello"})
         for span in (seen.server(), seen.client()):
             assert span.name == "prompts/get hello"
-            assert (facts(span)["error.type"], facts(span)["rpc.response.status_code"]) == ("-32000", "-32000")
+            assert (facts(span)["error.type"], facts(span)["rpc.response.status_code"]) == ("7", "7")
             assert (facts(span)["gen_ai.prompt.name"], span.status.status_code.name) == ("hello", "ERROR")
         upstream.script["tools/call"] = failed(result={"content": [], "isError": True, "resultType": "complete"})
         await talk.ask("tools/call", GOOD)
@@ -187,7 +188,9 @@ async def test_failures_are_those_that_the_caller_hears(tmp_path: Path) -> None:
         assert SECRET not in repr([span.to_json() for span in seen.spans()])
         measured = seen.durations("server")["tools/call"].attributes
         assert measured.get("gen_ai.tool.name") in (None, "search_code")  # never a name that a caller made up
-        assert seen.durations("client")["prompts/get"].attributes["error.type"] == "-32000"
+        measured = seen.durations("client")["prompts/get"].attributes  # no code and no name that others make up
+        assert measured["error.type"] == "_OTHER"
+        assert not measured.keys() & {"rpc.response.status_code", "gen_ai.prompt.name"}
 
 
 async def test_an_upstream_that_is_away_fails_the_call_with_both_spans(tmp_path: Path) -> None:
@@ -376,3 +379,18 @@ async def test_durations_are_measured_without_traces_and_the_context_is_passed_o
         assert [seen.durations(side)["tools/call"].count for side in ("server", "client")] == [1, 1]
         assert seen.durations("server")["tools/call"].attributes["mcp.protocol.version"] == STATELESS
         assert running.ends()[-1]["trace_id"] == TRACE
+
+
+SAYS = "  says: {executable: sh, args: [-c, 'echo $TRACEPARENT $TRACESTATE'], envs: {TRACEPARENT: operators}}\n"
+
+
+async def test_a_program_that_is_an_agent_gets_the_context_as_a_variable(tmp_path: Path) -> None:
+    """Also without OpenTelemetry: then it is the caller's own."""
+    async with sidecar(tmp_path, SAYS) as running:
+        sent = {**ALICE, "traceparent": WELL_FORMED, "tracestate": "rojo=1"}
+        (told,) = (await ask(running, "1.0", "jsonrpc", "message/send", {"message": HELLO}, sent, "says")).results
+        assert output_of(told["task"]).split() == [WELL_FORMED, "rojo=1"]
+        seen = Seen(running.app)
+        (told,) = (await ask(running, "1.0", "jsonrpc", "message/send", {"message": HELLO}, sent, "says")).results
+        assert output_of(told["task"]).split() == [context(seen.client()), "rojo=1"]
+        assert facts(seen.client())["network.transport"] == "pipe"

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from sidecar.errors import Reason
@@ -27,13 +28,15 @@ def no_objection(caller: Caller, name: str, skill: str) -> Reason | None:
 
 class Prompt(NamedTuple):
     """What a message says to a program. `text` is only data; `cli_args`, `envs` and `working_directory` are a caller's
-    choices among what the operator allows. `message` is the message in canonical form, for JSON-RPC."""
+    choices among what the operator allows. `message` is the message in canonical form, for JSON-RPC. `trace` is the
+    trace context of the request, as variables."""
 
     text: str
     cli_args: Mapping[str, str]
     envs: Mapping[str, str]
     working_directory: str | None
     message: Mapping[str, Any]
+    trace: Mapping[str, str] = MappingProxyType({})
 
     @property
     def skill(self) -> str:

@@ -41,7 +41,7 @@ class CommandLine:
         return Program(
             path=self.path,
             argv=(definition.executable, *self._arguments(prompt, files)),
-            env={**self.env, **prompt.envs},
+            env={**self.env, **prompt.trace, **prompt.envs},
             cwd=folder,
             limits=_limits(definition.resources),
         )

@@ -112,6 +112,7 @@ class ProgramAgent:
         prompt = prompt_from(message, self.definition)
         if isinstance(prompt, AgentError):
             return prompt
+        prompt = prompt._replace(trace={name.upper(): value for name, value in outgoing.extra})
         if not message.get("taskId"):
             context = message.get("contextId") or self.executions.new_id()
             ordered = self.executions.begin(self.name, prompt, caller, context)

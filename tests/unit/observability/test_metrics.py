@@ -263,3 +263,16 @@ def test_names_and_help_are_as_prometheus_wants_them(measured: Metrics) -> None:
         assert family.type == "counter" or not family.name.endswith("_total")
         assert family.type == "histogram" or not family.name.endswith(("_count", "_sum", "_bucket"))
         assert not re.search("_(ms|milliseconds|minutes|kb|percent)(_|$)", family.name)
+
+
+def test_a_bucket_has_one_exemplar_at_most_and_it_is_the_last(measured: Metrics) -> None:
+    finish(measured)
+    for number in range(1000):
+        about = {"trace_id": f"{number:032x}", "span_id": f"{number:016x}"}
+        measured.request_traced("mcp", f"made-up-{number}" if number % 2 else "github", 0.021, about)
+    measured.settle()
+    _, body = measured.render(OPENMETRICS)
+    told = [one for family in parse_openmetrics(body.decode()) for one in family.samples if one.exemplar]
+    last = {one.labels["upstream"]: (one.exemplar.labels["trace_id"], one.exemplar.value) for one in told}
+    assert last == {"github": (f"{998:032x}", 0.021), "other": (f"{999:032x}", 0.021)}
+    assert len(told) == 2 and {one.labels["le"] for one in told} == {"0.05"}
