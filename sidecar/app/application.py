@@ -105,6 +105,8 @@ class Application:
             await first.identity.start()
             undo.push_async_callback(first.identity.close)
             ledger = SwitchLedger.open_all(settings.own, settings.parts)
+            if settings.server.worker <= 1:
+                ledger.absorb(settings.idle_parts)
             evidence.publish_at(shared.limiter.store)
             way = way_from(settings, first, ledger, shared, evidence, metrics)
             app = cls(path, environ, settings, evidence, processes, executions, follower, shared, way, seen)

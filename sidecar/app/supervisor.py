@@ -81,7 +81,7 @@ class Supervisor:
         self._numbers = range(1, count + 1)
         self.workers: list[SupervisedWorker] = []
         self._stop, self._all_ended = asyncio.Event(), asyncio.Event()
-        self._serves = self._is_killing = False
+        self.serves = self._is_killing = False
 
     async def run(self) -> bool:
         """Serve until a signal asks for the end. Returns whether every worker ended in order. Raises SettingsError,
@@ -178,7 +178,7 @@ class Supervisor:
                 self._spawn(worker)
         for worker in others:
             await self._until_ready(worker)
-        self._serves = True
+        self.serves = True
         for worker in self.workers:
             if not worker.pid:
                 self._replace(worker)
@@ -243,7 +243,7 @@ class Supervisor:
                 worker.changed.set()
                 if worker.reload_due:
                     self._reload(worker)
-                elif self._serves and not any(one.is_reloading for one in self.workers):
+                elif self.serves and not any(one.is_reloading for one in self.workers):
                     self._manager.ready(f"{sum(one.is_ready for one in self.workers)} workers serve")
 
     def _reap(self) -> None:
@@ -257,7 +257,7 @@ class Supervisor:
             worker.pid, worker.is_ready, worker.is_reloading = 0, False, False
             os.close(worker.line)
             worker.changed.set()
-            if self._serves and not self._stop.is_set():
+            if self.serves and not self._stop.is_set():
                 self._replace(worker)
         if not any(worker.pid for worker in self.workers):
             self._all_ended.set()
@@ -266,10 +266,10 @@ class Supervisor:
         """Start a worker anew: at once after steady service, else after a rest that grows with each failure."""
         steady = time.monotonic() - worker.began_mono_s >= STEADY_S
         worker.failures = 0 if steady else worker.failures + 1
-        rest_s = min(FIRST_REST_S * 2 ** min(worker.failures, 16), LONGEST_REST_S) if worker.failures > 1 else 0.0
-        facts = {"worker": worker.number, "exit_code": worker.exit_code, "again_in_s": rest_s}
+        wait_s = rest_s(worker.failures)
+        facts = {"worker": worker.number, "exit_code": worker.exit_code, "again_in_s": wait_s}
         log.error("a worker ended and is replaced", extra=facts)
-        asyncio.get_running_loop().call_later(rest_s, self._respawn, worker)
+        asyncio.get_running_loop().call_later(wait_s, self._respawn, worker)
 
     def _respawn(self, worker: SupervisedWorker) -> None:
         if self._stop.is_set():
@@ -282,14 +282,16 @@ class Supervisor:
             asyncio.get_running_loop().call_later(LONGEST_REST_S, self._respawn, worker)
 
     async def _watch(self) -> None:
-        """End workers whose event loop stands still."""
+        """End workers whose event loop stands still, and those that take too long to start."""
         patience_s = self._settings.server.worker_timeout_s
         while True:
             await asyncio.sleep(min(1.0, patience_s / 4))
-            late_mono_s = time.monotonic() - patience_s
+            now_mono_s = time.monotonic()
             for worker in self.workers:
-                if worker.pid and worker.heard_mono_s < late_mono_s:
-                    facts = {"worker": worker.number, "pid": worker.pid, "silent_s": patience_s}
+                allowed_s = patience_s if worker.is_ready else READY_WITHIN_S
+                silent_s = now_mono_s - (worker.heard_mono_s if worker.is_ready else worker.began_mono_s)
+                if worker.pid and silent_s > allowed_s:
+                    facts = {"worker": worker.number, "pid": worker.pid, "silent_s": round(silent_s, 1)}
                     log.error("a worker stands still and is ended", extra=facts)
                     self._signal((worker,), signal.SIGKILL)
 
@@ -343,6 +345,11 @@ class Supervisor:
         log.info("stopped")
         codes = {worker.exit_code for worker in self.workers}
         return not self._is_killing and codes <= {0, -signal.SIGTERM}
+
+
+def rest_s(failures: int) -> float:
+    """How long a worker is not started anew after so many failures in a row: not at all after the first."""
+    return 0.0 if failures < 2 else min(FIRST_REST_S * 2 ** min(failures - 2, 16), LONGEST_REST_S)
 
 
 def command_of_this() -> list[str]:

@@ -93,6 +93,13 @@ class Settings(Section):
         return (self.data, *(self.own_of(number) for number in numbers))
 
     @property
+    def idle_parts(self) -> tuple[Path, ...]:
+        """Those in which no process of this start writes."""
+        count = self.server.workers if self.server.worker and self.server.workers != "auto" else 0
+        served = {self.own, *map(self.own_of, range(1, count + 1))}
+        return tuple(part for part in self.parts if part not in served)
+
+    @property
     def audit_path(self) -> Path:
         return self._audit_path_of(self.server.worker)
 

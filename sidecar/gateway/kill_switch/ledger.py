@@ -58,6 +58,14 @@ class SwitchLedger:
                 ledger.take(cls.open(part / LEDGER_FILE).flips.values())
         return ledger
 
+    def absorb(self, parts: Iterable[Path]) -> None:
+        """Saves what was taken from the files in folders of processes that serve no more, and removes those: an order
+        in one of them must not return when the one that undid it is forgotten. Raises OSError."""
+        if left := [path for part in parts if (path := part / LEDGER_FILE).exists()]:
+            self.save()
+            for path in left:
+                path.unlink()
+
     def next_number(self) -> int:
         """The highest known number plus one, at most the highest number that can be read again. A client that can write
         to the store can set that number; of two changes with one number the safer one wins."""

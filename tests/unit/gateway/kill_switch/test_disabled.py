@@ -233,6 +233,25 @@ def test_a_ledger_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert (tmp_path / "disabled.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_what_one_process_knew_another_number_of_processes_knows(tmp_path: Path) -> None:
+    own, former, other = parts = [tmp_path / name for name in ("own", "former", "other")]
+    known = {own: [flip("nhi:a", False, 2)], former: [flip("nhi:a"), flip("nhi:b")], other: [flip("nhi:c")]}
+    for part, flips in known.items():
+        part.mkdir()
+        ledger = SwitchLedger(part / LEDGER_FILE)
+        ledger.take(flips)
+        ledger.save()
+    ledger = SwitchLedger.open_all(own, parts)
+    assert {name for name, one in ledger.flips.items() if one.disabled} == {"nhi:b", "nhi:c"}
+    assert set(SwitchLedger.open(own / LEDGER_FILE).flips) == {"nhi:a"}
+    ledger.absorb([former])
+    assert SwitchLedger.open(own / LEDGER_FILE).flips == ledger.flips
+    assert not (former / LEDGER_FILE).exists() and (other / LEDGER_FILE).exists()
+    (other / LEDGER_FILE).write_bytes(b"{")
+    with pytest.raises(SettingsError, match="D101"):
+        SwitchLedger.open_all(own, parts)
+
+
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda raw: raw[: len(raw) // 2],
     "empty": lambda raw: b"",
