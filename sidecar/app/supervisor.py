@@ -9,6 +9,7 @@ of a worker is a pipe from the supervisor: at its end the worker knows that the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -36,6 +37,7 @@ LONGEST_REST_S: Final = 5.0
 STEADY_S: Final = 60.0  # a worker that served for so long is replaced without a rest
 LAST_S: Final = 15.0  # for what a worker does after its grace time, before it is ended
 COPIES_FROM_FD: Final = FIRST_FD + MAX_FDS  # beyond the numbers that a worker finds them at
+LEFT_S: Final = 3.0  # workers end within two seconds of their supervisor
 MAX_NOTE_BYTES: Final = 4096
 
 log = logging.getLogger("sidecar.app.supervisor")
@@ -88,7 +90,7 @@ class Supervisor:
         WorkerFailed."""
         loop = asyncio.get_running_loop()
         try:
-            self._bind()
+            await self._bind()
             self._make_parts()
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self._asked_to_stop)
@@ -113,16 +115,23 @@ class Supervisor:
 
     # --- sockets and folders ---
 
-    def _bind(self) -> None:
-        """Bind every listener but those of gRPC, which workers bind together. Raises SettingsError."""
+    async def _bind(self) -> None:
+        """Bind every listener but those of gRPC, which workers bind together. Workers whose supervisor was killed may
+        need a moment to end. Raises SettingsError."""
         settings = self._settings
+        were_left = any(settings.worker_socket(number).exists() for number in self._numbers)
+        until_mono_s = time.monotonic() + (LEFT_S if were_left else 0.0)
         addresses = [(loc, one) for loc, one in settings.listeners() if loc != ("server", "grpc")]
         for loc, address in (*addresses, ((), UnixAddress(settings.control_path))):
-            try:
-                passed = inherited().take(address)
-                sock = passed or bound_socket(address)
-            except OSError as error:
-                raise unbound(self._path, address, error) from None
+            while True:
+                try:
+                    passed = inherited().take(address)
+                    sock = passed or bound_socket(address)
+                    break
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE or time.monotonic() > until_mono_s:
+                        raise unbound(self._path, address, error) from None
+                await asyncio.sleep(0.05)
             self._sockets.append((address, sock, passed is not None))
             if isinstance(address, ListenAddress) and address.port == 0:
                 actual = ListenAddress(address.host, sock.getsockname()[1])

@@ -47,7 +47,7 @@ def serve(config: Path, log_format: LogFormat | None) -> None:
     gc.disable()  # until `settle_interpreter`: looking for garbage, of which there is little, is a fifth of a start
     hold_standard()
     log_format = log_format or ("text" if sys.stderr.isatty() else "json")
-    begin_logging(log_format)
+    begin_logging(log_format, os.environ.get("SIDECAR_SERVER__WORKER", ""))
     before, now = take_all()
     if now != before:
         log.info("raised the limit of open files", extra={"before": before, "now": now})

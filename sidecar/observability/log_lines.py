@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from queue import SimpleQueue
 from typing import Final, Literal
 
@@ -28,14 +29,22 @@ log = logging.getLogger("sidecar.log")
 REQUESTS: Final = logging.getLogger("sidecar.request")
 
 
-def begin_logging(format_: LogFormat) -> None:
-    """Write the log of this process to standard error, warnings and uncaught exceptions of threads included."""
+def begin_logging(format_: LogFormat, worker: str = "") -> None:
+    """Write the log of this process to standard error, warnings and uncaught exceptions of threads included. Each line
+    of a worker has its number."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format_ == "json" else TextLines())
+    if worker:
+        handler.addFilter(partial(_mark, worker))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)
     threading.excepthook = _thread_failed
     sys.unraisablehook = _unraisable
+
+
+def _mark(worker: str, record: logging.LogRecord) -> bool:
+    record.worker = worker
+    return True
 
 
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:

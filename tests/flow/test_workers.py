@@ -241,9 +241,14 @@ async def test_a_stop_under_load_loses_no_call_and_all_logs_verify(workers: Work
     assert not [*workers.folder.glob("data/**/*.sock")]
 
 
-async def test_workers_end_with_their_supervisor() -> None:
+async def test_workers_end_with_their_supervisor_and_a_new_one_takes_their_place() -> None:
     async with serving(2) as workers:
         pids = workers.pids()
         assert len(pids) == 2
-        os.kill(workers.supervisor, signal.SIGKILL)
-        await until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in pids))
+        await workers.client.running.kill()
+        await workers.client.running.start()
+        assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
+        await workers.serve(2)
+        assert await workers.ask_anew("search_code", 4) == {200: 4}
+        lines = [json.loads(line) for line in workers.client.running.log().splitlines()]
+        assert {line.get("worker") for line in lines if line["logger"] == "sidecar.serve"} == {"1", "2"}
