@@ -16,9 +16,9 @@ WORKDIR /src
 COPY deploy/runtime.lock deploy/
 RUN python -m venv /opt/sidecar \
  && /opt/sidecar/bin/python -m pip install --no-compile --no-deps --require-hashes -r deploy/runtime.lock
-COPY requirements.lock .
+COPY deploy/build.lock deploy/
 RUN python -m venv /opt/build \
- && /opt/build/bin/python -m pip install --no-deps --require-hashes -r requirements.lock
+ && /opt/build/bin/python -m pip install --no-deps --require-hashes -r deploy/build.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY models models
 COPY policies policies
