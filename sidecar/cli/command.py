@@ -19,10 +19,25 @@ if TYPE_CHECKING:
 NO, USAGE, INVALID, TESTS_FAILED, UNVERIFIED, DIFFERENT = range(1, 7)  # CONTRACT 3
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+CONFIG = "sidecar.yaml"
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
-config_option = click.option("-c", "--config", type=FILE, default="sidecar.yaml", show_default=True)
+CONFIG_VARIABLE = "SIDECAR_CONFIG"
+"""Names the configuration where no -c does."""
+
+
+def config_option_for(told: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    shown: dict[str, Any] = {"default": CONFIG, "show_default": True, "envvar": CONFIG_VARIABLE, "show_envvar": True}
+    return click.option("-c", "--config", type=FILE, help=told, **shown)
+
+
+def usual_config() -> Path:
+    """The configuration of a command without -c."""
+    return Path(os.environ.get(CONFIG_VARIABLE) or CONFIG)
+
+
+config_option = config_option_for()
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 catalogue_option = click.option(
     "--catalogue", type=EXISTING_FILE, help="The tools that exist, YAML or JSON: server → tools."

@@ -1,7 +1,8 @@
 """`sidecar config` and `sidecar schema`."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +38,33 @@ def show(config: Path, origin: bool, as_json: bool) -> None:
         click.echo(yaml.safe_dump(_tree(settings), sort_keys=False, allow_unicode=True), nl=False)
 
 
+MODELS: Mapping[str, tuple[str, str, str]] = {
+    "config": ("sidecar.settings.sidecar_file", "Settings", "sidecar.yaml"),
+    "test": ("sidecar.policy_tools.suites.suite_schema", "SuiteFile", "policy tests"),
+    "budgets": ("sidecar.limits.budgets", "BudgetsFile", "budgets.yaml"),
+    "pins": ("sidecar.upstreams.mcp.pins_file", "PinsFile", "pins.yaml"),
+    "disabled": ("sidecar.gateway.kill_switch.file", "DisabledFile", "disabled.yaml"),
+    "attributes": ("sidecar.policy.attributes", "AttributesFile", "attributes.yaml"),
+    "keys": ("sidecar.identity.api_keys", "KeyFile", "keys.yaml"),
+}
+"""The kinds of files that one model describes: its module, its name, and the title of the schema."""
+
+
 @click.command()
-@click.argument("kind", type=click.Choice(["config", "policy", "test", "budgets", "openapi"]))
+@click.argument("kind", type=click.Choice([*MODELS, "policy", "openapi"]))
 def schema(kind: str) -> None:
     """Print the JSON Schema of a sidecar YAML file, for editors; or the OpenAPI document of plain HTTP."""
     print_json(schema_of(kind))
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    match kind:
-        case "config":
-            from sidecar.settings.sidecar_file import Settings
+    if kind in MODELS:
+        module, name, title = MODELS[kind]
+        return json_schema(getattr(import_module(module), name), title)
+    if kind == "policy":
+        from sidecar.policy.yaml_rows import policy_schema
 
-            return json_schema(Settings, "sidecar.yaml")
-        case "policy":
-            from sidecar.policy.yaml_rows import policy_schema
-
-            return policy_schema()
-        case "test":
-            from sidecar.policy_tools.suites.suite_schema import SuiteFile
-
-            return json_schema(SuiteFile, "policy tests")
-        case "budgets":
-            from sidecar.limits.budgets import BudgetsFile
-
-            return json_schema(BudgetsFile, "budgets.yaml")
+        return policy_schema()
     from sidecar.admin.openapi import document
 
     return document()

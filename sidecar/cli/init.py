@@ -60,6 +60,7 @@ _BUDGETS_OF_EXAMPLE = """\
   "tool:example/*": {requests_per_second: 10, burst: 20, concurrency: 5, timeout: 30s}
 """
 _BUDGETS = f"""\
+# yaml-language-server: $schema=../budgets.schema.json
 # How often, beside the limits in the rules. Everything that matches applies.
 version: 1
 tools:
@@ -141,7 +142,10 @@ def _with_casbin(files: Mapping[str, str | bytes], taken: CasbinFolder) -> dict[
     found = {name: content for name, content in files.items() if not name.startswith(("models/", "policies/"))}
     found |= {"sidecar.yaml": f"{head}upstreams:\n{upstreams_of(proposal)}", MODEL_FILE: taken.model, **taken.rows}
     attributes = attributes_yaml(proposal)
-    return found | ({"policies/attributes.yaml": attributes} if attributes else {})
+    if not attributes:
+        return found
+    named = f"# yaml-language-server: $schema=../attributes.schema.json\n{attributes}"
+    return found | {"policies/attributes.yaml": named, "attributes.schema.json": _schema("attributes")}
 
 
 def _notes_of(taken: CasbinFolder) -> list[str]:
@@ -173,15 +177,16 @@ def _needs(found: Import, folder: Path) -> list[str]:
 
 
 @cache
-def _schema() -> str:
-    return orjson.dumps(schema_of("config"), option=orjson.OPT_INDENT_2).decode() + "\n"
+def _schema(kind: str) -> str:
+    return orjson.dumps(schema_of(kind), option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
 def starting_files() -> dict[str, str]:
     models = {f"models/{path.name}": path.read_text("utf-8") for path in sorted(shipped("models").glob("*.conf"))}
     return {
         "sidecar.yaml": _SETTINGS,
-        "sidecar.schema.json": _schema(),
+        "sidecar.schema.json": _schema("config"),
+        "budgets.schema.json": _schema("budgets"),
         **models,
         "policies/agent_to_tool.csv": _RULES,
         "policies/budgets.yaml": _BUDGETS,

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import io
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -92,4 +93,6 @@ class Root(Group):
         for word in args:
             if not word.isprintable() and any("\ud800" <= char <= "\udfff" for char in word):
                 raise click.UsageError(f"the argument {word!a} is not UTF-8", ctx)
+        if os.environ.get("NO_COLOR"):  # https://no-color.org; rich reads it by itself
+            ctx.color = False
         return super().parse_args(ctx, args)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from sidecar.cli.command import FILE, FOLDER, json_option, print_json, print_result, settings_in
+from sidecar.cli.command import FILE, FOLDER, config_option_for, json_option, print_json, print_result, settings_in
 from sidecar.cli.lazy_group import Group
 from sidecar.cli.terminal import print_table
 from sidecar.cli.timestamps import Duration
@@ -23,7 +23,7 @@ from sidecar.settings.timestamps import seconds_of
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 
 KEY_FILE, JWKS_FILE = "signing-key.pem", "jwks.json"
-_config = click.option("-c", "--config", type=FILE, default="sidecar.yaml", show_default=True, help="Names the files.")
+_config = config_option_for("Names the files.")
 _keys = click.option("--keys", "keys_path", type=FILE, help="keys.yaml; by default the configured one.")
 
 

@@ -27,7 +27,7 @@ MAX_NAMES: Final = 8_192  # whose attributes are remembered
 _NONE: Final[Mapping[str, Any]] = {}
 
 
-class _AttributesFile(Section):
+class AttributesFile(Section):
     version: Literal[1]
     attributes: Mapping[Word, Mapping[str, JsonValue]] = Field(default_factory=dict)
 
@@ -55,4 +55,4 @@ def load_attributes(folder: Path) -> Attributes:
     path = folder / ATTRIBUTES_FILE
     if not path.exists() and not path.is_symlink():
         return Attributes()
-    return Attributes(read_document(path, error=PolicyError, inside=folder).validate(_AttributesFile).attributes)
+    return Attributes(read_document(path, error=PolicyError, inside=folder).validate(AttributesFile).attributes)

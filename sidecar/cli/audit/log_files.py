@@ -7,13 +7,11 @@ import click
 
 from sidecar.audit.rendering import plain
 from sidecar.audit.segments import SUFFIX, all_given, logs_in
-from sidecar.cli.command import FILE, settings_in
+from sidecar.cli.command import config_option_for, settings_in
 from sidecar.settings import Settings
 
 LOG = click.Path(exists=True, path_type=Path)
-CONFIG = click.option(
-    "-c", "--config", type=FILE, default="sidecar.yaml", show_default=True, help="Names the log if no PATHS are given."
-)
+CONFIG = config_option_for("Names the log if no PATHS are given.")
 
 
 def configured(config: Path) -> Settings:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from sidecar.cli.command import FILE, INVALID, catalogue_option, settings_in
+from sidecar.cli.command import CONFIG, CONFIG_VARIABLE, FILE, INVALID, catalogue_option, settings_in, usual_config
 from sidecar.cli.timestamps import Instant
 from sidecar.errors import ConfigError
 from sidecar.policy_tools.catalogue import read_catalogue
@@ -19,7 +19,7 @@ from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_
 
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-@click.option("-c", "--config", type=FILE, help="Default: sidecar.yaml.")
+@click.option("-c", "--config", type=FILE, help=f"Default: ${CONFIG_VARIABLE}, or {CONFIG}.")
 @click.option("--format", "form", type=click.Choice(list(FORMATS)), default="text", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; require owners.")
@@ -47,7 +47,7 @@ def check(
         report = checked(place, granting=granting, catalogue=known, now_s=now, soon_days=soon, strict=strict)
     except ConfigError as error:
         place, report = None, CheckReport(tuple(error.faults))
-    where = str(path or (place.policies if place else config or "sidecar.yaml"))
+    where = str(path or (place.policies if place else config or usual_config()))
     root = repository_of(place.policies if place else Path())
     click.echo(FORMATS["json" if as_json else form](report, where, root))
     if not report.valid or (strict and report.faults):
@@ -58,7 +58,7 @@ def surroundings(path: Path | None, config: Path | None) -> tuple[PolicyLocation
     """Return the policy, and what tokens can grant; None without a sidecar.yaml. Raises SettingsError."""
     if path is not None and config is None:
         return in_folder(path), None
-    file = config or Path("sidecar.yaml")
+    file = config or usual_config()
     place = configured(file, os.environ)
     if path is not None:
         folder = in_folder(path)

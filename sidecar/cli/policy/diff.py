@@ -8,7 +8,7 @@ from typing import Literal
 
 import click
 
-from sidecar.cli.command import DIFFERENT, FILE, catalogue_option, json_option, print_json
+from sidecar.cli.command import DIFFERENT, catalogue_option, config_option_for, json_option, print_json
 from sidecar.errors import visible_lines
 from sidecar.policy_tools.catalogue import read_catalogue
 from sidecar.policy_tools.diff import difference, load
@@ -20,9 +20,7 @@ from sidecar.policy_tools.policy_location import configured
 @click.command()
 @click.argument("old")
 @click.argument("new", required=False)
-@click.option(
-    "-c", "--config", type=FILE, default="sidecar.yaml", show_default=True, help="Names NEW, if it is left out."
-)
+@config_option_for("Names NEW, if it is left out.")
 @catalogue_option
 @click.option("--markdown", is_flag=True, help="For a comment on a pull request.")
 @json_option

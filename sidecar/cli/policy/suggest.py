@@ -11,7 +11,7 @@ import click
 
 from sidecar.audit.chain import MAX_LINE_BYTES
 from sidecar.cli.audit.log_files import logs
-from sidecar.cli.command import FILE, FOLDER, NO, CommandFailed, catalogue_option, json_option, print_json
+from sidecar.cli.command import FILE, FOLDER, NO, CommandFailed, catalogue_option, json_option, print_json, usual_config
 from sidecar.cli.policy.convert import write_files
 from sidecar.cli.terminal import progress
 from sidecar.cli.timestamps import Moment
@@ -108,9 +108,9 @@ def _leave_to_casbin(evidence: UsageEvidence, source: PolicySource) -> None:
 
 def _present(config: Path | None) -> tuple[PolicyLocation, PolicySource | None]:
     """Return the present policy: the named one, or that of this folder; else none, with the built-in models."""
-    if config is None and not Path("sidecar.yaml").exists() and not Path(POLICIES).is_dir():
+    if config is None and not usual_config().exists() and not Path(POLICIES).is_dir():
         return PolicyLocation(shipped(MODELS), Path(POLICIES)), None
-    place = configured(config or Path("sidecar.yaml"), os.environ)
+    place = configured(config or usual_config(), os.environ)
     return place, place.load()
 
 

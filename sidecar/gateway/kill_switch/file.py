@@ -76,7 +76,9 @@ class DisabledFile(Section):
     """disabled.yaml."""
 
     version: Literal[1]
-    disabled: Many[Annotated[DisabledEntry, BeforeValidator(_from_name)]] = ()
+    disabled: Many[
+        Annotated[DisabledEntry, BeforeValidator(_from_name, json_schema_input_type=str | DisabledEntry)]
+    ] = ()
 
     def _faults(self) -> Iterator[Finding]:
         known = set[str]()

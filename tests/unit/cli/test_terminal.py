@@ -6,9 +6,11 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+import click
 import pytest
 
 from sidecar.cli import terminal
+from sidecar.cli.lazy_group import Root
 from sidecar.cli.terminal import print_table, progress
 
 HEAD, ROWS = ("name", "state"), [("nhi:planner", "valid"), ("[bold]\x1b[2J", "-")]
@@ -52,3 +54,20 @@ def test_progress_is_shown_on_a_terminal_after_a_moment(
     assert "lines read" in seen and "4" in seen
     work()
     assert capsys.readouterr() == ("", "")
+
+
+def test_no_command_is_coloured_where_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.group(cls=Root)
+    def main() -> None: ...
+
+    @main.command()
+    def told() -> None:
+        click.secho("bold", bold=True)
+
+    def run() -> None:
+        main(["told"], standalone_mode=False)
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[1m" in at_terminal(monkeypatch, run)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert at_terminal(monkeypatch, run).strip() == "bold"

@@ -3,15 +3,17 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import jsonschema
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from sidecar.cli import main
+from sidecar.cli import COMMANDS, main
 from sidecar.cli.config import config, schema, schema_of
 from sidecar.cli.init import init
 from sidecar.settings import load_settings
@@ -108,7 +110,90 @@ def test_there_is_a_schema_of_what_platform_teams_write(kind: str, keys: set[str
     assert keys <= json.loads(result.stdout)["properties"].keys()
 
 
+SAMPLES: Mapping[str, tuple[str, str]] = {
+    "pins": (
+        "version: 1\nservers: {github: {search: {digest: a, pinned_at: b, pinned_by: c, definition: '{}'}}}",
+        "version: 1\nservers: {github: {search: yes}}",
+    ),
+    "disabled": ("version: 1\ndisabled: ['nhi:planner', {principal: 'user:bob', reason: gone}]", "disabled: []"),
+    "attributes": ("version: 1\nattributes: {'nhi:*': {team: red}}", "version: 1\nattributes: {'nhi:*': red}"),
+    "keys": ("version: 1\nkeys: []", "version: 1\nkeys: {}"),
+    "budgets": ("version: 1\nprincipals: {'nhi:*': {per_hour: 3}}", "version: 1\nprincipals: {'nhi:*': {per_hour: x}}"),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_every_file_has_a_schema(kind: str) -> None:
+    document, (good, bad) = schema_of(kind), SAMPLES[kind]
+    jsonschema.Draft202012Validator.check_schema(document)
+    validator = jsonschema.Draft202012Validator(document)
+    validator.validate(yaml.safe_load(good))
+    assert not validator.is_valid(yaml.safe_load(bad))
+
+
 # init
+
+
+def test_every_yaml_file_that_init_writes_names_its_schema_and_fits_it(tmp_path: Path) -> None:
+    model, rows = tmp_path / "model.conf", tmp_path / "policy.csv"
+    model.write_text(
+        "[request_definition]\nr = sub, obj, act\n[policy_definition]\np = sub_rule, obj, act\n"
+        "[policy_effect]\ne = some(where (p.eft == allow))\n"
+        "[matchers]\nm = eval(p.sub_rule) && r.obj == p.obj && r.act == p.act\n"
+    )
+    rows.write_text("p, r.sub.age > 18, data1, read\n")
+    folders = {"plain": (), "casbin": ("--casbin", str(model), str(rows))}
+    for name, options in folders.items():
+        folder = tmp_path / name
+        result = CliRunner().invoke(init, [str(folder), *options])
+        assert result.exit_code == 0, result.output
+        found = sorted(folder.rglob("*.yaml"))
+        assert {path.name for path in found} >= {"sidecar.yaml"}
+        for path in found:
+            head, _, named = path.read_text().partition("\n")[0].partition("$schema=")
+            assert head == "# yaml-language-server: " and named, path
+            schema_path = path.parent / named
+            jsonschema.validate(yaml.safe_load(path.read_text()), json.loads(schema_path.read_text()))
+
+
+def test_a_variable_names_the_configuration_of_every_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gateway"
+    CliRunner().invoke(init, [str(folder)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SIDECAR_CONFIG", "gateway/sidecar.yaml")
+    for command in (["check"], ["config", "show"], ["policy", "check"], ["policy", "explain", "--as", "nhi:planner"]):
+        if command[-1] == "nhi:planner":
+            command += ["--calls", "tool:example/search", "--action", "tools/call"]
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 0, (command, result.output)
+    result = CliRunner().invoke(main, ["check", "-c", "elsewhere.yaml"])
+    assert result.exit_code == 3 and "elsewhere.yaml" in result.output, "-c comes first"
+
+
+def test_every_command_that_reads_a_configuration_takes_the_variable() -> None:
+    """Those of `policy check`, `policy suggest` and `wrap` read it where there is no -c, or not at all."""
+    own = {("policy", "check"), ("policy", "suggest"), ("wrap",)}
+    found = {path: one for path, command in commands() for one in command.params if "--config" in one.opts}
+    assert len(found) > 20
+    assert {path for path, option in found.items() if option.envvar != "SIDECAR_CONFIG"} == own
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, (_, inside) in COMMANDS.items():
+        for inner in inside if isinstance(inside, Mapping) else ():
+            yield (name, inner), _command(name, inner)
+        if not isinstance(inside, Mapping):
+            yield (name,), _command(name)
+
+
+def _command(*names: str) -> click.Command:
+    command: click.Command = main
+    for name in names:
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None
+        command = found
+    return command
 
 
 def test_init_writes_a_folder_that_is_valid_and_allows_nothing_by_a_star_alone(tmp_path: Path) -> None:
