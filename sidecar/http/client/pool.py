@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import re
 import ssl
 from collections.abc import Coroutine, Sequence
@@ -20,15 +21,19 @@ from sidecar.http.client.failures import ClientTimeout, ConnectFailed, QueueFull
 from sidecar.http.client.http1 import RequestForm, ResponseHead
 from sidecar.http.client.origin import TargetOrigin
 from sidecar.http.client.send_queue import SendQueue
-from sidecar.http.client.tunnel import open_tunnel
+from sidecar.http.client.tunnel import ProxyRefused, open_tunnel
 
 MAX_IDLE: Final = 64
 MAX_IDLE_S: Final = 4.0
 MAX_WAITING: Final = 10_000
 # local errors, not the origin's
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+TELL_EVERY_S: Final = 10.0
 _SWEEP_S: Final = 1.0
 _HINT = re.compile(r"(?:^|[,\s;])timeout\s*=\s*([0-9]{1,6})")
+
+
+log = logging.getLogger("sidecar.http.client")
 
 
 class HttpClient:
@@ -63,6 +68,7 @@ class HttpClient:
         self._open: set[ClientConnection] = set()  # those that are not idle hold a place in the queue
         self._idle: list[ClientConnection] = []
         self._sweeper: asyncio.TimerHandle | None = None
+        self._tell_at = 0.0
 
     @property
     def open_connections(self) -> int:
@@ -144,8 +150,11 @@ class HttpClient:
             if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
                 raise QueueFull("the system gives us no descriptor") from error
             raise ConnectFailed(f"no connection: {error}") from error
-        except ConnectFailed:
+        except ConnectFailed as failed:
             self._lost(connection)
+            if isinstance(failed, ProxyRefused) and loop.time() >= self._tell_at:
+                self._tell_at = loop.time() + TELL_EVERY_S
+                log.warning("no way through the proxy", extra={"to": origin.host_header, "error": str(failed)})
             raise
         except asyncio.CancelledError:
             connection.abort()

@@ -131,14 +131,20 @@ LIES: Mapping[str, tuple[Script, str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_proxy_that_opens_no_tunnel_costs_the_request_and_nothing_is_believed(lie: str) -> None:
+async def test_a_proxy_that_opens_no_tunnel_costs_the_request_and_nothing_is_believed(
+    lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The operator is told why, once in a while."""
     script, why = LIES[lie]
     async with serving(script) as server:
         proxy = ConnectProxy(f"http://127.0.0.1:{server.port}")
         client = HttpClient(parse_origin(f"http://{NAME}/mcp"), egress=proxy.egress())
-        with pytest.raises(ConnectFailed, match=why):
-            await client.request("POST", "/mcp", (), b"{}", deadline_s=5.0)
-        assert (client.open_connections, len(server.requests)) == (0, 1)
+        for _ in range(2):
+            with pytest.raises(ConnectFailed, match=why):
+                await client.request("POST", "/mcp", (), b"{}", deadline_s=5.0)
+        assert (client.open_connections, len(server.requests)) == (0, 2)
+        [told] = [one for one in caplog.records if one.message == "no way through the proxy"]
+        assert told.__dict__["to"] == NAME and why in told.__dict__["error"]
         await client.close()
         await server.all_gone()
 
