@@ -37,7 +37,7 @@ def composed(file: Path = FILE) -> dict[str, Any]:
 
 def test_compose_takes_the_file_and_its_mounts_exist() -> None:
     project = composed()
-    assert {"notes", "agent", "sidecar", "valkey", "prometheus"} <= set(project["services"])
+    assert {"notes", "agent", "sidecar", "valkey", "prometheus", "grafana"} <= set(project["services"])
     for service in project["services"].values():
         for mount in service.get("volumes", []):
             assert mount["type"] == "volume" or (FILE.parent / mount["source"]).exists(), mount
@@ -84,7 +84,7 @@ class Machine:
             text = re.sub(rf"(?<!\w)(?:{paths})(?![\w.])", lambda found: str(mounts[found[0]]), text)
         text = re.sub(r"\b(0\.0\.0\.0|127\.0\.0\.1)\b", self.addresses[self.home(name)], text)
         for service, address in self.addresses.items():
-            text = re.sub(rf"(?<=//){service}(?=:)|(?<=\"){service}(?=:)", address, text)
+            text = re.sub(rf"(?<![\w-]){service}(?=:\d)", address, text)
         return text
 
     def mounts(self, name: str) -> dict[str, Path]:
@@ -101,7 +101,10 @@ class Machine:
         for mount in service.get("volumes", []):
             source = FILE.parent / mount["source"]
             if mount["type"] == "bind" and source.is_dir():
-                shutil.copytree(source, own / Path(mount["target"]).name)
+                target = own / Path(mount["target"]).name
+                shutil.copytree(source, target)
+                for path in target.glob("*.yml"):
+                    path.write_text(self.here(path.read_text(), name).replace("15s", "1s"))
             elif mount["type"] == "bind":
                 (own / Path(mount["target"]).name).write_text(self.here(source.read_text(), name))
         command = [*entrypoint(service), *(service.get("command") or default_command(service))]
@@ -199,7 +202,7 @@ async def test_prometheus_scrapes_the_sidecar(tmp_path: Path) -> None:
     async with machine(tmp_path) as here, aiohttp.ClientSession() as http, asyncio.timeout(2 * PATIENCE_S):
         for name in ("valkey", "sidecar", "prometheus"):
             await here.start(name)
-        asked = f"http://{here.addresses['prometheus']}:9095/api/v1/query"
+        asked = f"http://{here.addresses['prometheus']}:9090/api/v1/query"
         while True:
             for name, process in here.processes.items():
                 assert process.returncode is None, here.log(name)
@@ -216,3 +219,12 @@ def test_the_ports_of_the_file_are_published_on_loopback_alone() -> None:
     published = [port for one in composed()["services"].values() for port in one.get("ports", [])]
     assert published and {port["host_ip"] for port in published} == {"127.0.0.1"}
     assert yaml.safe_load((FILE.parent / "sidecar.yaml").read_text())["local"][0]["listen"].startswith("127.0.0.1:")
+
+
+def test_the_variables_of_grafanas_provisioning_are_set() -> None:
+    texts = [path.read_text() for path in (DEPLOY / "grafana" / "provisioning").rglob("*.yml")]
+    wanted = {name for text in texts for name in re.findall(r"\$\{(.*?)\}", text)}
+    grafana = composed()["services"]["grafana"]
+    assert wanted == {"PROMETHEUS_URL"} <= set(grafana["environment"])
+    (folder,) = (path for text in texts for path in re.findall(r"^ +path: (\S+)$", text, re.MULTILINE))
+    assert folder in {mount["target"] for mount in grafana["volumes"]}

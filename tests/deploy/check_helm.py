@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from sidecar.cli.free_ports import free_ports
-from tests.deploy import TOOLS
+from tests.deploy import DEPLOY, TOOLS
 from tests.deploy.manifests import CHART, MANIFESTS, NAMES, helm, manifest, rendered, values_of
 from tests.flow.world import PATIENCE_S, PATIENT
 
@@ -153,6 +153,20 @@ def test_only_the_sidecar_reaches_the_servers() -> None:
         assert admitted(policies, ("agents", other), ("agents", ours), "http") is (name == "gateway")
         assert admitted(policies, ("monitoring", other), ("agents", ours), "metrics")
         assert not admitted(policies, ("monitoring", other), ("agents", ours), "http")
+
+
+def test_prometheus_finds_the_metrics_the_rules_and_the_dashboards() -> None:
+    found = objects({**values_of("gateway"), **EVERYTHING})
+    (monitor,), (rule,) = of_kind(found, "ServiceMonitor"), of_kind(found, "PrometheusRule")
+    (service,) = (one for one in of_kind(found, "Service") if one["spec"].get("clusterIP") == "None")
+    assert selects(monitor["spec"]["selector"], service["metadata"]["labels"])
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    files = sorted((DEPLOY / "prometheus" / "rules").glob("*.yml"))
+    assert rule["spec"]["groups"] == [group for path in files for group in yaml.safe_load(path.read_text())["groups"]]
+    (dashboards,) = (one for one in of_kind(found, "ConfigMap") if one["metadata"]["name"].endswith("-dashboards"))
+    files = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
+    assert len(files) >= 4 and dashboards["data"] == {path.name: path.read_text() for path in files}
+    assert sum(map(len, dashboards["data"].values())) < 900_000, "a ConfigMap holds 1 MiB"
 
 
 def admitted(
