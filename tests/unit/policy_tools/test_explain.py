@@ -250,8 +250,9 @@ def test_a_record_of_no_time_is_no_evidence(running: Path) -> None:
 def test_a_decision_or_an_audit_file_that_is_not_there_is_no_answer(running: Path, tmp_path: Path) -> None:
     result = run("--decision", "no-such-id")
     assert result.exit_code == 1 and "no record has the decision id no-such-id" in result.output
-    result = run("--decision", "x", "--record", str(tmp_path))
-    assert (result.exit_code, str(tmp_path) in result.output) == (5, True), "a folder without a log"
+    (empty := tmp_path / "empty").mkdir()
+    result = run("--decision", "x", "--record", str(empty))
+    assert (result.exit_code, str(empty) in result.output) == (5, True), "a folder without a log"
     for file in (running / "data").rglob("audit.jsonl"):
         file.unlink()
     result = run("--decision", "x")
