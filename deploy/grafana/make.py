@@ -267,11 +267,13 @@ PROCESS: Sequence[Row] = [
         graph("Open files, of the limit", "percentunit", Query(
               f"{series('process_open_fds')} / {series('process_max_fds')}", "{{instance}}"), span=6),
         graph("How late the event loop is", "s", *quantiles("sidecar_loop_lag_seconds"), span=6),
-        graph("Uptime", "s", Query(f"time() - {series('process_start_time_seconds')}", "{{instance}}"), span=6),
+        graph("Uptime", "s", Query(f"time() - {series('process_start_time_seconds')}", "{{instance}}"), span=12),
         graph("Series folded into other", "short", growth("sidecar_metrics_folded_total", "metric"), span=6),
-        graph("Refusals closed unanswered", "reqps", rate("sidecar_refusals_unanswered_total", "instance"), span=6),
+        graph("Workers replaced", "short", growth("sidecar_worker_restarts_total", "instance"), span=6,
+              about="Of a sidecar with server.workers."),
+        graph("Refusals closed unanswered", "reqps", rate("sidecar_refusals_unanswered_total", "instance"), span=12),
         graph("Since the policy was loaded", "s", Query(
-              f"time() - {series('sidecar_policy_last_reload_timestamp_seconds')}", "{{instance}}"), span=6),
+              f"time() - {series('sidecar_policy_last_reload_timestamp_seconds')}", "{{instance}}"), span=12),
     ]),
     ("Agent programs, schedules, callbacks", [
         graph("Runs by status", "short", rate("sidecar_agent_runs_total", "agent", "status"), stacked=True),

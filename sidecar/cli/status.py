@@ -80,6 +80,9 @@ def _sentences(found: Mapping[str, Any]) -> list[str]:
 
 def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     policy, store, requests = found["policy"], found["store"], found["requests"]
+    if workers := found.get("workers"):
+        states = ", ".join(f"{number} {state}" for number, state in workers.items())
+        yield "workers", f"{states}; requests, sessions and calls below are those of worker {found['worker']}"
     yield "policy", f"{policy['revision']}  {policy['mode']}  {sum(policy['rules'].values())} rules"
     since_s, by_status = requests["period_s"], requests["by_status"]
     counts = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in by_status.items() if count)

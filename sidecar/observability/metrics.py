@@ -69,7 +69,7 @@ DEGRADED_REASONS = (
     "files-refused", "restart-needed", "source-refused", "store-out", "store-refuses", "store-degraded", "task-ended",
     "task-store-out", "run-store-out", "session-store-out", "callback-store-out", "task-api-store-out",
     "schedule-store-out", "schedule-unreadable", "overloaded", "audit-out", "disabled-unsaved", "engines-differ",
-    "issuer-without-keys",
+    "issuer-without-keys", "keys-differ",
 )  # fmt: skip
 CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "withheld", "given_up")
 SCHEDULE_RESULTS = ("success", "failure", "timeout", "cancelled", "refused", "missed", "skipped")

@@ -200,6 +200,11 @@ async def test_a_reload_and_the_kill_switch_reach_all_before_they_are_answered(w
     assert await workers.ask_anew("search_code") == {200: 32}
 
 
+async def test_the_status_on_one_screen_names_the_workers(workers: Workers) -> None:
+    code, text = await asyncio.to_thread(workers.command, "status")
+    assert code == 0 and re.search(r"^workers +1 ready, 2 ready, 3 ready, 4 ready; .* worker \d$", text, re.MULTILINE)
+
+
 async def test_a_worker_that_is_killed_under_load_takes_only_its_own_calls_along(workers: Workers) -> None:
     counted = await workers.metric("sidecar_requests_total")
     async with workers.under_load() as answers:
