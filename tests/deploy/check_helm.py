@@ -244,6 +244,7 @@ def test_a_gateway_accepts_its_files(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "sidecar", "check", "-c", str(config)]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "S138" not in done.stdout + done.stderr, "replicas have their keys in common"
 
 
 async def test_an_agents_sidecar_serves_is_probed_and_takes_a_new_config_map(tmp_path: Path) -> None:
