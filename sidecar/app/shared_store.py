@@ -76,7 +76,7 @@ class SharedStore:
 
     async def greet(self, settings: Settings) -> None:
         """Connect before the first call. An outage does not stop the start: calls with limits are refused meanwhile."""
-        if unshared := settings.unshared_keys:
+        if (unshared := settings.unshared_keys) and settings.server.worker <= 1:  # workers have keys in common
             log.warning(
                 "other replicas on this store need the keys of this one", extra={"settings": ", ".join(unshared)}
             )

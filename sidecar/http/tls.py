@@ -73,6 +73,7 @@ def read_authorities(path: Path) -> str:
     return text
 
 
+@lru_cache(maxsize=8)
 def trusted_pem(beside: str = "") -> str:
     """Returns the authorities of `client_tls` for clients outside Python's ssl; "" if the system has no file of them.
     Raises SettingsError."""

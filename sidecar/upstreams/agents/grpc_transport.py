@@ -57,9 +57,10 @@ class GrpcAgent:
         egress: Egress = DIRECT,
     ) -> None:
         parts = urlsplit(url)
-        self._egress, self._proxy = egress, egress.proxy_for(grpc_origin(url))
+        self._proxy = egress.proxy_for(grpc_origin(url))
         self._target = parts.netloc
         self._secure = parts.scheme == "grpcs"
+        self._trusted = trusted_pem(egress.authorities).encode() if self._secure else b""
         self._version = version
         self.secrets = credential
         self._headers = tuple((name.lower(), value) for name, value in headers)
@@ -132,8 +133,8 @@ class GrpcAgent:
             ("grpc.use_local_subchannel_pool", 1),  # otherwise all of them would share one connection
         ]
         if self._secure:
-            trusted = trusted_pem(self._egress.authorities).encode() or None
-            return aio.secure_channel(self._target, grpc.ssl_channel_credentials(trusted), options=options)
+            shown = grpc.ssl_channel_credentials(self._trusted or None)
+            return aio.secure_channel(self._target, shown, options=options)
         return aio.insecure_channel(self._target, options=options)
 
     def _proxy_options(self) -> Iterator[tuple[str, int | str]]:

@@ -15,6 +15,7 @@ from sidecar.http.client import (
     DIRECT,
     ClientTimeout,
     ConnectFailed,
+    Egress,
     EgressError,
     GuardedClient,
     HttpClient,
@@ -23,6 +24,7 @@ from sidecar.http.client import (
     parse_origin,
 )
 from sidecar.http.client.tunnel import MAX_HEAD_BYTES
+from sidecar.http.tls import client_tls, trusted_pem
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.settings.egress import EgressSettings
 from tests.unit.http.client.connect_proxy import ConnectProxy, connect_proxy
@@ -375,3 +377,44 @@ async def test_without_a_proxy_nothing_changes() -> None:
         with await client.request("GET", "/mcp", (), None, deadline_s=5.0) as answer:
             assert answer.status == 200
         assert server.connections == 1
+
+
+async def test_the_systems_authorities_are_those_of_ssl_cert_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for clients outside Python's ssl."""
+    corp = tmp_path / "corp.pem"
+    corp.write_text(authority("corp").own.pem)
+    tls = serves(tmp_path, "localhost")
+    async with serving(say(OK), tls=tls) as server:
+        url = f"https://localhost:{server.port}/mcp"
+        for file, trusted in ((corp, True), (None, False)):
+            client_tls.cache_clear(), trusted_pem.cache_clear()
+            if file is None:
+                monkeypatch.undo()
+            else:
+                monkeypatch.setenv("SSL_CERT_FILE", str(file))
+            assert (authority("corp").own.pem in trusted_pem()) is trusted
+            if trusted:
+                assert await get(url) == 200
+            else:
+                with pytest.raises(ConnectFailed, match="CERTIFICATE_VERIFY_FAILED"):
+                    await get(url)
+
+
+async def test_what_a_destination_trusts_is_beside_or_instead_of_the_rest(tmp_path: Path) -> None:
+    ours, theirs = authority("corp").own.pem, authority("theirs").own.pem
+    tls = serves(tmp_path, "localhost")
+    async with serving(say(OK), tls=tls) as server:
+        url = f"https://localhost:{server.port}/mcp"
+        everywhere = Egress(authorities=ours)
+        for context in (
+            everywhere.tls(),
+            everywhere.tls(beside=theirs),
+            DIRECT.tls(beside=ours),
+            DIRECT.tls(instead=ours),
+        ):
+            assert await get(url, tls=context) == 200
+        for context in (DIRECT.tls(), everywhere.tls(instead=theirs), DIRECT.tls(beside=theirs)):
+            with pytest.raises(ConnectFailed, match="CERTIFICATE_VERIFY_FAILED"):
+                await get(url, tls=context)
