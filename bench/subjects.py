@@ -100,12 +100,21 @@ def valkey(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def sidecar(
-    name: str, folder: Path, behind: Upstream, store_url: str, under: Sequence[str] = (), durability: str = "strict"
+    name: str,
+    folder: Path,
+    behind: Upstream,
+    store_url: str,
+    under: Sequence[str] = (),
+    durability: str = "strict",
+    workers: int = 1,
 ) -> Iterator[tuple[Subject, float]]:
     """A sidecar with everything on, and after how many seconds it was ready. `under` is what runs it."""
     ports: dict[str, Any] = {"data_port": free_port(), "admin_port": free_port()}
     where: dict[str, Any] = {"upstream_url": behind.url, "store_url": store_url, "durability": durability}
     made = write_folder(folder / name, **ports, **where)
+    if workers > 1:
+        text = made.config.read_text("utf-8").replace("server: {", f"server: {{workers: {workers}, ")
+        made.config.write_text(f"{text}sessions: {{store: redis}}\ntasks: {{store: redis}}\n", "utf-8")
     program = [*under, "sidecar"] if under else ["-m", "sidecar"]
     command = [sys.executable, *program, "serve", "-c", str(made.config)]
     started = time.monotonic()
