@@ -1,8 +1,10 @@
 """Everything that leaves the sidecar goes through the proxy: to names that only the proxy knows, under a private CA."""
 
 import asyncio
+import json
 import os
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -32,7 +34,7 @@ from sidecar.upstreams.processes.launcher import Processes
 from tests.a2a.world import HELLO, ScriptedAgent, ask, task
 from tests.flow.idp import Idp, bearer
 from tests.flow.names_proxy import names_proxy
-from tests.flow.world import Upstream, started
+from tests.flow.world import PATIENCE_S, Upstream, listening, request, started
 from tests.receiver import Receiver
 from tests.unit.app.policy_sources.test_git import commit, run, served
 from tests.unit.http.client.connect_proxy import connect_proxy
@@ -288,3 +290,23 @@ async def test_git_goes_through_the_proxy_too(tmp_path: Path, credentials: str) 
                 assert not server.sent
         finally:
             await processes.close()
+
+
+async def test_connect_goes_through_the_proxy_that_variables_name(tmp_path: Path) -> None:
+    server = Upstream()
+    async with listening(server.handle) as base, connect_proxy() as proxy:
+        url = base.replace("127.0.0.1", "tools.corp.test") + "/mcp"
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sidecar", "connect", url),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], "http_proxy": proxy.url},
+        )
+        assert program.stdin is not None and program.stdout is not None
+        program.stdin.write(json.dumps(request("tools/list")).encode() + b"\n")
+        async with asyncio.timeout(PATIENCE_S):
+            answer = json.loads(await program.stdout.readline())
+            program.stdin.close()
+            await program.wait()
+        assert [tool["name"] for tool in answer["result"]["tools"]] == [tool["name"] for tool in server.tools]
+        assert {target.partition(":")[0] for target in proxy.targets} == {"tools.corp.test"}
