@@ -28,7 +28,7 @@ def csv_of(content: Content) -> str:
             pairs = (f"{key}={text if _NOTE_PLAIN.fullmatch(text) else csv_quoted(text)}" for key, text in texts)
             lines.append("#: " + " ".join(pairs))
         lines.append(", ".join([entry.row.type, *(csv_field(field.text) for field in entry.row.fields)]))
-    return _text([*lines, *content.end])
+    return _text([*lines, "", *content.end] if content.end else lines)
 
 
 def _text(lines: Sequence[str]) -> str:

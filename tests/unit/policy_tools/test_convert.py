@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings, strategies as st
 
 from sidecar.cli import main
+from sidecar.cli.init import starting_files
 from sidecar.errors import PolicyError
 from sidecar.policy import grammar, load_policy
 from sidecar.policy.faults import Faults
@@ -292,6 +293,7 @@ TIDY = """\
 #: id=one owner=a@b.example
 p, nhi:a, tool:s/t, use, -, -, args.x == 'y', allow
 p, nhi:b, tool:s/t, use, -, -, "args.x in ['y', 'z']", allow
+
 # the end
 """
 
@@ -323,8 +325,9 @@ def test_fmt_writes_nothing_where_a_row_is_wrong(tmp_path: Path) -> None:
     assert (folder / "agent_to_tool.csv").read_text("utf-8") == UNTIDY
 
 
-def test_the_shipped_policy_is_formatted() -> None:
-    assert fmt("--check", REPOSITORY).exit_code == 0
+def test_what_is_shipped_and_what_init_writes_is_formatted(tmp_path: Path) -> None:
+    write(tmp_path, starting_files())
+    assert [fmt("--check", folder).exit_code for folder in (REPOSITORY, tmp_path)] == [0, 0]
 
 
 def test_fmt_leaves_rows_of_casbin_models_alone(tmp_path: Path) -> None:
