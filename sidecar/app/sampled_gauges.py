@@ -45,7 +45,8 @@ class SampledGauges:
         self._count_differences()
         if (now_s := time.monotonic()) >= self._choose_at_s:
             self._choose_at_s = now_s + CHOOSE_EVERY_S
-            metrics.choose_tools()
+            if not self.pipeline.live.current.settings.server.worker:
+                metrics.choose_tools()
 
     def reconfigured(self, loaded_at: float) -> None:
         """Update the gauges of a new snapshot, in force since `loaded_at`."""

@@ -404,7 +404,8 @@ class Metrics:
         return counts
 
     def choose_tools(self) -> None:
-        """Chooses anew which tools have a label. Called once a minute."""
+        """Chooses anew which tools have a label. Called once a minute, but not by workers: where a series of one ends,
+        the sum of all would go back."""
         if self.tool_labels is None:
             return
         self.settle()
@@ -518,6 +519,8 @@ class Metrics:
             from sidecar.observability.worker_series import resumed
 
             self._before = resumed(self._tables, dead)
+            if self.tool_labels is not None:
+                self.tool_labels.adopt(self._requests)
             self._restarts.count()
 
     def render(self, accept: str, others: Sequence[WorkerSeries] | None = None) -> tuple[str, bytes]:

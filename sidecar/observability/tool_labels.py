@@ -35,6 +35,14 @@ class ToolLabels:
         self._calls[key] += 1
         return tool
 
+    def adopt(self, requests: SeriesTable) -> None:
+        """Goes on with the tools of a worker that died."""
+        upstream, tool = requests.labels.index("upstream"), requests.labels.index("tool")
+        self._chosen |= {
+            (labels[upstream], labels[tool]) for labels in requests.rows if labels[tool] not in self.values
+        }
+        self.values.update(tool for _, tool in self._chosen)
+
     def choose(self, requests: SeriesTable) -> list[tuple[tuple[str, ...], list[float]]]:
         """Chooses anew, and removes the series of tools that lost their place. Returns their labels and numbers."""
         others = [key for key, _ in self._calls.most_common(self.top) if key not in self._chosen]

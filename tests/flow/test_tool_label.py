@@ -75,6 +75,17 @@ def test_a_tool_that_is_called_more_takes_the_place_of_the_least_called() -> Non
     assert metrics.requests_by_status()["success"] == 10 + 5 + 14
 
 
+def test_a_worker_goes_on_with_the_tools_of_the_one_whose_place_it_takes() -> None:
+    dead, new = Metrics(upstreams=["github"], top_tools=1), Metrics(upstreams=["github"], top_tools=1)
+    assert dead.tool_labels is not None and new.tool_labels is not None
+    label = dead.tool_labels.label("github", "get_file", LISTED)
+    dead.ended.append((dead.request_series("mcp", "github", *CALLED, tool=label), 0.0, 0.1, {}))
+    dead.settle()
+    new.resume(dead.exposition.series())
+    assert new.tool_labels.label("github", "search_code", LISTED) == OTHER_TOOLS
+    assert new.tool_labels.label("github", "get_file", LISTED) == "get_file"
+
+
 CALLED = ("tools/call", "success")
 
 
