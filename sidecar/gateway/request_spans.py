@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.error_responses import AnswerShape
-from sidecar.gateway.routing import Headers, trace_id_in
+from sidecar.gateway.routing import Headers, trace_context, trace_headers
 from sidecar.observability.metrics import ASKED, METHODS_OF_MCP, TOOL_ERROR
 from sidecar.observability.telemetry import Telemetry
 from sidecar.protocols.a2a.errors import AgentError
@@ -86,7 +86,7 @@ class RequestTracing:
     def client(self, name: str, attributes: Attributes, parent: Span | None, creator: str = "") -> UpstreamSpan:
         """Begins a CLIENT span below `parent`, or one of a new trace that is linked to the context `creator`."""
         context = Context() if parent is None else set_span_in_context(parent, Context())
-        creators = _context_in({"traceparent": creator})
+        creators = _context_in(trace_context(creator, None))
         links = [] if creators is None else [Link(_span_context(creators))]
         return UpstreamSpan(self, self.tracer.start_span(name, context, SpanKind.CLIENT, attributes, links), attributes)
 
@@ -108,7 +108,7 @@ class RequestSpans:
 
     def __init__(self, tracing: RequestTracing, headers: Headers, began_s: float) -> None:
         self.tracing, self._began_s, self._began_ns = tracing, began_s, time.time_ns()
-        self._parent = _context_in({name: lines[0] for name in CARRIED if len(lines := headers.get(name, ())) == 1})
+        self._parent = _context_in(trace_headers(headers))
         self._links: Sequence[Link] = ()
         self._server: Span | None = None
         self._attributes: Attributes = {}
@@ -117,7 +117,7 @@ class RequestSpans:
 
     def heard(self, meta: Mapping[str, Any]) -> None:
         """Takes the parent from a message's `_meta`. Another one in the headers becomes a link."""
-        found = _context_in({name: value for name in CARRIED if isinstance(value := meta.get(name), str)})
+        found = _context_in(trace_context(meta.get("traceparent"), meta.get("tracestate")))
         if found is None:
             return
         if self._parent is not None and _span_context(self._parent) != _span_context(found):
@@ -361,9 +361,8 @@ def _carrier(span: Span) -> dict[str, str]:
     return {name: found[name] for name in CARRIED if name in found}
 
 
-def _context_in(carrier: Mapping[str, str]) -> Context | None:
-    """Returns the caller's trace context, None for one that is malformed."""
-    return extract(carrier, Context()) if trace_id_in(carrier.get("traceparent")) else None
+def _context_in(carried: Sequence[tuple[str, str]]) -> Context | None:
+    return extract(dict(carried), Context()) if carried else None
 
 
 def _span_context(context: Context) -> SpanContext:
@@ -379,12 +378,15 @@ def _is_told_as_error(request: RequestContext, refusal: Refusal) -> bool:
 
 
 def _name_of(request: RequestContext) -> str:
-    record = request.record
+    record, call = request.record, request.record.call
+    method = request.method or ("" if call is None else call.method)
+    if not request.now.has_method(method):  # a caller may make up any
+        return request.verb
     if record.protocol in ASKED:
-        return f"{record.protocol} {request.method}".rstrip()
-    if record.call is not None:
-        return _named(request.method or record.call.method, record.call)
-    return BY_ACTION[request.method].rpc10 if request.method in BY_ACTION else request.method or request.verb
+        return f"{record.protocol} {method}"
+    if call is not None:
+        return _named(method, call)
+    return BY_ACTION[method].rpc10 if method in BY_ACTION else method
 
 
 def _named(method: str, call: Call) -> str:

@@ -448,12 +448,17 @@ def correlation_in(value: object) -> str:
 
 def trace_headers(headers: Headers) -> list[tuple[str, str]]:
     """Returns well-formed W3C trace context headers, to be passed on."""
-    if not trace_id_of(headers):
+    parent, state = headers.get("traceparent", ()), headers.get("tracestate", ())
+    return trace_context(parent[0] if len(parent) == 1 else "", state[0] if len(state) == 1 else "")
+
+
+def trace_context(parent: object, state: object) -> list[tuple[str, str]]:
+    """Returns what is well-formed of a W3C trace context: nothing without its parent."""
+    if not isinstance(parent, str) or not trace_id_in(parent):
         return []
-    state = headers.get("tracestate", ())
-    passed = [("traceparent", headers["traceparent"][0])]
-    if len(state) == 1 and _TRACE_STATE.match(state[0]):
-        passed.append(("tracestate", state[0]))
+    passed = [("traceparent", parent)]
+    if isinstance(state, str) and _TRACE_STATE.match(state):
+        passed.append(("tracestate", state))
     return passed
 
 

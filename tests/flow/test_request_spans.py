@@ -155,6 +155,19 @@ async def test_malformed_context_counts_as_none(said: Any, tmp_path: Path) -> No
         assert (parent_of(seen.server()), seen.server().links) == (PARENT, ())
 
 
+async def test_what_callers_make_up_is_bounded(tmp_path: Path) -> None:
+    async with world(tmp_path) as running:
+        seen, talk = Seen(running.app), Talk(running, "stateless")
+        for method, reason in (("made/up", "method-unknown"), ("x" * 5000, "malformed-call")):
+            await talk.ask(method)
+            assert (seen.server().name, facts(seen.server())["sidecar.reason"]) == ("POST", reason)
+            assert method not in repr(seen.server().to_json())
+        told = {**GOOD, "_meta": {"traceparent": WELL_FORMED, "tracestate": f"rojo={'1' * 600}"}}
+        await talk.ask("tools/call", told, headers={"Mcp-Session-Id": "s" * 5000})
+        assert "tracestate" not in running.upstream.seen[-1][0]
+        assert len(str(facts(seen.server()).get("mcp.session.id", ""))) <= 256
+
+
 async def test_failures_are_those_that_the_caller_hears(tmp_path: Path) -> None:
     error = {"code": 7, "message": SECRET}
     upstream = Upstream(script={"prompts/get": failed(error=error)})

@@ -68,6 +68,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"OTEL_TRACES_EXPORTER": "carrier-pigeon"}, "carrier-pigeon"),
         ({"OTEL_METRICS_EXPORTER": "carrier-pigeon"}, "carrier-pigeon"),
         ({**ENDPOINT, "OTEL_PYTHON_ID_GENERATOR": "dice"}, "dice"),
+        ({**ENDPOINT, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "otlp_proto_grpc"),
         ({"OTEL_CONFIG_FILE": "otel.yaml"}, "opentelemetry-configuration"),
     ],
 )
