@@ -19,13 +19,19 @@ from typing import Any
 import orjson
 
 from sidecar.admin.openapi import document
+from sidecar.app.policy_sources import bundle
+from sidecar.audit import record, result_store
 from sidecar.audit.record import FIELDS, SEED_FIELDS
 from sidecar.errors import ANSWERS, CredentialFault
+from sidecar.gateway.kill_switch import ledger
 from sidecar.observability.metrics import Metrics
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import Era
+from sidecar.settings import stored_policy
 from sidecar.settings.schema import json_schema
 from sidecar.settings.sidecar_file import Settings
+from sidecar.storage import peers, sqlite_file
+from sidecar.upstreams.mcp import session_store
 from tests.peers.clients.table import block as client_tables
 from tests.unit.policy.catalogue import errors_page
 
@@ -293,12 +299,31 @@ def deployed(path: str, language: str) -> str:
     return f"```{language}\n{(ROOT / 'deploy' / path).read_text('utf-8')}```"
 
 
+def formats() -> str:
+    """The formats that are written, with their versions, and what becomes of another version."""
+    rows = (
+        ("`sidecar.yaml`, `keys.yaml`, YAML under `policies/`", "`version`", 1, "a fault, with its place"),
+        ("records of the [audit](audit.md#fields)", "`v`", record.VERSION, "1 is read by every command"),
+        ("results that are kept", "`v`", result_store.VERSION, "`audit verify --evidence` reads bytes, not members"),
+        ("`records.sqlite`", "`user_version`", sqlite_file.VERSION, "refused (T102)"),
+        ("`disabled.json`", "`version`", ledger.VERSION, "stops the start (D101); new members are passed over"),
+        ("the policy taken from a source", "`v`", stored_policy.VERSION, "refused (S162)"),
+        ("policy bundles", "`v`", bundle.VERSION, "refused; the policy in force serves on"),
+        ("sessions of MCP in the store", "`v`", session_store.VERSION, "no session (404): the client begins anew"),
+        ("the policy that each replica serves", "`v`", peers.VERSION, "not counted"),
+        ("tasks, runs, schedules, callbacks, owners", "–", "–", "members have names; new ones are passed over"),
+        ("limits in the store", "–", "–", "a limit that is defined otherwise counts from nothing"),
+    )
+    return table(("what", "version in", "written here", "another version"), [tuple(map(str, row)) for row in rows])
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "settings": settings,
     "answers": answers,
     "fields": fields,
     "seed-fields": seed_fields,
     "metrics": metrics,
+    "formats": formats,
     "methods": methods,
     "clients": client_tables,  # docs/clients.md, from tests/peers/clients/results.json
     "nginx-conf": partial(deployed, "nginx/nginx.conf", "nginx"),

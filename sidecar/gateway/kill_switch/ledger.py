@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import orjson
 
@@ -20,6 +21,7 @@ from sidecar.gateway.kill_switch.switch_versions import MAX_NUMBER, SwitchVersio
 from sidecar.settings.writing import sync_folder, write_whole
 
 LEDGER_FILE = "disabled.json"
+VERSION: Final = 1
 MAX_FLIPS = 10_000
 MAX_BYTES = 16 * 2**20
 _HINT = "restore it from a backup; without the file, only the store and policies/disabled.yaml say who is disabled"
@@ -94,7 +96,7 @@ class SwitchLedger:
     def save(self, *more: SwitchVersion) -> None:
         """Writes all changes and `more`, which are not yet added, to disk atomically. Raises OSError."""
         flips = self.flips | {flip.principal: flip for flip in more}
-        document = {"version": 1, "flips": [flip._asdict() for flip in flips.values()]}
+        document = {"version": VERSION, "flips": [flip._asdict() for flip in flips.values()]}
         content = orjson.dumps(document, option=orjson.OPT_INDENT_2)
         # a store can send too much: a file too large to read must not replace a readable one
         if len(content) >= MAX_BYTES:
@@ -112,7 +114,7 @@ def _parsed(raw: bytes) -> list[SwitchVersion]:
     if len(raw) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES // 2**20} MiB")
     document = orjson.loads(raw)
-    if not isinstance(document, dict) or document.get("version") != 1 or "flips" not in document:
+    if not isinstance(document, dict) or document.get("version") != VERSION or "flips" not in document:
         raise ValueError("it is of another kind or version")
     if not isinstance(document["flips"], list):
         raise ValueError("its flips are no list")
