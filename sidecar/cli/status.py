@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from threading import Event
@@ -10,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from sidecar.cli.command import config_and_json, print_json, settings_in
+from sidecar.cli.command import CommandFailed, config_and_json, print_json, settings_in
 from sidecar.cli.operator_socket import exchange, refused
 from sidecar.cli.terminal import print_table
 from sidecar.errors import visible_lines
@@ -29,20 +30,30 @@ _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 def status(watch: bool, every: float, config: Path, as_json: bool) -> None:
     """Version, policy, requests of the last minutes, upstreams, agents, schedules, and limits near their end.
 
-    Exits with 1 if no sidecar answers."""
+    Exits with 1 if no sidecar answers; with --watch it goes on asking."""
     control = settings_in(config).control_path
-    while True:
-        found = _found(control)
-        if watch and sys.stdout.isatty():
-            click.clear()
-        if as_json:
-            print_json(found, as_line=watch)
-        else:
-            _print(found)
-        if not watch:
-            return
-        sys.stdout.flush()
-        Event().wait(every)
+    if not watch:
+        _show(_found(control), as_json=as_json)
+        return
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                found = _found(control)
+            except CommandFailed as failed:  # it may be restarting
+                click.echo(failed.message, err=True)
+            else:
+                if sys.stdout.isatty():
+                    click.clear()
+                _show(found, as_json=as_json, as_line=True)
+            sys.stdout.flush()
+            Event().wait(every)
+
+
+def _show(found: Mapping[str, Any], *, as_json: bool, as_line: bool = False) -> None:
+    if as_json:
+        print_json(found, as_line=as_line)
+    else:
+        _print(found)
 
 
 def _found(control: Path) -> Mapping[str, Any]:

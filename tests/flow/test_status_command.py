@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import json
 import re
+import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -109,6 +111,24 @@ def test_without_a_sidecar_it_says_that_none_answers(words: list[str], tmp_path:
     (tmp_path / "sidecar.yaml").write_text("version: 1\n")
     done = CliRunner().invoke(main, [*words, "-c", str(tmp_path / "sidecar.yaml")])
     assert done.exit_code == 1 and done.output.startswith("no sidecar answers here")
+
+
+async def test_watching_goes_on_while_none_answers_and_ends_quietly(planner: World) -> None:
+    control, away = planner.app.settings.control_path, planner.folder / "away"
+    words = ("status", "--watch", "--every", "0.2", "--json", "-c", str(planner.folder / "sidecar.yaml"))
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    running = await asyncio.create_subprocess_exec(sys.executable, "-m", "sidecar", *words, limit=2**20, **pipes)
+    assert running.stdout is not None and running.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        assert json.loads(await running.stdout.readline())["status"] == "ready"
+        control.rename(away)
+        assert (await running.stderr.readline()).startswith(b"no sidecar answers here")
+        away.rename(control)
+        while json.loads(await running.stdout.readline())["status"] != "ready":
+            pass
+        running.send_signal(signal.SIGINT)
+        assert await running.wait() == 0
+        assert b"Traceback" not in await running.stderr.read()
 
 
 def test_recent_requests_are_those_of_the_last_minutes() -> None:
