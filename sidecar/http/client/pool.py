@@ -144,7 +144,8 @@ class HttpClient:
                     )
         except TimeoutError:
             self._lost(connection)
-            raise (ClientTimeout if limit == until else ConnectFailed)("connecting took too long") from None
+            way = "" if self._proxy is None else f" through the proxy {self._proxy.place}"
+            raise (ClientTimeout if limit == until else ConnectFailed)(f"connecting took too long{way}") from None
         except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded by IDNA
             self._lost(connection)
             if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:

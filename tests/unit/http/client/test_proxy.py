@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Mapping
+from contextlib import aclosing
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from sidecar.http.client import (
     fetch,
     parse_origin,
 )
+from sidecar.http.client.connection import MAX_BUFFERED_BYTES
 from sidecar.http.client.tunnel import MAX_HEAD_BYTES
 from sidecar.http.tls import client_tls, trusted_pem
 from sidecar.settings.callbacks import CallbackSettings
@@ -73,6 +75,34 @@ def test_a_name_that_only_the_proxy_knows_is_reached(tmp_path: Path, proxy_tls: 
     for loop_factory in (asyncio.new_event_loop, uvloop.new_event_loop):
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(through(tmp_path, proxy_tls=proxy_tls, upstream_tls=upstream_tls))
+
+
+async def slowly_through(tmp_path: Path) -> None:
+    """A large answer that is read slowly, through TLS in TLS, and a second one that is given up in its middle."""
+    body = bytes(range(256)) * 16 * 1024
+    tls, of_proxy = serves(tmp_path, NAME), serves(tmp_path, address="127.0.0.1")
+    async with serving(say(response(body)), tls=tls) as server, connect_proxy(tls=of_proxy) as proxy:
+        egress = proxy.egress(authorities=authority("corp").own.pem)
+        client = HttpClient(parse_origin(f"https://{NAME}:{server.port}/mcp"), egress=egress)
+        with await client.request("POST", "/mcp", (), b"{}", deadline_s=20.0) as answer:
+            seen = b""
+            async with aclosing(answer.chunks(idle_s=5.0)) as chunks:
+                async for chunk in chunks:
+                    assert answer.buffered <= 2 * MAX_BUFFERED_BYTES
+                    seen += chunk
+                    await asyncio.sleep(0)
+        assert seen == body
+        with await client.request("POST", "/mcp", (), b"{}", deadline_s=20.0) as answer:
+            assert answer.status == 200
+        await server.all_gone()
+        assert client.open_connections == 0 and len(proxy.targets) == 1
+        await client.close()
+
+
+def test_a_large_answer_is_read_as_slowly_as_its_reader_wants_through_tls_in_tls(tmp_path: Path) -> None:
+    for loop_factory in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(slowly_through(tmp_path))
 
 
 async def test_a_certificate_of_no_known_authority_is_refused_behind_the_proxy_too(tmp_path: Path) -> None:
@@ -174,7 +204,7 @@ async def test_a_slow_proxy_is_given_up_at_the_deadline() -> None:
         egress = ConnectProxy(f"http://127.0.0.1:{server.port}").egress()
         for options, kind in (({"connect_timeout_s": 0.05}, ConnectFailed), ({}, ClientTimeout)):
             client = HttpClient(parse_origin(f"http://{NAME}/mcp"), egress=egress, **options)
-            with pytest.raises(kind, match="connecting took too long"):
+            with pytest.raises(kind, match=r"connecting took too long through the proxy 127.0.0.1:\d+"):
                 await client.request("POST", "/mcp", (), b"{}", deadline_s=5.0 if options else 0.05)
             assert client.open_connections == 0
             await client.close()
