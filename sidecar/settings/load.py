@@ -57,7 +57,7 @@ def load(
         raise SettingsError([fault_in(path, "there is no such file", code="Y001", hint=hint)])
     document, faults = overlay(read_document(path), environ)
     try:
-        settings = document.validate(Settings, context={"folder": path.parent})
+        settings = document.validate(Settings, context={"folder": path.parent}).with_authorities()
     except SettingsError as error:
         known = {(fault.file, fault.line, fault.column) for fault in faults}
         shape = [*faults, *(f for f in error.faults if (f.file, f.line, f.column) not in known)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -168,6 +168,16 @@ class Settings(Section):
     @property
     def previous_key_paths(self) -> tuple[Path, ...]:
         return (*self.signing.previous_paths, self.data / "keys" / "signing.previous.pem")
+
+    def with_authorities(self) -> Self:
+        """These settings with `egress.ca_path` for the stores over TLS that name no authorities."""
+        ca_path, audit = self.egress.ca_path, self.audit
+        if ca_path is None:
+            return self
+        if audit.redis is not None and audit.redis.store is not None:
+            redis = audit.redis.model_copy(update={"store": audit.redis.store.trusting(ca_path)})
+            audit = audit.model_copy(update={"redis": redis})
+        return self.model_copy(update={"store": self.store.trusting(ca_path), "audit": audit})
 
     @property
     def shared_keys(self) -> Mapping[str, Path]:

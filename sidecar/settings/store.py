@@ -11,7 +11,8 @@ import re
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import AfterValidator, Field
@@ -135,7 +136,7 @@ class StoreTls(Section):
     """How a store's certificate is judged, and which one we show."""
 
     ca_path: PathField | None = None
-    """The authorities that sign the store's certificate; without it, those of the machine."""
+    """The authorities that sign the store's certificate, beside those of the machine; by default `egress.ca_path`."""
     cert_path: PathField | None = None
     """The certificate that we show, where the store asks for one."""
     key_path: PathField | None = None
@@ -207,6 +208,13 @@ class StoreSettings(Section):
             yield Finding("a user needs a password", "S136", "write password_path", ("username",))
         if place.kind == "memory" and (self.username or self.password_path):
             yield Finding("the in-process store has no users", "S136", "remove it", ("username",))
+
+    def trusting(self, ca_path: Path) -> Self:
+        """These settings with authorities for a store over TLS that names none."""
+        if not self.place.tls or (self.tls is not None and self.tls.ca_path is not None):
+            return self
+        tls = (self.tls or StoreTls()).model_copy(update={"ca_path": ca_path})
+        return self.model_copy(update={"tls": tls})
 
     def login(self) -> dict[str, Any]:
         """User, password and database of redis-py connections; the password file is read anew. Raises SettingsError."""

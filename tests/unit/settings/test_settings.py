@@ -80,6 +80,23 @@ def test_this_is_refused(tmp_path: Path, row: str) -> None:
     assert fault_in(tmp_path, text + "\n") == (code, message)
 
 
+def test_stores_over_tls_trust_the_authorities_of_all_connections_unless_they_name_others(tmp_path: Path) -> None:
+    egress, over_tls = "egress: {ca_path: corp.pem}\n", 'store: {url: "rediss://redis.corp.test"'
+    corp = tmp_path / "corp.pem"
+    assert load(tmp_path, f"{egress}{over_tls}}}\n").store.certificates()["ssl_ca_certs"] == str(corp)
+    with_client = load(tmp_path, f"{egress}{over_tls}, tls: {{cert_path: c, key_path: k}}}}\n").store
+    assert (with_client.certificates()["ssl_ca_certs"], with_client.certificates()["ssl_keyfile"]) == (
+        str(corp),
+        str(tmp_path / "k"),
+    )
+    own = load(tmp_path, f"{egress}{over_tls}, tls: {{ca_path: own.pem}}}}\n").store
+    assert own.certificates()["ssl_ca_certs"] == str(tmp_path / "own.pem")
+    assert load(tmp_path, f'{egress}store: {{url: "redis://redis.corp.test"}}\n').store.tls is None
+    assert load(tmp_path, f"{over_tls}}}\n").store.tls is None
+    audit = 'audit: {sink: redis, redis: {store: {url: "rediss://audit.corp.test"}}}\n'
+    assert load(tmp_path, f"{egress}{audit}").audit_store.certificates()["ssl_ca_certs"] == str(corp)
+
+
 def test_tls_is_files_or_a_word(tmp_path: Path) -> None:
     server = load(tmp_path, f"server: {{{PUBLIC}/, tls: {{cert_path: c.pem, key_path: k.pem}}}}\n").server
     assert server.tls == TlsFiles(cert_path=tmp_path / "c.pem", key_path=tmp_path / "k.pem")
