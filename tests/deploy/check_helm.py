@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import yaml
 
+from sidecar import __version__
 from sidecar.cli.free_ports import free_ports
 from tests.deploy import DEPLOY, TOOLS
 from tests.deploy.manifests import CHART, MANIFESTS, NAMES, helm, manifest, rendered, values_of
@@ -68,6 +69,11 @@ def test_the_chart_passes_its_linter() -> None:
         found = helm(lint=True, values=values)
         assert found["errors"] == []
         assert {one["error"] for one in found["messages"]} <= {"icon is recommended"}
+
+
+def test_the_chart_has_the_version_of_the_sidecar() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == __version__
 
 
 @pytest.mark.parametrize("name", NAMES)

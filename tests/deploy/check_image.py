@@ -86,7 +86,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=60,
     )
     context = [path for path in tracked.stdout.splitlines() if (ROOT / path).is_file() and not is_ignored(path)]
-    for word, rest in instructions("build"):
+    for word, rest in (*instructions("build"), *instructions("demo-build")):
         if word == "COPY":
             *sources, target = rest.split()
             for source in sources:
@@ -154,6 +154,14 @@ def test_the_steps_make_a_sidecar_that_serves_and_writes_nothing_beside_its_data
         process.kill()
         process.wait()
     assert {path: path.stat().st_mtime_ns for path in (root / "opt").rglob("*")} == before
+
+
+def test_the_demo_has_what_its_server_and_its_agent_import(root: Path) -> None:
+    agent = ROOT / "deploy" / "compose" / "agent.py"
+    imports = "".join(line for line in agent.read_text().splitlines(keepends=True) if re.match("import|from", line))
+    python = str(root / "opt" / "demo" / "bin" / "python")
+    done = subprocess.run([python, "-c", f"import sidecar.cli.demo_server\n{imports}"], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_the_image_has_a_user_for_ssh_and_no_pip(root: Path) -> None:
