@@ -144,9 +144,7 @@ class _GitRunner:
         """The repository for this URL. Repositories are not shared between URLs."""
         program = executable_of("git", {}, processes.environ)
         if program is None:
-            raise SourceError(
-                "no program git is on PATH: install it, or take the image with it (--target git)"
-            )
+            raise SourceError("no program git is on PATH: install it, or take the image with it (--target git)")
         own = folder / hashlib.sha256(chosen.url.encode()).hexdigest()[:16]
         trusted, env = await asyncio.to_thread(_environment, chosen, egress, own / TRUSTED, processes.environ)
         git = cls(program, own, env, chosen, processes)

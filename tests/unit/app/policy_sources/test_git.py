@@ -260,3 +260,8 @@ async def test_over_ssh_only_the_key_that_is_named_is_shown_and_only_to_hosts_th
 )
 def test_what_went_wrong_is_what_was_fatal(told: bytes, expected: str) -> None:
     assert _trouble(told) == expected
+
+
+async def test_a_missing_git_says_how_to_get_it(repo: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="no program git is on PATH.*--target git"):
+        await taken(tmp_path, path=str(tmp_path / "empty"), url=f"file://{repo}")
