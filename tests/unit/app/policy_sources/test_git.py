@@ -263,5 +263,5 @@ def test_what_went_wrong_is_what_was_fatal(told: bytes, expected: str) -> None:
 
 
 async def test_a_missing_git_says_how_to_get_it(repo: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="no program git is on PATH.*--target git"):
+    with pytest.raises(SourceError, match=r"no program git is on PATH.*--target git"):
         await taken(tmp_path, path=str(tmp_path / "empty"), url=f"file://{repo}")
