@@ -470,6 +470,10 @@ def _of_address(url: str) -> Attributes:
     if not url:
         return {"network.transport": "pipe"}
     parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    found: Attributes = {"network.transport": "tcp", "network.protocol.name": "http", "network.protocol.version": "1.1"}
-    return found | {"server.address": parts.hostname or "", "server.port": port}
+    return {
+        "network.transport": "tcp",
+        "network.protocol.name": "http",
+        "network.protocol.version": "2" if parts.scheme.startswith("grpc") else "1.1",
+        "server.address": parts.hostname or "",
+        "server.port": parts.port or (443 if parts.scheme in ("https", "grpcs") else 80),
+    }

@@ -92,13 +92,13 @@ class Telemetry:
         class Configurator(_OTelSDKConfigurator):
             """The SDK's own configurator, of which each distribution has a subclass."""
 
-        # The specification's default; that of the SDK needs another package.
-        os.environ.setdefault(_PROTOCOL, "http/protobuf")
         if "traceparent" not in get_global_textmap().fields:
             raise ValueError("OTEL_PROPAGATORS lacks tracecontext, and MCP carries no other context")
         by_file = "OTEL_CONFIG_FILE" in wanted.values()
         exporters = exporters_of(_exporters(environ, "METRICS")) if "METRICS" in wanted and not by_file else []
-        with _kept_back("OTEL_METRICS_EXPORTER"):  # its exporters get the series too
+        # The protocol is the specification's default; that of the SDK needs another package. Exporters of metrics are
+        # made below, because they get the series too.
+        with _environ({_PROTOCOL: environ.get(_PROTOCOL) or "http/protobuf", "OTEL_METRICS_EXPORTER": None}):
             Configurator().configure(**_arguments(environ, wanted))  # type: ignore[no-untyped-call]
         spans: Any = get_tracer_provider()
         measured: Any = get_meter_provider() if by_file else NoOpMeterProvider()
@@ -173,11 +173,19 @@ def _exporters(environ: Mapping[str, str], signal: str) -> list[str]:
 
 
 @contextmanager
-def _kept_back(name: str) -> Iterator[None]:
-    """Hides a variable from the SDK."""
-    held = os.environ.pop(name, None)
+def _environ(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Shows the SDK other values of variables, None for none."""
+    held = {name: os.environ.get(name) for name in values}
     try:
+        _set(values)
         yield
     finally:
-        if held is not None:
-            os.environ[name] = held
+        _set(held)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
