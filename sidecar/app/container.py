@@ -117,6 +117,7 @@ def _forwarder(
         idle_s=settings.sessions.idle_s,
         max_sessions=settings.sessions.max,
         max_per_principal=settings.sessions.max_per_principal,
+        worker=settings.server.worker,
     )
     run = shared.limiter.store.run if settings.sessions.store == "redis" else None
     roaming = SessionStore(sessions, run, time.time)

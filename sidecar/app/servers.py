@@ -24,6 +24,7 @@ from aiohttp import web
 
 from sidecar.admin import PROBES, AdminApp
 from sidecar.admin.other_workers import OtherWorkers
+from sidecar.app.session_relay import SessionRelay
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal, SettingsError, fault_in
 from sidecar.gateway.error_responses import AnswerShape, tell
@@ -75,12 +76,19 @@ class Servers:
         for local in self.settings.local:
             listener = take(local.listen, undo, self.path)
             entrances.append((listener, local_entrance(listener, local.principal)))
-        for listener, entrance in entrances:
-            handled = partial(self.pipeline.handle, entrance=entrance)
+        relay = SessionRelay.of(self.settings, self.pipeline, [entrance for _, entrance in entrances])
+        for number, (listener, entrance) in enumerate(entrances):
+            handled: Handle = partial(self.pipeline.handle, entrance=entrance)
+            if relay is not None:
+                handled = partial(relay.handle, number=number)
             server = Server(handled, self._broken, patience, _stale_after(lambda: self.pipeline.live.current.tls))
             listener.is_shared = bool(self.settings.server.worker)
             listener.serve(server, tls if listener is data else None)
             self.listeners.append(listener)
+        if relay is not None:
+            relayed = take(UnixAddress(relay.sockets[relay.me]), undo, self.path)
+            relayed.serve(Server(relay.handle_relayed, self._broken, patience))
+            self.listeners.append(relayed)
         settings, decisions = self.settings, None
         secrets = {read_secret(one.secret_path, "ours").encode(): one for one in settings.admin.credentials}
         if settings.pdp is not None:

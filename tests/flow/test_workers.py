@@ -13,22 +13,30 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.flow.test_kill import Client, process
-from tests.flow.world import PATIENCE_S, STATELESS, Upstream, stateless, until
+from tests.flow.idp import bearer
+from tests.flow.test_kill import KEY, Client, process
+from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, request, stateless, until
 from tests.valkey import Valkey, running_valkey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WORKERS, CALLERS, LIMIT = 4, 256, 1000
+PROGRAM = {
+    "SIDECAR_UPSTREAMS__PROGRAM__MCP__COMMAND": sys.executable,
+    "SIDECAR_UPSTREAMS__PROGRAM__MCP__ARGS": f"[-I, -S, {Path(__file__).with_name('program.py')}]",
+    "SIDECAR_UPSTREAMS__PROGRAM__PROBE__ENABLED": "false",
+}
 ARGUMENTS = {"repo": "acme/site"}
 RULES = f"""\
 p, nhi:planner, tool:github/get_file, use, -, {LIMIT}, -, allow
 p, nhi:planner, tool:github/search_code, use, -, 1000000, -, allow
 """
+RULES += "p, nhi:planner, tool:program/*, use, -, -, -, allow\n"
 MORE = RULES + "p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n"
 
 
@@ -143,7 +151,7 @@ def message(run_id: str, tool: str = "search_code") -> tuple[Any, dict[str, str]
 @asynccontextmanager
 async def serving(count: int, more: str = "") -> AsyncIterator[Workers]:
     upstream = Upstream()
-    with running_valkey() as store:
+    with running_valkey() as store, patch.dict(os.environ, PROGRAM):
         async with process(upstream, rules=RULES, settings=settings(store, count, more)) as client:
             workers = Workers(client, upstream)
             await workers.serve(count)
@@ -203,6 +211,68 @@ async def test_a_reload_and_the_kill_switch_reach_all_before_they_are_answered(w
 async def test_the_status_on_one_screen_names_the_workers(workers: Workers) -> None:
     code, text = await asyncio.to_thread(workers.command, "status")
     assert code == 0 and re.search(r"^workers +1 ready, 2 ready, 3 ready, 4 ready; .* worker \d$", text, re.MULTILINE)
+
+
+async def post_anew(workers: Workers, path: str, message: Any, session: str = "") -> tuple[int, Any, str]:
+    """The answer to a message on a connection of its own, and the session's id."""
+    sent = {"Content-Type": "application/json", "Accept": ACCEPT, **bearer(KEY)}
+    if session:
+        sent |= {"Mcp-Session-Id": session, "MCP-Protocol-Version": SESSION}
+    url = f"{workers.client.running.url}{path}"
+    patience = aiohttp.ClientTimeout(total=PATIENCE_S)
+    async with (
+        aiohttp.ClientSession(timeout=patience) as http,
+        http.post(url, data=json.dumps(message), headers=sent) as response,
+    ):
+        raw = await response.read()
+        return response.status, json.loads(raw) if raw else None, response.headers.get("Mcp-Session-Id", "")
+
+
+HELLO = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+
+
+async def test_a_session_with_a_program_goes_on_whichever_worker_its_caller_reaches(workers: Workers) -> None:
+    """The program counts its calls, and says which process it is."""
+    owners = set[str]()
+    for _ in range(6):
+        status, _, session = await post_anew(workers, "/mcp/program", request("initialize", HELLO))
+        assert status == 200
+        owners.add(session[0])
+        initialized = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        assert (await post_anew(workers, "/mcp/program", initialized, session))[0] == 202
+        counts, pids = list[int](), set[str]()
+        for number in range(1, 5):
+            call = request("tools/call", {"name": "count", "arguments": {}}, id=number)
+            status, said, _ = await post_anew(workers, "/mcp/program", call, session)
+            assert (status, said["id"]) == (200, number), said
+            count, pid = said["result"]["content"][0]["text"].split()
+            counts.append(int(count))
+            pids.add(pid)
+        assert counts == list(range(counts[0], counts[0] + 4)) and len(pids) == 1
+    assert owners <= set("abcd")
+    assert (await post_anew(workers, "/mcp/program", request("ping"), f"b{'x' * 42}"))[0] == 404
+
+
+async def data_in(lines: AsyncIterator[bytes]) -> bytes:
+    """The data of the next event that has any."""
+    async for line in lines:
+        if line.startswith(b"data: "):
+            return line[6:].strip()
+    raise AssertionError("the stream ended")
+
+
+async def test_a_stream_of_http_and_sse_is_answered_by_the_worker_that_has_it(workers: Workers) -> None:
+    url = f"{workers.client.running.url}/mcp/github/sse"
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http,
+        http.get(url, headers={"Accept": "text/event-stream", **bearer(KEY)}) as stream,
+    ):
+        lines = aiter(stream.content)
+        endpoint = (await data_in(lines)).decode()
+        for number in range(1, 9):
+            hello = request("initialize", {**HELLO, "protocolVersion": "2024-11-05"}, id=number)
+            assert (await post_anew(workers, endpoint, hello))[0] == 202
+            assert json.loads(await data_in(lines))["id"] == number
 
 
 async def test_a_worker_that_is_killed_under_load_takes_only_its_own_calls_along(workers: Workers) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import re
 import secrets
+import string
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from sidecar.protocols.jsonrpc import Id, malformed
 from sidecar.vocabulary import Caller, Question
 
 SESSION_ID_BYTES = 32
+SESSION_ID_CHARS = 43
+_DIGITS = string.ascii_letters + string.digits + "-_"  # of base64url: one for each worker that there can be
 MAX_REMEMBERED = 256  # requests of one session whose answers may still come, on whatever stream
 MAX_AWAITED = 64  # requests of one server that its client has not answered yet
 MAX_STREAMS = 4  # of one session; a client needs one, and another while it does not know that the first broke
@@ -145,15 +148,27 @@ class Session:
         return hmac.digest(self.event_key, raw, hashlib.sha256)[:_EVENT_MAC_BYTES]
 
 
+def new_session_id(worker: int) -> str:
+    """A random id; of a worker its first character, of 43, is the worker's number."""
+    text = secrets.token_urlsafe(SESSION_ID_BYTES)
+    return f"{_DIGITS[worker - 1]}{text[1:]}" if worker else text
+
+
+def worker_of(session_id: str) -> int:
+    """The worker that began a session, if workers serve; 0 for what cannot be an id of ours."""
+    return _DIGITS.find(session_id[0]) + 1 if len(session_id) == SESSION_ID_CHARS else 0
+
+
 @dataclass(slots=True)
 class Sessions:
-    """Every open session of this process, bounded in number, per principal and in time."""
+    """Every open session of this process, bounded in number, per principal and in time. `worker` is its number."""
 
     clock_mono: Callable[[], float]
     idle_s: float = 1800.0
     lifetime_s: float = 86_400.0
     max_sessions: int = 10_000
     max_per_principal: int = 64
+    worker: int = 0
     _open: OrderedDict[str, Session] = field(default_factory=OrderedDict)
     _by_owner: dict[str, OrderedDict[str, None]] = field(default_factory=dict)
 
@@ -178,7 +193,7 @@ class Sessions:
         ended = [self._open[identity] for identity in list(mine)[: max(0, len(mine) + 1 - self.max_per_principal)]]
         if len(self._open) - len(ended) >= self.max_sessions:
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many open sessions")
-        session = self._fresh(id or secrets.token_urlsafe(SESSION_ID_BYTES), owner, server, version, upstream_id)
+        session = self._fresh(id or new_session_id(self.worker), owner, server, version, upstream_id)
         session.paired = paired
         session.started_mono_s -= age_s
         for oldest in ended:
