@@ -94,7 +94,8 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if workers := found.get("workers"):
         states = ", ".join(f"{number} {state}" for number, state in workers.items())
         yield "workers", f"{states}; requests, sessions and calls below are those of worker {found['worker']}"
-    yield "policy", f"{policy['revision']}  {policy['mode']}  {sum(policy['rules'].values())} rules"
+    count = sum(policy["rules"].values())
+    yield "policy", f"{policy['revision']}  {policy['mode']}  {count} rule{'s' if count != 1 else ''}"
     since_s, by_status = requests["period_s"], requests["by_status"]
     counts = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in by_status.items() if count)
     yield "requests", f"{counts or 'none'} in the last {_span(since_s)}"
