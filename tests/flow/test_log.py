@@ -124,7 +124,7 @@ async def test_requests_have_no_lines_until_a_reload_says_so_and_none_after_anot
     await planner.app.reload("test")
     await planner.call("get_file", GOOD)
     assert [one["tool"] for one in lines_of(caplog)] == ["search_code"]
-    assert not any(thread.name == "lines of requests" for thread in threading.enumerate())
+    await until(lambda: all(thread.name != "lines of requests" for thread in threading.enumerate()))
 
 
 async def test_bytes_that_are_no_request_have_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
