@@ -162,8 +162,9 @@ async def test_a_bundle_that_one_took_the_other_takes(
 
 
 async def test_replicas_with_different_keys_are_noticed_and_named(
-    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(peers, "EVERY_S", 0.02)
     async with two(tmp_path, valkey) as (one, other):
         for running in (one, other):
             await until(lambda app=running.app: app.replicas.different_keys == ("audit.key_path",))
@@ -180,7 +181,10 @@ async def test_replicas_with_different_keys_are_noticed_and_named(
     assert len(told) == 2 and {one.__dict__["settings"] for one in told} == {"audit.key_path"}
 
 
-async def test_replicas_with_the_same_keys_are_ready(valkey: Valkey, tmp_path: Path) -> None:
+async def test_replicas_with_the_same_keys_are_ready(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "EVERY_S", 0.02)
     with valkey.client() as client:
         client.flushall()
     key = tmp_path / "audit.key"
