@@ -104,7 +104,7 @@ async def test_each_request_has_one_line_that_agrees_with_its_record(
         record = records[line["decision_id"]]
         for name in ("protocol", "upstream", "method", "tool", "status", "reason", "trace_id"):
             assert line[name] == record[name], name
-        assert line["principal"] == record["agent_id"] and abs(line["duration_ms"] - record["duration_ms"]) < 1000
+        assert line["principal"] == record["agent_id"] and line["duration_ms"] > record["duration_ms"] - 0.01
     assert lines[0]["trace_id"] == trace.split("-")[1] and lines[0]["duration_ms"] > 0
     assert "a-secret-argument" not in json.dumps(lines)
 
