@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import aiohttp
 import click
@@ -35,8 +36,9 @@ Measured = dict[str, dict[int, list[Turn]]]
 @click.option("--quick", is_flag=True, help="A second and one round: whether it works, not how fast.")
 @click.option("--profile", is_flag=True, help="Show where the sidecar spends its time , measure nothing.")
 @click.option("--ladder", is_flag=True, help="Show what each stage of a call costs, and which grew.")
+@click.option("--traces", is_flag=True, help="Show what OpenTelemetry costs: off, on without a sample, and on.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
-def main(seconds: int, rounds: int, quick: bool, profile: bool, ladder: bool, out: Path) -> None:
+def main(seconds: int, rounds: int, quick: bool, profile: bool, ladder: bool, traces: bool, out: Path) -> None:
     """Compare the sidecar with a bare proxy and with no proxy at all, on this machine."""
     if quick:
         seconds, rounds = 1, 1
@@ -48,6 +50,8 @@ def main(seconds: int, rounds: int, quick: bool, profile: bool, ladder: bool, ou
                 _profile(folder, load, seconds * rounds)
             elif ladder:
                 _ladder(folder, load, seconds, rounds)
+            elif traces:
+                _traces(folder, load, seconds, rounds)
             else:
                 _measure(folder, tool, load, seconds, rounds, out)
     except BenchFailed as failed:
@@ -147,6 +151,22 @@ def _ladder(folder: Path, load: Load, seconds: int, rounds: int) -> None:
     found = ladder_from(json.loads(sampled.read_text("utf-8"))["stages"], ours_us, bare_us)
     LADDER.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     click.echo(f"{ladder_table(found, last)}\n\nbare {bare_us:.0f} µs; written to {LADDER}")
+
+
+def _traces(folder: Path, load: Load, seconds: int, rounds: int) -> None:
+    """The sidecar in memory, turn by turn: twice without OpenTelemetry, which shows what is chance, then with it."""
+    with subjects.upstream(folder) as upstream, ExitStack() as stack:
+        on, measured = {"OTEL_EXPORTER_OTLP_ENDPOINT": upstream.url.removesuffix("/mcp")}, []
+        unsampled = {**on, "OTEL_TRACES_SAMPLER": "always_off"}
+        for name, environ in (("off", {}), ("off_again", {}), ("unsampled", unsampled), ("sampled", on)):
+            with patch.dict(os.environ, environ):
+                subject, _ = stack.enter_context(subjects.sidecar(name, folder, upstream, "memory://"))
+            measured.append(subject)
+        turns = _rounds(measured, load, seconds, rounds)
+    for connections in (FEW, MANY):
+        for name, found in turns.items():
+            cpu_us = median(turn.cpu_us for turn in found[connections])
+            click.echo(f"{connections:3} connections, {name:9} {cpu_us:4.0f} µs of CPU per call")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 An MCP server that answers from constants, quickly enough not to be what is measured: `python -m bench.stub PORT`.
 Where nginx is installed it answers the calls, and this server only what the sidecar asks once (`subjects.py`).
-It trusts its only client: HTTP/1.1 with Content-Length and keep-alive.
+It trusts its only client: HTTP/1.1 with Content-Length and keep-alive. Below `/v1/` it takes what OTLP brings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class Stub(asyncio.Protocol):
             if len(self._buffer) < size:
                 return
             body, self._buffer = self._buffer[end + len(_END_OF_HEAD) : size], self._buffer[size:]
-            if b"\r\nmcp-method: tools/call" in head:
+            if head.startswith(b"post /v1/"):
+                self._transport.write(response(""))
+            elif b"\r\nmcp-method: tools/call" in head:
                 Stub.called += 1
                 self._transport.write(CALLED)
             else:
