@@ -145,13 +145,13 @@ class Supervisor:
 
     def _make_parts(self) -> None:
         """Make the folder and the notify socket of each worker. Raises SettingsError."""
-        for left in self._settings.data.glob(f"{WORKERS}/*/{METRICS_FILE}"):  # its counts are not of these workers
-            left.unlink(missing_ok=True)
+        for kind in (METRICS_FILE, "*.sock"):  # of workers that are no more
+            for left in self._settings.data.glob(f"{WORKERS}/*/{kind}"):
+                left.unlink(missing_ok=True)
         for number in self._numbers:
             part = self._settings.own_of(number)
             part.mkdir(parents=True, exist_ok=True, mode=0o700)
             place = part / "notify.sock"
-            place.unlink(missing_ok=True)
             notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             worker = SupervisedWorker(number, notify)
             self.workers.append(worker)

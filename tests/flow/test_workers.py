@@ -213,19 +213,28 @@ async def test_the_status_on_one_screen_names_the_workers(workers: Workers) -> N
     assert code == 0 and re.search(r"^workers +1 ready, 2 ready, 3 ready, 4 ready; .* worker \d$", text, re.MULTILINE)
 
 
-async def post_anew(workers: Workers, path: str, message: Any, session: str = "") -> tuple[int, Any, str]:
-    """The answer to a message on a connection of its own, and the session's id."""
-    sent = {"Content-Type": "application/json", "Accept": ACCEPT, **bearer(KEY)}
+async def post_anew(
+    workers: Workers, path: str, message: Any, session: str = "", *, is_chunked: bool = False
+) -> tuple[int, Any, str]:
+    """The answer to a message on a connection of its own, and the session's id. What a worker tells another is not
+    believed of a caller."""
+    lies = {"Sidecar-Peer": "203.0.113.9", "Sidecar-Entrance": "7", "Sidecar-By": "mallory"}
+    sent = {"Content-Type": "application/json", "Accept": ACCEPT, **lies, **bearer(KEY)}
+    body: Any = json.dumps(message).encode()
+    if is_chunked:
+        body = pieces_of(body)
     if session:
         sent |= {"Mcp-Session-Id": session, "MCP-Protocol-Version": SESSION}
     url = f"{workers.client.running.url}{path}"
     patience = aiohttp.ClientTimeout(total=PATIENCE_S)
-    async with (
-        aiohttp.ClientSession(timeout=patience) as http,
-        http.post(url, data=json.dumps(message), headers=sent) as response,
-    ):
+    async with aiohttp.ClientSession(timeout=patience) as http, http.post(url, data=body, headers=sent) as response:
         raw = await response.read()
         return response.status, json.loads(raw) if raw else None, response.headers.get("Mcp-Session-Id", "")
+
+
+async def pieces_of(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 10):
+        yield body[start : start + 10]
 
 
 HELLO = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
@@ -243,13 +252,15 @@ async def test_a_session_with_a_program_goes_on_whichever_worker_its_caller_reac
         counts, pids = list[int](), set[str]()
         for number in range(1, 5):
             call = request("tools/call", {"name": "count", "arguments": {}}, id=number)
-            status, said, _ = await post_anew(workers, "/mcp/program", call, session)
+            status, said, _ = await post_anew(workers, "/mcp/program", call, session, is_chunked=number == 2)
             assert (status, said["id"]) == (200, number), said
             count, pid = said["result"]["content"][0]["text"].split()
             counts.append(int(count))
             pids.add(pid)
         assert counts == list(range(counts[0], counts[0] + 4)) and len(pids) == 1
     assert owners <= set("abcd")
+    calls = [one for found in workers.records().values() for one in found if one.get("upstream") == "program"]
+    assert calls and {one["peer"] for one in calls} == {"127.0.0.1"}
     assert (await post_anew(workers, "/mcp/program", request("ping"), f"b{'x' * 42}"))[0] == 404
 
 
@@ -296,6 +307,23 @@ async def test_a_worker_that_is_killed_under_load_takes_only_its_own_calls_along
     workers.lost.clear()
 
 
+async def test_workers_end_with_their_supervisor_and_fewer_can_take_their_place(workers: Workers) -> None:
+    pids = workers.pids()
+    assert (await workers.order("/api/principals/nhi:stranger/disable", {}))[0] == 200
+    await workers.client.running.kill()
+    with patch.dict(os.environ, {"SIDECAR_SERVER__WORKERS": "2"}):
+        await workers.client.running.start()
+    assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
+    await workers.serve(2)
+    assert await workers.ask_anew("search_code", 4) == {200: 4}
+    disabled = json.loads((await workers.client.running.ask("/api/principals"))[1])["disabled"]
+    assert [one["principal"] for one in disabled] == ["nhi:stranger"]
+    kept = [path.parts[-2] for path in sorted(workers.folder.glob("data/**/disabled.json"))]
+    assert kept in (["1"], ["1", "2"]), "those of workers that are no more were taken over"
+    lines = [json.loads(line) for line in workers.client.running.log().splitlines()]
+    assert {line.get("worker") for line in lines if line["logger"] == "sidecar.serve"} == {"1", "2", "3", "4"}
+
+
 async def test_a_stop_under_load_loses_no_call_and_all_logs_verify(workers: Workers) -> None:
     async with workers.under_load() as answers:
         os.kill(workers.supervisor, signal.SIGTERM)
@@ -303,9 +331,8 @@ async def test_a_stop_under_load_loses_no_call_and_all_logs_verify(workers: Work
     assert set(answers) <= {200, 503}
     decided = {one["run_id"] for found in workers.records().values() for one in found if one["event"] == "decision"}
     assert not decided & {run_id for run_id, _ in workers.lost}, "a call was decided and not answered"
-    for words in ((), ("data",)):
-        code, said = workers.command("audit", "verify", *words)
-        assert code == 0 and said.count("the evidence holds") == WORKERS, said
+    code, said = workers.command("audit", "verify")
+    assert code == 0 and said.count("the evidence holds") == WORKERS, said
     _, shown = workers.command("audit", "show", "--event", "control", "--json")
     stamps = [json.loads(line)["timestamp"] for line in shown.splitlines()]
     assert stamps == sorted(stamps) and len(stamps) >= 2 * WORKERS
@@ -314,16 +341,3 @@ async def test_a_stop_under_load_loses_no_call_and_all_logs_verify(workers: Work
     code, said = workers.command("audit", "verify", "data")
     assert code == 5 and said.count("the evidence holds") == WORKERS - 1
     assert not [*workers.folder.glob("data/**/*.sock")]
-
-
-async def test_workers_end_with_their_supervisor_and_a_new_one_takes_their_place() -> None:
-    async with serving(2) as workers:
-        pids = workers.pids()
-        assert len(pids) == 2
-        await workers.client.running.kill()
-        await workers.client.running.start()
-        assert not any(Path(f"/proc/{pid}/exe").exists() for pid in pids)
-        await workers.serve(2)
-        assert await workers.ask_anew("search_code", 4) == {200: 4}
-        lines = [json.loads(line) for line in workers.client.running.log().splitlines()]
-        assert {line.get("worker") for line in lines if line["logger"] == "sidecar.serve"} == {"1", "2"}
