@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -272,3 +274,68 @@ def test_prove_believes_no_record_that_was_changed(path: Path, key_path: Path) -
     path.write_bytes(path.read_bytes().replace(b"bytes_in", b"bytes_On"))
     result = run("prove", path, *given)
     assert result.exit_code == 5 and "was changed" in result.stderr
+
+
+# --- the logs of several workers --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, key_path: Path) -> Path:
+    """A data folder with the logs of two workers and of a process before them; their records alternate."""
+    data, clock = tmp_path / "data", FakeClock()
+    paths = [data / part / "audit" / "audit.jsonl" for part in ("", "workers/1", "workers/2")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+    audits = [open_audit(path, key=load_or_make_key(key_path), clock=clock) for path in paths]
+    for _ in range(2):
+        for audit in audits:
+            clock.now += 1
+            refuse(audit)
+    for audit in audits:
+        at_once(audit.close())
+    return data
+
+
+def test_every_log_below_a_folder_is_verified_by_itself(folder: Path, key_path: Path) -> None:
+    result = run("verify", folder, "--key", key_path)
+    assert result.exit_code == 0 and result.output.count("the evidence holds") == 3
+    named = re.findall(r"^log +(.+)$", result.output, re.MULTILINE)
+    assert [Path(name).relative_to(folder).parts[-3:-2] for name in named] == [(), ("1",), ("2",)]
+    broken = folder / "workers" / "1" / "audit" / "audit.jsonl"
+    broken.write_bytes(broken.read_bytes().replace(b"denied-by-rule", b"denied-by-rulE", 1))
+    result = run("verify", folder, "--key", key_path)
+    assert result.exit_code == 5 and result.output.count("the evidence holds") == 2
+    assert run("verify", folder / "workers" / "2" / "audit", "--key", key_path).exit_code == 0
+
+
+@pytest.mark.parametrize("option", ["--checkpoints", "--evidence"])
+def test_what_is_of_one_log_is_not_held_against_several(folder: Path, key_path: Path, option: str) -> None:
+    result = run("verify", folder, "--key", key_path, option, folder / "workers" / "1" / "audit" / "audit.jsonl")
+    assert result.exit_code == 2 and f"{option} is of one log, and there are 3" in result.output
+
+
+def test_the_records_of_all_logs_are_shown_by_their_time(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamps = [orjson.loads(line)["timestamp"] for line in run("show", folder, "--json").output.splitlines()]
+    assert len(stamps) == 6 and stamps == sorted(stamps)
+    monkeypatch.chdir(tmp_path)
+    Path("sidecar.yaml").write_text("version: 1\naudit: {key_path: keys/audit.key}\n")
+    assert len(run("show", "--json").output.splitlines()) == 6
+    assert run("verify").output.count("the evidence holds") == 3
+
+
+def test_what_is_added_to_any_log_is_followed(folder: Path) -> None:
+    command = [sys.executable, "-m", "sidecar", "audit", "show", str(folder), "--follow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as following:
+        assert following.stdout
+        try:
+            for _ in range(6):
+                following.stdout.readline()
+            path = folder / "workers" / "2" / "audit" / "audit.jsonl"
+            audit = open_audit(path, key=load_or_make_key(folder.parent / "keys" / "audit.key"))
+            told = refuse(audit)
+            assert orjson.loads(following.stdout.readline())["decision_id"] == told.decision_id
+            at_once(audit.close())
+        finally:
+            following.kill()

@@ -30,13 +30,24 @@ from sidecar.audit.gather import gather
 from sidecar.audit.otlp_carrier import OtlpCarrier
 from sidecar.audit.record import record_of, unsealed
 from sidecar.audit.redis_carrier import RedisCarrier
+from sidecar.audit.sinks import open_sink
 from sidecar.audit.stdout_carrier import StdoutCarrier
 from sidecar.audit.verify import verify
 from sidecar.audit.writer import RecordSink, WriteJob
 from sidecar.errors import Refusal, SettingsError
 from sidecar.http.client.origin import parse_origin
+from sidecar.settings import load_settings
 from tests.receiver import Receiver, receiving
-from tests.unit.audit.scenes import KEY, OTHER_KEY, FakeClock, append, forward_over_a_loop, numbered_ids, understood
+from tests.unit.audit.scenes import (
+    KEY,
+    OTHER_KEY,
+    FakeClock,
+    append,
+    forward_over_a_loop,
+    numbered_ids,
+    run,
+    understood,
+)
 from tests.valkey import Valkey
 
 STREAM = "evidence"
@@ -353,6 +364,29 @@ async def test_a_stream_holds_the_very_lines_and_its_end_under_the_key(emptied: 
     stream.close()
     report = verify([path], key=KEY)
     assert report.ok and report.records == 600
+
+
+async def test_the_streams_of_workers_are_gathered_into_a_folder_each(emptied: Valkey, tmp_path: Path) -> None:
+    text = f'version: 1\naudit: {{sink: redis, redis: {{stream: evidence, store: {{url: "{emptied.url}"}}}}}}\n'
+    text += f'server: {{workers: 2}}\nstore: {{url: "{emptied.url}"}}\nsessions: {{store: redis}}\n'
+    (tmp_path / "sidecar.yaml").write_text(f"{text}tasks: {{store: redis}}\n")
+    for worker in ("1", "2"):
+        environ = {"SIDECAR_SERVER__WORKER": worker}
+        settings = load_settings(tmp_path / "sidecar.yaml", environ, check_files=False)
+        sink, found = open_sink(settings, KEY, worker)
+        named: dict[str, Any] = {"clock": FakeClock(), "new_id": numbered_ids()}
+        audit = Audit(sink, found, key=KEY, durability="strict", instance=worker, **named)
+        audit.writer.start()
+        for _ in range(int(worker)):
+            await forward_over_a_loop(audit)
+        await audit.close()
+    folder = tmp_path / "gathered"
+    result = await asyncio.to_thread(run, "gather", folder, "--from-store", "-c", tmp_path / "sidecar.yaml")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.parent.name for path in folder.rglob("*.jsonl")) == ["worker-1", "worker-2"]
+    result = run("verify", folder)
+    assert result.exit_code == 0 and result.output.count("the evidence holds") == 2, result.output
+    assert [f"{count} records in" in result.output for count in (2, 4)] == [True, True]
 
 
 async def test_a_command_that_arrives_twice_or_late_does_nothing(emptied: Valkey) -> None:
