@@ -202,7 +202,8 @@ class RequestSpans:
             server.set_attribute("error.type", error)
         if code is not None:
             server.set_attribute("rpc.response.status_code", str(code))
-        self._tell_stages(server, request)
+        if server.is_recording():
+            self._tell_stages(server, request)
         server.end()
         duration_s = record.now_s() - record.started_s
         context = server.get_span_context()
