@@ -20,7 +20,6 @@ START = {
 }
 WORDS = {"bash": ["--noprofile", "--rcfile", "start", "-i"], "zsh": ["-d", "-i"]}
 CASES = [
-    ("sidecar pol\t", "sidecar policy "),
     ("sidecar policy rep\t", "sidecar policy replay "),
     ("sidecar policy test --cov\t", "sidecar policy test --coverage "),
     ("sidecar completion f\t", "sidecar completion fish "),
@@ -114,7 +113,7 @@ def test_fish_completes_them_with_their_help(tmp_path: Path) -> None:
     )  # fmt: skip
     lines = [line.split("\t")[0] for line in done.stdout.splitlines()]
     assert lines == [line.split()[-1] for _, line in CASES], done.stdout + done.stderr
-    assert "Policy as code" in done.stdout
+    assert "Decide recorded calls" in done.stdout
 
 
 def test_a_group_is_completed_without_importing_its_commands() -> None:

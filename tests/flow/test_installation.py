@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.cli.free_ports import free_ports
+from sidecar.cli.init import starting_files, write_files
 from sidecar.settings.load import EXTRAS
 
 # Read by Python at its start: the packages of the extras are not there.
@@ -45,7 +46,7 @@ OTHER_INIT = "from ._version import __version__\nfrom .sidecar import Sidecar\n"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "sitecustomize.py").write_text(ABSENT, "utf-8")
-    run(tmp_path, "init", "work")
+    write_files(tmp_path / "work", starting_files())
     return tmp_path
 
 

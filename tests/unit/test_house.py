@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from sidecar import __version__
+from sidecar.settings.load import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 LOCKS = (
@@ -120,6 +121,10 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_used(project: dict
     by_others = {"tzdata", "simpleeval", "opentelemetry-exporter-otlp-proto-http"}
     assert used - declared == set()
     assert declared - used == by_others
+
+
+def test_what_settings_ask_for_are_the_extras(project: dict[str, Any]) -> None:
+    assert EXTRAS.keys() == project["project"]["optional-dependencies"].keys() - {"demo"}
 
 
 def test_the_image_gets_the_versions_that_were_tested_and_nothing_for_development() -> None:
