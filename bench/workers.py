@@ -45,6 +45,15 @@ def workers_of(process: Running) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
 
 
+def cpu_s(process: Running) -> float:
+    """User and system time of a process and of its children, so far."""
+    found = process.cpu_s()
+    for pid in workers_of(process):
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found
+
+
 def _until_all_serve(process: Running) -> None:
     end = time.monotonic() + READY_WITHIN_S
     while '"all workers serve"' not in process.log.read_text("utf-8"):
@@ -67,16 +76,23 @@ def _measured(folder: Path, count: int, seconds: int, rounds: int) -> dict[str, 
             _until_all_serve(found[kind, count].process)
         del os.environ[VARIABLE]
         turns: dict[tuple[str, int], list[float]] = {key: [] for key in found}
+        spent_s, served = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0)
         for subject in found.values():
             subjects.answer_of(subject)
             burst(load, subject.post, CONNECTIONS, WARM_UP_S)
         for _ in range(rounds):
             for key, subject in found.items():
-                turns[key].append(burst(load, subject.post, CONNECTIONS, seconds).rps)
+                before_s = cpu_s(subject.process)
+                heard = burst(load, subject.post, CONNECTIONS, seconds)
+                turns[key].append(heard.rps)
+                spent_s[key] += cpu_s(subject.process) - before_s
+                served[key] += heard.requests
         said: dict[str, float | str] = {"workers": count, "cores": os.cpu_count() or 0, "connections": CONNECTIONS}
         for kind in KINDS:
             one, all_ = turns[kind, 1], turns[kind, count]
             said[f"{kind} one rps"], said[f"{kind} all rps"] = round(median(one)), round(median(all_))
+            for name, key in (("one", (kind, 1)), ("all", (kind, count))):
+                said[f"{kind} {name} CPU µs"] = round(spent_s[key] * 1e6 / served[key], 1)
             said[f"{kind} ratio"] = round(median(more / few for few, more in zip(one, all_, strict=True)), 2)
         supervisor = found["plain", count].process
         said["one process MB"] = round(pss_mb(found["plain", 1].process.child.pid), 1)
@@ -100,7 +116,7 @@ def main(count: int, seconds: int, rounds: int, out: Path) -> None:
         raise SystemExit(1) from None
     out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
     for key, value in found.items():
-        click.echo(f"{key:<18}{value:>10}")
+        click.echo(f"{key:<20}{value:>10}")
 
 
 if __name__ == "__main__":
