@@ -112,6 +112,7 @@ def test_a_wrong_manifest_is_noticed(tmp_path: Path) -> None:
     [
         ({"replicas": 2}, "additional properties 'replicas' not allowed"),
         ({"replicaCount": 2}, "set storeUrl.secret, or config.store.url"),
+        ({**values_of("agent"), "replicaCount": 2}, "set storeUrl.secret, or config.store.url"),
         ({"autoscaling": {"enabled": True}}, "set storeUrl.secret, or config.store.url"),
         ({"drainDelaySeconds": 4}, "shorter than the 5 s that the readiness probe takes"),
         ({"mode": "agent"}, "mode agent needs agent.image and agent.principal"),

@@ -151,6 +151,31 @@ async def test_probes_have_places_that_nobody_else_takes() -> None:
         assert [(await one.response())[0] for one in busy] == [200] * 3
 
 
+async def test_a_drain_ends_connections_with_the_next_answer_and_takes_new_ones() -> None:
+    go = asyncio.Event()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/slow":
+            await go.wait()
+        return WholeResponse(200, b"here")
+
+    ask = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with (
+        listening(handle) as listener,
+        asking(listener, ask % b"/") as idle,
+        asking(listener, ask % b"/slow") as busy,
+    ):
+        assert await idle.response() == (200, b"here")
+        await until(lambda: len(listener.seats) == 2)
+        listener.close_connections_after_answers()
+        go.set()
+        assert b"\r\nConnection: close\r\n" in await busy.everything(), "a call in flight"
+        await idle.send(ask % b"/")
+        assert b"\r\nConnection: close\r\n" in await idle.everything(), "a connection that was kept"
+        async with asking(listener, ask % b"/") as late:
+            assert b"\r\nConnection: close\r\n" in await late.everything(), "a connection of one that has not noticed"
+
+
 async def test_bodies_that_come_slowly_give_way_and_one_caller_has_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest hears why, with the word for it; who is quick is not asked to."""
     monkeypatch.setattr(listeners, "GIVES_WAY_S", 0.05)

@@ -28,7 +28,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "sidecar.check" -}}
 {{- $store := or .Values.storeUrl.secret (dig "store" "url" "" .Values.config) }}
 {{- $many := or (gt (int .Values.replicaCount) 1) .Values.autoscaling.enabled }}
-{{- if and (eq .Values.mode "gateway") $many (not $store) }}
+{{- if and $many (not $store) }}
 {{- fail "several replicas count limits together in Redis or Valkey: set storeUrl.secret, or config.store.url" }}
 {{- end }}
 {{- $noticed := mul (int .Values.probes.readiness.periodSeconds) (int .Values.probes.readiness.failureThreshold) }}
