@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import json
 import os
 import re
 import signal
@@ -142,11 +143,13 @@ async def test_a_passed_socket_that_does_not_fit_stops_the_start(tmp_path: Path,
         process = await start(tmp_path, data, other)
         _, told = await process.communicate()
         assert process.returncode == 3
+        (line,) = (one for one in map(json.loads, told.splitlines()) if "code" in one)
         if fault == "address":
             address = f"127.0.0.1:{other.getsockname()[1]} (planner)"
-            assert f"error[S135]: no listener has the address of a socket that was passed: {address}" in told.decode()
+            expected = f"no listener has the address of a socket that was passed: {address}"
+            assert (line["code"], line["event"]) == ("S135", expected)
         else:
-            assert "error[S133]" in told.decode() and "write SocketMode=0660" in told.decode()
+            assert line["code"] == "S133" and "write SocketMode=0660" in line["event"]
 
 
 @contextmanager
