@@ -90,7 +90,7 @@ class _RelayedResponse(web.StreamResponse):
 
     async def prepare(self, request: web.BaseRequest) -> None:
         """Sends the request on, and its answer back. Raises ConnectionError if the caller is gone."""
-        sending = asyncio.create_task(self._send())
+        sending = asyncio.create_task(self._send_or_give_up())
         try:
             while piece := await self._reader.read(PIECE_BYTES):
                 if request.transport is None or request.transport.is_closing():
@@ -100,11 +100,18 @@ class _RelayedResponse(web.StreamResponse):
         finally:
             sending.cancel()
             self._writer.close()
-            with suppress(asyncio.CancelledError, Exception):
+            with suppress(asyncio.CancelledError):
                 await sending
 
     async def write_eof(self, data: bytes = b"") -> None:
         """Does nothing: the other worker has ended its answer."""
+
+    async def _send_or_give_up(self) -> None:
+        """Sends the request on. If its body breaks off, the other worker sees that the caller left."""
+        try:
+            await self._send()
+        except Exception:
+            self._writer.close()
 
     async def _send(self) -> None:
         request, writer = self._asked, self._writer

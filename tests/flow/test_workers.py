@@ -286,11 +286,25 @@ async def test_a_stream_of_http_and_sse_is_answered_by_the_worker_that_has_it(wo
             assert json.loads(await data_in(lines))["id"] == number
 
 
+async def session_of(workers: Workers, path: str, mark: str) -> str:
+    """A session that the worker with this mark began."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            status, _, session = await post_anew(workers, path, request("initialize", HELLO))
+            assert status == 200
+            if session.startswith(mark):
+                return session
+
+
 async def test_a_worker_that_is_killed_under_load_takes_only_its_own_calls_along(workers: Workers) -> None:
+    shared, lone = [await session_of(workers, path, "b") for path in ("/mcp/github", "/mcp/program")]
     counted = await workers.metric("sidecar_requests_total")
     async with workers.under_load() as answers:
         victim = workers.pids()[1]
         os.kill(victim, signal.SIGKILL)
+        await until(lambda: victim not in workers.pids())
+        assert (await post_anew(workers, "/mcp/github", request("ping"), shared))[0] == 200
+        assert (await post_anew(workers, "/mcp/program", request("ping"), lone))[0] == 404
         assert await workers.metric("sidecar_requests_total") >= counted
     assert set(answers) == {200}
     assert not [error for _, error in workers.lost if isinstance(error, aiohttp.ClientConnectorError)]
