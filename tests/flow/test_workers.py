@@ -232,6 +232,19 @@ async def post_anew(
         return response.status, json.loads(raw) if raw else None, response.headers.get("Mcp-Session-Id", "")
 
 
+async def test_a_worker_that_does_not_answer_is_a_reason_to_be_degraded(workers: Workers) -> None:
+    stopped = workers.pids()[2]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        code, said = await workers.client.running.ask("/readyz")
+        assert code == 200 and json.loads(said) == {"status": "degraded", "reasons": {"worker-out": 1}}
+        assert (await workers.status())["workers"] == {"1": "ready", "2": "ready", "3": "out", "4": "ready"}
+        assert await workers.ask_anew("search_code", 8) == {200: 8}
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    await workers.serve()
+
+
 async def pieces_of(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), 10):
         yield body[start : start + 10]
