@@ -117,8 +117,7 @@ async def _serve(path: Path, environ: Mapping[str, str]) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, _stop_or_die, stop)
     manager = ServiceManager(environ)
-    supervised = "SIDECAR_SERVER__WORKER" in environ
-    if supervised:
+    if environ.get("SIDECAR_SERVER__WORKER", "0") != "0":
         _follow_supervisor(loop, stop)
     watchdog = loop.create_task(manager.run_watchdog())
     app = await _started(path, environ, stop)
