@@ -9,7 +9,6 @@ of a worker is a pipe from the supervisor: at its end the worker knows that the 
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import logging
 import os
@@ -78,7 +77,7 @@ class Supervisor:
         self._path, self._settings, self._environ, self._command = path, settings, environ, command
         self._manager = ServiceManager(environ)
         self._sockets: list[tuple[ListenAddress | UnixAddress, socket.socket, bool]] = []
-        self._copies: list[int] = []
+        self._copies: list[int] = []  # what each worker gets: the listening sockets, and the lock behind them
         self._chosen: dict[str, str] = {}  # variables with the ports that the system chose
         self._numbers = range(1, count + 1)
         self.workers: list[SupervisedWorker] = []
@@ -90,7 +89,8 @@ class Supervisor:
         WorkerFailed."""
         loop = asyncio.get_running_loop()
         try:
-            await self._bind()
+            await self._lock()
+            self._bind()
             self._make_parts()
             for name in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(name, self._asked_to_stop)
@@ -115,23 +115,36 @@ class Supervisor:
 
     # --- sockets and folders ---
 
-    async def _bind(self) -> None:
-        """Bind every listener but those of gRPC, which workers bind together. Workers whose supervisor was killed may
-        need a moment to end. Raises SettingsError."""
+    async def _lock(self) -> None:
+        """Lock the folder of the workers, which hold the lock too: those of a supervisor that was killed need a moment
+        to end. Raises SettingsError."""
+        folder = self._settings.data / WORKERS
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._copies.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, COPIES_FROM_FD))
+        os.close(descriptor)
+        until_mono_s = time.monotonic() + LEFT_S
+        while True:
+            try:
+                fcntl.flock(self._copies[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until_mono_s:
+                    hint = "give each sidecar a data folder of its own"
+                    fault = fault_in(folder, "is being written by another sidecar", code="A113", hint=hint)
+                    raise SettingsError([fault]) from None
+            await asyncio.sleep(0.05)
+
+    def _bind(self) -> None:
+        """Bind every listener but those of gRPC, which workers bind together. Raises SettingsError."""
         settings = self._settings
-        were_left = any(settings.worker_socket(number).exists() for number in self._numbers)
-        until_mono_s = time.monotonic() + (LEFT_S if were_left else 0.0)
         addresses = [(loc, one) for loc, one in settings.listeners() if loc != ("server", "grpc")]
         for loc, address in (*addresses, ((), UnixAddress(settings.control_path))):
-            while True:
-                try:
-                    passed = inherited().take(address)
-                    sock = passed or bound_socket(address)
-                    break
-                except OSError as error:
-                    if error.errno != errno.EADDRINUSE or time.monotonic() > until_mono_s:
-                        raise unbound(self._path, address, error) from None
-                await asyncio.sleep(0.05)
+            try:
+                passed = inherited().take(address)
+                sock = passed or bound_socket(address)
+            except OSError as error:
+                raise unbound(self._path, address, error) from None
             self._sockets.append((address, sock, passed is not None))
             if isinstance(address, ListenAddress) and address.port == 0:
                 actual = ListenAddress(address.host, sock.getsockname()[1])
@@ -141,7 +154,7 @@ class Supervisor:
             raise SettingsError([fault_in(self._path, message, code="S195", hint="set server.workers to 1")])
         inherited().check_all_taken(self._path)
         # At numbers that a worker's own do not have: the copies are made one after another.
-        self._copies = [fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, COPIES_FROM_FD) for _, sock, _ in self._sockets]
+        self._copies[:0] = [fcntl.fcntl(sock, fcntl.F_DUPFD_CLOEXEC, COPIES_FROM_FD) for _, sock, _ in self._sockets]
 
     def _make_parts(self) -> None:
         """Make the folder and the notify socket of each worker. Raises SettingsError."""
@@ -224,7 +237,7 @@ class Supervisor:
         for name in set_here:
             environ.pop(f"{name}_FILE", None)
         environ |= set_here | {
-            "LISTEN_FDS": str(len(self._copies)),
+            "LISTEN_FDS": str(len(self._sockets)),
             "NOTIFY_SOCKET": str((self._settings.own_of(worker.number) / "notify.sock").absolute()),
             "WATCHDOG_USEC": str(int(self._settings.server.worker_timeout_s * 1e6)),
         }
