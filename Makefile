@@ -26,14 +26,15 @@ SMOKE := tests/wire tests/unit/http/client tests/unit/gateway/test_redaction.py 
 
 .PHONY: demo test smoke check fix bench conformance clients deploy-check manifests lock
 demo: $(READY) ; $(BIN)/sidecar demo
-test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
+test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 smoke: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 $(SMOKE)
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench --ladder && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
 conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
-# What stands under deploy/ and the Dockerfile, held by the tools of their makers; too slow for each run of the tests.
-deploy-check: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/deploy -o python_files='check_*.py' -rs
+# What is too slow for each run of the tests: what stands under deploy/ and the Dockerfile, held by the tools of their
+# makers; the package as it is installed; rollouts; a fuzzer of the HTTP APIs.
+deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests -o python_files='check_*.py' -rs
 manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
 release: $(READY) $(DEPLOY)/ready ; .ci/release $(BIN) $(DEPLOY)/bin

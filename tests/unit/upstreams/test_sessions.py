@@ -172,7 +172,7 @@ def test_an_upstreams_session_id_is_taken_as_it_is_or_refused_where_it_cannot_go
             upstream_id_from(header)
 
 
-def test_thousands_of_each_cycle_leave_nothing() -> None:
+def test_hundreds_of_each_cycle_leave_nothing() -> None:
     """BL-043."""
 
     def alive() -> int:
@@ -187,16 +187,16 @@ def test_thousands_of_each_cycle_leave_nothing() -> None:
     before, clock = alive(), Clock()
     sessions, full = Sessions(clock, idle_s=30), Sessions(Clock(), max_sessions=1)
     kept = opened(full)
-    for _ in range(2_000):
+    for _ in range(400):
         open_and_end()
     assert len(sessions) == 0
-    for _ in range(2_000):
+    for _ in range(400):
         opened(sessions)
         clock.now += 1
     assert len(sessions) <= sessions.max_per_principal
     clock.now += 31
     sessions.sweep()
-    for _ in range(2_000):
+    for _ in range(400):
         with pytest.raises(Refusal):
             opened(full, BOB)
     full.end(kept)
