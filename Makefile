@@ -33,7 +33,7 @@ fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench --ladder && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
 conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
 # What is too slow for each run of the tests: what stands under deploy/ and the Dockerfile, held by the tools of their
-# makers; the package as it is installed; rollouts; a fuzzer of the HTTP APIs.
+# makers; the package as it is installed; workers, rollouts, kills under load; a fuzzer of the HTTP APIs.
 deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests -o python_files='check_*.py' -rs
 manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)

@@ -38,7 +38,7 @@ from tests.flow.streams import Emitter, event
 from tests.flow.talk import Talk, reason_of
 from tests.flow.world import SESSION, STATELESS, Respond, Upstream, World, listening, until
 
-CYCLES = 20  # of each kind
+CYCLES = 8  # of each kind
 SPARE = 12  # connections that are kept for the next request, and what serves them
 
 
