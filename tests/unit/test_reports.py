@@ -20,7 +20,7 @@ REPORTS = """
 
 def test_a_report_is_answered_by_tests_that_name_it() -> None:
     named = Counter[str]()
-    for file in TESTS.rglob("test_*.py"):
+    for file in (*TESTS.rglob("test_*.py"), *TESTS.rglob("check_*.py")):
         for block in file.read_text("utf-8").split("\n\n\n"):
             if re.search(r"^(?:async )?def test_", block, re.MULTILINE):
                 named.update(set(re.findall(r"\bBL-(\d{3})\b", block)))
