@@ -60,10 +60,9 @@ class OtherWorkers:
     @classmethod
     def of(cls, settings: Settings) -> OtherWorkers | None:
         """Those of a worker; None for a process that serves alone."""
-        me, count = settings.server.worker, settings.server.workers
-        if not me or count == "auto":
+        me, numbers = settings.server.worker, settings.worker_numbers
+        if not numbers:
             return None
-        numbers = range(1, count + 1)
         sockets = {number: settings.worker_socket(number) for number in numbers if number != me}
         return cls(me, sockets, {number: settings.own_of(number) / METRICS_FILE for number in numbers})
 

@@ -22,6 +22,7 @@ from aiohttp import HttpVersion11, web
 
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.routing import Entrance
+from sidecar.http.server.listeners import GaveWay
 from sidecar.http.server.repeated_head import ArrivedBody
 from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import SilentResponse
@@ -50,11 +51,8 @@ class SessionRelay:
     @classmethod
     def of(cls, settings: Settings, pipeline: Pipeline, entrances: Sequence[Entrance]) -> SessionRelay | None:
         """That of a worker; None for a process that serves alone."""
-        me, count = settings.server.worker, settings.server.workers
-        if not me or count == "auto":
-            return None
-        sockets = {number: settings.own_of(number) / SOCKET for number in range(1, count + 1)}
-        return cls(pipeline, me, sockets, entrances)
+        sockets = {number: settings.own_of(number) / SOCKET for number in settings.worker_numbers}
+        return cls(pipeline, settings.server.worker, sockets, entrances) if sockets else None
 
     async def handle(self, request: HttpRequest, number: int) -> web.StreamResponse:
         """Handles a request that came through entrance `number`, here or at the worker of its session."""
@@ -110,7 +108,7 @@ class _RelayedResponse(web.StreamResponse):
         """Sends the request on. If its body breaks off, the other worker sees that the caller left."""
         try:
             await self._send()
-        except Exception:
+        except (OSError, TimeoutError, GaveWay, web.RequestPayloadError):
             self._writer.close()
 
     async def _send(self) -> None:

@@ -86,6 +86,12 @@ class Settings(Section):
         return self.data / WORKERS / str(worker) if worker else self.data
 
     @property
+    def worker_numbers(self) -> range:
+        """The numbers of the workers that serve together, this one included; none for a process that serves alone."""
+        count = self.server.workers
+        return range(1, count + 1) if self.server.worker and count != "auto" else range(0)
+
+    @property
     def parts(self) -> tuple[Path, ...]:
         """All folders of the kind of `own` that are there: the data folder, and those of workers in order."""
         folder = self.data / WORKERS
@@ -95,8 +101,7 @@ class Settings(Section):
     @property
     def idle_parts(self) -> tuple[Path, ...]:
         """Those in which no process of this start writes."""
-        count = self.server.workers if self.server.worker and self.server.workers != "auto" else 0
-        served = {self.own, *map(self.own_of, range(1, count + 1))}
+        served = {self.own, *map(self.own_of, self.worker_numbers)}
         return tuple(part for part in self.parts if part not in served)
 
     @property

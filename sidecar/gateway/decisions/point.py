@@ -127,7 +127,7 @@ class DecisionPoint:
 
 
 async def _charging(reading: Awaitable[Asked | web.StreamResponse], charge: bool) -> Asked | web.StreamResponse:
-    """Charges all limits but slots, which nobody would return, or none."""
+    """Charges all limits but slots, whose end is not seen here, or none."""
     asked = await reading
     if not isinstance(asked, tuple):
         return asked
