@@ -184,15 +184,18 @@ async def test_one_that_fails_again_and_again_is_started_less_and_less_often(
 
 
 async def test_a_reload_reaches_each_once_and_one_that_starts_when_it_serves(tmp_path: Path) -> None:
-    async with running(tmp_path) as one:
+    may_serve = tmp_path / "may_serve"
+    behaviour = f"while not (is_first or os.path.exists({str(may_serve)!r})): select.select([], [], [], 0.01)\n{SERVES}"
+    async with running(tmp_path, behaviour) as one:
         await one.ready()
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: one.count("reloads") == 2)
         os.kill(one.pids()[1], signal.SIGKILL)
-        await until(lambda: not one.supervisor.workers[1].is_ready)
+        await until(lambda: one.count("2 started") == 2)
         os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: one.count("2 reloads") == 2)
         await until(lambda: one.count("1 reloads") == 2)
+        may_serve.touch()
+        await until(lambda: one.count("2 reloads") == 2)
 
 
 async def test_the_second_signal_does_not_wait(tmp_path: Path) -> None:
