@@ -139,6 +139,8 @@ ACTIONS: Final = (
     | {"push/set", "push/get", "push/list", "push/delete", "card/extended"}
     | {"sampling/createMessage", "elicitation/create", "roots/list"}
 )
+# The actions of `use` that begin something: a row that demands an approval demands it of these.
+BEGUN: Final = frozenset({"tools/call", "prompts/get", "resources/read", "message/send", "message/stream"})
 SKILL = "task_type"  # the member of a message's metadata that names the skill, as in the seed's task
 MAX_SKILL_CHARS = 128
 ERROR_CODE = "error_code"  # the member of a failed task's message that holds the seed's error code
@@ -201,8 +203,19 @@ class Call(NamedTuple):
         return self.questions[0]
 
 
+class ApprovalTerms(NamedTuple):
+    """What a row demands of approvals: one person with `role`, who answers within `within_s`. An approval is used once,
+    or for `valid_s`. `reason` says whether the person must give one."""
+
+    role: str
+    within_s: float = 900.0
+    valid_s: float | None = None
+    reason: bool = False
+
+
 class RuleRef(NamedTuple):
-    """One row of policy. `expires_at` is in seconds since the epoch; `max_calls_per_hour` None means no limit."""
+    """One row of policy. `expires_at` is in seconds since the epoch; `max_calls_per_hour` None means no limit;
+    `approval` is what an allow row demands besides."""
 
     id: str
     kind: PermissionKind
@@ -219,6 +232,7 @@ class RuleRef(NamedTuple):
     reason: str = ""
     file: str = ""
     line: int = 0
+    approval: ApprovalTerms | None = None
 
 
 class Link(NamedTuple):
@@ -266,7 +280,8 @@ class Decision(NamedTuple):
     """The answer for a whole chain, under one policy revision. `until` is the nearest expiry among the rules it rests
     on. `roles` are those through which the last link's rules matched, for the audit's `agent_role`. `names_read`: what
     conditions read of the arguments. `engine` is `compiled` if compiled rules decided every link, `casbin` if pycasbin
-    alone decided one. Equal answers share every field but `facts`, which are those of the call."""
+    alone decided one. `approvals` are the rules that allow it only with a person's approval. Equal answers share every
+    field but `facts`, which are those of the call."""
 
     allowed: bool
     revision: str
@@ -279,6 +294,7 @@ class Decision(NamedTuple):
     would_allow: tuple[str, ...] = ()
     names_read: tuple[Read, ...] = ()
     engine: EngineName = "compiled"
+    approvals: tuple[RuleRef, ...] = ()
     facts: tuple[Fact, ...] = ()
 
     @property

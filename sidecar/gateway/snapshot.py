@@ -331,6 +331,7 @@ def all_of(answers: Sequence[Decision]) -> Decision:
         until=min((answer.until for answer in answers if answer.until is not None), default=None),
         would_deny=_each_once(answer.would_deny for answer in answers),
         would_allow=_each_once(answer.would_allow for answer in answers),
+        approvals=_each_once(answer.approvals for answer in answers) if decisive.allowed else (),
     )
 
 

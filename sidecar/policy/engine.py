@@ -25,6 +25,7 @@ from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
 from sidecar.vocabulary import (
+    BEGUN,
     DELEGATE,
     Chain,
     Decision,
@@ -357,6 +358,9 @@ class Engine:
             if place <= last or not answer.link.allowed or len(ran) > before or answer.would_deny:
                 answers.append(answer)
         decision = self._decision(subjects, question.action, answers, limited=mode == "call")
+        if mode == "call" and decision.allowed:
+            approvals = tuple(_demanding(decision.links, question.action))
+            decision = decision._replace(approvals=approvals) if approvals else decision
         decision = decision._replace(names_read=tuple(names))
         if self.asks_casbin:
             decision = decision._replace(engine=_engine_of(link.policy.engine for link in case.links))
@@ -404,6 +408,16 @@ def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[Rule
         if rule.max_calls_per_hour is not None
     }
     return tuple(found.values())
+
+
+def _demanding(links: Iterable[Link], action: str) -> Iterator[RuleRef]:
+    """Yield the rules that demand an approval of this call. What follows a call (`tasks/get` after `message/send`)
+    needs one only by a rule that names that action, as with limits."""
+    for link in links:
+        for rule in link.rules:
+            named = link.action == action in rule.actions and not set(USED) <= set(rule.actions)
+            if rule.approval is not None and (action in BEGUN or named):
+                yield rule
 
 
 def _from(names: Sequence[str], prefix: str, after: str) -> Iterator[str]:

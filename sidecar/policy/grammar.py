@@ -28,6 +28,7 @@ NONE = "-"
 Per = Literal["subject", "origin", "rule"]
 
 USE = "use"
+ONCE, REQUIRED = "once", "required"  # words of approvals
 STOPPING = frozenset({"tasks/cancel"})  # ends work: a row's limit on `use` does not apply to it
 ON_SERVERS = ("tool:", "prompt:", "resource:")  # CONTRACT 1.2: the objects on a server
 
@@ -54,6 +55,9 @@ _URI_PATTERN = re.compile(r"[!#-{}~]{1,2048}")
 _RULE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/\-]{0,127}")
 _DOMAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,127}")
 _LIMIT = re.compile(r"[1-9][0-9]{0,8}")
+_DURATION = re.compile(r"([1-9][0-9]{0,5})([smhd])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+MIN_WITHIN_S, MAX_APPROVAL_S = 10.0, 7 * 86400.0
 
 
 class Wrong(Exception):
@@ -176,6 +180,24 @@ def limit(text: str, effect: str) -> int | None:
     if not _LIMIT.fullmatch(text):
         raise Wrong("P107", f"{shown(text)} is no number from 1 to 999999999", "write -, or a deny row instead of 0")
     return int(text)
+
+
+def approval_within(text: str) -> float:
+    """Parse how long an approver has to answer, into seconds."""
+    return _duration(text, MIN_WITHIN_S, "write 15m, from 10s to 7d")
+
+
+def approval_valid(text: str) -> float | None:
+    """Parse how long an approval may be used, into seconds; None for `once`."""
+    return None if text == ONCE else _duration(text, 1.0, "write once, or 1h, from 1s to 7d")
+
+
+def _duration(text: str, at_least_s: float, hint: str) -> float:
+    found = _DURATION.fullmatch(text)
+    seconds = int(found[1]) * _SECONDS[found[2]] if found else 0.0
+    if not at_least_s <= seconds <= MAX_APPROVAL_S:
+        raise Wrong("P109", f"{shown(text)} is no duration here", hint)
+    return seconds
 
 
 def rule_id(text: str) -> str:

@@ -17,12 +17,12 @@ from sidecar.policy.builder import MAX_ROWS, PolicyBuilder
 from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import NONE, Per, Wrong
 from sidecar.policy.model import ALLOW_OVERRIDE, DOMAIN, Model
-from sidecar.policy.patterns import inside
-from sidecar.policy.rows import BLANKS, MAX_LINE_CHARS, CsvField, CsvRow
+from sidecar.policy.patterns import glob, inside
+from sidecar.policy.rows import APPROVAL_NOTES, BLANKS, MAX_LINE_CHARS, CsvField, CsvRow
 from sidecar.policy.table import RowNotes
 from sidecar.settings.policy import PolicyScope
 from sidecar.settings.uris import fault_in_object
-from sidecar.vocabulary import PermissionKind
+from sidecar.vocabulary import USED, ApprovalTerms, PermissionKind
 
 T = TypeVar("T")
 Doubt = tuple[str, Wrong]  # "error" or "warning"
@@ -34,7 +34,13 @@ _NOTES: Final[Mapping[str, Callable[[str], object]]] = {
     "shadow": grammar.word_of("true", "false"),
     "per": grammar.word_of("subject", "origin", "rule"),
     "created_at": grammar.expires_at,
+    "approval": grammar.role,
+    "within": grammar.approval_within,
+    "valid": grammar.approval_valid,
+    "approval_reason": grammar.word_of(grammar.REQUIRED),
 }
+OF_CLIENTS: Final = frozenset({"sampling/createMessage", "elicitation/create", "roots/list"})
+APPROVABLE: Final = tuple(sorted({*USED, "push/set", "push/get", "push/list", "push/delete", "card/extended"}))
 _LINKS: Final[Mapping[str, tuple[Callable[[str], str], Callable[[str], str]]]] = {
     "g": (grammar.member, grammar.role),
     "g2": (grammar.element, grammar.set_),
@@ -100,10 +106,12 @@ class RuleReader(_Reader):
         before = len(errors)
         fields = dict(zip(columns, row.fields, strict=True))
         texts = self._texts(row, fields)
+        noted = _with_approval_reason(row.notes)
         for key, check in _NOTES.items():
-            if key in row.notes:
-                self._checked(row, row.notes[key], check)
-        notes = {key: field.text for key, field in row.notes.items()}
+            if key in noted:
+                self._checked(row, noted[key], check)
+        self._check_approval(row, noted, texts)
+        notes = {key: field.text for key, field in noted.items()}
         if len(errors) == before:
             for scope in self._scopes:
                 self._check_inside(row, fields["sub"], texts["sub"], scope, "subjects")
@@ -164,6 +172,25 @@ class RuleReader(_Reader):
             hint, offset = meant(server, names) or "add it to upstreams", text.index(":") + 1
             yield "warning", Wrong("P121", f"no upstream {shown(server)}", hint, offset=offset, width=len(server))
 
+    def _check_approval(self, row: CsvRow, noted: Mapping[str, CsvField], texts: Mapping[str, str]) -> None:
+        for key in APPROVAL_NOTES:
+            if key in noted and "approval" not in noted:
+                hint = "name who approves: approval=role:oncall"
+                self._tell(row, noted[key], Wrong("P109", f"{key} means nothing without approval", hint))
+        if "approval" not in noted:
+            return
+        actions = texts["act"].split("|")
+        if texts["eft"] == "deny":
+            wrong = Wrong("P109", "a deny row asks no one for approval", "an approval belongs on the row that allows")
+        elif asked := [action for action in actions if action in OF_CLIENTS]:
+            hint = "write another row for it, without approval"
+            wrong = Wrong("P109", f"{asked[0]} is a server's request, which waits for no approval", hint)
+        elif not any(glob(action, one) for one in actions for action in APPROVABLE):
+            wrong = Wrong("P109", "no action of this row waits for an approval", "known are " + ", ".join(APPROVABLE))
+        else:
+            return
+        self._tell(row, noted["approval"], wrong)
+
     def _part(self, row: CsvRow, texts: Mapping[str, str], notes: Mapping[str, str]) -> dict[str, str]:
         whole, field = self._above, row.notes["part_of"]
         hint = "it stands below another row of that rule, and differs in nothing but subject and object"
@@ -185,6 +212,7 @@ class RuleReader(_Reader):
             **{key: notes[key] for key in ("id", "owner", "reason", "created_at") if key in notes},
             per=cast(Per, notes.get("per", "subject")),
             shadow=notes.get("shadow") == "true",
+            approval=approval_in(notes),
         )
         if notes:
             table.notes[len(table)] = said
@@ -243,6 +271,26 @@ class RuleReader(_Reader):
             return NOT_TAKEN
         ends = effect == "deny" and texts["expires_at"] != NONE
         return NOT_TAKEN if ends else self._draft.shape(self._model.kind, texts)
+
+
+def _with_approval_reason(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
+    """Return the notes with `reason=required` beside an approval under its own name."""
+    reason = notes.get("reason")
+    if reason is None or reason.text != grammar.REQUIRED or "approval" not in notes or "approval_reason" in notes:
+        return notes
+    return {key: field for key, field in notes.items() if key != "reason"} | {"approval_reason": reason}
+
+
+def approval_in(notes: Mapping[str, str]) -> ApprovalTerms | None:
+    """Return what valid notes demand of approvals; None if they demand none."""
+    if "approval" not in notes:
+        return None
+    return ApprovalTerms(
+        notes["approval"],
+        grammar.approval_within(notes.get("within", "15m")),
+        grammar.approval_valid(notes.get("valid", grammar.ONCE)),
+        "approval_reason" in notes,
+    )
 
 
 class LinkReader(_Reader):

@@ -19,7 +19,8 @@ from sidecar.settings.yaml_nodes import place_in
 MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, as programs write them
 MAX_LINE_CHARS = 8 * 1024
 ROW_TYPES = ("p", "g", "g2")
-NOTES = ("id", "owner", "reason", "shadow", "per", "created_at", "part_of")
+APPROVAL_NOTES = ("approval", "within", "valid", "approval_reason")
+NOTES = ("id", "owner", "reason", "shadow", "per", "created_at", "part_of", *APPROVAL_NOTES)
 
 Plain = Callable[[str, int], bool]
 

@@ -224,7 +224,9 @@ def _said(table: RowTable, index: Index, *, in_order: bool) -> Iterator[str]:
 
 def _noted(table: RowTable, row: int) -> str:
     notes = table.notes.get(row)
-    return "" if notes is None else repr(notes[:5])
+    if notes is None:
+        return ""
+    return repr(notes[:5]) if notes.approval is None else repr((*notes[:5], tuple(notes.approval)))
 
 
 @dataclass(slots=True)

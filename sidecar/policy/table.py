@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import Literal, NamedTuple
 
 from sidecar.policy.grammar import NONE, Per
-from sidecar.vocabulary import PermissionKind, RuleRef
+from sidecar.vocabulary import ApprovalTerms, PermissionKind, RuleRef
 
 DENY, SHADOW, ENDS, ASKS, LIMITED = 1, 2, 4, 8, 16  # bits of `flags`
 _PER_SHIFT = 5
@@ -52,6 +52,7 @@ class RowNotes(NamedTuple):
     per: Per = "subject"
     shadow: bool = False
     created_at: str = ""
+    approval: ApprovalTerms | None = None
 
     @property
     def flags(self) -> int:
@@ -202,6 +203,7 @@ class RowTable(RuleRows):
             notes.reason,
             self.files[self.file[row]],
             self.line[row],
+            notes.approval,
         )
 
 

@@ -47,7 +47,9 @@ KEY_OF: Mapping[str, str] = {"sub": "subject", "obj": "object", "act": "actions"
 """The key of a column, where it is not the column's own name."""
 
 _KINDS = tuple(kind.value for kind in PermissionKind)
-_OWN_KEYS = ("kind", "permission_type", "part_of", *RULE_NOTES)
+_OWN_KEYS = ("kind", "permission_type", "part_of", "approval", *RULE_NOTES)
+APPROVAL_KEYS: Mapping[str, str] = {"by": "approval", "within": "within", "valid": "valid", "reason": "approval_reason"}
+"""The notes of CSV that the keys of `approval` stand for."""
 _NHI_KINDS = (PermissionKind.USER_TO_NHI, PermissionKind.NHI_TO_NHI)
 
 
@@ -156,13 +158,25 @@ class _YamlReader:
             for key in ("subject", "object")
         )
         common = _RuleColumns(values, kind, said, node).read(columns)
-        notes = values.notes(said, RULE_NOTES)
-        if kind is None or not subjects or not objects or common is None or notes is None:
+        notes, approval = values.notes(said, RULE_NOTES), self.approval(said)
+        if kind is None or not subjects or not objects or common is None or notes is None or approval is None:
             return
+        notes |= approval
         rule = self.last = _Rule(kind, values.line(node.span.line), common, notes)
         if len(subjects) * len(objects) > 1 and "id" not in notes:
             notes["id"] = values.implied(_content_id(rule, subjects, objects), node.span)
         yield from self.rows(rule, subjects, objects, node, notes)
+
+    def approval(self, said: Mapping[str, YamlNode]) -> dict[str, CsvField] | None:
+        """Return the notes that `approval` stands for; None after a fault."""
+        if "approval" not in said:
+            return {}
+        terms = self.values.mapping(said["approval"], "approval", tuple(APPROVAL_KEYS), needed=("by",))
+        if terms is None:
+            return None
+        found = {note: self.values.text(terms[key], key) for key, note in APPROVAL_KEYS.items() if key in terms}
+        notes: dict[str, CsvField] = {note: value for note, value in found.items() if value is not None}
+        return notes if "approval" in notes and len(notes) == len(found) else None
 
     def part(self, node: YamlNode) -> Iterator[Found]:
         """Yield further subjects and objects of the rule above, where not every subject has every object."""
