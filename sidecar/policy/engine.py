@@ -227,6 +227,17 @@ class Engine:
         row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
         return self.decide(chain, question, now_s, "session")
 
+    def objection(self, approver: Principal, chain: Chain, decision: Decision) -> str:
+        """Return why a principal may not give the approvals that a decision needs; "" if it may. It must be a user that
+        stands nowhere in the chain, with the role that each of the rules names."""
+        if not approver.name.startswith("user:"):
+            return f"{approver.name} is no person"
+        if approver.name in {principal.name for principal in chain}:
+            return f"{approver.name} stands in the chain"
+        wanted = {rule.approval.role for rule in decision.approvals if rule.approval is not None}
+        missing = sorted(wanted - self.roles_of(approver))
+        return f"{approver.name} does not have {' and '.join(missing)}" if missing else ""
+
     def names(self) -> Iterator[str]:
         """Yield every subject and object of the rows and every member of a role or set; some more than once."""
         for docket in self._dockets.values():

@@ -200,6 +200,19 @@ def _duration(text: str, at_least_s: float, hint: str) -> float:
     return seconds
 
 
+def duration_text(seconds: float) -> str:
+    """Return a duration as rows have it, such as 15m."""
+    word, size = next((word, size) for word, size in reversed(_SECONDS.items()) if seconds % size == 0)
+    return f"{seconds / size:g}{word}"
+
+
+def person(text: str) -> str:
+    """Parse who may give an approval."""
+    if not text.startswith("user:"):
+        raise Wrong("", f"{shown(text)} is no person", "write user:<id>")
+    return member(text)
+
+
 def rule_id(text: str) -> str:
     if _RULE_ID.fullmatch(text):
         return text

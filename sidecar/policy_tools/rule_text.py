@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sidecar.policy.grammar import NONE, USE, USED
+from sidecar.policy.grammar import NONE, ONCE, REQUIRED, USE, USED, duration_text
 from sidecar.settings.yaml_scalars import DoubtfulScalarError, meaning_of
-from sidecar.vocabulary import RuleRef
+from sidecar.vocabulary import ApprovalTerms, RuleRef
 
 # Texts that YAML reads as plain strings, also inside [ ] and { }.
 _PLAIN = re.compile(r"[A-Za-z0-9_./(](?:[A-Za-z0-9_./:@+()=<>&|!?*'\-]| (?=[^#]))*")
@@ -43,6 +43,25 @@ def columns(rule: RuleRef) -> dict[str, str]:
         "when": rule.when or NONE,
         "eft": rule.effect,
     }
+
+
+def approval_notes(terms: ApprovalTerms) -> dict[str, str]:
+    """Return the notes that a row with these terms has, all of them."""
+    valid = ONCE if terms.valid_s is None else duration_text(terms.valid_s)
+    notes = {"approval": terms.role, "within": duration_text(terms.within_s), "valid": valid}
+    return notes | ({"approval_reason": REQUIRED} if terms.reason else {})
+
+
+def approval_text(terms: ApprovalTerms) -> str:
+    """Return `role:oncall, within 15m, valid once, with a reason`."""
+    notes = approval_notes(terms)
+    valid = "valid once" if terms.valid_s is None else f"valid for {notes['valid']}"
+    words = [terms.role, f"within {notes['within']}", valid]
+    return ", ".join([*words, "with a reason"] if terms.reason else words)
+
+
+def approval_data(terms: ApprovalTerms | None) -> dict[str, str | float | bool | None] | None:
+    return None if terms is None else terms._asdict()
 
 
 def csv_quoted(text: str) -> str:

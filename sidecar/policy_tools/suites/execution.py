@@ -18,13 +18,14 @@ exercises no rule.
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Budgets, Limiter, LimitPlan, plan_charges
 from sidecar.limits.memory_store import MemoryCounters
 from sidecar.policy import Engine, PolicySource, grammar
 from sidecar.policy_tools.nearest_rules import Sought
+from sidecar.policy_tools.rule_text import approval_text
 from sidecar.policy_tools.suites.loading import ListExpectation, PolicyTest
 from sidecar.policy_tools.suites.suite_schema import Repeat, listed_question
 from sidecar.protocols.mcp.messages import server_question
@@ -38,7 +39,7 @@ _ONCE = Repeat(times=1)
 class TestOutcome(NamedTuple):
     """The outcome. `decision` is the policy's answer to the last call; `allowed`, `reason` and `at` (which call of a
     repeat was refused, from 1; 0 if none) include limits. `limits` are those that were charged or that were exhausted.
-    `rests_on` are ids of rules; `shows` is the content of a list."""
+    `rests_on` are ids of rules; `shows` is the content of a list; `waits` says why a call waits for an approval."""
 
     allowed: bool
     decision: Decision
@@ -48,6 +49,11 @@ class TestOutcome(NamedTuple):
     limits: tuple[str, ...] = ()
     rests_on: frozenset[str] = frozenset()
     shows: tuple[str, ...] | None = None
+    waits: str = ""
+
+    @property
+    def answer(self) -> Literal["allow", "approval", "deny"]:
+        return "allow" if self.allowed else "approval" if self.waits else "deny"
 
 
 class CoveredRules(NamedTuple):
@@ -113,6 +119,8 @@ class TestBench:
             rests_on = self._grounds(test, decision, now_s)
             if not decision.allowed:
                 return TestOutcome(False, decision, now_s, decision.reason, index + 1 if limited else 0, (), rests_on)
+            if waits := self._waits(test, decision):
+                return TestOutcome(False, decision, now_s, rests_on=rests_on, waits=waits)
             if not limited:
                 break
             plan = plan_charges(self.budgets, test.chain, self.engine.roles_of, call, decision)
@@ -120,6 +128,14 @@ class TestBench:
             if refusal is not None:
                 return TestOutcome(False, decision, now_s, refusal.reason, index + 1, ledger.limits, rests_on)
         return TestOutcome(True, decision, now_s, None, 0, ledger.limits, rests_on)
+
+    def _waits(self, test: PolicyTest, decision: Decision) -> str:
+        """Return why an allowed call waits for an approval; "" if it does not, or the test's approver gives it."""
+        if not decision.approvals:
+            return ""
+        if test.approver is not None:
+            return self.engine.objection(test.approver, test.chain, decision)
+        return "; ".join(dict.fromkeys(f"{rule.id} demands {_demand(rule)}" for rule in decision.approvals))
 
     def _list(self, test: PolicyTest, listing: ListExpectation) -> TestOutcome:
         """Decide the list itself as a session call, then each entry as the proxy does."""
@@ -174,6 +190,10 @@ class TestBench:
                 over = rule.expires_at is not None and rule.expires_at <= now_s
                 if over is expired and all(sought.fits(rule)[:3]):
                     yield rule
+
+
+def _demand(rule: RuleRef) -> str:
+    return "" if rule.approval is None else f"the approval of {approval_text(rule.approval)}"
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
 
-from sidecar.policy_tools.rule_text import cut, place
+from sidecar.policy_tools.rule_text import approval_data, cut, place
 from sidecar.policy_tools.suites.execution import CoveredRules, TestOutcome
 from sidecar.policy_tools.suites.suite import SuiteReport, TestResult, answer_in_words
 from sidecar.vocabulary import Link
@@ -81,6 +81,8 @@ def _result_data(result: TestResult) -> dict[str, Any]:
     if result.got is None:
         return {**data, "skip": test.skip}
     expected = {"decision": "allow", **test.expect.model_dump(mode="json", exclude_none=True)}
+    if test.approver is not None:
+        expected["approved_by"] = test.approver.name
     data |= {"expected": expected, "got": _got_data(result.got)}
     if result.problems:
         data |= {"problems": list(result.problems), "hint": result.hint or None}
@@ -90,12 +92,14 @@ def _result_data(result: TestResult) -> dict[str, Any]:
 def _got_data(got: TestOutcome) -> dict[str, Any]:
     rules = dict.fromkeys((rule.file, rule.line, rule.id) for link in got.decision.links for rule in link.rules)
     return {
-        "decision": "allow" if got.allowed else "deny",
+        "decision": got.answer,
         "reason": got.reason,
+        "waits": got.waits or None,
         "at": got.at or None,
         "limits": list(got.limits),
         "shows": None if got.shows is None else list(got.shows),
         "rules": [{"id": name, "file": file, "line": line} for file, line, name in rules],
+        "approvals": [{"rule": rule.id, **(approval_data(rule.approval) or {})} for rule in got.decision.approvals],
         "links": [
             {
                 **{name: getattr(link, name) for name in ("kind", "subject", "object", "action", "reason")},

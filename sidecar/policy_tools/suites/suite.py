@@ -15,7 +15,6 @@ from sidecar.policy_tools.rule_text import cut
 from sidecar.policy_tools.suites import execution
 from sidecar.policy_tools.suites.execution import CoveredRules, TestBench, TestOutcome
 from sidecar.policy_tools.suites.loading import PolicySuite, PolicyTest, read_suites
-from sidecar.policy_tools.suites.suite_schema import Expect
 from sidecar.vocabulary import RuleRef
 
 FOLDER = "tests"
@@ -114,15 +113,18 @@ def _result(bench: TestBench, test: PolicyTest, source: PolicySource) -> TestRes
     if test.skip:
         return TestResult(test)
     got = bench.run(test)
-    problems = tuple(_problems(test.expect, got))
+    problems = tuple(_problems(test, got))
     return TestResult(test, got, problems, _hint(test, got, source.rules) if problems else "")
 
 
-def _problems(expect: Expect, got: TestOutcome) -> Iterator[str]:
+def _problems(test: PolicyTest, got: TestOutcome) -> Iterator[str]:
+    expect = test.expect
     decision = expect.decision or "allow"
-    if got.allowed != (decision == "allow"):
+    if got.answer != decision:
         yield f"expected {decision}, got {answer_in_words(got)}"
         return
+    if test.approver is not None and got.decision.allowed and not got.decision.approvals:
+        yield f"expected {test.approver.name} to approve it, but no rule demands an approval"
     if expect.reason is not None and got.reason != expect.reason:
         yield f"expected the reason {expect.reason}, got {got.reason}"
     if expect.at is not None and got.at != expect.at:
@@ -148,9 +150,11 @@ def _some(names: Iterable[str]) -> str:
 
 
 def answer_in_words(got: TestOutcome) -> str:
-    """Return `allow`, or `deny (rate-limited, call 121)`."""
+    """Return `allow`, `deny (rate-limited, call 121)`, or `approval (user:bob does not have role:oncall)`."""
     if got.allowed:
         return "allow"
+    if got.waits:
+        return f"approval ({got.waits})"
     return f"deny ({got.reason}, call {got.at})" if got.at else f"deny ({got.reason})"
 
 
@@ -160,6 +164,8 @@ def _hint(test: PolicyTest, got: TestOutcome, rules: Iterable[RuleRef]) -> str:
         ids = {rule.id for rule in rules}
         if wanted not in ids:
             return f"no rule has the id {wanted}" + (f": {near}" if (near := meant(wanted, ids)) else "")
+    if got.waits and test.expect.decision == "allow" and test.approver is None:
+        return "write expect: approval, or approved_by: user:… for the call as that person approves it"
     listing = test.listing
     if listing is not None and got.allowed and listing.names is None:
         return f"a catalogue of {listing.server} in this suite would say what there is to show"

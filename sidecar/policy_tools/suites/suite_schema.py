@@ -123,6 +123,7 @@ def _catalogued(value: object) -> object:
 Label = Annotated[str, Field(max_length=200), AfterValidator(_label)]
 PrincipalName = Annotated[str, _read_by(_principal, "T102")]
 RoleName = Annotated[str, _read_by(grammar.role, "T102")]
+PersonName = Annotated[str, _read_by(grammar.person, "T102")]
 Moment = Annotated[str, _read_by(_moment, "T106"), WithJsonSchema({"type": "string", "format": "date-time"})]
 ActionName = Annotated[
     str, _read_by(_action, "T103"), WithJsonSchema({"type": "string", "enum": sorted(grammar.ACTIONS)})
@@ -150,8 +151,9 @@ class Repeat(Section):
 class Expect(Section):
     """What must come out."""
 
-    decision: Literal["allow", "deny"] | None = None
-    """With `repeat`: `allow` means every call, `deny` that one of them is refused."""
+    decision: Literal["allow", "approval", "deny"] | None = None
+    """`approval`: it is allowed once a person approves it. With `repeat`: `allow` means every call, `deny` that one of
+    them is refused."""
     reason: ReasonWord | None = None
     """Why it is denied."""
     rule: Annotated[str, Field(min_length=1, max_length=128)] | None = None
@@ -171,6 +173,9 @@ class Expect(Section):
             return
         if self.shows is not None and self.decision == "deny":
             yield Finding("a list that is denied shows nothing", "T107", "keep one of them", ("shows",), True)
+        if self.limits is not None and self.decision == "approval":
+            hint = "name who approves it: approved_by: user:…, and expect allow or deny"
+            yield Finding("limits are charged after the approval", "T107", hint, ("limits",), True)
         if self.decision != "deny":
             for key in ("reason", "at"):
                 if getattr(self, key) is not None:
@@ -202,7 +207,7 @@ class WrittenTest(Section):
     now: Moment | None = None
     """When, instead of the suite's `now`."""
     roles: dict[PrincipalName, Many[RoleName]] = Field(default_factory=dict)
-    """Roles from tokens, by principal, beside the `g` rows of the policy."""
+    """Roles from tokens, by principal, beside the `g` rows of the policy; also those of `approved_by`."""
     scopes: dict[PrincipalName, Many[Scope]] = Field(default_factory=dict)
     """Scopes from tokens, by principal."""
     calls: ObjectName | None = None
@@ -219,8 +224,10 @@ class WrittenTest(Section):
     """Which of its lists; `tools` if not said."""
     repeat: Repeat | None = None
     """The call again and again, until a limit refuses it."""
-    expect: Annotated[Expect, BeforeValidator(_expected), AnyOf({"enum": ["allow", "deny"]}, NAMES_SCHEMA)]
-    """allow, deny, a list of the names shown, or a mapping of what must come out."""
+    approved_by: PersonName | None = None
+    """The call as if this person had approved it: user:<id>. It fails if no rule demands an approval."""
+    expect: Annotated[Expect, BeforeValidator(_expected), AnyOf({"enum": ["allow", "approval", "deny"]}, NAMES_SCHEMA)]
+    """allow, approval, deny, a list of the names shown, or a mapping of what must come out."""
     skip: Label | None = None
     """Why this test is not run for now; it is reported as skipped."""
 
@@ -255,19 +262,22 @@ class WrittenTest(Section):
         if ANONYMOUS in self.chain and len(self.chain) > 1:
             yield Finding("anonymous lends nothing and is lent nothing", "T102", "it stands alone", ("as",))
         for key in ("roles", "scopes"):
+            known = (*self.chain, self.approved_by) if key == "roles" else self.chain
             for name in getattr(self, key):
-                if name not in self.chain:
+                if name not in known:
                     hint = did_you_mean(name, self.chain)
                     yield Finding(f"{name} is not in the chain", "T102", hint, (key, name), True)
                 elif name == ANONYMOUS:
                     yield Finding("anonymous has no token", "T102", "", (key, name), True)
 
     def _faults_of_list(self) -> Iterator[Finding]:
-        for key in ("action", "args", "meta"):
+        for key in ("action", "args", "meta", "approved_by"):
             if getattr(self, key):
                 yield Finding(f"{key} belongs to a call", "T107", "a list has none", (key,), True)
         if self.expect.decision != "deny" and self.expect.shows is None:
             yield Finding("what does the list show?", "T107", "expect: [name, …], or expect: deny", ("expect",))
+        if self.expect.decision == "approval":
+            yield Finding("no list waits for an approval", "T107", "write the names that it shows", ("expect",))
         for key in ("limits", "rule"):
             if getattr(self.expect, key) is not None:
                 yield Finding(f"{key} belongs to a call", "T107", "", ("expect", key), True)
@@ -278,6 +288,9 @@ class WrittenTest(Section):
             yield Finding("of belongs to lists", "T107", "", ("of",), True)
         if self.expect.shows is not None:
             yield Finding("a call shows no names", "T107", "write allow or deny, or ask lists: <server>", ("expect",))
+        if self.session and (self.approved_by or self.expect.decision == "approval"):
+            hint = "any grant on the server opens it"
+            yield Finding(f"{self.action} waits for no approval", "T107", hint, ("expect",))
         if kind == "nhi" and self.action is None:
             yield Finding('the key "action" is missing', "Y102")
         elif kind == "nhi" and self.action not in _OF_NHIS:

@@ -37,8 +37,9 @@ _SOUND = {
     "args": st.dictionaries(st.sampled_from(["repo", "b"]), _VALUE, max_size=2),
     "now": st.just("2026-12-31T00:00:00Z"),
     "repeat": st.fixed_dictionaries({"times": st.integers(1, 5)}, optional={"every": st.just("10s")}),
+    "approved_by": st.sampled_from(["user:u", "user:v", "nhi:a"]),
     "expect": st.sampled_from(
-        ["allow", "deny", ["put"], {"decision": "deny", "at": 2}, {"decision": "allow", "limits": []}]
+        ["allow", "approval", "deny", ["put"], {"decision": "deny", "at": 2}, {"decision": "allow", "limits": []}]
     ),
 }
 _TEST = st.fixed_dictionaries(
