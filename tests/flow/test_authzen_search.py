@@ -91,6 +91,18 @@ async def test_the_tools_that_a_server_lists_are_found(tmp_path: Path) -> None:
         assert ids(found) == ["can_call", "tools/call"]
 
 
+async def test_what_waits_for_an_approval_is_not_found(tmp_path: Path) -> None:
+    waiting = "#: id=asks approval=role:oncall\np, user:alice, tool:records/read/*, use, -, -, -, allow\n"
+    row = "#: id=alone approval=role:oncall\np, user:erin, tool:records/read/101, use, -, -, -, allow\n"
+    async with authzen_world(tmp_path, rules=RULES + waiting + row) as running:
+        assert ids(await search(running, "resource", **RECORDS)) == []
+        asked = {"subject": {"type": "user"}, "action": READ, "resource": {"type": "record", "id": "101"}}
+        assert ids(await search(running, "subject", **asked)) == ["bob"]
+        asked = {"subject": {"type": "user", "id": "erin"}, "resource": {"type": "record", "id": "101"}}
+        assert ids(await search(running, "action", **asked)) == []
+        assert ids(await search(running, "resource", **{**RECORDS, "subject": BOB})) == ["101", "102"]
+
+
 async def test_pages_follow_one_another(tmp_path: Path) -> None:
     rows = "".join(f"p, user:alice, tool:records/read/{number}, use, -, -, -, allow\n" for number in range(200, 425))
     async with authzen_world(tmp_path, rules=RULES + rows) as running:

@@ -1,8 +1,9 @@
 """Answers AuthZEN searches from the rows: which subjects, resources or actions a policy permits.
 
 Candidates are the exact names that rows, roles, sets, lists of tools, keys and settings hold. Each is decided as an
-evaluation is, the kill switch included, but for limits, pins and argument schemas. Where a row's pattern, or a role
-that tokens grant, could permit names that nothing holds, the answer is marked as not complete.
+evaluation is, the kill switch included, but for limits, pins and argument schemas; what needs a person's approval is
+not permitted. Where a row's pattern, or a role that tokens grant, could permit names that nothing holds, the answer is
+marked as not complete.
 """
 
 from __future__ import annotations
@@ -111,18 +112,20 @@ class Scope:
     name: str
 
     def permits(self, asked: Evaluation) -> bool:
-        """Reports whether policy and kill switch permit what an evaluation asks."""
+        """Reports whether policy and kill switch permit what an evaluation asks, without a person's approval."""
         stages, now = self.asking.point.pipeline.stages, self.now
         now_s = stages.clock()
         try:
             caller, operation = self.operation(asked)
             stages.refuse_disabled(now, caller, operation.call, now_s)
-            now.decide(caller.chain, operation.call, now_s).or_refuse()
+            decision = now.decide(caller.chain, operation.call, now_s)
+            decision.or_refuse()
             if operation.content is not None:
                 stages.switch.ledger.switched_off.refuse_use(operation.call, now_s)
         except Refusal:
             return False
-        return operation.content is None or now.has(operation.call.question) is not False
+        known = operation.content is None or now.has(operation.call.question) is not False
+        return known and not decision.approvals
 
     def operation(self, asked: Evaluation) -> tuple[Caller, AskedOperation]:
         """Returns who asks what. Raises Refusal."""
