@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from sidecar.admin.other_workers import BY_HEADER, SERIES, SYNC, OtherWorkers
+from sidecar.admin.other_workers import BY_HEADER, SERIES, SESSION_SOCKET, SYNC, OtherWorkers
 from sidecar.admin.requests import HEADERS, answered, problem
 from sidecar.errors import Refusal
 from sidecar.gateway.routing import Entrance, check_envelope, headers_of, origin_form
@@ -26,6 +26,7 @@ from sidecar.observability.metrics import Metrics
 from sidecar.settings.server import AdminCredential
 
 if TYPE_CHECKING:
+    from sidecar.admin.console import Console
     from sidecar.admin.decisions import DecisionEndpoints
     from sidecar.admin.routes import OperatorAction, Role
     from sidecar.observability.worker_series import WorkerSeries
@@ -50,12 +51,15 @@ class AdminApp:
     decisions: DecisionEndpoints | None = None
     others: OtherWorkers | None = None
     for_workers: bool = False
+    console: Callable[[], Awaitable[Console]] | None = None
     _scraper: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "scrapes"))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = origin_form(request.raw_path).partition("?")[0]
         if self.decisions is not None and self.decisions.serves(path):
             return await self.decisions.handle(request)
+        if self.console is not None and not self.for_workers and _is_of_console(path):
+            return await (await self.console()).handle(request)
         try:
             headers = headers_of(request)
             check_envelope(request, headers, self.entrance)
@@ -73,6 +77,8 @@ class AdminApp:
             role, by = credential.role, f"admin:{credential.name or credential.role}"
         else:
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
+        if self.console is not None and self.for_workers and _is_of_console(path):
+            return await (await self.console()).handle_of_worker(request, by)
         from sidecar.admin.routes import answer_operator  # not before the first operator calls
 
         response = await answer_operator(self.app, request, path, role, by, here=self.trusted)
@@ -120,12 +126,20 @@ class AdminApp:
         lines = request.headers.getall("Authorization", [])
         if len(lines) != 1 or not lines[0].startswith("Bearer "):
             return None
-        given = lines[0].removeprefix("Bearer ").encode("utf-8", "surrogateescape")
-        found: AdminCredential | None = None
-        for secret, credential in self.secrets.items():  # with all of them, so that the time taken reveals nothing
-            if hmac.compare_digest(given, secret):
-                found = credential
-        return found
+        return credential_of(lines[0].removeprefix("Bearer "), self.secrets)
+
+
+def credential_of(given: str, secrets: Mapping[bytes, AdminCredential]) -> AdminCredential | None:
+    """The credential with this secret."""
+    raw, found = given.encode("utf-8", "surrogateescape"), None
+    for secret, credential in secrets.items():  # with all of them, so that the time taken reveals nothing
+        if hmac.compare_digest(raw, secret):
+            found = credential
+    return found
+
+
+def _is_of_console(path: str) -> bool:
+    return path in ("/", "/console") or path.startswith(("/console/", SESSION_SOCKET))
 
 
 def _user_at(request: web.BaseRequest) -> str:

@@ -31,6 +31,8 @@ ORDER_S: Final = 25.0  # commands wait for 30 s
 SYNC_S: Final = 2.0
 MAX_ANSWER_BYTES: Final = 64 * 2**20
 SERIES, SYNC, RELOAD = "/worker/series", "/worker/sync", "/api/reload"
+SESSION_SOCKET: Final = "/worker/console-session/"
+"""Where one worker answers the others about a login to the console, by the digest of its id."""
 BY_HEADER: Final = "Sidecar-By"
 """Who gave the order that one worker passes on to the others."""
 _SWITCHES: Final = ("/api/principals/", "/api/upstreams/")
@@ -70,7 +72,7 @@ class OtherWorkers:
         """The health of all, given that of this one. A worker that does not answer is a reason to be degraded."""
         if not ready:
             return ready, own
-        replies = await self._ask_all("GET", "/readyz", HEALTH_S)
+        replies = await self.ask_all("GET", "/readyz", HEALTH_S)
         reasons, faults = Counter[str](own.get("reasons", {})), Counter[str](own.get("faults", {}))
         for reply in replies.values():
             if reply is not None and reply.status == 200:
@@ -84,7 +86,7 @@ class OtherWorkers:
 
     async def series(self) -> Sequence[WorkerSeries]:
         """The numbers of the others; of one that does not answer, those that were last scraped."""
-        replies = await self._ask_all("GET", SERIES, SCRAPE_S)
+        replies = await self.ask_all("GET", SERIES, SCRAPE_S)
 
         def found() -> list[WorkerSeries]:
             from sidecar.observability.worker_series import NOTHING_KNOWN, series_from
@@ -111,9 +113,9 @@ class OtherWorkers:
         if path == RELOAD:
             return await self._reload(by, response)
         if verb == "POST" and path.startswith(_SWITCHES):
-            await self._ask_all("POST", SYNC, SYNC_S, by)  # one that does not answer hears of it from the store
+            await self.ask_all("POST", SYNC, SYNC_S, by)  # one that does not answer hears of it from the store
         if verb == "GET" and path == "/status":
-            replies = await self._ask_all("GET", "/readyz", HEALTH_S)
+            replies = await self.ask_all("GET", "/readyz", HEALTH_S)
             found: dict[int, str] = {
                 number: "out" if reply is None else str(reply.plain.get("status", "out"))
                 for number, reply in replies.items()
@@ -125,7 +127,7 @@ class OtherWorkers:
         return response
 
     async def _reload(self, by: str, response: web.Response) -> web.Response:
-        replies = await self._ask_all("POST", RELOAD, ORDER_S, by)
+        replies = await self.ask_all("POST", RELOAD, ORDER_S, by)
         failed = {number: reply for number, reply in replies.items() if reply is None or reply.status != 200}
         if not failed:
             return response
@@ -133,10 +135,15 @@ class OtherWorkers:
         names = ", ".join(map(str, failed))
         return problem(f"the old policy serves on at worker {names}", 409, faults=list(dict.fromkeys(faults)))
 
-    async def _ask_all(self, verb: str, target: str, within_s: float, by: str = "") -> Mapping[int, WorkerReply | None]:
+    async def ask_all(self, verb: str, target: str, within_s: float, by: str = "") -> Mapping[int, WorkerReply | None]:
         """The replies by worker; None for one that gave none in time."""
         asked = (_ask(path, verb, target, within_s, by) for path in self.sockets.values())
         return dict(zip(self.sockets, await asyncio.gather(*asked), strict=True))
+
+    async def ask(self, worker: int, verb: str, target: str, within_s: float) -> WorkerReply | None:
+        """The reply of one worker; None if it is not another one, or gave none in time."""
+        path = self.sockets.get(worker)
+        return None if path is None else await _ask(path, verb, target, within_s, "")
 
 
 def kept_series(path: Path) -> WorkerSeries | None:

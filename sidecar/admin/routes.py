@@ -66,6 +66,15 @@ class OperatorAction(Protocol):
     async def hear_of_switches(self) -> None: ...
 
 
+class OperatorOrder(NamedTuple):
+    """What is asked of the admin API. `target` is `path` with its query; `read_body` reads so many bytes at most."""
+
+    method: str
+    path: str
+    target: str
+    read_body: Callable[[int], Awaitable[bytes]]
+
+
 class AdminRequest(NamedTuple):
     """One authorized request. `here`: it came over the control socket, which only the data folder's owner can open."""
 
@@ -395,21 +404,30 @@ def route_of(path: str) -> tuple[Mapping[str, OperatorRoute], str]:
 async def answer_operator(
     app: OperatorAction, request: web.BaseRequest, path: str, role: Role, by: str, *, here: bool
 ) -> web.StreamResponse:
-    verbs, name = route_of(path)
+    """The response to one request of an operator."""
+    order = OperatorOrder(request.method, path, request.raw_path, partial(body_of, request))
+    return await carry_out(app, request, order, role, by, here=here)
+
+
+async def carry_out(
+    app: OperatorAction, request: web.BaseRequest, order: OperatorOrder, role: Role, by: str, *, here: bool = False
+) -> web.StreamResponse:
+    """The response to an order that `request` gives. The console gives it on behalf of who is logged in."""
+    verbs, name = route_of(order.path)
     if not verbs:
         return problem("no such address", 404)
-    route = verbs.get(request.method)
+    route = verbs.get(order.method)
     if route is None:
         return problem(f"{' or '.join(verbs)} only", 405, {"Allow": ", ".join(verbs)})
     if role not in route.roles:
         return problem(f"this needs one of the roles {', '.join(route.roles)}", 403)
     try:
-        query = query_in(request.raw_path, route.query)
+        query = query_in(order.target, route.query)
         body: Mapping[str, Any] = {}
         if route.request is not None:
             is_large = route.request in (models.RunOrder, models.RunAnswer)
             most = app.desk.live.current.bounds.max_body_bytes if is_large else MAX_ORDER_BYTES
-            raw = await body_of(request, most)
+            raw = await order.read_body(most)
             body = order_in(raw, route.request)
         answer = await route.handler(AdminRequest(app, request, by, name, here, query, body))
     except (Refusal, ConfigError, SwitchError, NoSuchLimit, Conflict, StoreUnavailable) as error:

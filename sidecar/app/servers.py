@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,6 +44,7 @@ from sidecar.settings.secrets import read_secret
 from sidecar.settings.server import AdminCredential
 
 if TYPE_CHECKING:
+    from sidecar.admin.console import Console
     from sidecar.admin.decisions import DecisionEndpoints
     from sidecar.admin.routes import OperatorAction
 
@@ -131,7 +132,10 @@ class Servers:
         local, entrance = None if decisions is None else replace(decisions, local=True), local_entrance(control)
         others = OtherWorkers.of(settings)
         trusted = AdminApp(operated, metrics, entrance, {}, trusted=True, decisions=local, others=others)
-        guarded = AdminApp(operated, metrics, local_entrance(admin), secrets, decisions=decisions, others=others)
+        console = _console(operated, settings, admin, secrets, others)
+        guarded = AdminApp(
+            operated, metrics, local_entrance(admin), secrets, decisions=decisions, others=others, console=console
+        )
         found: list[tuple[Listener, Handle, TlsContexts | None]] = [
             (admin, guarded.handle, None),
             (control, trusted.handle, None),
@@ -143,7 +147,9 @@ class Servers:
         if others is not None:
             own_socket = take(UnixAddress(settings.worker_socket(others.me)), undo, self.path)
             entrance = local_entrance(own_socket)
-            of_one = AdminApp(operated, metrics, entrance, {}, trusted=True, others=others, for_workers=True)
+            of_one = AdminApp(
+                operated, metrics, entrance, {}, trusted=True, others=others, for_workers=True, console=console
+            )
             found.append((own_socket, of_one.handle, None))
         if decisions is not None and (own := settings.pdp and settings.pdp.listen):
             asked, first = take(own, undo, self.path), live.current.pdp_tls
@@ -226,6 +232,34 @@ class Servers:
             self.grpc_servers.append(server)
             self.grpc_ports[name] = found
             self.grpc_guests.append(calls.guests)
+
+
+def _console(
+    operated: OperatorAction,
+    settings: Settings,
+    admin: Listener,
+    secrets: Mapping[bytes, AdminCredential],
+    others: OtherWorkers | None,
+) -> Callable[[], Awaitable[Console]] | None:
+    """Opens the console when it is first asked for; None where it is not enabled."""
+    chosen = settings.admin.console
+    if not chosen.enabled:
+        return None
+    lock = asyncio.Lock()
+    opened: list[Console] = []
+
+    def made() -> Console:
+        from sidecar.admin.console import Console
+
+        return Console.open(operated, chosen, local_entrance(admin), secrets, admin.port, others)
+
+    async def console() -> Console:
+        async with lock:
+            if not opened:
+                opened.append(await asyncio.to_thread(made))
+        return opened[0]
+
+    return console
 
 
 def _stale_after(current: Callable[[], TlsContexts | None]) -> IsStale:

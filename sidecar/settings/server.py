@@ -25,6 +25,7 @@ from sidecar.settings.field_types import (
 from sidecar.settings.validation_errors import Finding
 
 MAX_WORKERS = 64
+MAX_SESSION_S = 8 * 3600.0
 
 
 class TlsFiles(Section):
@@ -159,6 +160,17 @@ class AdminCredential(Section):
     """Who has it, in audit records. By default the role."""
 
 
+class ConsoleSettings(Section):
+    """The web console, at `/console` of the admin listener."""
+
+    enabled: bool = False
+    """Whether it is served. A login needs one of `admin.credentials` with the role `viewer` or `operator`."""
+    url: Origin | None = None
+    """The origin under which browsers reach the admin listener, where a proxy is in front: https://ops.acme.example"""
+    session: Annotated[Seconds, Field(le=MAX_SESSION_S)] = 900.0
+    """A login that is idle for so long ends. Each ends after 8 hours."""
+
+
 class AdminSettings(Section):
     """The admin listener: health, metrics, status, API."""
 
@@ -166,11 +178,15 @@ class AdminSettings(Section):
     """Where operators reach it."""
     credentials: Many[AdminCredential] = ()
     """Without one, only /livez, /readyz and /metrics are answered."""
+    console: ConsoleSettings = Field(default_factory=ConsoleSettings)
 
     def _faults(self) -> Iterator[Finding]:
         if not self.listen.is_loopback and not self.credentials:
             hint = "write credentials: [{role: viewer, secret_path: ...}]"
             yield Finding("an admin listener beyond loopback needs credentials", "S104", hint, at=("listen",))
+        if self.console.enabled and all(one.role == "pdp" for one in self.credentials):
+            hint = "write credentials: [{role: operator, secret_path: ...}]"
+            yield Finding("nobody could log in to the console", "S104", hint, at=("console", "enabled"))
 
 
 class TopTools(Section):

@@ -1,0 +1,101 @@
+"""Finds out who asks the console: a credential in a header, or a login by the cookie of its session.
+
+A cookie opens nothing but `/console`. What changes state comes from a page of the console itself: `Origin`, or where
+the browser sends none `Sec-Fetch-Site`, must say so, and the form carries the CSRF token of its session.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sidecar.admin import credential_of
+from sidecar.admin.console.request import ConsoleFault, FormFields
+from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions, digest_of
+
+if TYPE_CHECKING:
+    from sidecar.admin.routes import Role
+    from sidecar.gateway.routing import Headers
+    from sidecar.settings.server import AdminCredential
+
+CSRF_FIELD, CSRF_HEADER = "csrf", "x-csrf-token"
+MAX_COOKIES: Final = 8 * 1024
+SEEN: Final[tuple[Role, ...]] = ("viewer", "operator")
+
+
+class ConsoleUser(NamedTuple):
+    """Who asks. `session` is None for a credential in a header."""
+
+    by: str
+    role: Role
+    session: ConsoleSession | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleAccess:
+    """Credentials by their secrets, and the sessions. `is_secure`: browsers reach the console over TLS."""
+
+    secrets: Mapping[bytes, AdminCredential]
+    sessions: ConsoleSessions
+    cookie: str
+    is_secure: bool
+
+    def credential(self, given: str) -> AdminCredential | None:
+        """The credential whose secret this is, if its role may use the console."""
+        found = credential_of(given, self.secrets)
+        return found if found is not None and found.role in SEEN else None
+
+    async def user(self, headers: Headers, *, touch: bool = True) -> ConsoleUser | None:
+        """Who asks; None for a stranger. A credential in a header is used alone, without a cookie."""
+        if lines := headers.get("authorization", ()):
+            scheme, _, given = lines[0].partition(" ")
+            credential = self.credential(given) if len(lines) == 1 and scheme == "Bearer" else None
+            return None if credential is None else ConsoleUser(name_of(credential), credential.role)
+        session_id = self.session_id(headers)
+        session = await self.sessions.find(session_id, touch=touch) if session_id else None
+        return None if session is None else ConsoleUser(session.by, session.role, session)
+
+    def session_id(self, headers: Headers) -> str:
+        return cookie_in(headers, self.cookie)
+
+    def cookie_for(self, session_id: str) -> str:
+        """The `Set-Cookie` of a session; of "" the one that removes it."""
+        return set_cookie(self.cookie, session_id, is_secure=self.is_secure)
+
+
+def cookie_in(headers: Headers, name: str) -> str:
+    """The value of one cookie; "" without it, and where it is there twice."""
+    lines = headers.get("cookie", ())
+    if len(lines) != 1 or len(lines[0]) > MAX_COOKIES:
+        return ""
+    found = [value for key, _, value in (part.strip().partition("=") for part in lines[0].split(";")) if key == name]
+    return found[0] if len(found) == 1 else ""
+
+
+def set_cookie(
+    name: str, value: str, *, is_secure: bool, same_site: str = "Strict", max_age_s: int | None = None
+) -> str:
+    """A `Set-Cookie` for the console alone. An empty value removes the cookie."""
+    age = "; Max-Age=0" if not value else "" if max_age_s is None else f"; Max-Age={max_age_s}"
+    secure = "; Secure" if is_secure else ""
+    return f"{name}={value}; Path=/console; HttpOnly; SameSite={same_site}{age}{secure}"
+
+
+def name_of(credential: AdminCredential) -> str:
+    """Who has a credential, as audit records name it."""
+    return f"admin:{credential.name or credential.role}"
+
+
+def check_own_page(headers: Headers) -> None:
+    """Check that a page of the console sent a form: the listener has compared `Origin`. Raises ConsoleFault."""
+    if "origin" not in headers and headers.get("sec-fetch-site", ()) != ("same-origin",):
+        raise ConsoleFault(403, "this form was not sent by a page of the console")
+
+
+def check_token(session: ConsoleSession, headers: Headers, form: FormFields) -> None:
+    """Check the CSRF token of a form. Raises ConsoleFault."""
+    given = form.get(CSRF_FIELD, "") or "".join(headers.get(CSRF_HEADER, ())[:1])
+    if not hmac.compare_digest(digest_of(given), digest_of(session.csrf)):
+        raise ConsoleFault(403, "this form is not of your session: load the page again")

@@ -1,0 +1,408 @@
+"""Answers requests to the console."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
+
+import orjson
+from aiohttp import web
+
+from sidecar.admin.console import pages as _pages  # noqa: F401  # registers them
+from sidecar.admin.console.access import ConsoleAccess, ConsoleUser, check_own_page, check_token, name_of
+from sidecar.admin.console.addresses import BASE, FIRST, LOGIN, LOGOUT, STATIC
+from sidecar.admin.console.registry import (
+    ACTIONS,
+    MAX_FORM_BYTES,
+    PAGES,
+    STREAMS,
+    ConsoleAction,
+    ConsolePage,
+    ConsoleStream,
+    StreamEvent,
+)
+from sidecar.admin.console.rendering import Templates
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Fragment
+from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions, LoginAttempts, digest_of, plain_session
+from sidecar.admin.other_workers import SESSION_SOCKET
+from sidecar.admin.requests import HEADERS, answered, body_of, problem, refused
+from sidecar.errors import Refusal
+from sidecar.gateway.routing import Entrance, check_envelope, headers_of, origin_form
+from sidecar.http.server.event_stream import OwnEventStream, open_stream
+from sidecar.protocols.jsonrpc import malformed
+
+if TYPE_CHECKING:
+    from sidecar.admin.other_workers import OtherWorkers
+    from sidecar.admin.routes import OperatorAction
+    from sidecar.gateway.routing import Headers
+    from sidecar.settings.server import AdminCredential, ConsoleSettings
+
+HTML: Final = "text/html; charset=utf-8"
+FORM: Final = "application/x-www-form-urlencoded"
+CONTENT_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+# The referrer stays within the console; with `no-referrer`, browsers would send forms with `Origin: null`.
+PAGE_HEADERS: Final[Mapping[str, str]] = {
+    **HEADERS,
+    "Content-Security-Policy": CONTENT_POLICY,
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+STATIC_HEADERS: Final = {**PAGE_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+MAX_STREAMS: Final = 100
+STREAM_S: Final = 1.0
+"""How often a stream without news looks whether its session still holds."""
+KEEP_ALIVE_S: Final = 15.0
+
+log = logging.getLogger("sidecar.admin.console")
+
+
+@dataclass(slots=True)
+class Console:
+    """The console of one process. `entrance` names the hosts and the origins that browsers may use."""
+
+    app: OperatorAction
+    entrance: Entrance
+    access: ConsoleAccess
+    templates: Templates
+    others: OtherWorkers | None = None
+    attempts: LoginAttempts = field(default_factory=lambda: LoginAttempts(time.monotonic))
+    streams: int = 0
+
+    @classmethod
+    def open(
+        cls,
+        app: OperatorAction,
+        settings: ConsoleSettings,
+        entrance: Entrance,
+        secrets: Mapping[bytes, AdminCredential],
+        port: int,
+        others: OtherWorkers | None,
+    ) -> Console:
+        """The console of these settings, with its templates compiled; `entrance` is that of the admin listener. Runs in
+        a thread."""
+        url = settings.url or ""
+        known = {digest_of(secret.decode("utf-8", "surrogateescape")): one for secret, one in secrets.items()}
+
+        def holds(session: ConsoleSession) -> bool:
+            credential = known.get(session.credential)
+            return credential is not None and credential.role == session.role
+
+        hosts = entrance.hosts or frozenset()
+        own = {f"http://{host}" for host in hosts if not port or host.endswith(f":{port}")}
+        reached = Entrance(hosts | {urlsplit(url).netloc} if url else hosts, frozenset(own | ({url} if url else set())))
+        sessions = ConsoleSessions(settings.session, time.monotonic, holds, others)
+        # Cookies are shared by all ports of a host: the name keeps those of other sidecars apart.
+        access = ConsoleAccess(secrets, sessions, f"sidecar-console-{port}", url.startswith("https:"))
+        templates = Templates()
+        templates.compile_all()
+        return cls(app, reached, access, templates, others)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The response to a request of a browser."""
+        headers = headers_of(request)
+        try:
+            check_envelope(request, headers, self.entrance)
+            return await self._answer(request, headers, origin_form(request.raw_path))
+        except Refusal as refusal:
+            response = refused(refusal)
+            problem_of = orjson.loads(response.body)  # type: ignore[arg-type]
+            return self._fault(request, ConsoleFault(response.status, problem_of["error"]))
+        except ConsoleFault as fault:
+            return self._fault(request, fault)
+        except Exception:  # a bug of a page ends its answer, and nothing else
+            log.exception("a page of the console failed", extra={"path": request.raw_path.partition("?")[0]})
+            return self._fault(request, ConsoleFault(500, "this page failed; the sidecar's log says why"))
+
+    async def handle_of_worker(self, request: web.BaseRequest, by: str) -> web.StreamResponse:
+        """The response to another worker: about a session, or this worker's part of a page's data."""
+        path, _, query = origin_form(request.raw_path).partition("?")
+        if path.startswith(SESSION_SOCKET):
+            return self._session_of_worker(request.method, path.removeprefix(SESSION_SOCKET))
+        found = PAGES.find(path.removeprefix(BASE))
+        if found is None or request.method != "GET":
+            return problem("no such address", 404)
+        page, parts = found
+        fields = FormFields.parsed(query)
+        asked = ConsoleRequest(
+            self.app,
+            request,
+            path.removeprefix(BASE),
+            parts,
+            fields,
+            FormFields(()),
+            "viewer",
+            by,
+            others=self.others,
+            is_of_worker=True,
+        )
+        try:
+            return answered(await page.handler(asked))
+        except Refusal as refusal:
+            return refused(refusal)
+        except ConsoleFault as fault:
+            return problem(fault.told, fault.status)
+
+    def _session_of_worker(self, method: str, key: str) -> web.Response:
+        if method == "DELETE":
+            self.access.sessions.end_own(key)
+            return answered({})
+        session = self.access.sessions.own(key, touch=method == "POST")
+        return problem("no such session", 404) if session is None else answered(plain_session(session))
+
+    async def _answer(self, request: web.BaseRequest, headers: Headers, target: str) -> web.StreamResponse:
+        path, _, query = target.partition("?")
+        if path.startswith(STATIC):
+            return self._static(request, path)
+        if path in ("/", BASE.rstrip("/"), BASE):
+            return _see(FIRST)
+        if request.method not in ("GET", "HEAD", "POST"):
+            return problem("GET or POST only", 405, {"Allow": "GET, POST"})
+        if request.method == "POST":
+            check_own_page(headers)
+        if path == LOGIN:
+            return await self._login(request, headers, query)
+        if path == LOGOUT:
+            return await self._logout(request, headers)
+        name = path.removeprefix(BASE)
+        streamed = STREAMS.find(name)
+        user = await self.access.user(headers, touch=streamed is None)
+        if user is None:
+            return self._stranger(request, headers, target)
+        if request.method == "POST":
+            return await self._act(request, headers, user, name, query)
+        if streamed is not None:
+            return await self._stream(request, headers, user, name, query, *streamed)
+        return await self._page(request, user, name, query)
+
+    # --- access -------------------------------------------------------------------------------------------------------
+
+    def _stranger(self, request: web.BaseRequest, headers: Headers, target: str) -> web.Response:
+        """The response to a request without a login: the way to the login page, and from there back to `target`."""
+        wants_data = _wants_json(request) or "authorization" in headers or request.method == "POST"
+        if request.headers.get("HX-Request") == "true":
+            return problem("log in first", 401, {"HX-Redirect": LOGIN})
+        if wants_data or request.headers.get("Accept", "").startswith("text/event-stream"):
+            return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
+        # A link on another site leads here without the cookie, which is SameSite=Strict. A second request from a page
+        # of ours has it.
+        if headers.get("sec-fetch-site") == ("cross-site",) and self.access.session_id(headers) == "":
+            return self._again(target)
+        return _see(f"{LOGIN}?next={quote(target, safe='/')}")
+
+    def _again(self, target: str) -> web.Response:
+        body = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={escape(target)}">'
+        page = f'{body}<title>Console</title><a href="{escape(target)}">Go on</a>'
+        return web.Response(body=page.encode(), headers={**PAGE_HEADERS, "Content-Type": HTML})
+
+    async def _login(self, request: web.BaseRequest, headers: Headers, query: str) -> web.Response:
+        if request.method != "POST":
+            return self._login_page(request, _next_in(FormFields.parsed(query)))
+        peer = request.remote or "local"
+        form = await _form_of(request, headers, MAX_FORM_BYTES)
+        next_path = _next_in(form)
+        if wait_s := self.attempts.wait_s(peer):
+            return self._login_page(request, next_path, 429, wait_s)
+        credential = self.access.credential(form.get("key", ""))
+        if credential is None:
+            self.attempts.failed(peer)
+            await self.app.desk.witness("console-login-refused", "unknown", peer=peer)
+            return self._login_page(request, next_path, 401)
+        by = name_of(credential)
+        await self.app.desk.witness("console-login", by, role=credential.role, peer=peer)
+        if before := self.access.session_id(headers):
+            await self.access.sessions.end(before)
+        session_id = self.access.sessions.begin(by, credential.role, digest_of(form["key"]))
+        return _see(next_path, {"Set-Cookie": self.access.cookie_for(session_id)})
+
+    def _login_page(
+        self, request: web.BaseRequest, next_path: str, status: int = 200, wait_s: float = 0.0
+    ) -> web.Response:
+        told = {200: "", 401: "This is no key of an operator or a viewer.", 429: "Too many attempts failed."}[status]
+        data = {"next": next_path, "told": told, "wait_s": wait_s}
+        retry = {"Retry-After": str(int(wait_s) + 1)} if wait_s else {}
+        return self._html("login.html", data, status, retry)
+
+    async def _logout(self, request: web.BaseRequest, headers: Headers) -> web.Response:
+        if request.method != "POST":
+            raise ConsoleFault(405, "log out with the button of a page")
+        session_id = self.access.session_id(headers)
+        user = await self.access.user(headers)
+        if user is not None and user.session is not None:
+            check_token(user.session, headers, await _form_of(request, headers, MAX_FORM_BYTES))
+            await self.access.sessions.end(session_id)
+            await self.app.desk.witness("console-logout", user.by)
+        return _see(LOGIN, {"Set-Cookie": self.access.cookie_for("")})
+
+    # --- pages, actions, streams --------------------------------------------------------------------------------------
+
+    async def _page(self, request: web.BaseRequest, user: ConsoleUser, name: str, query: str) -> web.Response:
+        found = PAGES.find(name)
+        if found is None:
+            raise ConsoleFault(404, "the console has no such page")
+        page, parts = found
+        _check_role(user, page)
+        asked = self._asked(request, user, name, parts, FormFields.parsed(query))
+        data = await page.handler(asked)
+        if _wants_json(request):
+            return answered(data)
+        return self._html(page.template, {**self._context(asked, page), **data})
+
+    async def _act(
+        self, request: web.BaseRequest, headers: Headers, user: ConsoleUser, name: str, query: str
+    ) -> web.Response:
+        found = ACTIONS.find(name)
+        if found is None:
+            raise ConsoleFault(404, "the console has no such action")
+        action, parts = found
+        if user.session is None:
+            raise ConsoleFault(403, "a credential in a header acts at /api; the console's actions need a login")
+        form = await _form_of(request, headers, action.max_bytes)
+        check_token(user.session, headers, form)
+        _check_role(user, action)
+        asked = replace(self._asked(request, user, name, parts, FormFields.parsed(query)), form=form)
+        answer = await action.handler(asked)
+        if isinstance(answer, Fragment):
+            return self._html(answer.template, {**self._context(asked, None), **answer.data})
+        return _see(f"{BASE}{answer.removeprefix(BASE)}")
+
+    async def _stream(
+        self,
+        request: web.BaseRequest,
+        headers: Headers,
+        user: ConsoleUser,
+        name: str,
+        query: str,
+        streamed: ConsoleStream,
+        parts: Mapping[str, str],
+    ) -> web.StreamResponse:
+        _check_role(user, streamed)
+        if self.streams >= MAX_STREAMS:
+            raise ConsoleFault(503, "too many pages of the console are open")
+        asked = self._asked(request, user, name, parts, FormFields.parsed(query))
+        self.streams += 1
+        try:
+            stream = await open_stream(request, PAGE_HEADERS.items())
+            await self._send_events(stream, streamed.handler(asked), asked, headers)
+            return stream.response
+        finally:
+            self.streams -= 1
+
+    async def _send_events(
+        self,
+        stream: OwnEventStream,
+        events: AsyncGenerator[StreamEvent | None],
+        asked: ConsoleRequest,
+        headers: Headers,
+    ) -> None:
+        """Send events until the session ends, the sidecar drains or the reader is gone."""
+        context, looked_at, heard_at = self._context(asked, None), time.monotonic(), time.monotonic()
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    now_s = time.monotonic()
+                    if now_s - looked_at >= STREAM_S:
+                        looked_at = now_s
+                        if asked.is_draining() or await self.access.user(headers, touch=False) is None:
+                            break
+                    if event is not None:
+                        heard_at = now_s
+                        await stream.write(self._event(event, context))
+                    elif now_s - heard_at >= KEEP_ALIVE_S:
+                        heard_at = now_s
+                        await stream.keep_alive()
+            await stream.end()
+        except Refusal:  # the reader is gone
+            pass
+
+    def _event(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
+        if event.template:
+            body = self.templates.render(event.template, {**context, **event.data})
+        else:
+            body = orjson.dumps(event.data)
+        lines = b"\n".join(b"data: " + line for line in body.splitlines()) or b"data:"
+        return b"event: %b\n%b\n\n" % (event.event.encode(), lines)
+
+    # --- responses ----------------------------------------------------------------------------------------------------
+
+    def _asked(
+        self, request: web.BaseRequest, user: ConsoleUser, name: str, parts: Mapping[str, str], query: FormFields
+    ) -> ConsoleRequest:
+        none = FormFields(())
+        return ConsoleRequest(
+            self.app, request, name, parts, query, none, user.role, user.by, user.session, self.others
+        )
+
+    def _context(self, asked: ConsoleRequest, page: ConsolePage | None) -> dict[str, Any]:
+        """What every template has beside a page's data."""
+        return {
+            "asked": asked,
+            "page": page,
+            "me": {"by": asked.by, "role": asked.role, "is_operator": asked.is_operator},
+            "csrf": "" if asked.session is None else asked.session.csrf,
+            "query": asked.query,
+            "here": lambda **changes: f"{BASE}{quote(asked.path)}?{asked.query.with_changes(changes)}".rstrip("?"),
+        }
+
+    def _html(
+        self, template: str, data: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = {}
+    ) -> web.Response:
+        body = self.templates.render(template, data)
+        return web.Response(body=body, status=status, headers={**PAGE_HEADERS, "Content-Type": HTML, **headers})
+
+    def _static(self, request: web.BaseRequest, path: str) -> web.Response:
+        file = self.templates.static.get(path)
+        if file is None:
+            return problem("no such file", 404)
+        if request.method not in ("GET", "HEAD"):
+            return problem("GET only", 405, {"Allow": "GET"})
+        return web.Response(body=file.content, headers={**STATIC_HEADERS, "Content-Type": file.media_type})
+
+    def _fault(self, request: web.BaseRequest, fault: ConsoleFault) -> web.Response:
+        if _wants_json(request):
+            return problem(fault.told, fault.status, **fault.facts)
+        return self._html(
+            "fault.html", {"status": fault.status, "told": fault.told, "facts": fault.facts}, fault.status
+        )
+
+
+def _check_role(user: ConsoleUser, one: ConsolePage | ConsoleAction | ConsoleStream) -> None:
+    if user.role not in one.roles:
+        raise ConsoleFault(403, f"this needs the role {' or '.join(one.roles)}; you are {user.role}")
+
+
+def _wants_json(request: web.BaseRequest) -> bool:
+    accept = request.headers.get("Accept", "")
+    return "application/json" in accept and "text/html" not in accept
+
+
+def _see(path: str, headers: Mapping[str, str] = {}) -> web.Response:
+    return web.Response(status=303, headers={**PAGE_HEADERS, "Location": path, **headers})
+
+
+def _next_in(fields: FormFields) -> str:
+    """Where a login leads: a page of the console, and nothing elsewhere."""
+    path = fields.get("next", "")
+    return path if path.startswith(BASE) and path.isprintable() and "\\" not in path else FIRST
+
+
+async def _form_of(request: web.BaseRequest, headers: Headers, max_bytes: int) -> FormFields:
+    """The fields of a form. Raises Refusal, ConsoleFault."""
+    media = headers.get("content-type", ("",))[0].partition(";")[0].strip().lower()
+    if media != FORM:
+        raise ConsoleFault(415, f"a form is {FORM}")
+    raw = await body_of(request, max_bytes)
+    try:
+        return FormFields.parsed(raw.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise malformed("the form is not in UTF-8") from None

@@ -1,0 +1,135 @@
+"""Registers the pages, actions and event streams of the console, and finds them by path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from sidecar.admin.console.request import ConsoleRequest, Fragment
+    from sidecar.admin.routes import Role
+
+NAVIGATION: Final = (
+    ("Watch", ("now", "decisions", "limits", "audit")),
+    ("Policy", ("access", "try", "policy", "tools")),
+    ("Work", ("approvals", "agents")),
+)
+"""The names of the pages in the navigation, in groups. A name without a page is left out."""
+VIEWERS: Final[tuple[Role, ...]] = ("viewer", "operator")
+MAX_FORM_BYTES: Final = 16 * 1024
+
+PageFunction = Callable[["ConsoleRequest"], Awaitable[Mapping[str, Any]]]
+ActionFunction = Callable[["ConsoleRequest"], Awaitable["str | Fragment"]]
+StreamFunction = Callable[["ConsoleRequest"], AsyncGenerator["StreamEvent | None"]]
+
+
+class StreamEvent(NamedTuple):
+    """One event of a stream: `data` as JSON, or rendered with `template`, which is a file under templates/."""
+
+    event: str
+    data: Mapping[str, Any]
+    template: str = ""
+
+
+class ConsolePage(NamedTuple):
+    """A view. Its function returns JSON-able data, which the template shows."""
+
+    path: str
+    title: str
+    template: str
+    handler: PageFunction
+    roles: tuple[Role, ...]
+
+
+class ConsoleAction(NamedTuple):
+    """A form's target. Its function returns the path below `/console/` to go on at, or a fragment."""
+
+    path: str
+    handler: ActionFunction
+    roles: tuple[Role, ...]
+    max_bytes: int
+
+
+class ConsoleStream(NamedTuple):
+    """Server-sent events. Its function yields them; None is a moment without news."""
+
+    path: str
+    handler: StreamFunction
+    roles: tuple[Role, ...]
+
+
+Registered = TypeVar("Registered", ConsolePage, ConsoleAction, ConsoleStream)
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+
+
+@dataclass(slots=True)
+class PathTable(Generic[Registered]):
+    """What is registered under each path. `{name}` is one segment, `{name:path}` one or more."""
+
+    rows: list[tuple[re.Pattern[str], Registered]]
+
+    def add(self, one: Registered) -> None:
+        if any(known.path == one.path for _, known in self.rows):
+            raise ValueError(f"{one.path} is registered twice")
+        self.rows.append((_pattern_of(one.path), one))
+        self.rows.sort(key=lambda row: row[1].path.count("{"))  # literal paths first
+
+    def find(self, path: str) -> tuple[Registered, Mapping[str, str]] | None:
+        """What is registered for a raw path, and the parts of the path by name."""
+        for pattern, one in self.rows:
+            if match := pattern.fullmatch(path):
+                return one, {name: unquote(part) for name, part in match.groupdict().items()}
+        return None
+
+
+def _pattern_of(path: str) -> re.Pattern[str]:
+    pattern, end = "", 0
+    for found in _PARAMETER.finditer(path):
+        one = "[^?#]{1,2048}" if found[2] else "[^/?#]{1,1024}"
+        pattern += f"{re.escape(path[end : found.start()])}(?P<{found[1]}>{one})"
+        end = found.end()
+    return re.compile(pattern + re.escape(path[end:]))
+
+
+PAGES: Final = PathTable[ConsolePage]([])
+ACTIONS: Final = PathTable[ConsoleAction]([])
+STREAMS: Final = PathTable[ConsoleStream]([])
+
+
+def page(path: str, *, title: str, template: str, role: Role = "viewer") -> Callable[[PageFunction], PageFunction]:
+    """Register a page at `/console/<path>`. A GET that accepts only JSON gets the data itself."""
+
+    def add(handler: PageFunction) -> PageFunction:
+        PAGES.add(ConsolePage(path, title, template, handler, _roles(role)))
+        return handler
+
+    return add
+
+
+def action(
+    path: str, *, role: Role = "operator", max_bytes: int = MAX_FORM_BYTES
+) -> Callable[[ActionFunction], ActionFunction]:
+    """Register the target of a form at `/console/<path>`. Session, role and CSRF token are checked before it runs."""
+
+    def add(handler: ActionFunction) -> ActionFunction:
+        ACTIONS.add(ConsoleAction(path, handler, _roles(role), max_bytes))
+        return handler
+
+    return add
+
+
+def stream(path: str, *, role: Role = "viewer") -> Callable[[StreamFunction], StreamFunction]:
+    """Register an event stream at `/console/<path>`. It ends with the session, and when the sidecar drains."""
+
+    def add(handler: StreamFunction) -> StreamFunction:
+        STREAMS.add(ConsoleStream(path, handler, _roles(role)))
+        return handler
+
+    return add
+
+
+def _roles(least: Role) -> tuple[Role, ...]:
+    return VIEWERS if least == "viewer" else (least,)

@@ -1,0 +1,198 @@
+"""What a page, an action or a stream of the console is given, and what it may answer beside data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qsl, urlencode
+
+import orjson
+from aiohttp import web
+
+from sidecar.admin.console.addresses import BASE
+from sidecar.admin.routes import OperatorAction, OperatorOrder, Role, carry_out
+from sidecar.protocols.jsonrpc import malformed
+
+if TYPE_CHECKING:
+    from sidecar.admin.console.sessions import ConsoleSession
+    from sidecar.admin.other_workers import OtherWorkers
+
+MAX_FIELDS: Final = 200
+PAGE_ROWS, MAX_PAGE_ROWS = 50, 200
+OTHERS_S: Final = 2.0
+
+
+class ConsoleFault(Exception):
+    """A page or an action cannot be answered. `facts` are further members of the problem document."""
+
+    def __init__(self, status: int, told: str, **facts: Any) -> None:
+        super().__init__(told)
+        self.status, self.told, self.facts = status, told, facts
+
+
+class Fragment(NamedTuple):
+    """An action's answer as a part of a page: a template under templates/, and its data."""
+
+    template: str
+    data: Mapping[str, Any]
+
+
+class FormFields(Mapping[str, str]):
+    """Fields of a query or a form. A field that is given more than once has the last value here."""
+
+    def __init__(self, given: Sequence[tuple[str, str]]) -> None:
+        self._given, self._last = given, dict(given)
+
+    @classmethod
+    def parsed(cls, text: str) -> FormFields:
+        """Parse `application/x-www-form-urlencoded`. Raises Refusal(MALFORMED_CALL)."""
+        try:
+            given = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
+        except ValueError:
+            raise malformed("the fields cannot be read") from None
+        return cls(given)
+
+    def __getitem__(self, name: str) -> str:
+        return self._last[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._last)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def all(self, name: str) -> Sequence[str]:
+        """All values of a field."""
+        return [value for key, value in self._given if key == name]
+
+    def text(self, name: str, *, most: int = 512) -> str:
+        """One line of text without blanks around it; "" if it is missing. Raises Refusal(MALFORMED_CALL)."""
+        value = self.get(name, "").strip()
+        if len(value) > most:
+            raise malformed(f"{name}: at most {most} characters")
+        if any(character < " " or character == "\x7f" for character in value):
+            raise malformed(f"{name}: one line of text, without control characters")
+        return value
+
+    def number(self, name: str, default: int, *, least: int, most: int) -> int:
+        """A whole number within bounds. Raises Refusal(MALFORMED_CALL)."""
+        value = self.text(name, most=20)
+        if not value:
+            return default
+        if not (value.isascii() and value.isdecimal()) or not least <= int(value) <= most:
+            raise malformed(f"{name}: a whole number from {least} to {most}")
+        return int(value)
+
+    def choice(self, name: str, choices: Sequence[str], default: str = "") -> str:
+        """One of the choices. Raises Refusal(MALFORMED_CALL)."""
+        value = self.text(name) or default
+        if value not in (*choices, default):
+            raise malformed(f"{name}: one of {', '.join(choices)}")
+        return value
+
+    def with_changes(self, changes: Mapping[str, object]) -> str:
+        """The fields as a query, with changes; a field changed to None or "" is left out."""
+        changed = {**self._last, **changes}
+        return urlencode({name: value for name, value in changed.items() if value not in (None, "")})
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleRequest:
+    """One authorized request. `path` is below `/console/`, `parts` are those of the path that a `{name}` stands for.
+    `by` is who asks, as audit records name it. `session` is None for a credential in a header, and `is_of_worker` says
+    that another worker asks for the part of this one."""
+
+    app: OperatorAction
+    request: web.BaseRequest
+    path: str
+    parts: Mapping[str, str]
+    query: FormFields
+    form: FormFields
+    role: Role
+    by: str
+    session: ConsoleSession | None = None
+    others: OtherWorkers | None = None
+    is_of_worker: bool = False
+
+    @property
+    def is_operator(self) -> bool:
+        return self.role == "operator"
+
+    @property
+    def is_htmx(self) -> bool:
+        return self.request.headers.get("HX-Request") == "true"
+
+    async def operate(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, object] | None = None
+    ) -> Any:
+        """What the admin API answers to the same order of this person: with its checks of role and input, its audit
+        record, and at all workers. Raises ConsoleFault."""
+        raw = orjson.dumps({} if body is None else body)
+
+        async def read_body(max_bytes: int) -> bytes:
+            if len(raw) > max_bytes:
+                raise malformed(f"at most {max_bytes} bytes")
+            return raw
+
+        target = f"{path}?{urlencode(query)}" if query else path
+        order = OperatorOrder(method, path, target, read_body)
+        response = await carry_out(self.app, self.request, order, self.role, self.by)
+        if self.others is not None:
+            response = await self.others.complete(method, path, self.by, response)
+        if not isinstance(response, web.Response) or not isinstance(response.body, bytes):
+            raise TypeError(f"{path} has no whole answer")
+        if response.content_type == "text/plain":
+            return response.body.decode("utf-8", "replace")
+        answer = orjson.loads(response.body)
+        if response.status >= 400:
+            told = answer.pop("error", "") or answer.get("title", "")
+            raise ConsoleFault(response.status, str(told), **answer)
+        return answer
+
+    async def of_others(self) -> Sequence[Mapping[str, Any]]:
+        """The data of this same page at the other workers that answer in time, each of that worker alone. Empty for a
+        process that serves alone, and where another worker asks."""
+        if self.others is None or self.is_of_worker:
+            return []
+        query = self.query.with_changes({})
+        target = f"{BASE}{self.path}" + (f"?{query}" if query else "")
+        replies = await self.others.ask_all("GET", target, OTHERS_S, self.by)
+        return [reply.plain for reply in replies.values() if reply is not None and reply.status == 200]
+
+    def is_draining(self) -> bool:
+        return self.app.desk.is_draining()
+
+
+class Paging(NamedTuple):
+    """Which rows of a view are shown, for `ui.pager`: the page's number from 1, of how many pages, and how many rows
+    there are in all."""
+
+    number: int
+    pages: int
+    total: int
+    first: int
+    size: int
+
+    @classmethod
+    def of(cls, total: int, query: FormFields, *, size: int = PAGE_ROWS) -> Paging:
+        """The page that `page=` of the query names, with `rows=` on each; behind the last one it is the last. Raises
+        Refusal(MALFORMED_CALL)."""
+        size = query.number("rows", size, least=1, most=MAX_PAGE_ROWS)
+        pages = max(1, -(-total // size))
+        number = min(query.number("page", 1, least=1, most=10_000_000), pages)
+        return cls(number, pages, total, (number - 1) * size, size)
+
+    def plain(self) -> Mapping[str, int]:
+        return self._asdict()
+
+
+def paged(rows: Sequence[Any], query: FormFields, *, size: int = PAGE_ROWS) -> Mapping[str, Any]:
+    """`rows` of the page that the query names, and its `paging`. Raises Refusal(MALFORMED_CALL)."""
+    at = Paging.of(len(rows), query, size=size)
+    return {"rows": rows[at.first : at.first + at.size], "paging": at.plain()}
+
+
+def matches(wanted: str, *texts: object) -> bool:
+    """Whether a filter's text stands in one of the texts, in upper or lower case. An empty filter matches all."""
+    return not wanted or any(wanted.casefold() in str(text).casefold() for text in texts)
