@@ -10,7 +10,8 @@ import aiohttp
 
 from tests.flow.world import World, world
 
-OPERATOR, VIEWER, PDP = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c", "b2d64c1e8f0a4739a5c7e91d3f6b8a20", "c7a1e5f09b3d4862a6d0f7b8e1c35942"
+OPERATOR, VIEWER = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c", "b2d64c1e8f0a4739a5c7e91d3f6b8a20"
+PDP = "c7a1e5f09b3d4862a6d0f7b8e1c35942"
 SETTINGS = """\
 admin:
   listen: "127.0.0.1:0"
