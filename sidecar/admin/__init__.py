@@ -33,11 +33,17 @@ if TYPE_CHECKING:
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 PROBES: Final = ("/livez", "/readyz")
+OperatorSecrets = Callable[[], Mapping[bytes, AdminCredential]]
+"""Returns the credentials in force by their secrets."""
+
+
+def _no_secrets() -> Mapping[bytes, AdminCredential]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
 class AdminApp:
-    """The handler of the admin listener. `secrets` maps each secret to its bearer's role and name. `trusted` is the
+    """The handler of the admin listener. `secrets` returns the credential of each secret. `trusted` is the
     control socket, which only its owner can open, so that all its callers are operators. `decisions` answers
     enforcement points. `others` are the workers that answer at the same address; `for_workers` is the socket at which
     one answers the others."""
@@ -45,7 +51,7 @@ class AdminApp:
     app: OperatorAction
     metrics: Metrics
     entrance: Entrance
-    secrets: Mapping[bytes, AdminCredential]
+    secrets: OperatorSecrets = _no_secrets
     trusted: bool = False
     health_only: bool = False
     decisions: DecisionEndpoints | None = None
@@ -68,7 +74,7 @@ class AdminApp:
         answer = await self._open(request, path)
         if answer is not None:
             return answer
-        if self.health_only or not (self.secrets or self.trusted):
+        if self.health_only or not (self.trusted or self.secrets()):
             return problem("no such address", 404)
         role: Role
         if self.trusted:
@@ -126,7 +132,7 @@ class AdminApp:
         lines = request.headers.getall("Authorization", [])
         if len(lines) != 1 or not lines[0].startswith("Bearer "):
             return None
-        return credential_of(lines[0].removeprefix("Bearer "), self.secrets)
+        return credential_of(lines[0].removeprefix("Bearer "), self.secrets())
 
 
 def credential_of(given: str, secrets: Mapping[bytes, AdminCredential]) -> AdminCredential | None:

@@ -11,13 +11,12 @@ browser sends such a header on its own, and because both may be those of the cal
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from aiohttp import web
 
+from sidecar.admin import OperatorSecrets, credential_of
 from sidecar.admin.authzen import AuthzenEndpoint, MetadataEndpoint
 from sidecar.admin.requests import echo_of, problem, refused
 from sidecar.errors import Refusal
@@ -31,7 +30,6 @@ from sidecar.gateway.routing import Entrance, Headers, check_framing, known_head
 from sidecar.http.tls import shown_on
 from sidecar.identity.certificate_names import CertificateError, read_certificate
 from sidecar.settings import Settings
-from sidecar.settings.server import AdminCredential
 
 LOCAL: Final = "local"
 
@@ -52,11 +50,11 @@ class Endpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecisionEndpoints:
-    """Answers enforcement points. `names` maps each secret to the name of the enforcement point that has it; `local`:
+    """Answers enforcement points. `secrets` returns the credentials of the admin listener; `local`:
     all callers reached a socket that only its owner can open. `public` needs no credential."""
 
     point: DecisionPoint
-    names: Mapping[bytes, str]
+    secrets: OperatorSecrets
     local: bool = False
     protocols: tuple[Endpoint, ...] = ()
     public: tuple[Endpoint, ...] = ()
@@ -107,22 +105,16 @@ class DecisionEndpoints:
 
     def name_of(self, secret: str) -> str:
         """Returns the name of the enforcement point that has this secret, "" for none."""
-        raw, found = secret.encode("utf-8", "surrogateescape"), ""
-        for known, name in self.names.items():  # compare with all, so that the time taken reveals nothing
-            if hmac.compare_digest(raw, known):
-                found = name
-        return found
+        found = credential_of(secret, self.secrets())
+        return "" if found is None or found.role != "pdp" else found.name or found.role
 
 
-def decisions_from(
-    pipeline: Pipeline, settings: Settings, secrets: Mapping[bytes, AdminCredential]
-) -> DecisionEndpoints:
+def decisions_from(pipeline: Pipeline, settings: Settings, secrets: OperatorSecrets) -> DecisionEndpoints:
     """The endpoints of decisions. Requests asked about may name any host, because the enforcement point chose it."""
     origins = frozenset(origin.lower() for origin in settings.server.allowed_origins)
     forwarder, agents = pipeline.forwarder, pipeline.agents
     checked = CheckedAgents(forwarder, agents.pushes, agents.pages)
     mcp = CheckedMcp(forwarder, pipeline.stages.switch, pipeline.stages.clock)
     point = DecisionPoint(pipeline, Entrance(None, origins, certificate=""), mcp, checked)
-    named = {secret: one.name or one.role for secret, one in secrets.items() if one.role == "pdp"}
     protocols = (AuthzenEndpoint(AuthzenPoint(point)), AuthRequest(point), ExtAuthzEndpoint(point))
-    return DecisionEndpoints(point, named, protocols=protocols, public=(MetadataEndpoint(pipeline.live),))
+    return DecisionEndpoints(point, secrets, protocols=protocols, public=(MetadataEndpoint(pipeline.live),))

@@ -36,6 +36,7 @@ def key_files(settings: Settings) -> tuple[Path, ...]:
         settings.upstreams,
         variables,
         settings.server.tls,
+        settings.admin,
         settings.pdp,
         settings.egress,
         tokens,

@@ -29,7 +29,8 @@ from sidecar.policy.worker_process import PolicyReading, load_policy_aside
 from sidecar.settings import Settings
 from sidecar.settings.load import LoadedSettings, doubts, file_faults, load
 from sidecar.settings.schedules import acts_as
-from sidecar.settings.server import TlsFiles
+from sidecar.settings.secrets import read_secret
+from sidecar.settings.server import AdminCredential, TlsFiles
 from sidecar.settings.sidecar_file import WORKERS
 from sidecar.settings.store import StoreSettings
 from sidecar.settings.stored_policy import NOTHING_YET, StoredPolicy, placed, stored_name
@@ -54,9 +55,9 @@ from sidecar.upstreams.upstream_account import UpstreamAccount
 
 MAX_KEY_BYTES = 16 * 2**20
 # Each section of the settings is in exactly one of the two sets.
-NEEDS_RESTART = frozenset({"data", "server", "local", "admin", "metrics", "store", "audit", "sessions", "tasks"})
+NEEDS_RESTART = frozenset({"data", "server", "local", "metrics", "store", "audit", "sessions", "tasks"})
 _RELOADED = (
-    "version identity pdp policy signing upstreams egress agents streams refusals answers callbacks schedules log"
+    "version admin identity pdp policy signing upstreams egress agents streams refusals answers callbacks schedules log"
 )
 RELOADED = frozenset(_RELOADED.split())
 
@@ -285,6 +286,10 @@ def _reloaded(written: Settings, running: Settings) -> tuple[Settings, tuple[str
     """The new settings without what needs a restart (CONTRACT 2.4), and the names of the sections left out."""
     waiting = [name for name in sorted(NEEDS_RESTART) if getattr(written, name) != getattr(running, name)]
     settings = written.model_copy(update={name: getattr(running, name) for name in waiting})
+    for key in ("listen", "console"):
+        if getattr(settings.admin, key) != getattr(running.admin, key):
+            settings = _with(settings, ("admin", key), getattr(running.admin, key))
+            waiting.append(f"admin.{key}")
     if (settings.pdp is None) != (running.pdp is None):
         settings, waiting = _with(settings, ("pdp",), running.pdp), [*waiting, "pdp"]
     elif settings.pdp is not None and running.pdp is not None:
@@ -336,8 +341,11 @@ def snapshot_of(
         services = services_from(settings, known.services if known else {}, processes, signer, egress)
         agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ, egress)
     together.call(_check_schedules, settings, document)
+    operators: Mapping[bytes, AdminCredential] = {}
     tls: TlsContexts | None = None
     pdp_tls: TlsContexts | None = None
+    with together.noted():
+        operators = {read_secret(one.secret_path, "ours").encode(): one for one in settings.admin.credentials}
     with together.noted():
         tls = tls_from(settings.server.tls) if isinstance(settings.server.tls, TlsFiles) else None
     if settings.pdp is not None and settings.pdp.tls is not None:
@@ -365,6 +373,7 @@ def snapshot_of(
         tls=tls,
         pdp_tls=pdp_tls,
         egress=egress,
+        operators=operators,
     )
 
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from sidecar.admin import PROBES, AdminApp
+from sidecar.admin import PROBES, AdminApp, OperatorSecrets
 from sidecar.admin.other_workers import OtherWorkers
 from sidecar.app.session_relay import SessionRelay
 from sidecar.audit import Recording
@@ -40,7 +40,6 @@ from sidecar.http.server.response import SilentResponse, WholeResponse
 from sidecar.http.tls import ShownCertificate, TlsContexts, follows
 from sidecar.settings import Settings
 from sidecar.settings.addresses import ListenAddress, UnixAddress
-from sidecar.settings.secrets import read_secret
 from sidecar.settings.server import AdminCredential
 
 if TYPE_CHECKING:
@@ -91,7 +90,11 @@ class Servers:
             relayed.serve(Server(relay.handle_relayed, self._broken, patience))
             self.listeners.append(relayed)
         settings, decisions = self.settings, None
-        secrets = {read_secret(one.secret_path, "ours").encode(): one for one in settings.admin.credentials}
+        live = self.pipeline.live
+
+        def secrets() -> Mapping[bytes, AdminCredential]:
+            return live.current.operators
+
         if settings.pdp is not None:
             from sidecar.admin.decisions import decisions_from
 
@@ -123,7 +126,7 @@ class Servers:
         self,
         operated: OperatorAction,
         undo: AsyncExitStack,
-        secrets: Mapping[bytes, AdminCredential],
+        secrets: OperatorSecrets,
         decisions: DecisionEndpoints | None,
     ) -> list[tuple[Listener, Handle, TlsContexts | None]]:
         settings, metrics, live = self.settings, self.pipeline.metrics, self.pipeline.live
@@ -131,10 +134,16 @@ class Servers:
         control = take(UnixAddress(settings.control_path), undo, self.path)
         local, entrance = None if decisions is None else replace(decisions, local=True), local_entrance(control)
         others = OtherWorkers.of(settings)
-        trusted = AdminApp(operated, metrics, entrance, {}, trusted=True, decisions=local, others=others)
+        trusted = AdminApp(operated, metrics, entrance, trusted=True, decisions=local, others=others)
         console = _console(operated, settings, admin, secrets, others)
         guarded = AdminApp(
-            operated, metrics, local_entrance(admin), secrets, decisions=decisions, others=others, console=console
+            operated,
+            metrics,
+            local_entrance(admin),
+            secrets=secrets,
+            decisions=decisions,
+            others=others,
+            console=console,
         )
         found: list[tuple[Listener, Handle, TlsContexts | None]] = [
             (admin, guarded.handle, None),
@@ -142,13 +151,13 @@ class Servers:
         ]
         if settings.metrics.listen is not None:
             scraped = take(settings.metrics.listen, undo, self.path)
-            health = AdminApp(operated, metrics, Entrance(None), {}, health_only=True, others=others)
+            health = AdminApp(operated, metrics, Entrance(None), health_only=True, others=others)
             found.append((scraped, health.handle, None))
         if others is not None:
             own_socket = take(UnixAddress(settings.worker_socket(others.me)), undo, self.path)
             entrance = local_entrance(own_socket)
             of_one = AdminApp(
-                operated, metrics, entrance, {}, trusted=True, others=others, for_workers=True, console=console
+                operated, metrics, entrance, trusted=True, others=others, for_workers=True, console=console
             )
             found.append((own_socket, of_one.handle, None))
         if decisions is not None and (own := settings.pdp and settings.pdp.listen):
@@ -235,11 +244,7 @@ class Servers:
 
 
 def _console(
-    operated: OperatorAction,
-    settings: Settings,
-    admin: Listener,
-    secrets: Mapping[bytes, AdminCredential],
-    others: OtherWorkers | None,
+    operated: OperatorAction, settings: Settings, admin: Listener, secrets: OperatorSecrets, others: OtherWorkers | None
 ) -> Callable[[], Awaitable[Console]] | None:
     """Opens the console when it is first asked for; None where it is not enabled."""
     chosen = settings.admin.console

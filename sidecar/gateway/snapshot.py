@@ -46,6 +46,7 @@ from sidecar.protocols.a2a.operations import SEND, STREAM
 from sidecar.settings import Settings
 from sidecar.settings.agent_endpoints import AgentOffer, Transport
 from sidecar.settings.identity import ALGORITHMS
+from sidecar.settings.server import AdminCredential
 from sidecar.settings.upstreams import ProbeSettings, UpstreamSettings as Definition
 from sidecar.upstreams.agents import AgentUpstream
 from sidecar.upstreams.credentials.signed_tokens import NO_SIGNER, TokenSigner
@@ -137,7 +138,8 @@ class Snapshot:
     that requires pins. `lenient` are the servers that may be sent similar keys. `signer` signs sidecar's tokens, `tls`
     and `pdp_tls` apply to the next handshake of the data listener and of enforcement points. `offers` describe how
     agents are offered, `aliases` map agents' own paths to names, `call_routes` are those that the pipeline found, by
-    path, verb and prefix. `waiting` are the changed sections of settings that need a restart; `settings` has them as
+    path, verb and prefix. `operators` are the credentials of the admin listener by
+    their secrets. `waiting` are the changed sections of settings that need a restart; `settings` has them as
     they run.
     """
 
@@ -165,6 +167,7 @@ class Snapshot:
     tls: TlsContexts | None = None
     pdp_tls: TlsContexts | None = None
     egress: Egress = DIRECT
+    operators: Mapping[bytes, AdminCredential] = field(default_factory=dict)
     offers: Mapping[str, AgentOffer] = field(default_factory=dict)
     aliases: Aliases = field(default_factory=dict)
     call_routes: dict[tuple[str, str, str], Any] = field(default_factory=dict, init=False, compare=False)
@@ -376,6 +379,7 @@ def snapshot_from(
     tls: TlsContexts | None = None,
     pdp_tls: TlsContexts | None = None,
     egress: Egress = DIRECT,
+    operators: Mapping[bytes, AdminCredential] = {},
 ) -> Snapshot:
     """Builds a snapshot and runs the policy's own tests. Raises PolicyError with every test that fails."""
     policy, pins = settings.policy, beside.pins
@@ -432,6 +436,7 @@ def snapshot_from(
         signer=signer,
         tls=tls,
         pdp_tls=pdp_tls,
+        operators=operators,
         egress=egress,
         offers=offers,
         aliases={offer.base_path: name for name, offer in offers.items() if offer.base_path is not None},

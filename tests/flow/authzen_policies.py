@@ -124,7 +124,7 @@ class Comparison:
 
     def __init__(self, running: World) -> None:
         self.running, self.counts = running, Counter[str]()
-        decisions = decisions_from(running.app.pipeline, running.app.settings, {})
+        decisions = decisions_from(running.app.pipeline, running.app.settings, dict)
         endpoint = decisions.protocols[0]
         assert isinstance(endpoint, AuthzenEndpoint)
         self.endpoint, self.live = endpoint, running.app.live

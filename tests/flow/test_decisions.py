@@ -31,7 +31,7 @@ INITIALIZE = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"na
 @pytest.mark.parametrize(("repo", "reason"), [("acme/site", None), ("evil/site", "condition-false")])
 async def test_a_call_is_decided_without_reaching_its_server(tmp_path: Path, repo: str, reason: str | None) -> None:
     async with asked_world(tmp_path) as (running, keys):
-        point = decisions_from(running.app.pipeline, running.app.settings, {}).point
+        point = decisions_from(running.app.pipeline, running.app.settings, dict).point
         message = stateless("tools/call", {"name": "search_code", "arguments": {"repo": repo}})
         headers = {"Mcp-Method": "tools/call", "Mcp-Name": "search_code", "MCP-Protocol-Version": STATELESS}
         asked = request_of(message, **headers, **{"X-API-Key": keys["nhi:planner"]})
@@ -55,7 +55,7 @@ def request_of(message: dict[str, Any], **headers: str) -> AskedRequest:
 async def test_addresses_of_an_enforcement_point_have_names_of_their_own(tmp_path: Path) -> None:
     paths = "{/tools/github: /mcp/github, /tools: /mcp/other}"
     async with asked_world(tmp_path, f"{{paths: {paths}}}") as (running, _):
-        target = decisions_from(running.app.pipeline, running.app.settings, {}).point.target
+        target = decisions_from(running.app.pipeline, running.app.settings, dict).point.target
         assert target("/tools/github") == "/mcp/github" and target("/tools/github/?a=/b") == "/mcp/github/?a=/b"
         assert target("/tools/githubs") == "/mcp/other/githubs" and target("/mcp/github") == "/mcp/github"
 
@@ -219,7 +219,7 @@ def call_of(tool: str, key: str, repo: str = "acme/site") -> AskedRequest:
 
 
 def point_of(running: World) -> DecisionPoint:
-    return decisions_from(running.app.pipeline, running.app.settings, {}).point
+    return decisions_from(running.app.pipeline, running.app.settings, dict).point
 
 
 async def test_shadow_mode_lets_pass_and_records_what_would_deny(tmp_path: Path) -> None:

@@ -171,6 +171,24 @@ def test_every_section_is_taken_or_waits() -> None:
     assert not NEEDS_RESTART & RELOADED
 
 
+async def test_credentials_of_the_admin_listener_are_reloaded_and_its_address_is_not(tmp_path: Path) -> None:
+    first, second = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c", "b2d64c1e8f0a4739a5c7e91d3f6b8a20"
+    settings = 'admin: {listen: "127.0.0.1:0", credentials: [{role: viewer, secret_path: view.key}]}\n'
+    async with world(tmp_path, settings=settings, files={"view.key": first}) as running:
+        assert [(await get(running, "/status", key))[0] for key in (first, second)] == [200, 401]
+        (tmp_path / "view.key").write_text(second)
+        await until(lambda: bool(controls(running, "reload")))
+        assert [(await get(running, "/status", key))[0] for key in (first, second)] == [401, 200]
+        file = tmp_path / "sidecar.yaml"
+        file.write_text(file.read_text().replace('admin: {listen: "127.0.0.1:0"', 'admin: {listen: "127.0.0.1:1"'))
+        await running.app.reload("test")
+        assert running.app.live.current.waiting == ("admin.listen",)
+        (tmp_path / "view.key").write_text("0" * 32)
+        with pytest.raises(ConfigError, match="repeats itself"):
+            await running.app.reload("test")
+        assert (await get(running, "/status", second))[0] == 200
+
+
 async def test_what_needs_a_restart_is_told_and_not_half_applied(tmp_path: Path) -> None:
     async with world(tmp_path) as running:
         file, before = tmp_path / "sidecar.yaml", running.app.live.current.settings

@@ -7,13 +7,12 @@ the browser sends none `Sec-Fetch-Site`, must say so, and the form carries the C
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sidecar.admin import credential_of
+from sidecar.admin import OperatorSecrets, credential_of
 from sidecar.admin.console.request import ConsoleFault, FormFields
-from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions, digest_of
+from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions
 
 if TYPE_CHECKING:
     from sidecar.admin.routes import Role
@@ -35,16 +34,16 @@ class ConsoleUser(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsoleAccess:
-    """Credentials by their secrets, and the sessions. `is_secure`: browsers reach the console over TLS."""
+    """The credentials in force, and the sessions. `is_secure`: browsers reach the console over TLS."""
 
-    secrets: Mapping[bytes, AdminCredential]
+    secrets: OperatorSecrets
     sessions: ConsoleSessions
     cookie: str
     is_secure: bool
 
     def credential(self, given: str) -> AdminCredential | None:
         """The credential whose secret this is, if its role may use the console."""
-        found = credential_of(given, self.secrets)
+        found = credential_of(given, self.secrets())
         return found if found is not None and found.role in SEEN else None
 
     async def user(self, headers: Headers, *, touch: bool = True) -> ConsoleUser | None:
@@ -97,5 +96,5 @@ def check_own_page(headers: Headers) -> None:
 def check_token(session: ConsoleSession, headers: Headers, form: FormFields) -> None:
     """Check the CSRF token of a form. Raises ConsoleFault."""
     given = form.get(CSRF_FIELD, "") or "".join(headers.get(CSRF_HEADER, ())[:1])
-    if not hmac.compare_digest(digest_of(given), digest_of(session.csrf)):
+    if not hmac.compare_digest(given.encode(), session.csrf.encode()):
         raise ConsoleFault(403, "this form is not of your session: load the page again")

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 import orjson
 from aiohttp import web
 
+from sidecar.admin import OperatorSecrets
 from sidecar.admin.console import pages as _pages  # noqa: F401  # registers them
 from sidecar.admin.console.access import ConsoleAccess, ConsoleUser, check_own_page, check_token, name_of
 from sidecar.admin.console.addresses import BASE, FIRST, LOGIN, LOGOUT, STATIC
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from sidecar.admin.other_workers import OtherWorkers
     from sidecar.admin.routes import OperatorAction
     from sidecar.gateway.routing import Headers
-    from sidecar.settings.server import AdminCredential, ConsoleSettings
+    from sidecar.settings.server import ConsoleSettings
 
 HTML: Final = "text/html; charset=utf-8"
 FORM: Final = "application/x-www-form-urlencoded"
@@ -85,18 +86,20 @@ class Console:
         app: OperatorAction,
         settings: ConsoleSettings,
         entrance: Entrance,
-        secrets: Mapping[bytes, AdminCredential],
+        secrets: OperatorSecrets,
         port: int,
         others: OtherWorkers | None,
     ) -> Console:
         """The console of these settings, with its templates compiled; `entrance` is that of the admin listener. Runs in
         a thread."""
         url = settings.url or ""
-        known = {digest_of(secret.decode("utf-8", "surrogateescape")): one for secret, one in secrets.items()}
 
         def holds(session: ConsoleSession) -> bool:
-            credential = known.get(session.credential)
-            return credential is not None and credential.role == session.role
+            """Whether the credential of the login is there, with the same secret, name and role."""
+            return any(
+                digest_of(secret) == session.credential and (name_of(one), one.role) == (session.by, session.role)
+                for secret, one in secrets().items()
+            )
 
         hosts = entrance.hosts or frozenset()
         own = {f"http://{host}" for host in hosts if not port or host.endswith(f":{port}")}
@@ -213,7 +216,8 @@ class Console:
         next_path = _next_in(form)
         if wait_s := self.attempts.wait_s(peer):
             return self._login_page(request, next_path, 429, wait_s)
-        credential = self.access.credential(form.get("key", ""))
+        key = form.get("key", "")
+        credential = self.access.credential(key)
         if credential is None:
             self.attempts.failed(peer)
             await self.app.desk.witness("console-login-refused", "unknown", peer=peer)
@@ -222,7 +226,7 @@ class Console:
         await self.app.desk.witness("console-login", by, role=credential.role, peer=peer)
         if before := self.access.session_id(headers):
             await self.access.sessions.end(before)
-        session_id = self.access.sessions.begin(by, credential.role, digest_of(form["key"]))
+        session_id = self.access.sessions.begin(by, credential.role, digest_of(key.encode()))
         return _see(next_path, {"Set-Cookie": self.access.cookie_for(session_id)})
 
     def _login_page(

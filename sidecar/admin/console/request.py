@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
@@ -26,7 +27,7 @@ OTHERS_S: Final = 2.0
 class ConsoleFault(Exception):
     """A page or an action cannot be answered. `facts` are further members of the problem document."""
 
-    def __init__(self, status: int, told: str, **facts: Any) -> None:
+    def __init__(self, status: int, told: str, facts: Mapping[str, Any] = MappingProxyType({})) -> None:
         super().__init__(told)
         self.status, self.told, self.facts = status, told, facts
 
@@ -146,8 +147,8 @@ class ConsoleRequest:
             return response.body.decode("utf-8", "replace")
         answer = orjson.loads(response.body)
         if response.status >= 400:
-            told = answer.pop("error", "") or answer.get("title", "")
-            raise ConsoleFault(response.status, str(told), **answer)
+            facts = {name: value for name, value in answer.items() if name not in ("type", "title", "status", "error")}
+            raise ConsoleFault(response.status, str(answer.get("error") or answer["title"]), facts)
         return answer
 
     async def of_others(self) -> Sequence[Mapping[str, Any]]:

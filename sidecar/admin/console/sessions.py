@@ -53,7 +53,7 @@ class ConsoleSessions:
         worker = 0 if self.others is None else self.others.me
         session_id = f"{worker}.{secrets.token_urlsafe(32)}"
         now_s = self.clock_mono()
-        key = digest_of(session_id)
+        key = digest_of(session_id.encode())
         self._kept[key] = ConsoleSession(by, role, credential, secrets.token_urlsafe(32), now_s, now_s, key)
         while len(self._kept) > MAX_SESSIONS:
             self._kept.popitem(last=False)
@@ -61,14 +61,14 @@ class ConsoleSessions:
 
     async def find(self, session_id: str, *, touch: bool = True) -> ConsoleSession | None:
         """The session of an id, at whichever worker it began. `touch` begins its idle time anew."""
-        worker, key = _worker_of(session_id), digest_of(session_id)
+        worker, key = _worker_of(session_id), digest_of(session_id.encode())
         if self.others is None or worker == self.others.me:
             return self.own(key, touch=touch)
         reply = await self.others.ask(worker, "POST" if touch else "GET", f"{SESSION_SOCKET}{key}", ASK_S)
         return _session_in(reply.plain) if reply is not None and reply.status == 200 else None
 
     async def end(self, session_id: str) -> None:
-        worker, key = _worker_of(session_id), digest_of(session_id)
+        worker, key = _worker_of(session_id), digest_of(session_id.encode())
         if self.others is None or worker == self.others.me:
             self.end_own(key)
         else:
@@ -104,8 +104,8 @@ def _session_in(plain: Mapping[str, Any]) -> ConsoleSession | None:
         return None
 
 
-def digest_of(secret: str) -> str:
-    return sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
+def digest_of(secret: bytes) -> str:
+    return sha256(secret).hexdigest()
 
 
 def _worker_of(session_id: str) -> int:

@@ -31,7 +31,7 @@ def seen(folder: Path, settings: Settings) -> set[str]:
 def test_every_file_of_keys_that_a_reload_reads_is_looked_at(tmp_path: Path, settings: Settings) -> None:
     names = {str(path.relative_to(tmp_path)) for path in key_files(settings)}
     ours = {"data/keys/api-keys.pepper", "data/keys/signing.pem", "data/keys/signing.previous.pem"}
-    assert names == {"a.json", "keys.yaml", "secrets/github", "secrets/jira"} | ours
+    assert names == {"a.json", "admin.secret", "keys.yaml", "secrets/github", "secrets/jira"} | ours
 
 
 def test_a_look_sees_what_is_there_and_no_file_twice(tmp_path: Path, settings: Settings) -> None:
