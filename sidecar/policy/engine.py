@@ -227,16 +227,20 @@ class Engine:
         row on it closes it. No row's limit is charged: `session_calls_per_minute` bounds these calls."""
         return self.decide(chain, question, now_s, "session")
 
-    def objection(self, approver: Principal, chain: Chain, decision: Decision) -> str:
-        """Return why a principal may not give the approvals that a decision needs; "" if it may. It must be a user that
-        stands nowhere in the chain, with the role that each of the rules names."""
-        if not approver.name.startswith("user:"):
-            return f"{approver.name} is no person"
-        if approver.name in {principal.name for principal in chain}:
-            return f"{approver.name} stands in the chain"
-        wanted = {rule.approval.role for rule in decision.approvals if rule.approval is not None}
-        missing = sorted(wanted - self.roles_of(approver))
-        return f"{approver.name} does not have {' and '.join(missing)}" if missing else ""
+    def objection(self, approvers: Iterable[Principal], chain: Chain, decision: Decision) -> str:
+        """Return why these principals cannot give the approvals that a decision needs; "" if they can. Each must be a
+        user that stands nowhere in the chain and has a role that a rule names; together they must have all of these."""
+        open_roles = roles = {rule.approval.role for rule in decision.approvals if rule.approval is not None}
+        for approver in approvers:
+            held = roles & self.roles_of(approver)
+            if not approver.name.startswith("user:"):
+                return f"{approver.name} is no person"
+            if approver.name in {principal.name for principal in chain}:
+                return f"{approver.name} stands in the chain"
+            if not held:
+                return f"{approver.name} does not have {' or '.join(sorted(roles))}"
+            open_roles = open_roles - held
+        return f"no one with {' and '.join(sorted(open_roles))} has approved it" if open_roles else ""
 
     def names(self) -> Iterator[str]:
         """Yield every subject and object of the rows and every member of a role or set; some more than once."""

@@ -130,11 +130,11 @@ class TestBench:
         return TestOutcome(True, decision, now_s, None, 0, ledger.limits, rests_on)
 
     def _waits(self, test: PolicyTest, decision: Decision) -> str:
-        """Return why an allowed call waits for an approval; "" if it does not, or the test's approver gives it."""
+        """Return why an allowed call waits for an approval; "" if it does not, or the test's approvers give it."""
         if not decision.approvals:
             return ""
-        if test.approver is not None:
-            return self.engine.objection(test.approver, test.chain, decision)
+        if test.approvers:
+            return self.engine.objection(test.approvers, test.chain, decision)
         return "; ".join(dict.fromkeys(f"{rule.id} demands {_demand(rule)}" for rule in decision.approvals))
 
     def _list(self, test: PolicyTest, listing: ListExpectation) -> TestOutcome:

@@ -51,7 +51,7 @@ class PolicyTest(NamedTuple):
     now_s: float | None = None
     repeat: Repeat | None = None
     skip: str = ""
-    approver: Principal | None = None
+    approvers: tuple[Principal, ...] = ()
 
     @property
     def times(self) -> int:
@@ -161,13 +161,8 @@ def _compiled(document: Document, file: SuiteFile, index: int) -> PolicyTest:
         now_s=grammar.expires_at(now) if now else None,
         repeat=test.repeat,
         skip=test.skip or "",
-        approver=_approver(test),
+        approvers=tuple(Principal(name, "test", frozenset(test.roles.get(name, ()))) for name in test.approved_by),
     )
-
-
-def _approver(test: WrittenTest) -> Principal | None:
-    name = test.approved_by
-    return None if name is None else Principal(name, "test", frozenset(test.roles.get(name, ())))
 
 
 def _place(document: Document, loc: Loc) -> SuitePlace:

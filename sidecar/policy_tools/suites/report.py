@@ -81,8 +81,8 @@ def _result_data(result: TestResult) -> dict[str, Any]:
     if result.got is None:
         return {**data, "skip": test.skip}
     expected = {"decision": "allow", **test.expect.model_dump(mode="json", exclude_none=True)}
-    if test.approver is not None:
-        expected["approved_by"] = test.approver.name
+    if test.approvers:
+        expected["approved_by"] = [approver.name for approver in test.approvers]
     data |= {"expected": expected, "got": _got_data(result.got)}
     if result.problems:
         data |= {"problems": list(result.problems), "hint": result.hint or None}

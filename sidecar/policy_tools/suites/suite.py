@@ -123,8 +123,9 @@ def _problems(test: PolicyTest, got: TestOutcome) -> Iterator[str]:
     if got.answer != decision:
         yield f"expected {decision}, got {answer_in_words(got)}"
         return
-    if test.approver is not None and got.decision.allowed and not got.decision.approvals:
-        yield f"expected {test.approver.name} to approve it, but no rule demands an approval"
+    if test.approvers and got.decision.allowed and not got.decision.approvals:
+        names = " and ".join(approver.name for approver in test.approvers)
+        yield f"expected {names} to approve it, but no rule demands an approval"
     if expect.reason is not None and got.reason != expect.reason:
         yield f"expected the reason {expect.reason}, got {got.reason}"
     if expect.at is not None and got.at != expect.at:
@@ -164,7 +165,7 @@ def _hint(test: PolicyTest, got: TestOutcome, rules: Iterable[RuleRef]) -> str:
         ids = {rule.id for rule in rules}
         if wanted not in ids:
             return f"no rule has the id {wanted}" + (f": {near}" if (near := meant(wanted, ids)) else "")
-    if got.waits and test.expect.decision == "allow" and test.approver is None:
+    if got.waits and test.expect.decision == "allow" and not test.approvers:
         return "write expect: approval, or approved_by: user:… for the call as that person approves it"
     listing = test.listing
     if listing is not None and got.allowed and listing.names is None:

@@ -224,8 +224,11 @@ class WrittenTest(Section):
     """Which of its lists; `tools` if not said."""
     repeat: Repeat | None = None
     """The call again and again, until a limit refuses it."""
-    approved_by: PersonName | None = None
-    """The call as if this person had approved it: user:<id>. It fails if no rule demands an approval."""
+    approved_by: Annotated[
+        Many[PersonName], BeforeValidator(listed), Field(max_length=MAX_CHAIN), AnyOf({"type": "string"})
+    ] = ()
+    """The call as if this person, or each of these, had approved it: user:<id>. The test fails if no rule demands an
+    approval."""
     expect: Annotated[Expect, BeforeValidator(_expected), AnyOf({"enum": ["allow", "approval", "deny"]}, NAMES_SCHEMA)]
     """allow, approval, deny, a list of the names shown, or a mapping of what must come out."""
     skip: Label | None = None
@@ -262,7 +265,7 @@ class WrittenTest(Section):
         if ANONYMOUS in self.chain and len(self.chain) > 1:
             yield Finding("anonymous lends nothing and is lent nothing", "T102", "it stands alone", ("as",))
         for key in ("roles", "scopes"):
-            known = (*self.chain, self.approved_by) if key == "roles" else self.chain
+            known = (*self.chain, *self.approved_by) if key == "roles" else self.chain
             for name in getattr(self, key):
                 if name not in known:
                     hint = did_you_mean(name, self.chain)

@@ -46,8 +46,13 @@ LENT = "as: [user:u, nhi:a], calls: tool:x/delete"
         (f"{LENT}, approved_by: user:u, expect: allow", "expected allow, got approval (user:u stands in the chain)"),
         (
             f"{LENT}, approved_by: user:dmitri, expect: allow",
-            "expected allow, got approval (user:dmitri does not have role:lead)",
+            "expected allow, got approval (no one with role:lead has approved it)",
         ),
+        (
+            f"{LENT}, approved_by: [user:dmitri, user:ida], roles: {{user:ida: [role:boss]}}, expect: allow",
+            "expected allow, got approval (user:ida does not have role:lead or role:oncall)",
+        ),
+        (f"{LENT}, approved_by: [user:dmitri, user:lea], roles: {{user:lea: [role:lead]}}, expect: allow", ""),
         (f"{LENT}, approved_by: user:eve, roles: {{user:eve: [role:lead]}}, expect: allow", ""),
         (
             "as: nhi:a, calls: tool:x/get, approved_by: user:dmitri, expect: allow",
