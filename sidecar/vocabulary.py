@@ -272,6 +272,8 @@ class RowLimit(NamedTuple):
     per_hour: int
 
 
+Answer = Literal["allow", "approval", "deny"]
+"""What policy says to a call. `approval`: it is allowed once a person approves it."""
 EngineName = Literal["compiled", "casbin", "both"]
 """Who decides the requests of a kind: compiled rules, pycasbin, or both of them, which must agree."""
 
@@ -296,6 +298,10 @@ class Decision(NamedTuple):
     engine: EngineName = "compiled"
     approvals: tuple[RuleRef, ...] = ()
     facts: tuple[Fact, ...] = ()
+
+    @property
+    def answer(self) -> Answer:
+        return "deny" if not self.allowed else "approval" if self.approvals else "allow"
 
     @property
     def denied_by(self) -> tuple[str, ...]:

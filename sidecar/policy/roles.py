@@ -69,6 +69,11 @@ class RoleLinks:
                     queue.append(container)
         return ()
 
+    def members(self, container: str) -> frozenset[str]:
+        """Return what is in a container, directly or not, including other containers."""
+        inner = {name for name in self.parents if _is_container(name) and container in self.closure((name,))}
+        return frozenset(name for name, above in self.parents.items() if not {container, *inner}.isdisjoint(above))
+
     def contents(self) -> Mapping[str, frozenset[str]]:
         contents: dict[str, set[str]] = {}
         for name in self.parents:
@@ -154,6 +159,11 @@ def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
     """Return for every container, of which there are few, itself and all its containers."""
     containers = {container for found in links.parents.values() for container in found}
     return {container: links.closure((container,)) | {container} for container in containers}
+
+
+def is_granted(name: str) -> bool:
+    """Whether a token may grant it: `role:<namespace>/<value>` (CONTRACT 1.1)."""
+    return name.startswith("role:") and "/" in name
 
 
 def _is_container(name: str) -> bool:

@@ -23,7 +23,7 @@ from sidecar.protocols.json_pointers import parse_pointer
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import ALL_VERSIONS
 from sidecar.settings.uris import named_object
-from sidecar.vocabulary import DELEGATE, Chain, PermissionKind, Principal, Question
+from sidecar.vocabulary import DELEGATE, Answer, Chain, PermissionKind, Principal, Question
 
 CHUNK_BYTES = 1 << 20
 
@@ -56,7 +56,8 @@ class RecordedFact(NamedTuple):
 class RecordedQuestion:
     """One recorded question that policy answered. `at_s` is its time in seconds since the epoch; `rules` are the ids of
     the rules that its links rested on; `ended` is why the call was refused, by policy or later; `enforced` is false in
-    shadow mode, where a denial refuses nothing; `without_arguments` is true if the call is known to have had none.
+    shadow mode, where a denial refuses nothing; `waited` says whether it needed a person's approval, None if it ended
+    before that was asked; `without_arguments` is true if the call is known to have had none.
     `clear` are the arguments recorded in clear, by path: what `audit.clear` records of each."""
 
     seq: int
@@ -74,9 +75,17 @@ class RecordedQuestion:
     rules: tuple[str, ...]
     facts: tuple[RecordedFact, ...]
     key_id: str
+    waited: bool | None
     without_arguments: bool
     gaps: tuple[str, ...] = ()
     clear: Mapping[tuple[str, ...], Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The recorded answer, or those of which it is one."""
+        if not self.allowed:
+            return ("deny",)
+        return ("allow", "approval") if self.waited is None else ("approval",) if self.waited else ("allow",)
 
 
 def question_of(
@@ -144,10 +153,17 @@ def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
         rules=tuple(dict.fromkeys(_word(rule) for link in links for rule in link["rules"])),
         facts=tuple(map(_fact, fields["facts"])),
         key_id=str(fields.get("key_id") or ""),
+        waited=_waited(fields, str(reason)),
         without_arguments=fields["redaction_applied"] is False,
         gaps=tuple(_gaps(fields, question)),
         clear={parse_pointer(text): _entry(entry) for text, entry in (fields.get("clear_arguments") or {}).items()},
     )
+
+
+def _waited(fields: Mapping[str, Any], reason: str) -> bool | None:
+    if fields.get("approval") is not None or reason.startswith("approval-"):
+        return True
+    return None if fields["event"] == "refusal" else False
 
 
 def _gaps(fields: Mapping[str, Any], question: Question) -> Iterator[str]:

@@ -11,6 +11,7 @@ from sidecar.limits.plan import BudgetRule, label_of
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.conditions import ConditionContext
 from sidecar.policy.patterns import glob
+from sidecar.policy.roles import is_granted
 from sidecar.policy.rows import MAX_LINE_CHARS
 from sidecar.policy_tools.audit_records import RecordedQuestion, is_session
 from sidecar.policy_tools.casbin_trace import CasbinRequest, CasbinTrace
@@ -20,6 +21,7 @@ from sidecar.policy_tools.replay import Candidate
 from sidecar.policy_tools.rule_text import csv_row
 from sidecar.vocabulary import (
     DELEGATE,
+    Answer,
     Call,
     Chain,
     Decision,
@@ -27,6 +29,7 @@ from sidecar.vocabulary import (
     Fact,
     Link,
     PermissionKind,
+    Principal,
     Question,
     RuleRef,
 )
@@ -75,10 +78,28 @@ class ChargedLimit(NamedTuple):
     counted_for: str
 
 
-class Explanation(NamedTuple):
-    """The whole answer. With `allowed` None it cannot be decided from the record, and `why` says what it depends on."""
+class RoleHolders(NamedTuple):
+    """Who may approve with a role: the users that have it by rows, and the roles of tokens that bring it."""
 
-    allowed: bool | None
+    role: str
+    users: tuple[str, ...]
+    tokens: tuple[str, ...]
+
+
+class ApprovalNeed(NamedTuple):
+    """The rules that demand approvals, and who may give them. `given_by` are those for whom the call was explained, and
+    `objection` says why they are not enough."""
+
+    rules: tuple[RuleRef, ...]
+    holders: tuple[RoleHolders, ...]
+    given_by: tuple[str, ...] = ()
+    objection: str = ""
+
+
+class Explanation(NamedTuple):
+    """The whole answer. With `answer` None it cannot be decided from the record, and `why` says what it depends on."""
+
+    answer: Answer | None
     decision: Decision
     chain: Chain
     question: Question
@@ -91,22 +112,37 @@ class Explanation(NamedTuple):
     would_deny: tuple[Ground, ...]
     would_allow: tuple[Ground, ...]
     why: str = ""
+    approval: ApprovalNeed | None = None
+
+    @property
+    def allowed(self) -> bool | None:
+        return None if self.answer is None else self.answer == "allow"
 
 
-def explain(source: PolicySource, budgets: Budgets, chain: Chain, question: Question, at_s: float) -> Explanation:
+def explain(
+    source: PolicySource,
+    budgets: Budgets,
+    chain: Chain,
+    question: Question,
+    at_s: float,
+    approvers: Sequence[Principal] = (),
+) -> Explanation:
+    """Explain a call, with `approvers` as if they had approved it."""
     engine = Engine(source)
     ask = engine.enter if is_session(question) else engine.decide
     decision = ask(chain, question, at_s)
-    return _Trace(source, engine, chain, question, at_s).explanation(decision, decision.allowed, budgets)
+    return _Trace(source, engine, chain, question, at_s).explanation(decision, decision.answer, budgets, approvers)
 
 
-def explain_record(candidate: Candidate, budgets: Budgets, asked: RecordedQuestion) -> Explanation:
+def explain_record(
+    candidate: Candidate, budgets: Budgets, asked: RecordedQuestion, approvers: Sequence[Principal] = ()
+) -> Explanation:
     answer = candidate.decide(asked)
     case = candidate.case
     trace = _Trace(candidate.source, candidate.engine, asked.chain, asked.question, asked.at_s)
     trace.is_record = True
     trace.sources = {**dict.fromkeys(case.by_record, "the record"), **case.unknown}
-    return trace.explanation(answer.decision, answer.allowed, budgets, answer.why)
+    return trace.explanation(answer.decision, answer.answer, budgets, approvers, answer.why)
 
 
 class _Trace:
@@ -118,10 +154,21 @@ class _Trace:
         self.sources: Mapping[RecordedKey, str] = {}
         self.is_record = False
 
-    def explanation(self, decision: Decision, allowed: bool | None, budgets: Budgets, why: str = "") -> Explanation:
-        charges, timeout_s = self._charges(decision, budgets) if decision.allowed and allowed else ((), None)
+    def explanation(
+        self,
+        decision: Decision,
+        answer: Answer | None,
+        budgets: Budgets,
+        approvers: Sequence[Principal] = (),
+        why: str = "",
+    ) -> Explanation:
+        charges, timeout_s = self._charges(decision, budgets) if decision.allowed and answer else ((), None)
+        approval = self._approval(decision, approvers) if decision.approvals else None
+        if approval is not None and answer == "approval" and approvers and not approval.objection:
+            answer = "allow"
         return Explanation(
-            allowed=allowed,
+            answer=answer,
+            approval=approval,
             decision=decision,
             chain=self._chain,
             question=self._question,
@@ -134,6 +181,23 @@ class _Trace:
             would_deny=self._shadows(decision.would_deny),
             would_allow=self._shadows(decision.would_allow),
             why=why,
+        )
+
+    def _approval(self, decision: Decision, approvers: Sequence[Principal]) -> ApprovalNeed:
+        roles = dict.fromkeys(rule.approval.role for rule in decision.approvals if rule.approval is not None)
+        given_by = tuple(approver.name for approver in approvers)
+        objection = self._engine.objection(approvers, self._chain, decision) if approvers else ""
+        return ApprovalNeed(decision.approvals, tuple(map(self._holders, roles)), given_by, objection)
+
+    def _holders(self, role: str) -> RoleHolders:
+        links = self._source.domains.values() or (self._source.roles,)
+        members = frozenset[str]().union(*(one.members(role) for one in links))
+        chain = {each.name for each in self._chain}
+        users = sorted(name for name in members - chain if name.startswith("user:"))
+        return RoleHolders(
+            role,
+            tuple(name for name in users if role in self._engine.roles_of(Principal(name))),
+            tuple(sorted(name for name in (role, *members) if is_granted(name))),
         )
 
     def _links(self, decision: Decision) -> tuple[Traced, ...]:

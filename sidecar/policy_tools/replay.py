@@ -15,7 +15,7 @@ from sidecar.policy import Engine, PolicySource
 from sidecar.policy.stock.policy import StockPolicy
 from sidecar.policy_tools.audit_records import RecordedQuestion, asked_in, lines_of
 from sidecar.policy_tools.recorded_conditions import ARGUMENTS, Outcome, RecordedCase, RecordedKey, with_stand_ins
-from sidecar.vocabulary import Decision
+from sidecar.vocabulary import Answer, Decision
 
 MAX_TRIES = 64  # outcomes for unknown conditions: six of them, each true or false
 MAX_GROUPS = 10_000  # kept; all records are counted
@@ -24,11 +24,14 @@ TOO_MANY = f"more unknown conditions than {MAX_TRIES} tries can settle"
 Change = Literal["wider", "narrower", "undecidable"]
 
 
-class ReplayAnswer(NamedTuple):
-    """The candidate's answer. `allowed` None is undecidable, and `why` says what it depends on. `decision` is one of
-    the possible ones; the only one if nothing was unknown."""
+_GRANTS: tuple[Answer, ...] = ("deny", "approval", "allow")  # each grants more than those before
 
-    allowed: bool | None
+
+class ReplayAnswer(NamedTuple):
+    """The candidate's answer, None if it is undecidable: `why` says what it depends on. `decision` is one of the
+    possible ones; the only one if nothing was unknown."""
+
+    answer: Answer | None
     decision: Decision
     why: str = ""
 
@@ -50,13 +53,16 @@ class Candidate:
             return ReplayAnswer(None, least, asked.gaps[0])
         if why := self._by_matchers(asked, least):
             return ReplayAnswer(None, least, why)
-        if least.allowed or not self.case.unknown:
-            return ReplayAnswer(least.allowed, least)
+        if not self.case.unknown or least.answer == "approval":
+            return ReplayAnswer(least.answer, least)
         why = next(iter(self.case.unknown.values()))
+        if least.allowed:  # by rows without unknown conditions; the others may demand an approval
+            waits = self._ask(asked, {}, "true").answer == "approval"
+            return ReplayAnswer(None if waits else "allow", least, why if waits else "")
         todo: list[dict[RecordedKey, Outcome]] = [{}]
         for _ in range(MAX_TRIES):
             if not todo:
-                return ReplayAnswer(False, least)
+                return ReplayAnswer("deny", least)
             tried = todo.pop()
             most = self._ask(asked, tried, "true")
             if most.allowed:
@@ -120,13 +126,16 @@ class ReplayGroup:
 
 @dataclass(slots=True)
 class Replay:
-    """The result. `unasked` are records without a policy answer; `revisions` counts the policies of the records."""
+    """The result. `now_waits` and `waits_no_more` count the changes to and from a person's approval, which are `wider`
+    or `narrower` too; `unasked` are records without a policy answer; `revisions` counts the policies of the records."""
 
     records: int = 0
     replayed: int = 0
     same: int = 0
     wider: int = 0
     narrower: int = 0
+    now_waits: int = 0
+    waits_no_more: int = 0
     undecidable: Counter[str] = field(default_factory=Counter)
     unasked: int = 0
     left_out: int = 0
@@ -178,23 +187,28 @@ def _count(report: Replay, asked: RecordedQuestion, answer: ReplayAnswer) -> Non
     report.replayed += 1
     if asked.revision in report.revisions or len(report.revisions) < MAX_GROUPS:
         report.revisions[asked.revision] += 1
-    change: Change = "undecidable" if answer.allowed is None else "wider" if answer.allowed else "narrower"
-    if answer.allowed is asked.allowed:
+    was = asked.answers[0]
+    if answer.answer in asked.answers:
         report.same += 1
         return
-    if answer.allowed is None:
+    decided = answer.answer is not None
+    change: Change = "undecidable"
+    if answer.answer is None:
         report.undecidable[answer.why] += 1
-    report.wider += change == "wider"
-    report.narrower += change == "narrower"
-    decided = answer.allowed is not None
+    else:
+        change = "wider" if _GRANTS.index(answer.answer) > _GRANTS.index(was) else "narrower"
+        report.wider += change == "wider"
+        report.narrower += change == "narrower"
+        report.now_waits += answer.answer == "approval"
+        report.waits_no_more += was == "approval"
     new_rules = [rule.id for link in answer.decision.links for rule in link.rules if decided]
     kind = ChangeKind(
         change=change,
         chain=" → ".join(principal.name for principal in asked.chain),
         object=asked.question.object,
         action=asked.question.action,
-        was="allow" if asked.allowed else asked.reason or "deny",
-        now="undecidable" if not decided else "allow" if answer.allowed else str(answer.decision.reason),
+        was=asked.reason or was,
+        now=answer.decision.reason or str(answer.answer) if decided else "undecidable",
         old_rules=asked.rules,
         new_rules=tuple(dict.fromkeys(new_rules)),
         why=answer.why,

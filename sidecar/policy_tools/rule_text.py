@@ -60,10 +60,6 @@ def approval_text(terms: ApprovalTerms) -> str:
     return ", ".join([*words, "with a reason"] if terms.reason else words)
 
 
-def approval_data(terms: ApprovalTerms | None) -> dict[str, str | float | bool | None] | None:
-    return None if terms is None else terms._asdict()
-
-
 def csv_quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
 

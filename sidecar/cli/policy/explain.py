@@ -55,6 +55,9 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 @click.option("--args", "arguments", default="{}", metavar="JSON", help="The arguments of the call.")
 @click.option("--meta", default="{}", metavar="JSON", help="Its _meta, which conditions read as call.meta.")
 @click.option("--roles", multiple=True, metavar="P=ROLE,…", help="Roles that a token grants: user:alice=role:corp/eng.")
+@click.option(
+    "--approved-by", multiple=True, metavar="USER", help="The call as if this user had approved it; may be repeated."
+)
 @click.option("--scopes", multiple=True, metavar="P=SCOPE,…", help="Scopes that a token grants.")
 @click.option("--now", type=Instant(), help="RFC 3339; by default now.")
 @click.option("--decision", "decision_id", default="", metavar="ID", help="A recorded decision, by its decision_id.")
@@ -68,7 +71,8 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
     """Show each link of a call with its answer and the rules, roles, conditions and limits behind it; on a denial, the
     nearest rules.
 
-    Exits with 0 if the call is allowed, 1 if it is denied or cannot be decided from a record."""
+    Exits with 0 if the call is allowed, 1 if it is denied, needs a person's approval, or cannot be decided from a
+    record."""
     try:
         record = _record(config, given["record"], given["decision_id"])
         asked = None if record is None else asked_in(record)
@@ -76,14 +80,16 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
             _tell_unasked(record, as_json)
         place = in_folder(folder) if folder is not None else configured(config, os.environ)
         source, budgets = place.load(), place.budgets()
+        approvers = _approvers(given)
         if asked is None:
             chain, at_s = _chain(given), given["now"] or time.time()
             question = question_of(
                 *_asked_for(given), json_object(given["arguments"], "--args"), json_object(given["meta"], "--meta")
             )
-            found = explained(source, budgets, chain, question, at_s)
+            found = explained(source, budgets, chain, question, at_s, approvers)
         else:
-            found = explain_record(Candidate(source, _key(config, key_path, given["record"])), budgets, asked)
+            candidate = Candidate(source, _key(config, key_path, given["record"]))
+            found = explain_record(candidate, budgets, asked, approvers)
     except UnreadableAuditLine as error:
         raise CommandFailed(str(error), UNVERIFIED)
     print_result(as_data(found, asked), "\n".join(lines(found, asked)), as_json)
@@ -98,8 +104,21 @@ def _key(config: Path, path: Path | None, elsewhere: Path | None) -> AuditKey | 
     return None
 
 
+def _approvers(given: Mapping[str, Any]) -> tuple[Principal, ...]:
+    names = _listed(given["approved_by"])
+    for name in names:
+        if not (name.startswith("user:") and is_caller(name)):
+            raise click.BadParameter(f"{name!r} is no person: write user:<id>", param_hint="--approved-by")
+    roles = _grants(given["roles"], "--roles", [*_listed(given["callers"]), *names])
+    return tuple(Principal(name, "", roles.get(name, frozenset())) for name in names)
+
+
+def _listed(texts: tuple[str, ...]) -> list[str]:
+    return [name.strip() for text in texts for name in text.split(",")]
+
+
 def _chain(given: Mapping[str, Any]) -> tuple[Principal, ...]:
-    names = [name.strip() for text in given["callers"] for name in text.split(",")]
+    names = _listed(given["callers"])
     if not names:
         raise click.UsageError("say who asks (--as user:alice) and for what (--calls tool:github/search_code)")
     for name in names:
@@ -107,7 +126,8 @@ def _chain(given: Mapping[str, Any]) -> tuple[Principal, ...]:
             raise click.BadParameter(
                 f"{name!r} is no principal: write user:<id>, nhi:<id> or anonymous", param_hint="--as"
             )
-    roles, scopes = _grants(given["roles"], "--roles", names), _grants(given["scopes"], "--scopes", names)
+    known = [*names, *_listed(given["approved_by"])]
+    roles, scopes = _grants(given["roles"], "--roles", known), _grants(given["scopes"], "--scopes", names)
     for role in {role for granted in roles.values() for role in granted}:
         if not role.startswith("role:"):
             raise click.BadParameter(f"{role!r} is no role: write role:<name>", param_hint="--roles")

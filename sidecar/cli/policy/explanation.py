@@ -11,11 +11,12 @@ from sidecar.limits.amounts import in_units
 from sidecar.policy.stock.expression import text_fields
 from sidecar.policy_tools.audit_records import RecordedQuestion
 from sidecar.policy_tools.casbin_trace import CasbinRequest
-from sidecar.policy_tools.explain import ChargedLimit, Explanation, Ground, Traced
-from sidecar.policy_tools.rule_text import moment
-from sidecar.vocabulary import PermissionKind, RuleRef
+from sidecar.policy_tools.explain import ApprovalNeed, ChargedLimit, Explanation, Ground, Traced
+from sidecar.policy_tools.rule_text import approval_text, cut, moment
+from sidecar.vocabulary import Answer, PermissionKind, RuleRef
 
-_PAST = {None: "UNDECIDABLE", True: "ALLOW", False: "DENY"}
+_OUTCOMES: Mapping[Answer | None, str] = {None: "UNDECIDABLE", "allow": "ALLOW", "approval": "APPROVAL", "deny": "DENY"}
+MAX_APPROVERS = 10
 
 
 def lines(found: Explanation, asked: RecordedQuestion | None = None) -> Iterator[str]:
@@ -24,7 +25,7 @@ def lines(found: Explanation, asked: RecordedQuestion | None = None) -> Iterator
 
 def _lines(found: Explanation, asked: RecordedQuestion | None) -> Iterator[str]:
     names = " → ".join([*(each.name for each in found.chain), found.question.object])
-    yield f"{_PAST[found.allowed]}  {found.why if found.allowed is None else found.decision.reason or ''}".rstrip()
+    yield f"{_OUTCOMES[found.answer]}  {found.why if found.answer is None else _because(found)}".rstrip()
     yield f"  {names}  {found.question.action}" + ("  (a call of the session itself)" if found.session else "")
     yield f"  at {moment(found.at_s)}, by revision {found.decision.revision[:16]}"
     if asked is not None:
@@ -36,8 +37,19 @@ def _lines(found: Explanation, asked: RecordedQuestion | None) -> Iterator[str]:
     yield from ["", *rest] if rest else []
 
 
+def _because(found: Explanation) -> str:
+    need = found.approval
+    if need is None:
+        return found.decision.reason or ""
+    if found.answer == "allow":
+        return f"approved by {' and '.join(need.given_by)}"
+    roles = " and one with ".join(one.role for one in need.holders)
+    return need.objection or f"a person with {roles} must approve it"
+
+
 def _about_record(found: Explanation, asked: RecordedQuestion) -> Iterator[str]:
     was = "allowed" if asked.allowed else f"denied, {asked.reason}".rstrip(", ")
+    was += " with a person's approval" if asked.waited and not asked.ended else ""
     if asked.allowed and asked.ended:
         was += f", and refused after that: {asked.ended}"
     if not asked.allowed and not asked.enforced:
@@ -48,7 +60,7 @@ def _about_record(found: Explanation, asked: RecordedQuestion) -> Iterator[str]:
             f"  note: explained by revision {found.decision.revision[:16]}, the record is of {asked.revision[:16]};"
             " give the folder of that one with --policy"
         )
-    if found.allowed is None:
+    if found.answer is None:
         yield "  the answer below is one of those that are possible"
 
 
@@ -121,6 +133,8 @@ def _ground(ground: Ground, subject: str, obj: str) -> Iterator[str]:
     yield f"    {ground.text}"
     if rule.reason:
         yield f"    reason: {rule.reason}"
+    if rule.approval is not None:
+        yield f"    approval: {approval_text(rule.approval)}"
     if ground.roles:
         way = list(ground.roles)
         way[0] += " (from the token)" if ground.from_token else ""
@@ -138,7 +152,13 @@ def _the_rest(found: Explanation) -> Iterator[str]:
         for ground in grounds:
             yield f"shadow: rule {ground.rule.id} would {word} it  {_where(ground.rule)}"
             yield f"    {ground.text}"
-    if not found.allowed:
+    if found.approval is not None:
+        yield "approval by a user who stands nowhere in the chain"
+        for holders in found.approval.holders:
+            tokens = [f"users with a token that grants {role}" for role in holders.tokens]
+            names = cut([*holders.users, *tokens], MAX_APPROVERS) or ["no user has it"]
+            yield f"  {holders.role}: {', '.join(names)}"
+    if not found.decision.allowed or found.answer is None:
         return
     if found.session:
         yield "limits: none of a row; sessions.session_calls_per_minute bounds these calls"
@@ -205,8 +225,9 @@ def _shown(value: object) -> str:
 def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[str, Any]:
     decision = found.decision
     data: dict[str, Any] = {
+        "outcome": found.answer or "undecidable",
         "allowed": found.allowed,
-        "reason": decision.reason if found.allowed is False else None,
+        "reason": (decision.reason or "approval-pending") if found.allowed is False else None,
         "undecidable": found.why or None,
         "revision": decision.revision,
         "now": moment(found.at_s),
@@ -214,6 +235,7 @@ def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[s
         **_members(found.question, "object action"),
         "session": found.session,
         "links": [_link_data(each) for each in found.links],
+        "approval": None if found.approval is None else _approval_data(found.approval),
         "guardrail_rows": found.guardrail_rows,
         "limits": [_limit_data(each) for each in found.limits],
         "counted_by_rules": _counting(found),
@@ -223,7 +245,7 @@ def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[s
     }
     if asked is not None:
         record = _members(asked, "seq decision_id timestamp allowed enforced revision")
-        record |= {"reason": asked.reason or None, "ended": asked.ended or None}
+        record |= {"reason": asked.reason or None, "ended": asked.ended or None, "waited": asked.waited}
         data["record"] = {**record, "same_revision": asked.revision == decision.revision}
     return data
 
@@ -261,7 +283,17 @@ def _ground_data(ground: Ground) -> dict[str, Any]:
 def _rule_data(rule: RuleRef, text: str) -> dict[str, Any]:
     data = {**_members(rule, "id effect file line max_calls_per_hour"), "text": text}
     data |= {name: value or None for name, value in _members(rule, "owner reason when").items()}
-    return {**data, "expires_at": None if rule.expires_at is None else moment(rule.expires_at)}
+    data |= {"expires_at": None if rule.expires_at is None else moment(rule.expires_at)}
+    return {**data, "approval": None if rule.approval is None else rule.approval._asdict()}
+
+
+def _approval_data(need: ApprovalNeed) -> dict[str, Any]:
+    return {
+        "rules": [rule.id for rule in need.rules],
+        "holders": [holders._asdict() for holders in need.holders],
+        "approved_by": list(need.given_by),
+        "objection": need.objection or None,
+    }
 
 
 def _limit_data(charged: ChargedLimit) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, Change, Replay, replay as replayed
 
 _TITLES: dict[Change, str] = {
-    "wider": "wider: denied then, allowed now",
-    "narrower": "narrower: allowed then, denied now",
+    "wider": "wider: denied or waiting for an approval then, allowed now, or only waiting",
+    "narrower": "narrower: allowed then, denied or waiting for an approval now",
     "undecidable": "undecidable: what the records do not hold",
 }
 
@@ -61,9 +61,12 @@ def replay(
 ) -> None:
     """Decide recorded calls, of a file or of the folder of a log, again with another policy, each at its own time.
 
+    An answer is wider if it grants more: a denial grants nothing, and what waits for a person's approval less than what
+    is allowed. Answers that hashed arguments cannot give are counted as undecidable, with the reason, and never
+    guessed.
+
     Exits with 6 if an answer differs (--fail-on: only if it is wider, or narrower) or cannot be decided (unless
-    --allow-undecided). Answers that hashed arguments cannot give are counted as undecidable, with the reason, and never
-    guessed. This does not verify the log: `sidecar audit verify` does."""
+    --allow-undecided). This does not verify the log: `sidecar audit verify` does."""
     try:
         candidate = Candidate(in_folder(folder).load(), load_key(key_path) if key_path else None)
         with progress("bytes read", sum(path.stat().st_size for path in given(audit))) as tell:
@@ -84,6 +87,8 @@ def lines(report: Replay, revision: str, limit: int) -> Iterator[str]:
     yield f"  same         {report.same}"
     yield f"  wider        {report.wider}"
     yield f"  narrower     {report.narrower}"
+    if report.now_waits or report.waits_no_more:
+        yield f"    {report.now_waits} would wait for a person's approval now; {report.waits_no_more} no longer would"
     yield f"  undecidable  {undecidable}"
     for why, count in report.undecidable.most_common():
         yield f"    {count}  {why}"
@@ -109,10 +114,10 @@ def lines(report: Replay, revision: str, limit: int) -> Iterator[str]:
 
 
 def as_data(report: Replay, revision: str, limit: int) -> dict[str, Any]:
-    counted = ("records", "replayed", "same", "wider", "narrower", "left_out", "torn_bytes", "ungrouped")
+    counted = ("same", "wider", "narrower", "now_waits", "waits_no_more", "left_out", "torn_bytes", "ungrouped")
     return {
         "revision": revision,
-        **{name: getattr(report, name) for name in counted},
+        **{name: getattr(report, name) for name in ("records", "replayed", *counted)},
         "undecidable": sum(report.undecidable.values()),
         "undecidable_by_reason": dict(report.undecidable.most_common()),
         "without_policy_answer": report.unasked,

@@ -12,6 +12,7 @@ from sidecar.limits.plan import Budgets
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS, MCP_TASK_ACTIONS, OBJECTS, SUBJECTS
 from sidecar.policy.patterns import glob, meets_prefix
+from sidecar.policy.roles import is_granted
 from sidecar.policy.stock.table import StockTable
 from sidecar.policy_tools.catalogue import ACTION_ON, KnownCatalogue
 from sidecar.policy_tools.check.source_positions import RuleSources
@@ -94,7 +95,7 @@ class LintedPolicy:
 
     def may_be_granted(self, role: str) -> bool:
         """Whether a token can grant this role, or one that is in it. A role without a `/` cannot be granted."""
-        roles = [name for name in (role, *self.members.get(role, ())) if name.startswith("role:") and "/" in name]
+        roles = filter(is_granted, (role, *self.members.get(role, ())))
         return any(self.granting is None or any(one.grants(name) for one in self.granting) for name in roles)
 
     def people(self, role: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from sidecar.policy import PolicySource
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy.patterns import WILDCARD, covers, glob, globs
-from sidecar.policy.roles import RoleLinks
+from sidecar.policy.roles import RoleLinks, is_granted
 from sidecar.policy_tools.diff.condition_parts import HAS_ROLE, asks_of, conjuncts, implies
 from sidecar.policy_tools.glob_algebra import may_overlap
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
@@ -217,8 +217,7 @@ def _holders(links: RoleLinks) -> dict[str, _Holders]:
 
 
 def _granted(roles: Iterable[str]) -> frozenset[str]:
-    """Return the roles that a token can grant: `role:<namespace>/<value>` (CONTRACT 1.1)."""
-    return frozenset(role for role in roles if "/" in role)
+    return frozenset(filter(is_granted, roles))
 
 
 @lru_cache(4096)

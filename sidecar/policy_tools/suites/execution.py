@@ -18,7 +18,7 @@ exercises no rule.
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sidecar.errors import Reason, Refusal
 from sidecar.limits import Budgets, Limiter, LimitPlan, plan_charges
@@ -29,7 +29,7 @@ from sidecar.policy_tools.rule_text import approval_text
 from sidecar.policy_tools.suites.loading import ListExpectation, PolicyTest
 from sidecar.policy_tools.suites.suite_schema import Repeat, listed_question
 from sidecar.protocols.mcp.messages import server_question
-from sidecar.vocabulary import Call, Chain, Decision, Link, PermissionKind, Principal, Question, RuleRef
+from sidecar.vocabulary import Answer, Call, Chain, Decision, Link, PermissionKind, Principal, Question, RuleRef
 
 T = TypeVar("T")
 _FOR_EVER_S = 1e9  # the owner of a slot lives as long as its call; no lease ends before
@@ -52,7 +52,7 @@ class TestOutcome(NamedTuple):
     waits: str = ""
 
     @property
-    def answer(self) -> Literal["allow", "approval", "deny"]:
+    def answer(self) -> Answer:
         return "allow" if self.allowed else "approval" if self.waits else "deny"
 
 

@@ -5,7 +5,7 @@ from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
 
-from sidecar.policy_tools.rule_text import approval_data, cut, place
+from sidecar.policy_tools.rule_text import cut, place
 from sidecar.policy_tools.suites.execution import CoveredRules, TestOutcome
 from sidecar.policy_tools.suites.suite import SuiteReport, TestResult, answer_in_words
 from sidecar.vocabulary import Link
@@ -99,7 +99,9 @@ def _got_data(got: TestOutcome) -> dict[str, Any]:
         "limits": list(got.limits),
         "shows": None if got.shows is None else list(got.shows),
         "rules": [{"id": name, "file": file, "line": line} for file, line, name in rules],
-        "approvals": [{"rule": rule.id, **(approval_data(rule.approval) or {})} for rule in got.decision.approvals],
+        "approvals": [
+            {"rule": rule.id, **rule.approval._asdict()} for rule in got.decision.approvals if rule.approval is not None
+        ],
         "links": [
             {
                 **{name: getattr(link, name) for name in ("kind", "subject", "object", "action", "reason")},

@@ -1,5 +1,6 @@
 """What would another policy have answered to what is on record, and does a replay ever guess?"""
 
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sidecar.policy import Engine
 from sidecar.policy_tools.audit_records import RecordedQuestion, asked_in, find_decision, question_of
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, replay
+from sidecar.vocabulary import Answer
 from tests.tables import tables
 from tests.unit.policy_tools.traffic import KEY, OTHER_KEY, Sent, engine_of, record, write_policy
 
@@ -115,9 +117,9 @@ def test_arguments_in_clear_answer_changed_conditions(tmp_path: Path, when: str)
     for line, sent in zip(decisions(tmp_path / "audit.jsonl"), calls, strict=True):
         asked = asked_in(line)
         question = question_of(sent.object, sent.action, sent.args)
-        allowed = candidate.decide(asked).allowed
-        expected = None if "has(args.page)" in when else truth.decide(sent.principals(), question, asked.at_s).allowed
-        assert allowed is expected or (expected is None and allowed is not False), sent.args
+        answer = candidate.decide(asked).answer
+        expected = None if "has(args.page)" in when else truth.decide(sent.principals(), question, asked.at_s).answer
+        assert answer == expected or (expected is None and answer != "deny"), sent.args
 
 
 def test_without_arguments_in_clear_a_changed_condition_is_undecided(tmp_path: Path) -> None:
@@ -224,17 +226,26 @@ POLICY = st.fixed_dictionaries(
 )
 
 
+WITH_APPROVALS = POLICY.map(
+    lambda files: {**files, "agent_to_tool": re.sub(r"id=(rule-[13]\n.* allow)", asking, files["agent_to_tool"])}
+)
+
+
+def asking(found: re.Match[str]) -> str:
+    return "approval=role:lead id=" + found[1]
+
+
 def when_field(when: str) -> str:
     return '"' + when.replace('"', '""') + '"'
 
 
-def truth(engine: Engine, sent: Sent, asked: RecordedQuestion) -> bool:
+def truth(engine: Engine, sent: Sent, asked: RecordedQuestion) -> Answer:
     question = question_of(sent.object, sent.action, sent.args, sent.meta)
-    return engine.decide(sent.principals(), question, asked.at_s).allowed
+    return engine.decide(sent.principals(), question, asked.at_s).answer
 
 
 @settings(max_examples=30)
-@given(old=POLICY, new=POLICY, calls=st.lists(SENT, min_size=1, max_size=6))
+@given(old=POLICY, new=POLICY | WITH_APPROVALS, calls=st.lists(SENT, min_size=1, max_size=6))
 def test_whatever_a_replay_decides_is_what_the_real_arguments_give(
     tmp_path_factory: pytest.TempPathFactory, old: dict[str, str], new: dict[str, str], calls: list[Sent]
 ) -> None:
@@ -249,8 +260,8 @@ def test_whatever_a_replay_decides_is_what_the_real_arguments_give(
     for fields, sent in zip(answered, calls, strict=True):
         asked, bare = asked_in(fields), asked_in({**fields, "granted": None})
         for candidate in candidates:
-            assert candidate.decide(asked).allowed in (None, truth(engine, sent, asked))
-            assert candidate.decide(bare).allowed is None
+            assert candidate.decide(asked).answer in (None, truth(engine, sent, asked))
+            assert candidate.decide(bare).answer is None
 
 
 @settings(max_examples=20)

@@ -1,0 +1,150 @@
+"""What the policy tools say of calls that wait for a person's approval."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner, Result
+
+from sidecar.cli import main
+from sidecar.policy_tools.audit_records import asked_in
+from sidecar.policy_tools.policy_location import in_folder
+from sidecar.policy_tools.replay import Candidate
+from tests.unit.policy_tools.traffic import Sent, engine_of, record, write_policy
+
+ASKS = "#: id=deletes approval=role:oncall within=1h approval_reason=required\n"
+ROW = "p, nhi:r, tool:g/delete, tools/call, -, 5, -, allow\n"
+SEARCH = "#: id=searches\np, nhi:r, tool:g/search, use, -, -, -, allow\n"
+LENDS = "#: id=lends approval=role:corp/lead valid=2h\np, user:alice, nhi:r, delegate, -, -, -, allow\n"
+ROLES = (
+    "g, user:dmitri, role:oncall\ng, nhi:r, role:oncall\ng, user:alice, role:oncall\ng, role:corp/lead, role:oncall\n"
+)
+PLAIN = {"agent_to_tool": "#: id=deletes\n" + ROW + SEARCH, "roles": ROLES}
+ASKING = {"agent_to_tool": ASKS + ROW + SEARCH, "roles": ROLES}
+DELETE = ("--as", "nhi:r", "--calls", "tool:g/delete")
+LENT = ("--as", "user:alice,nhi:r", "--calls", "tool:g/delete")
+DELETED = Sent(("nhi:r",), "tool:g/delete")
+
+
+def run(command: str, *arguments: Any) -> Result:
+    return CliRunner().invoke(main, ["policy", command, *map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_policy(tmp_path, {**ASKING, "user_to_nhi": LENDS})
+
+
+def explained(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    result = run("explain", "--policy", folder, "--json", *arguments)
+    return result.exit_code, orjson.loads(result.stdout)
+
+
+def test_an_explanation_says_who_may_approve(folder: Path) -> None:
+    result = run("explain", "--policy", folder, *DELETE)
+    told = result.output.splitlines()
+    assert (result.exit_code, told[0]) == (1, "APPROVAL  a person with role:oncall must approve it")
+    assert "    approval: role:oncall, within 1h, valid once, with a reason" in told
+    at = told.index("approval by a user who stands nowhere in the chain")
+    assert told[at + 1] == ("  role:oncall: user:alice, user:dmitri, users with a token that grants role:corp/lead")
+    assert told[at + 2 : at + 4] == ["limits that would be charged", "  rule:deletes  5 in an hour, counted for nhi:r"]
+    code, data = explained(folder, *DELETE)
+    assert (code, data["outcome"], data["allowed"], data["reason"]) == (1, "approval", False, "approval-pending")
+    assert data["approval"] == {
+        "rules": ["deletes"],
+        "holders": [{"role": "role:oncall", "users": ["user:alice", "user:dmitri"], "tokens": ["role:corp/lead"]}],
+        "approved_by": [],
+        "objection": None,
+    }
+    (rule,) = data["links"][0]["rules"]
+    assert rule["approval"] == {"role": "role:oncall", "within_s": 3600.0, "valid_s": None, "reason": True}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "first"),
+    [
+        ((*DELETE, "--approved-by", "user:dmitri"), 0, "ALLOW  approved by user:dmitri"),
+        ((*DELETE, "--approved-by", "user:eve"), 1, "APPROVAL  user:eve does not have role:oncall"),
+        (
+            (*DELETE, "--approved-by", "user:eve", "--roles", "user:eve=role:corp/lead"),
+            0,
+            "ALLOW  approved by user:eve",
+        ),
+        (LENT, 1, "APPROVAL  a person with role:corp/lead and one with role:oncall must approve it"),
+        ((*LENT, "--approved-by", "user:alice"), 1, "APPROVAL  user:alice stands in the chain"),
+        ((*LENT, "--approved-by", "user:dmitri"), 1, "APPROVAL  no one with role:corp/lead has approved it"),
+        (
+            (*LENT, "--approved-by", "user:dmitri,user:eve", "--roles", "user:eve=role:corp/lead"),
+            0,
+            "ALLOW  approved by user:dmitri and user:eve",
+        ),
+        (("--as", "nhi:r", "--calls", "tool:g/search"), 0, "ALLOW"),
+        (("--as", "nhi:q", "--calls", "tool:g/delete", "--approved-by", "user:dmitri"), 1, "DENY  no-matching-rule"),
+    ],
+)
+def test_a_call_is_explained_as_if_persons_had_approved_it(
+    folder: Path, arguments: tuple[str, ...], code: int, first: str
+) -> None:
+    result = run("explain", "--policy", folder, *arguments)
+    assert (result.exit_code, result.output.splitlines()[0]) == (code, first)
+
+
+def test_only_a_user_approves_and_no_user_may_have_the_role(tmp_path: Path) -> None:
+    folder = write_policy(tmp_path, {"agent_to_tool": ASKS + ROW})
+    result = run("explain", "--policy", folder, *DELETE, "--approved-by", "nhi:r")
+    assert (result.exit_code, "'nhi:r' is no person: write user:<id>" in result.output) == (2, True)
+    assert "  role:oncall: no user has it" in run("explain", "--policy", folder, *DELETE).output
+
+
+# --- recorded decisions -----------------------------------------------------------------------------------------------
+
+
+def test_a_replay_counts_what_would_wait_now(tmp_path: Path) -> None:
+    old, new = (write_policy(tmp_path / name, files) for name, files in (("old", PLAIN), ("new", ASKING)))
+    record(tmp_path / "audit.jsonl", engine_of(old), [DELETED, Sent(("nhi:r",), "tool:g/search")])
+    result = run("replay", tmp_path / "audit.jsonl", "--policy", new, "--json")
+    data = orjson.loads(result.stdout)
+    counted = {name: data[name] for name in ("same", "wider", "narrower", "now_waits", "waits_no_more")}
+    assert counted == {"same": 1, "wider": 0, "narrower": 1, "now_waits": 1, "waits_no_more": 0}
+    (example,) = data["examples"]
+    assert (result.exit_code, example["was"], example["now"], example["new_rules"]) == (
+        6,
+        "allow",
+        "approval",
+        ["deletes"],
+    )
+    told = run("replay", tmp_path / "audit.jsonl", "--policy", new).output
+    assert "1 would wait for a person's approval now; 0 no longer would" in told
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "answers", "answer"),
+    [
+        ({"approval": {"id": "a"}}, PLAIN, ("approval",), "allow"),
+        ({"approval": {"id": "a"}}, ASKING, ("approval",), "approval"),
+        ({"event": "refusal", "reason": "approval-refused"}, ASKING, ("approval",), "approval"),
+        ({"event": "refusal", "reason": "bad-arguments"}, ASKING, ("allow", "approval"), "approval"),
+        ({}, ASKING, ("allow",), "approval"),
+    ],
+)
+def test_a_record_says_whether_the_call_needed_an_approval(
+    tmp_path: Path, fields: dict[str, Any], files: dict[str, str], answers: tuple[str, ...], answer: str
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    record(path, engine_of(write_policy(tmp_path / "old", PLAIN)), [DELETED])
+    line = next(line for line in map(orjson.loads, path.read_bytes().splitlines()) if line["event"] == "decision")
+    asked = asked_in(line | fields)
+    assert asked is not None and asked.answers == answers
+    assert Candidate(in_folder(write_policy(tmp_path / "new", files)).load()).decide(asked).answer == answer
+
+
+def test_an_approval_that_depends_on_hashed_arguments_is_not_guessed(tmp_path: Path) -> None:
+    when = ROW.replace("tools/call, -, 5, -", "tools/call, -, 5, args.all == 'yes'")
+    files = {**PLAIN, "agent_to_tool": PLAIN["agent_to_tool"] + ASKS.replace("=deletes", "=all") + when}
+    record(tmp_path / "audit.jsonl", engine_of(write_policy(tmp_path / "old", PLAIN)), [
+        Sent(("nhi:r",), "tool:g/delete", args={"all": "no"})
+    ])  # fmt: skip
+    new = write_policy(tmp_path / "new", files)
+    data = orjson.loads(run("replay", tmp_path / "audit.jsonl", "--policy", new, "--json").stdout)
+    assert (data["undecidable"], data["same"]) == (1, 0)
