@@ -29,7 +29,7 @@ from sidecar.admin.console.registry import (
     StreamEvent,
 )
 from sidecar.admin.console.rendering import Templates
-from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Fragment
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Fragment, SharedResults
 from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions, LoginAttempts, digest_of, plain_session
 from sidecar.admin.other_workers import SESSION_SOCKET
 from sidecar.admin.requests import HEADERS, answered, body_of, problem, refused
@@ -78,6 +78,7 @@ class Console:
     templates: Templates
     others: OtherWorkers | None = None
     attempts: LoginAttempts = field(default_factory=lambda: LoginAttempts(time.monotonic))
+    results: SharedResults = field(default_factory=SharedResults)
     streams: int = 0
 
     @classmethod
@@ -148,6 +149,7 @@ class Console:
             by,
             others=self.others,
             is_of_worker=True,
+            results=self.results,
         )
         try:
             return answered(await page.handler(asked))
@@ -342,10 +344,9 @@ class Console:
     def _asked(
         self, request: web.BaseRequest, user: ConsoleUser, name: str, parts: Mapping[str, str], query: FormFields
     ) -> ConsoleRequest:
-        none = FormFields(())
-        return ConsoleRequest(
-            self.app, request, name, parts, query, none, user.role, user.by, user.session, self.others
-        )
+        form, of_all = FormFields(()), self.results
+        known = user.role, user.by, user.session, self.others
+        return ConsoleRequest(self.app, request, name, parts, query, form, *known, results=of_all)
 
     def _context(self, asked: ConsoleRequest, page: ConsolePage | None) -> dict[str, Any]:
         """What every template has beside a page's data."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import orjson
@@ -19,7 +22,9 @@ if TYPE_CHECKING:
     from sidecar.admin.console.sessions import ConsoleSession
     from sidecar.admin.other_workers import OtherWorkers
 
+T = TypeVar("T")
 MAX_FIELDS: Final = 200
+MAX_SHARED: Final = 64
 PAGE_ROWS, MAX_PAGE_ROWS = 50, 200
 OTHERS_S: Final = 2.0
 
@@ -98,6 +103,28 @@ class FormFields(Mapping[str, str]):
         return urlencode({name: value for name, value in changed.items() if value not in (None, "")})
 
 
+@dataclass(slots=True)
+class SharedResults:
+    """Results that several viewers wait for or have seen, by key. The oldest gives way to one too many."""
+
+    _made: OrderedDict[Hashable, tuple[float, asyncio.Task[Any]]] = field(default_factory=OrderedDict)
+
+    async def get(self, key: Hashable, within_s: float, make: Callable[[], Awaitable[T]]) -> T:
+        now_s = time.monotonic()
+        made_at, task = self._made.pop(key, (0.0, None))
+        if task is None or now_s - made_at >= within_s or task.cancelled():
+            made_at, task = now_s, asyncio.ensure_future(_awaited(make))
+        self._made[key] = made_at, task
+        while len(self._made) > MAX_SHARED:
+            self._made.popitem(last=False)
+        result: T = await asyncio.shield(task)  # one viewer may leave while others wait
+        return result
+
+
+async def _awaited(make: Callable[[], Awaitable[T]]) -> T:
+    return await make()
+
+
 @dataclass(frozen=True, slots=True)
 class ConsoleRequest:
     """One authorized request. `path` is below `/console/`, `parts` are those of the path that a `{name}` stands for.
@@ -115,6 +142,7 @@ class ConsoleRequest:
     session: ConsoleSession | None = None
     others: OtherWorkers | None = None
     is_of_worker: bool = False
+    results: SharedResults = field(default_factory=lambda: SharedResults())
 
     @property
     def is_operator(self) -> bool:
@@ -139,7 +167,7 @@ class ConsoleRequest:
         target = f"{path}?{urlencode(query)}" if query else path
         order = OperatorOrder(method, path, target, read_body)
         response = await carry_out(self.app, self.request, order, self.role, self.by)
-        if self.others is not None:
+        if self.others is not None and not self.is_of_worker:
             response = await self.others.complete(method, path, self.by, response)
         if not isinstance(response, web.Response) or not isinstance(response.body, bytes):
             raise TypeError(f"{path} has no whole answer")
@@ -151,15 +179,20 @@ class ConsoleRequest:
             raise ConsoleFault(response.status, str(answer.get("error") or answer["title"]), facts)
         return answer
 
-    async def of_others(self) -> Sequence[Mapping[str, Any]]:
-        """The data of this same page at the other workers that answer in time, each of that worker alone. Empty for a
-        process that serves alone, and where another worker asks."""
+    async def of_others(self, path: str = "") -> Sequence[Mapping[str, Any]]:
+        """The data of this page at the other workers that answer in time, each of that worker alone; `path` names the
+        page where another one is meant. Empty for a process that serves alone, and where another worker asks."""
         if self.others is None or self.is_of_worker:
             return []
         query = self.query.with_changes({})
-        target = f"{BASE}{self.path}" + (f"?{query}" if query else "")
+        target = f"{BASE}{path or self.path}" + (f"?{query}" if query else "")
         replies = await self.others.ask_all("GET", target, OTHERS_S, self.by)
         return [reply.plain for reply in replies.values() if reply is not None and reply.status == 200]
+
+    async def shared(self, key: Hashable, within_s: float, make: Callable[[], Awaitable[T]]) -> T:
+        """What `make` returns, made once for all who ask within this time: for what costs much or is looked at by many,
+        and that every role may see."""
+        return await self.results.get((self.is_of_worker, key), within_s, make)
 
     def is_draining(self) -> bool:
         return self.app.desk.is_draining()
