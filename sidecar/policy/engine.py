@@ -134,6 +134,7 @@ class Engine:
     """Decides under one policy. Pure apart from its caches; safe to use from several threads."""
 
     def __init__(self, source: PolicySource) -> None:
+        self.source = source
         self.revision = source.revision
         self.warnings = source.warnings
         roles = RolePaths({"": source.roles} if not source.domains else source.domains, by_domain=bool(source.domains))

@@ -7,6 +7,7 @@ rule_text            rules, names and times as text, for all of them
 check/               errors and suspicious rules
 suites/              the policy's own tests
 explain              why a call is allowed or denied
+explanation          explanations as text and as data
 nearest_rules        the rules nearest to a denied call, for explain and failed tests
 diff/                the access that changes between two policies, and all other differences
 glob_algebra         names that match some patterns and not others, for diff and check

@@ -25,13 +25,13 @@ from sidecar.cli.command import (
     print_result,
     settings_in,
 )
-from sidecar.cli.policy.explanation import as_data, lines
 from sidecar.cli.timestamps import Instant
 from sidecar.errors import ANSWERS, Reason
 from sidecar.policy.faults import meant
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.audit_records import UnreadableAuditLine, asked_in, find_decision, question_of, single_record
 from sidecar.policy_tools.explain import explain as explained, explain_record
+from sidecar.policy_tools.explanation import as_data, lines
 from sidecar.policy_tools.policy_location import configured, in_folder
 from sidecar.policy_tools.replay import Candidate
 from sidecar.settings.field_types import is_caller

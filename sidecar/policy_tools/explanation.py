@@ -1,4 +1,4 @@
-"""Formats explanations for people and programs."""
+"""Formats explanations for people and programs: `policy explain`, and pages of the console."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
