@@ -279,6 +279,13 @@ class Engine:
         docket = self._dockets[_last_kind(last, question)]
         return docket.may_allow_more(last, question.object, question.action, open_roles=False)
 
+    def rules_about(self, principal: Principal, link: Link, most: int) -> Iterator[RuleRef]:
+        """Yield rules of a link's kind that name its subject, or its object: up to `most`, half of them of each. Those
+        of a Casbin model are left out."""
+        policy = self._dockets[link.kind]
+        if isinstance(policy, KindPolicy):
+            yield from policy.rules_about(self._askers.asker(principal), link.object, most)
+
     def _first_link(self, chain: Chain, question: Question) -> tuple[PermissionKind, str, str]:
         """The kind, object and action that the first principal is asked about."""
         first, *others = self._subjects_of(chain)

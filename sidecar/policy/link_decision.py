@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -212,6 +213,13 @@ class KindPolicy:
     def subjects_of(self, obj: str, pattern: str) -> Set[str] | None:
         rows = self._matcher.of_object(RowTest("", obj, "", "", frozenset()))
         return self._names_in("sub", rows, pattern, self._roles)
+
+    def rules_about(self, subject: PolicySubject, obj: str, most: int) -> Iterator[RuleRef]:
+        """Yield rules with the subject or its roles, then those with the object: up to `most`, half of them of each."""
+        of_subject = self._matcher.of_subject(RowTest(subject.name, "", "", subject.domain, subject.roles))
+        of_object = self._matcher.of_object(RowTest("", obj, "", "", frozenset()))
+        rows = dict.fromkeys((*islice(of_subject, most // 2), *islice(of_object, most // 2)))
+        return map(self.table.rule, rows)
 
     def _names_in(self, column: str, rows: Iterable[int], pattern: str, ways: RolePaths) -> Set[str] | None:
         """Return the names that a column of the allow rows among some holds, those in its roles or sets too."""

@@ -184,6 +184,10 @@ class RowTable(RuleRows):
     def limited(self) -> Iterator[int]:
         return (row for row, bits in enumerate(self.flags) if bits & LIMITED)
 
+    def in_shadow(self) -> Iterator[int]:
+        """Yield the rows that are only recorded."""
+        return (row for row, bits in enumerate(self.flags) if bits & SHADOW)
+
     def _made(self, row: int) -> RuleRef:
         shape, flags = self.shapes[self.shape[row]], self.flags[row]
         notes = self.notes.get(row, _NO_NOTES)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sidecar.errors import visible
+from sidecar.errors import Reason, visible
 from sidecar.limits import Budgets, LimitCharge, plan_charges, rule_label
 from sidecar.limits.plan import BudgetRule, label_of
 from sidecar.policy import Engine, PolicySource
@@ -21,6 +21,7 @@ from sidecar.policy_tools.replay import Candidate
 from sidecar.policy_tools.rule_text import csv_row
 from sidecar.vocabulary import (
     DELEGATE,
+    SESSION_ACTIONS,
     Answer,
     Call,
     Chain,
@@ -35,7 +36,8 @@ from sidecar.vocabulary import (
 )
 
 TOGETHER = "all together"
-MAX_LINES = 1_000_000  # of one file of rows
+MAX_LINES = 100_000  # of one file of rows: the text of a row further down is derived from its rule
+MAX_COMPARED = 20_000  # rules that are compared with denied links, in some 0.1 s
 
 
 class Ground(NamedTuple):
@@ -69,6 +71,15 @@ class Traced(NamedTuple):
     casbin: CasbinRequest | None = None
     engine: EngineName = "compiled"
     by_default: bool = False
+
+    @property
+    def missing(self) -> RuleRef | None:
+        """The narrowest rule that would allow a link without any; None for one that has other reasons, and for calls of
+        a session, which any grant opens."""
+        link = self.link
+        if link.reason is not Reason.NO_MATCHING_RULE or self.casbin is not None or link.action in SESSION_ACTIONS:
+            return None
+        return RuleRef("", link.kind, link.subject, link.object, (link.action,), "allow")
 
 
 class ChargedLimit(NamedTuple):
@@ -120,18 +131,13 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    source: PolicySource,
-    budgets: Budgets,
-    chain: Chain,
-    question: Question,
-    at_s: float,
-    approvers: Sequence[Principal] = (),
+    engine: Engine, budgets: Budgets, chain: Chain, question: Question, at_s: float, approvers: Sequence[Principal] = ()
 ) -> Explanation:
     """Explain a call, with `approvers` as if they had approved it."""
-    engine = Engine(source)
     ask = engine.enter if is_session(question) else engine.decide
     decision = ask(chain, question, at_s)
-    return _Trace(source, engine, chain, question, at_s).explanation(decision, decision.answer, budgets, approvers)
+    trace = _Trace(engine.source, engine, chain, question, at_s)
+    return trace.explanation(decision, decision.answer, budgets, approvers)
 
 
 def explain_record(
@@ -241,9 +247,17 @@ class _Trace:
         own = [link for link, trace in denied if trace is None]
         if own:
             sought = [self._sought(link, decision) for link in own]
-            near = nearest(sought, self._source.own_rules, self._source.sets)
+            near = nearest(sought, self._rules_near(own), self._source.sets)
             found |= {id(link): each for link, each in zip(own, near, strict=True)}
         return found
+
+    def _rules_near(self, links: Sequence[Link]) -> Iterable[RuleRef]:
+        """Return the rules to compare: all of a small policy; of a large one those with the subject or the object."""
+        if sum(self._engine.rule_counts.values()) <= MAX_COMPARED:
+            return self._source.own_rules
+        callers = {principal.name: principal for principal in self._chain}
+        most = MAX_COMPARED // len(links)
+        return (rule for link in links for rule in self._engine.rules_about(callers[link.subject], link, most))
 
     def _sought(self, link: Link, decision: Decision) -> Sought:
         last = (link.object, link.action) == self._question[:2]
@@ -273,9 +287,10 @@ class _Trace:
 
     def _shadows(self, ids: Sequence[str]) -> tuple[Ground, ...]:
         first: dict[str, RuleRef] = {}
-        for rule in self._source.rules if ids else ():
-            if rule.id in ids:
-                first.setdefault(rule.id, rule)
+        for table in self._source.tables.values() if ids else ():
+            for row in table.in_shadow():
+                if (name := table.id_of(row)) in ids:
+                    first.setdefault(name, table.rule(row))
         rules = [first[name] for name in ids if name in first]
         rows = _rows(rules)
         link = Link(PermissionKind.AGENT_TO_TOOL, self._chain[-1].name, *self._question[:2], allowed=False)

@@ -12,7 +12,7 @@ from sidecar.policy.stock.expression import text_fields
 from sidecar.policy_tools.audit_records import RecordedQuestion
 from sidecar.policy_tools.casbin_trace import CasbinRequest
 from sidecar.policy_tools.explain import ApprovalNeed, ChargedLimit, Explanation, Ground, Traced
-from sidecar.policy_tools.rule_text import approval_text, cut, moment
+from sidecar.policy_tools.rule_text import approval_text, csv_row, cut, moment
 from sidecar.vocabulary import Answer, PermissionKind, RuleRef
 
 _OUTCOMES: Mapping[Answer | None, str] = {None: "UNDECIDABLE", "allow": "ALLOW", "approval": "APPROVAL", "deny": "DENY"}
@@ -98,6 +98,9 @@ def _link(number: int, traced: Traced, found: Explanation) -> Iterator[str]:
         for misfit in near.misfits:
             what = misfit.said if misfit.part == "shadow" else f"{misfit.part} does not fit: {misfit.said}"
             yield f"      {what}" + (f"  ({misfit.hint})" if misfit.hint else "")
+    if traced.missing is not None:
+        yield f"  this row of {traced.missing.kind.value}.csv would allow this link"
+        yield f"    {csv_row(traced.missing)}"
 
 
 def _near_head(traced: Traced) -> Iterator[str]:
@@ -268,7 +271,12 @@ def _link_data(traced: Traced) -> dict[str, Any]:
             {**_rule_data(near.rule, text), "misfits": [misfit._asdict() for misfit in near.misfits]}
             for near, text in traced.near
         ],
+        "missing": None if traced.missing is None else _missing_data(traced.missing),
     }
+
+
+def _missing_data(rule: RuleRef) -> dict[str, Any]:
+    return {"file": f"{rule.kind.value}.csv", "text": csv_row(rule)}
 
 
 def _casbin_data(asked: CasbinRequest) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from sidecar.cli.command import (
 )
 from sidecar.cli.timestamps import Instant
 from sidecar.errors import ANSWERS, Reason
+from sidecar.policy import Engine
 from sidecar.policy.faults import meant
 from sidecar.policy.grammar import ACTIONS
 from sidecar.policy_tools.audit_records import UnreadableAuditLine, asked_in, find_decision, question_of, single_record
@@ -86,7 +87,7 @@ def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: b
             question = question_of(
                 *_asked_for(given), json_object(given["arguments"], "--args"), json_object(given["meta"], "--meta")
             )
-            found = explained(source, budgets, chain, question, at_s, approvers)
+            found = explained(Engine(source), budgets, chain, question, at_s, approvers)
         else:
             candidate = Candidate(source, _key(config, key_path, given["record"]))
             found = explain_record(candidate, budgets, asked, approvers)

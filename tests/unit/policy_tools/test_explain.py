@@ -94,6 +94,26 @@ def test_shadow_rules_are_told_and_change_nothing() -> None:
     assert [misfit["part"] for misfit in told["links"][-1]["nearest"][0]["misfits"]] == ["shadow"]
 
 
+def test_a_link_without_a_rule_is_told_the_row_that_would_allow_it() -> None:
+    row = "p, user:carol, nhi:researcher, push/set, -, -, -, allow"
+    told = asked("--as", "user:carol", "--calls", "nhi:researcher", "--action", "push/set")["links"]
+    assert told[0]["missing"] == {"file": "user_to_nhi.csv", "text": row}
+    for why in (("nhi:temp", SEARCH), ("nhi:stranger", "nhi:github", "--action", "tools/list")):
+        assert asked("--as", why[0], "--calls", *why[1:])["links"][-1]["missing"] is None
+
+
+def test_in_a_large_policy_the_nearest_rules_have_the_subject_or_the_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.policy_tools.explain.MAX_COMPARED", 10)
+    rows = [("nhi:planner", "tool:g/other"), ("nhi:plannr", "tool:g/read"), ("nhi:plannar", "tool:g/raed")]
+    rows += [(f"nhi:filler{number}", "tool:h/x") for number in range(20)]
+    text = "".join(f"p, {subject}, {obj}, use, -, -, -, allow\n" for subject, obj in rows)
+    folder = write_policy(tmp_path, {"agent_to_tool": text})
+    near = asked("--policy", folder, "--as", "nhi:planner", "--calls", "tool:g/read")["links"][0]["nearest"]
+    assert [each["line"] for each in near] == [2, 1]
+
+
 NO_TIMES = ("2027-01-15", "yesterday", "-", "2026-W01-1T00:00:00Z", "9999-12-31T23:59:59-14:00")
 USAGE = [
     *TABLES["usage"],
