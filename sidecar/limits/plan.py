@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from sidecar.limits.amounts import MOST, reported
 from sidecar.policy.patterns import glob
@@ -22,6 +22,7 @@ from sidecar.vocabulary import Call, Chain, Decision, Link, Principal, RowLimit
 REMEMBERED_PLANS = 4096  # about 2 KB each; there are rarely more pairs of object and chain in use
 
 Kind = Literal["hour", "day", "month", "rate", "concurrency"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 Source = Literal["tools", "agents", "principals", "budgets"]
 RolesOf = Callable[[Principal], frozenset[str]]
 

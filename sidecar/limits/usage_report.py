@@ -6,9 +6,11 @@ for principals that this process has charged, and one that the query names. Read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from sidecar.limits.amounts import in_units
@@ -22,6 +24,7 @@ from sidecar.vocabulary import Principal, RowLimit, RuleRef
 
 MAX_KNOWN = 2_000  # charged principals that this process remembers
 MAX_SHOWN = 1_000
+WHILE_S, MADE_AT_ONCE = 0.002, 100
 READ_AT_ONCE = 50  # about 2 ms of Redis' time, which delays its other callers
 RolesOf = Callable[[Principal], frozenset[str]]
 
@@ -65,6 +68,18 @@ class CountedLimit(NamedTuple):
 
 
 @dataclass(slots=True)
+class CallsFirst:
+    """Lets the event loop serve calls in between, during work that takes long."""
+
+    began_s: float = field(default_factory=time.perf_counter)
+
+    async def after_a_while(self) -> None:
+        if time.perf_counter() - self.began_s >= WHILE_S:
+            await asyncio.sleep(0)
+            self.began_s = time.perf_counter()
+
+
+@dataclass(slots=True)
 class UsageReport:
     """Reads the counters of one store."""
 
@@ -90,13 +105,18 @@ class UsageReport:
         """What is left of each limit, the fullest first, and whether some were left out. Raises StoreUnavailable."""
         self._meet()
         names = [wanted.principal] if wanted.principal else [*self.known]
-        found = {one.charge.key: one for one in _counted(wanted, self.budgets, rules, names, roles_of)}
+        found: dict[str, CountedLimit] = {}
+        pause = CallsFirst()
+        for some in _counted(wanted, self.budgets, rules, names, roles_of):
+            found |= {one.charge.key: one for one in some}
+            await pause.after_a_while()
         asked = list(islice(found.values(), MAX_SHOWN))
         if not asked:
             await self.store.ping()  # a store that is down must not look unused
         standings: list[CounterState] = []
         for start in range(0, len(asked), READ_AT_ONCE):
             standings += await self.store.look(tuple(one.charge for one in asked[start : start + READ_AT_ONCE]))
+            await pause.after_a_while()
         shown = [one.plain(standing) for one, standing in zip(asked, standings, strict=True)]
         if not wanted.principal:  # of principals that might have used something, keep those that did
             shown = [each for each in shown if each["used"] or not each["counted_for"]]
@@ -106,7 +126,8 @@ class UsageReport:
     def own(self, principal: str, limit: str, rules: Sequence[RuleRef], roles_of: RolesOf) -> tuple[LimitCharge, ...]:
         """The counters of this principal alone, for limits of this name, or "" for all. Raises NoSuchLimit."""
         counted = _counted(UsageQuery(principal), self.budgets, rules, [principal], roles_of)
-        mine = lasting(tuple([one.charge for one in islice(counted, MAX_SHOWN) if one.counted_for]))
+        every = islice(chain.from_iterable(counted), MAX_SHOWN)
+        mine = lasting(tuple([one.charge for one in every if one.counted_for]))
         chosen = tuple([charge for charge in mine if not limit or glob(charge.limit, limit)])
         if limit and not chosen:
             known = {charge.limit for charge in mine}
@@ -116,7 +137,8 @@ class UsageReport:
 
 def _counted(
     wanted: UsageQuery, budgets: Budgets, rules: Iterable[RuleRef], names: Sequence[str], roles_of: RolesOf
-) -> Iterator[CountedLimit]:
+) -> Iterator[Sequence[CountedLimit]]:
+    """The counters that may exist, some at a time."""
     roles = {name: roles_of(Principal(name)) for name in names}
     for entry in budgets.entries:
         if wanted.object and not _touches(budgets, entry, wanted.object):
@@ -125,16 +147,31 @@ def _counted(
         whose = [name for name in names if _means(entry, name, roles)] if entry.each else [""] * shared
         for cap in entry.caps:
             charges = ((charge_of(entry, cap, name), name) for name in whose)
-            yield from (CountedLimit(*one) for one in charges if wanted.matches(one[0]))
+            yield from _in_pieces(charges, wanted)
+    by_word = _by_word(roles)
     for rule in rules:
         may_be = not wanted.object or rule.object.startswith("set:") or glob(wanted.object, rule.object)
         if rule.max_calls_per_hour is None or not may_be:
             continue
-        mine = [name for name in names if glob(name, rule.subject) or rule.subject in roles[name]]
-        for name in mine if rule.per != "rule" else [""] * (bool(mine) or not wanted.principal):
-            charge = row_charge(RowLimit(rule.id, name, rule.max_calls_per_hour))
-            if wanted.matches(charge):
-                yield CountedLimit(charge, name)
+        is_pattern = "*" in rule.subject
+        mine = [name for name in names if glob(name, rule.subject)] if is_pattern else by_word.get(rule.subject, [])
+        counted = mine if rule.per != "rule" else [""] * (bool(mine) or not wanted.principal)
+        charges = ((row_charge(RowLimit(rule.id, name, rule.max_calls_per_hour)), name) for name in counted)
+        yield from _in_pieces(charges, wanted)
+
+
+def _in_pieces(charges: Iterator[tuple[LimitCharge, str]], wanted: UsageQuery) -> Iterator[Sequence[CountedLimit]]:
+    while some := list(islice(charges, MADE_AT_ONCE)):
+        yield [CountedLimit(*one) for one in some if wanted.matches(one[0])]
+
+
+def _by_word(roles: Mapping[str, frozenset[str]]) -> Mapping[str, Sequence[str]]:
+    """The principals that a subject without a wildcard stands for: themselves, and those that have a role."""
+    found: dict[str, list[str]] = {name: [name] for name in roles}
+    for name, words in roles.items():
+        for word in words:
+            found.setdefault(word, []).append(name)
+    return found
 
 
 def _means(entry: BudgetRule, name: str, roles: dict[str, frozenset[str]]) -> bool:

@@ -3,6 +3,7 @@
 handler     Console: answers one request: access, pages, actions, event streams, static files
 registry    @page, @action, @stream: what `pages/` registers, and the order of the navigation
 request     ConsoleRequest: what a page is given
+live        watched(): the data of a page, each time it changes
 access      who asks: a credential in a header, or a session's cookie
 sessions    logins kept in memory, and how many attempts there may be
 rendering   Jinja templates, their filters, and the addresses of static files

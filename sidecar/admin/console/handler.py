@@ -61,6 +61,8 @@ PAGE_HEADERS: Final[Mapping[str, str]] = {
 }
 STATIC_HEADERS: Final = {**PAGE_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
 MAX_STREAMS: Final = 100
+LIVE: Final = "/live"
+"""How the path of a page's own stream ends."""
 STREAM_S: Final = 1.0
 """How often a stream without news looks whether its session still holds."""
 KEEP_ALIVE_S: Final = 15.0
@@ -295,7 +297,7 @@ class Console:
         _check_role(user, streamed)
         if self.streams >= MAX_STREAMS:
             raise ConsoleFault(503, "too many pages of the console are open")
-        asked = self._asked(request, user, name, parts, FormFields.parsed(query))
+        asked = self._asked(request, user, name.removesuffix(LIVE), parts, FormFields.parsed(query))
         self.streams += 1
         try:
             stream = await open_stream(request, PAGE_HEADERS.items())

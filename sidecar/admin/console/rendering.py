@@ -67,6 +67,7 @@ class Templates:
             "ago": ago,
             "duration": duration,
             "count": count,
+            "amount": amount,
             "size": size,
             "short": short,
             "or_none": or_none,
@@ -137,6 +138,14 @@ def count(value: object) -> str:
     if not isinstance(value, int | float):
         return NONE
     return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def amount(value: object) -> str:
+    """A number as `count` shows it, or an amount of money with up to six decimal places; `–` for none."""
+    if isinstance(value, float):
+        whole, _, decimals = f"{value:,.6f}".rstrip("0").partition(".")
+        return whole.replace(",", "\N{NARROW NO-BREAK SPACE}") + (f".{decimals}" if decimals else "")
+    return count(value)
 
 
 def size(value: object) -> str:

@@ -127,9 +127,9 @@ async def _awaited(make: Callable[[], Awaitable[T]]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class ConsoleRequest:
-    """One authorized request. `path` is below `/console/`, `parts` are those of the path that a `{name}` stands for.
-    `by` is who asks, as audit records name it. `session` is None for a credential in a header, and `is_of_worker` says
-    that another worker asks for the part of this one."""
+    """One authorized request. `path` is below `/console/`; that of a stream `<page>/live` is its page's. `parts` are
+    those of the path that a `{name}` stands for. `by` is who asks, as audit records name it. `session` is None for a
+    credential in a header, and `is_of_worker` says that another worker asks for the part of this one."""
 
     app: OperatorAction
     request: web.BaseRequest

@@ -1,0 +1,29 @@
+"""Sends the data of a page to the browsers that show it, each time it changes."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Final
+
+from sidecar.admin.console.registry import PageFunction, StreamEvent
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
+from sidecar.errors import Refusal
+
+LOOK_S: Final = 0.5
+
+
+async def watched(
+    asked: ConsoleRequest, page: PageFunction, event: str, template: str
+) -> AsyncGenerator[StreamEvent | None]:
+    """The data of a page at once, and each time it changes. A moment at which it cannot be read is passed over.
+
+    Browsers that show the same view share one look at its data, so that ten of them cost as much as one."""
+    view, before = (asked.path, asked.query.with_changes({}), asked.role), None
+    while True:
+        try:
+            found = await asked.shared(view, LOOK_S / 2, partial(page, asked))
+        except (ConsoleFault, Refusal):
+            found = before or {}
+        yield StreamEvent(event, found, template) if found and found != before else None
+        before = found
+        await asyncio.sleep(LOOK_S)
