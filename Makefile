@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What depends on the interpreter most: regular expressions, sockets, child processes.
 SMOKE := tests/wire tests/unit/http/client tests/unit/gateway/test_redaction.py tests/unit/gateway/test_secret_patterns.py tests/unit/tasks/programs/test_output_cleaner.py $(addprefix tests/flow/test_,call.py plain.py streams.py sessions.py hostile_upstream.py tasks.py responses.py)
 
-.PHONY: demo test smoke check fix bench conformance clients deploy-check manifests lock
+.PHONY: demo test smoke check fix bench conformance clients deploy-check console-check manifests lock
 demo: $(READY) ; $(BIN)/sidecar demo
 test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 smoke: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 $(SMOKE)
@@ -34,7 +34,9 @@ bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m benc
 conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
 # What is too slow for each run of the tests: what stands under deploy/ and the Dockerfile, held by the tools of their
 # makers; the package as it is installed; workers, rollouts, kills under load; a fuzzer of the HTTP APIs.
-deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests -o python_files='check_*.py' -rs
+deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests --ignore tests/console -o python_files='check_*.py' -rs
+# The console in headless Chromium: every page and action, what the browser complains of, axe-core.
+console-check: $(READY) ; $(BIN)/python -m pytest tests/console -o python_files='check_*.py' -rs
 manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
 release: $(READY) $(DEPLOY)/ready ; .ci/release $(BIN) $(DEPLOY)/bin

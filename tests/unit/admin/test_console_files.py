@@ -4,28 +4,36 @@ import hashlib
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sidecar.admin.console.rendering import FOLDER
 
-VENDOR = FOLDER / "static" / "vendor"
-LISTED: list[dict[str, str]] = tomllib.loads((VENDOR / "VENDORED.toml").read_text("utf-8"))["file"]
+OF_TESTS = Path(__file__).parents[2] / "console" / "vendor"
+LISTS = {
+    folder: tomllib.loads((folder / "VENDORED.toml").read_text("utf-8"))["file"]
+    for folder in (FOLDER / "static" / "vendor", OF_TESTS)
+}
+FILES = [pytest.param(folder, one, id=one["name"]) for folder, listed in LISTS.items() for one in listed]
 TEMPLATES = sorted((FOLDER / "templates").glob("*.html"))
+LICENCES = {
+    "0BSD": "Permission to use, copy, modify",
+    "MIT": "Permission is hereby granted",
+    "MPL-2.0": "Mozilla Public License",
+}
 
 
 def test_every_vendored_file_is_listed() -> None:
-    licences = {one["license_file"] for one in LISTED}
-    assert {path.name for path in VENDOR.iterdir()} == {one["name"] for one in LISTED} | licences | {"VENDORED.toml"}
+    for folder, listed in LISTS.items():
+        known = {one["name"] for one in listed} | {one["license_file"] for one in listed} | {"VENDORED.toml"}
+        assert {path.name for path in folder.iterdir()} == known
 
 
-@pytest.mark.parametrize("one", LISTED, ids=[one["name"] for one in LISTED])
-def test_a_vendored_file_is_that_of_its_package_with_its_licence(one: dict[str, Any]) -> None:
-    assert hashlib.sha256((VENDOR / one["name"]).read_bytes()).hexdigest() == one["sha256"]
-    text = " ".join((VENDOR / one["license_file"]).read_text("utf-8").split())
-    assert {"0BSD": "Permission to use, copy, modify", "MIT": "Permission is hereby granted"}[one["license"]] in text
-    assert re.fullmatch(r"\d+\.\d+\.\d+", one["version"]) and "/" in one["path"] and "://" not in str(one)
+@pytest.mark.parametrize(("folder", "one"), FILES)
+def test_a_vendored_file_is_that_of_its_package_with_its_licence(folder: Path, one: dict[str, str]) -> None:
+    assert hashlib.sha256((folder / one["name"]).read_bytes()).hexdigest() == one["sha256"]
+    assert LICENCES[one["license"]] in " ".join((folder / one["license_file"]).read_text("utf-8").split())
+    assert re.fullmatch(r"\d+\.\d+\.\d+", one["version"]) and "://" not in str(one)
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=[path.name for path in TEMPLATES])
