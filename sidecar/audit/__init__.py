@@ -18,6 +18,7 @@ sinks                 opens the sinks of the settings
 recorder              the records of one request while it runs; control records
 verify                reads the log back and states what it proves: line_walk, verification_report
 tail                  reads the log as it grows
+search                finds records newest first, by a record_filter, in log_blocks of several logs
 rendering             formats a record for people
 """
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,3 +65,51 @@ def _while_it_is(path: Path, file: BinaryIO, wait: Callable[[], object]) -> Iter
 
 def _is_still(path: Path, file: BinaryIO) -> bool:
     return is_at(path, os.fstat(file.fileno()))
+
+
+class NewestLines:
+    """What is appended to a log from now on; of more than can be read at once, the newest. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file, self._offset = path, _opened(path), 0
+        if self._file is not None:
+            self._offset = self._file.seek(0, os.SEEK_END)
+
+    def read(self, max_bytes: int) -> tuple[bytes, int]:
+        """The newest whole lines since the last time, and the number of bytes before them that were passed over. Of a
+        file that was rotated meanwhile, its rest comes first. Raises OSError."""
+        lines, passed_bytes = self._read(max_bytes)
+        if self._file is None or not _is_still(self._path, self._file):
+            if self._file is not None:
+                self._file.close()
+            self._file, self._offset = _opened(self._path), 0
+            more, more_passed = self._read(max_bytes)
+            lines, passed_bytes = lines + more, passed_bytes + more_passed
+        return lines, passed_bytes
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _read(self, max_bytes: int) -> tuple[bytes, int]:
+        if self._file is None:
+            return b"", 0
+        size = os.fstat(self._file.fileno()).st_size
+        begin = max(self._offset, size - max_bytes)
+        passed_bytes, self._offset = begin - self._offset, min(self._offset, size)  # an append may have been undone
+        if size <= begin:
+            return b"", 0
+        self._file.seek(begin)
+        lines = self._file.read(size - begin)
+        if passed_bytes:
+            cut, newline, lines = lines.partition(b"\n")
+            passed_bytes += len(cut) + len(newline)
+        lines, newline, _ = lines.rpartition(b"\n")
+        self._offset += passed_bytes + len(lines) + len(newline)
+        return lines + newline, passed_bytes
+
+
+def _opened(path: Path) -> BinaryIO | None:
+    with suppress(FileNotFoundError):  # between the two renames of a rotation, or of a worker that is yet to start
+        return path.open("rb")
+    return None

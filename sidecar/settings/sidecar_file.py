@@ -114,10 +114,14 @@ class Settings(Section):
         return self.own_of(worker) / "audit" / "audit.jsonl"
 
     @property
+    def audit_logs(self) -> Mapping[int, Path]:
+        """The logs that are there, by worker: 0 is that of a process without workers."""
+        paths = ((worker, self._audit_path_of(worker)) for worker in range(MAX_WORKERS + 1))
+        return {worker: path for worker, path in paths if path.exists()}
+
+    @property
     def audit_paths(self) -> tuple[Path, ...]:
-        """The logs that are there: that of a process without workers, and one of each worker."""
-        paths = map(self._audit_path_of, range(MAX_WORKERS + 1))
-        return tuple(path for path in paths if path.exists())
+        return tuple(self.audit_logs.values())
 
     @property
     def audit_store(self) -> StoreSettings:

@@ -4,8 +4,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from heapq import merge
 from pathlib import Path
@@ -18,6 +16,7 @@ import orjson
 
 from sidecar.audit.chain import ascii_json
 from sidecar.audit.record import EVENTS, as_seed
+from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.rendering import plain, render_kept, render_record, wants_colour
 from sidecar.audit.result_store import named_in, read_evidence
 from sidecar.audit.tail import follow, lines
@@ -27,39 +26,6 @@ from sidecar.cli.timestamps import Moment
 from sidecar.errors import AuditStatus, Reason
 
 _TIMESTAMP: Final = re.compile(rb'"timestamp":"([^"]{0,40})"')
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which records to show; None and "" match all. Principals, upstreams and objects may contain `*`."""
-
-    principal: str = ""
-    object: str = ""
-    upstream: str = ""
-    event: str | None = None
-    status: str | None = None
-    reason: str | None = None
-    decision_id: str = ""
-    run_id: str = ""
-    since: str = ""  # RFC 3339 as in the records, so that text order is time order
-    until: str = ""
-
-    def wants(self, record: dict[str, Any]) -> bool:
-        exact = ("event", "status", "reason", "decision_id", "run_id")
-        timestamp = str(record.get("timestamp"))
-        return (
-            all(getattr(self, name) in (None, "", record.get(name)) for name in exact)
-            and self.since <= timestamp
-            and (not self.until or timestamp < self.until)
-            and _matches(self.object, [record.get("object")])
-            and _matches(self.upstream, [record.get("upstream")])
-            and _matches(self.principal, record.get("chain"))
-        )
-
-    def may_want(self, line: bytes) -> bool:
-        """Whether a line can match, checked before it is parsed."""
-        as_it_is = self.run_id.isascii() and self.run_id.isalnum()  # anything else may be escaped in the line
-        return self.decision_id.encode() in line and (not as_it_is or self.run_id.encode() in line)
 
 
 @click.command("show")
@@ -100,7 +66,7 @@ def show(
     (`as_recorded`)."""
     if kept and (follows or seed):
         raise click.UsageError("--evidence has results, not records: leave --follow and --seed out")
-    wanted = Filter(object=object_, since=since or "", until=until or "", **exact)
+    wanted = RecordFilter(object=object_, since=since or "", until=until or "", **exact)
     named = [logs(one) for one in logs_named(paths, config)]
     colour = wants_colour(sys.stdout, os.environ)
     if kept:
@@ -152,7 +118,7 @@ def _followed(named: Sequence[Sequence[Path]]) -> Iterator[bytes]:
         yield line
 
 
-def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]:
+def _records(found: Iterable[bytes], wanted: RecordFilter) -> Iterator[dict[str, Any]]:
     unreadable = 0
     for line in found:
         if not wanted.may_want(line):
@@ -169,7 +135,7 @@ def _records(found: Iterable[bytes], wanted: Filter) -> Iterator[dict[str, Any]]
         click.echo(f"{unreadable} lines are no records; run `sidecar audit verify`", err=True)
 
 
-def _show_kept(paths: tuple[Path, ...], wanted: Filter, files: list[Path], as_json: bool, colour: bool) -> None:
+def _show_kept(paths: tuple[Path, ...], wanted: RecordFilter, files: list[Path], as_json: bool, colour: bool) -> None:
     named = {each.id: each for record in _records(lines(paths), wanted) for each in named_in(record)}
     try:
         for kept in (kept for file in files for kept in read_evidence(file)):
@@ -185,9 +151,3 @@ def _show_kept(paths: tuple[Path, ...], wanted: Filter, files: list[Path], as_js
             raise click.ClickException(f"{unreadable(error)}; name it with --evidence-file") from None
     for lost in named:
         click.echo(plain(f"{files[-1]}: the result {lost} is nowhere; run `sidecar audit verify --evidence`"), err=True)
-
-
-def _matches(pattern: str, names: object) -> bool:
-    """Whether one of a record's names matches. `*` is the only wildcard (CONTRACT 2.1)."""
-    literal = pattern.replace("[", "[[]").replace("?", "[?]")
-    return not pattern or (isinstance(names, list) and any(fnmatchcase(str(name), literal) for name in names))

@@ -1,0 +1,156 @@
+"""Reads a log in blocks of whole lines, from its end or from any place in it.
+
+Lines are found by their sequence or their time without reading what is before them: both only rise in a log, and a
+binary search over its bytes finds the first line that has them. Files that are rotated meanwhile are followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from sidecar.audit.chain import MAX_LINE_BYTES
+from sidecar.audit.segments import parts_of
+
+BLOCK_BYTES: Final = 256 * 1024
+HEAD_BYTES: Final = 512  # of a line, which hold its sequence and its time
+_NEAR_BYTES: Final = 16 * 1024  # from here on, lines are read one after another
+_HEAD: Final = re.compile(rb'"seq":(\d{1,19}),(?:[^{}]{0,200}?,)??"timestamp":"([^"]{1,40})"')
+
+
+class LineHead(NamedTuple):
+    seq: int
+    timestamp: str
+
+
+class LogBlock(NamedTuple):
+    """Whole lines, and the heads of the first and of the last of them that is a record."""
+
+    first: LineHead
+    last: LineHead
+    lines: bytes
+
+
+Reached = Callable[[LineHead], bool]
+"""Whether a line is at a place or after it."""
+
+
+def head_of(line: bytes) -> LineHead | None:
+    """The sequence and time of a line; None if it is no record."""
+    found = _HEAD.search(line, 0, HEAD_BYTES)
+    return None if found is None else LineHead(int(found[1]), found[2].decode("ascii", "replace"))
+
+
+def blocks_before(path: Path, reached: Reached | None = None) -> Iterator[LogBlock]:
+    """The blocks of a log, newest first; only lines before the first one that `reached` is true of. Raises OSError."""
+    with ExitStack() as opened:
+        for file in reversed(_open_files(path, opened)):
+            size = os.fstat(file.fileno()).st_size
+            end = size if reached is None else _offset_of(file, size, reached)
+            yield from _backwards(file, end)
+
+
+def blocks_from(path: Path, reached: Reached) -> Iterator[LogBlock]:
+    """The blocks of a log, oldest first, from the first line on that `reached` is true of. Raises OSError."""
+    with ExitStack() as opened:
+        files = _open_files(path, opened)
+        starts = [_offset_of(file, os.fstat(file.fileno()).st_size, reached) for file in files]
+        for file, start in zip(files, starts, strict=True):
+            yield from _forwards(file, start)
+
+
+def _open_files(path: Path, opened: ExitStack) -> list[BinaryIO]:
+    """The files of a log, oldest first. The current one is opened before its parts are listed: if it is rotated
+    meanwhile, it is among them and left out there."""
+    current: BinaryIO | None = None
+    with suppress(FileNotFoundError):  # between the two renames of a rotation
+        current = opened.enter_context(path.open("rb"))
+    files: list[BinaryIO] = []
+    for part in parts_of(path):
+        with suppress(FileNotFoundError):  # deleted since
+            file = opened.enter_context(part.open("rb"))
+            if current is None or not os.path.samestat(os.fstat(file.fileno()), os.fstat(current.fileno())):
+                files.append(file)
+    return files if current is None else [*files, current]
+
+
+def _offset_of(file: BinaryIO, size: int, reached: Reached) -> int:
+    """Where the first line begins that `reached` is true of; `size` if there is none."""
+    low, high = 0, size
+    while high - low > _NEAR_BYTES:
+        middle = (low + high) // 2
+        at, head = _next_head(file, middle, high)
+        if head is None or reached(head):
+            high = middle
+        else:
+            low = at
+    file.seek(low)
+    at = low
+    while at < size and (line := file.readline(MAX_LINE_BYTES + 1)):
+        head = head_of(line)
+        if head is not None and reached(head):
+            return at
+        at += len(line)
+    return size
+
+
+def _next_head(file: BinaryIO, offset: int, end: int) -> tuple[int, LineHead | None]:
+    """The first record that begins after an offset and before `end`, and where it begins."""
+    file.seek(offset)
+    at = offset + len(file.readline(MAX_LINE_BYTES + 1))
+    while at < end:
+        line = file.readline(MAX_LINE_BYTES + 1)
+        if not line:
+            break
+        if (head := head_of(line)) is not None:
+            return at, head
+        at += len(line)
+    return end, None
+
+
+def _backwards(file: BinaryIO, end: int) -> Iterator[LogBlock]:
+    at, rest = end, b""
+    is_torn = True  # what is behind the last newline is no record
+    while at:
+        size = min(BLOCK_BYTES, at)
+        at -= size
+        file.seek(at)
+        data = file.read(size) + rest
+        if is_torn:
+            data, newline, _ = data.rpartition(b"\n")
+            data += newline
+            is_torn = not newline
+        if at:
+            rest, newline, data = data.partition(b"\n")
+            rest = b"" if len(rest) > MAX_LINE_BYTES else rest + newline  # too long for a record
+        if (block := _block(data)) is not None:
+            yield block
+
+
+def _forwards(file: BinaryIO, start: int) -> Iterator[LogBlock]:
+    file.seek(start)
+    rest = b""
+    while data := file.read(BLOCK_BYTES):
+        whole, newline, after = (rest + data).rpartition(b"\n")
+        rest = b"" if len(after) > MAX_LINE_BYTES else after
+        if (block := _block(whole + newline)) is not None:
+            yield block
+
+
+def _block(lines: bytes) -> LogBlock | None:
+    """A block of these lines; None if none of them is a record."""
+    at = 0
+    while (first := head_of(lines[at : at + HEAD_BYTES])) is None:
+        at = lines.find(b"\n", at) + 1
+        if not at:
+            return None
+    end = len(lines) - 1
+    while True:
+        begin = lines.rfind(b"\n", 0, max(0, end)) + 1
+        if (last := head_of(lines[begin : begin + HEAD_BYTES])) is not None:
+            return LogBlock(first, last, lines)
+        end = begin - 1

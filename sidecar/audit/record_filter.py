@@ -1,0 +1,71 @@
+"""Selects records of the log, by their fields and before that by the bytes of their lines."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9 _.:/@+~=,;-]+")  # what no line of JSON escapes
+_EXACT: Final = ("event", "status", "reason", "protocol", "decision_id", "run_id", "trace_id")
+_OF_CONTROL: Final = ("what", "by")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFilter:
+    """Which records are wanted; None and "" match all. Principals, upstreams and objects may contain `*`. `what` and
+    `by` are those of control records; `since` and `until` are RFC 3339 as in the records, so that the order of texts is
+    that of times."""
+
+    principal: str = ""
+    object: str = ""
+    upstream: str = ""
+    event: str | None = None
+    status: str | None = None
+    reason: str | None = None
+    protocol: str = ""
+    decision_id: str = ""
+    run_id: str = ""
+    trace_id: str = ""
+    what: str = ""
+    by: str = ""
+    since: str = ""
+    until: str = ""
+    _needles: tuple[bytes, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_needles", tuple(self._literals()))
+
+    def wants(self, record: Mapping[str, Any]) -> bool:
+        timestamp, control = str(record.get("timestamp")), record.get("control")
+        said = control if isinstance(control, Mapping) else {}
+        return (
+            all(getattr(self, name) in (None, "", record.get(name)) for name in _EXACT)
+            and all(getattr(self, name) in ("", said.get(name)) for name in _OF_CONTROL)
+            and self.since <= timestamp
+            and (not self.until or timestamp < self.until)
+            and _matches(self.object, [record.get("object")])
+            and _matches(self.upstream, [record.get("upstream")])
+            and _matches(self.principal, record.get("chain"))
+        )
+
+    def may_want(self, lines: bytes) -> bool:
+        """Whether one of these lines can match, checked before they are parsed."""
+        return all(needle in lines for needle in self._needles)
+
+    def _literals(self) -> Iterator[bytes]:
+        """What stands in the line of every record that matches."""
+        for name in (*_EXACT, *_OF_CONTROL):
+            value = getattr(self, name) or ""
+            if _PLAIN.fullmatch(value):
+                yield f'"{value}"'.encode()
+        for pattern in (self.principal, self.object, self.upstream):
+            longest = max(pattern.split("*"), key=len)
+            if _PLAIN.fullmatch(longest):
+                yield longest.encode()
+
+
+def _matches(pattern: str, names: object) -> bool:
+    """Whether one of a record's names matches. `*` is the only wildcard (CONTRACT 2.1)."""
+    literal = pattern.replace("[", "[[]").replace("?", "[?]")
+    return not pattern or (isinstance(names, list) and any(fnmatchcase(str(name), literal) for name in names))
