@@ -22,6 +22,7 @@ from sidecar.admin.schemas import Schema, order_in, query_in, whole_number
 from sidecar.admin.views import schedule_of
 from sidecar.errors import ConfigError, Refusal
 from sidecar.gateway.kill_switch import SwitchEntry, SwitchError, is_name
+from sidecar.gateway.stages import Stages
 from sidecar.http.server.event_stream import open_stream
 from sidecar.limits import StoreUnavailable
 from sidecar.limits.usage_report import NoSuchLimit, UsageQuery
@@ -48,6 +49,8 @@ class OperatorAction(Protocol):
 
     @property
     def desk(self) -> OperatorApi: ...
+    @property
+    def stages(self) -> Stages: ...
     def readiness(self) -> tuple[bool, Mapping[str, Any]]: ...
     def measure(self) -> None: ...
     def status(self) -> Mapping[str, Any]: ...

@@ -168,7 +168,7 @@ class Application:
         recent = RecentRequests(metrics.requests_by_status, time.monotonic)
         parts = self.reloader, follower, self.replicas, self.drift, self.jobs, recent
         report = StatusReport(settings, way, executions, shared.counting, *parts)
-        self.report, self._mode = report, ENFORCE
+        self.report, self._mode, self.stages = report, ENFORCE, self.pipeline.stages
         # Operators' requests
         self.readiness, self.status, self.banners = report.readiness, report.whole, report.banners
         self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals

@@ -11,10 +11,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sidecar.admin.console.addresses import BASE, STATIC
 from sidecar.admin.console.registry import NAVIGATION, PAGES
+from sidecar.errors import visible_lines
 from sidecar.settings.timestamps import rfc3339, seconds_of
 
 FOLDER: Final = Path(__file__).parent
@@ -58,6 +60,7 @@ class Templates:
             loader=FileSystemLoader(FOLDER / "templates"),
             autoescape=True,
             undefined=StrictUndefined,
+            finalize=_legible,
             auto_reload=False,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -68,6 +71,7 @@ class Templates:
             "duration": duration,
             "count": count,
             "amount": amount,
+            "json": json_text,
             "size": size,
             "short": short,
             "or_none": or_none,
@@ -84,6 +88,11 @@ class Templates:
 
     def render(self, template: str, data: Mapping[str, Any]) -> bytes:
         return self.environment.get_template(template).render(data).encode("utf-8", "replace")
+
+
+def _legible(value: object) -> object:
+    """A text with control and bidirectional characters made visible, as callers and upstreams may write any."""
+    return visible_lines(value) if type(value) is str else value  # a subclass is markup of our own
 
 
 def _navigation() -> list[tuple[str, list[tuple[str, str]]]]:
@@ -146,6 +155,12 @@ def amount(value: object) -> str:
         whole, _, decimals = f"{value:,.6f}".rstrip("0").partition(".")
         return whole.replace(",", "\N{NARROW NO-BREAK SPACE}") + (f".{decimals}" if decimals else "")
     return count(value)
+
+
+def json_text(value: object, characters: int = 300) -> str:
+    """The beginning of a value as JSON."""
+    text = orjson.dumps(value, default=str).decode()
+    return text if len(text) <= characters else f"{text[:characters]}…"
 
 
 def size(value: object) -> str:

@@ -21,6 +21,7 @@ from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveInten
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import Route
+from sidecar.gateway.snapshot import Snapshot
 from sidecar.http.server.body_admission import SMALL_BYTES
 from sidecar.policy.similar_keys import SIMILAR_KEY, similar_key
 from sidecar.protocols.jsonrpc import Message, Notification, Response
@@ -28,7 +29,8 @@ from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import Era
 from sidecar.upstreams.mcp.arguments import Violation
 from sidecar.upstreams.mcp.sessions import Session
-from sidecar.vocabulary import Caller, Decision
+from sidecar.upstreams.mcp.tools import Tool
+from sidecar.vocabulary import Caller, Decision, Question
 
 _new = tuple.__new__
 
@@ -95,22 +97,10 @@ class McpFrontend:
             if call.method == "tools/list":
                 await service.catalogue.learn(service.timeout_s)  # a listed tool must be callable
             return intent
-        _, _, server, name, arguments, _ = call.questions[0]
-        tool = service.catalogue.known(name) or await service.catalogue.tool(name, service.timeout_s)
-        schema, record, key = tool.schema, request.record, None
-        if schema is None:
-            raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
-        if now.required and not now.approves(server, tool.name, tool.definition.digest):
-            raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
-        if server not in now.lenient:
-            key = similar_key(arguments, schema.keys, decision.names_read)
-        size = record.bytes_in
-        if key is not None or not 0 < size <= schema.small_bytes or not schema.accepts(arguments):
-            violation = schema.violation(arguments, size) if key is None else Violation(key, SIMILAR_KEY)
-            if violation is not None:
-                pointer = f"/arguments{violation.pointer}"
-                data = {"pointer": pointer, "keyword": violation.keyword}
-                raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
+        question, record = call.questions[0], request.record
+        arguments = question.arguments
+        tool = service.catalogue.known(question.name) or await service.catalogue.tool(question.name, service.timeout_s)
+        check_tool(now, tool, question, decision, record.bytes_in)
         if tool.param_headers:
             if intent.era is Era.STATELESS and not request.plain:
                 eras.check_parameter_headers(request.headers, tool.param_headers, arguments)
@@ -123,6 +113,24 @@ class McpFrontend:
         intent, forwarder = charged.content, self.forwarder
         exchange = forwarder.opened(charged, intent)
         return forwarder.ask(exchange, intent) if isinstance(intent, AskIntent) else forwarder.other(exchange, intent)
+
+
+def check_tool(now: Snapshot, tool: Tool, question: Question, decision: Decision, size: int = 0) -> None:
+    """Raises Refusal if pins do not allow a tool's definition, or its schema the arguments. `size` is that of the JSON
+    text which they were in, if it is known."""
+    schema, arguments, key = tool.schema, question.arguments, None
+    if schema is None:
+        raise Refusal(Reason.SCHEMA_UNAVAILABLE, tool.quarantine_reason)
+    if now.required and not now.approves(question.server, tool.name, tool.definition.digest):
+        raise Refusal(Reason.PIN_MISMATCH)  # also in shadow mode: this definition of the tool was never approved
+    if question.server not in now.lenient:
+        key = similar_key(arguments, schema.keys, decision.names_read)
+    if key is not None or not 0 < size <= schema.small_bytes or not schema.accepts(arguments):
+        violation = schema.violation(arguments, size) if key is None else Violation(key, SIMILAR_KEY)
+        if violation is not None:
+            pointer = f"/arguments{violation.pointer}"
+            data = {"pointer": pointer, "keyword": violation.keyword}
+            raise Refusal(Reason.BAD_ARGUMENTS, f"{pointer} does not satisfy {violation.keyword}", data=data)
 
 
 def operation_of(request: RequestContext, intent: Intent) -> ParsedOperation:

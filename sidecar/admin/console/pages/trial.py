@@ -1,0 +1,149 @@
+"""Tries a question: what policy and the other checks say to it, without a call, a record or a charge.
+
+The question is in the address; arguments are not, so that no log or history keeps them: a form sends them.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+import orjson
+
+from sidecar.admin.console.registry import action, page
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Fragment
+from sidecar.admin.trial import Trial, TriedQuestion
+from sidecar.errors import Refusal
+from sidecar.policy.faults import meant
+from sidecar.policy_tools.audit_records import question_of
+from sidecar.protocols.jsonrpc import malformed
+from sidecar.settings.field_types import is_caller
+from sidecar.settings.timestamps import seconds_of
+from sidecar.settings.uris import fault_in_object, named_object
+from sidecar.vocabulary import ACTIONS, ANONYMOUS, Principal
+
+MAX_CHAIN: Final = 16
+MAX_ARGUMENTS: Final = 256 * 1024
+USUAL: Final = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
+"""The action of a call on each kind of object."""
+
+
+class QuestionFields(NamedTuple):
+    """A question as its form has it. `as_` is the chain, first to last; `roles` and `scopes` are those of the first
+    principal's token."""
+
+    as_: str
+    calls: str
+    action: str
+    at: str
+    roles: str
+    scopes: str
+
+    @classmethod
+    def read(cls, given: FormFields) -> "QuestionFields":
+        """The fields as they are given. Raises Refusal(MALFORMED_CALL)."""
+        names = (("as", 4096), ("calls", 2048), ("action", 64), ("at", 64), ("roles", 2048), ("scopes", 2048))
+        return cls(*(given.text(name, most=most) for name, most in names))
+
+    def plain(self) -> dict[str, str]:
+        fields = self._asdict()
+        return {"as": fields.pop("as_"), **fields}
+
+    @property
+    def address(self) -> str:
+        """The query of the page that asks this question, without arguments."""
+        return urlencode({name: value for name, value in self.plain().items() if value})
+
+    def question(self, arguments: str, meta: str) -> TriedQuestion:
+        """What is asked. Raises Refusal(MALFORMED_CALL)."""
+        obj = named_object(self.calls)
+        kind, _, rest = obj.partition(":")
+        if kind not in USUAL or not rest or (kind != "nhi" and not all(rest.partition("/"))):
+            raise malformed(
+                "Object: write tool:<server>/<tool>, prompt:<server>/<name>, resource:<server>/<uri> or nhi:<name>"
+            )
+        if "*" in obj:
+            raise malformed("Object: write one name, without *")
+        if wrong := fault_in_object(obj):
+            raise malformed(f"Object: the URI {wrong}")
+        asked = self.action or USUAL[kind]
+        if asked not in ACTIONS:
+            raise malformed(f"Action: {asked} is unknown. {meant(asked, ACTIONS)}".rstrip())
+        question = question_of(obj, asked, _json_object("Arguments", arguments), _json_object("_meta", meta))
+        return TriedQuestion(self._chain(), question, self._at_s())
+
+    def _chain(self) -> tuple[Principal, ...]:
+        names = _words(self.as_.replace("→", ","))
+        if not names:
+            raise malformed("Caller: write who asks, such as user:alice, or a chain: user:alice, nhi:planner")
+        if len(names) > MAX_CHAIN:
+            raise malformed(f"Caller: at most {MAX_CHAIN} principals")
+        for name in names:
+            if name != ANONYMOUS and not is_caller(name):
+                raise malformed(f"Caller: {name} is no principal: write user:<id>, nhi:<id> or anonymous")
+        roles = _words(self.roles)
+        for role in roles:
+            if not role.startswith("role:"):
+                raise malformed(f"Roles: {role} is no role: write role:<name>")
+        first = Principal(names[0], "", frozenset(roles), frozenset(_words(self.scopes)))
+        return (first, *map(Principal, names[1:]))
+
+    def _at_s(self) -> float:
+        try:
+            return seconds_of(self.at) if self.at else time.time()
+        except ValueError as error:
+            raise malformed(f"Time: {error}") from None
+
+
+@page("try", title="Try", template="try.html")
+async def trial(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """The form, and the answer if the address asks a question; its arguments are then empty."""
+    fields = QuestionFields.read(asked.query)
+    return await _tried(asked, fields, "", "")
+
+
+@action("try", role="viewer", max_bytes=2 * MAX_ARGUMENTS)
+async def answer(asked: ConsoleRequest) -> Fragment:
+    """The answer to the question of the form, with its arguments: a part of the page, or without htmx a page."""
+    fields, form = QuestionFields.read(asked.form), asked.form
+    data = await _tried(asked, fields, form.get("arguments", ""), form.get("meta", ""))
+    return Fragment("try_answer.html" if asked.is_htmx else "try.html", data)
+
+
+async def _tried(asked: ConsoleRequest, fields: QuestionFields, arguments: str, meta: str) -> dict[str, Any]:
+    found: Mapping[str, Any] | None = None
+    fault = ""
+    if fields.as_ or fields.calls:
+        try:
+            tried = fields.question(arguments, meta)
+            found = await Trial(asked.app.desk.live.current, asked.app.stages).answer(tried)
+        except Refusal as refusal:
+            fault = refusal.detail
+        except TimeoutError:
+            raise ConsoleFault(503, "the explanation takes too long: ask `sidecar policy explain`") from None
+    return {
+        "question": fields.plain(),
+        "address": fields.address,
+        "given": {"arguments": arguments, "meta": meta},
+        "actions": sorted(ACTIONS),
+        "fault": fault,
+        "answer": found,
+    }
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    if len(text) > MAX_ARGUMENTS:
+        raise malformed(f"{name}: at most {MAX_ARGUMENTS} characters")
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise malformed(f"{name}: this is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise malformed(f'{name}: this is no JSON object, such as {{"repo": "acme/site"}}')
+    return value

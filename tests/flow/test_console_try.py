@@ -1,0 +1,130 @@
+"""The page Try of the console: what it answers about a question, what it keeps to itself, and who may ask."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sidecar.settings.timestamps import rfc3339
+from tests.flow.test_console import JSON, VIEWER, Browser, browsed
+
+RULES = """\
+#: id=searches
+p, nhi:planner, tool:github/search_code, use, 2099-01-01T00:00:00Z, 2, args.repo.startsWith('acme/'), allow
+#: id=reads owner=platform@acme.example
+p, role:readers, tool:github/get_file, use, -, -, -, allow
+"""
+LINKS = {"policies/roles.csv": "g, nhi:reader, role:readers\n"}
+GOOD = '{"repo": "acme/site", "query": "x"}'
+
+
+async def told(browser: Browser, query: str) -> Any:
+    async with browser.http.get(f"{browser.base}/console/try?{query}", headers=JSON) as response:
+        return await response.json()
+
+
+async def asked(browser: Browser, **form: str) -> str:
+    sent = {"csrf": await browser.csrf(), **form}
+    status, page, _ = await browser.post("/console/try", sent, **{"HX-Request": "true"})
+    assert status == 200, page
+    return page
+
+
+def checks(answer: Any) -> dict[str, Any]:
+    return {check["name"]: check["passes"] for check in answer["checks"]}
+
+
+async def test_a_question_in_the_address_is_answered_link_by_link(tmp_path: Path) -> None:
+    async with browsed(tmp_path, rules=RULES, files=LINKS) as (_, browser):
+        await browser.log_in(VIEWER)
+        found = await told(browser, "as=user:alice,nhi:reader&calls=tool:github/get_file")
+        answer = found["answer"]
+        assert (answer["outcome"], answer["reason"]) == ("deny", "no-matching-rule")
+        first, last = answer["explanation"]["links"]
+        assert (first["action"], first["allowed"]) == ("delegate", False)
+        row = "p, user:alice, nhi:reader, delegate, -, -, -, allow"
+        assert first["missing"] == {"file": "user_to_nhi.csv", "text": row}
+        assert (last["allowed"], last["rules"][0]["roles"]) == (True, ["role:readers"])
+        status, page, _ = await browser.get("/console/try?as=user:alice,nhi:reader&calls=tool:github/get_file")
+        assert status == 200 and row in page and "nhi:reader → role:readers" in page
+        assert "/console/policy/file?name=" in page
+
+
+async def test_every_check_of_a_call_is_told_and_nothing_happens(tmp_path: Path) -> None:
+    async with browsed(tmp_path, rules=RULES) as (running, browser):
+        await browser.log_in(VIEWER)
+        records, calls = len(running.records()), len(running.upstream.calls())
+        question = {"as": "nhi:planner", "calls": "tool:github/search_code"}
+        page = await asked(browser, **question, arguments=GOOD)
+        assert "Allowed" in page and "they fit the tool" in page and "2 of 2" in page and "<html" not in page
+        assert "Allowed" in await asked(browser, **question, arguments=GOOD)
+        page = await asked(browser, **question, arguments='{"repo": "evil/site", "query": "x"}')
+        assert "condition-false" in page and "args.repo" in page and "evil/site" in page
+        page = await asked(browser, **question, arguments='{"repo": "acme/site", "limit": 99}')
+        assert "bad-arguments" in page and "/arguments/limit does not satisfy maximum" in page
+        assert (len(running.records()), len(running.upstream.calls())) == (records, calls)
+
+
+async def test_limits_and_switches_are_told_as_they_stand(tmp_path: Path) -> None:
+    async with browsed(tmp_path, rules=RULES) as (running, browser):
+        await browser.log_in()
+        question = {"as": "nhi:planner", "calls": "tool:github/search_code", "arguments": GOOD}
+        for _ in range(2):
+            assert (await running.call("search_code", {"repo": "acme/site", "query": "x"}))[0] == 200
+        page = await asked(browser, **question)
+        assert "Denied" in page and "no room in rule:searches" in page and "0 of 2" in page
+        switch = {"reason": "an <img src=x onerror=alert(1)> incident", "until": None, "by": "olga"}
+        await running.app.switch_off("github", "search_code", **switch)  # type: ignore[arg-type]
+        await running.app.disable("nhi:planner", **switch)  # type: ignore[arg-type]
+        page = await asked(browser, **question)
+        assert "tool-disabled" in page and "principal-disabled" in page
+        assert "an &lt;img src=x onerror=alert(1)&gt; incident" in page and "<img src=x" not in page
+        answer = (await told(browser, "as=nhi:planner&calls=tool:github/search_code"))["answer"]
+        assert checks(answer)["principals"] is checks(answer)["switch"] is False
+
+
+async def test_time_and_token_are_part_of_the_question(tmp_path: Path) -> None:
+    async with browsed(tmp_path, rules=RULES) as (_, browser):
+        await browser.log_in(VIEWER)
+        late = rfc3339(4_102_444_800.0)
+        page = await asked(browser, **{"as": "nhi:planner"}, calls="tool:github/search_code", arguments=GOOD, at=late)
+        assert "expired" in page
+        found = await told(browser, "as=user:carol&calls=tool:github/get_file&roles=role:readers")
+        assert found["answer"]["explanation"]["links"][0]["rules"][0]["from_token"]
+        assert "roles=role%3Areaders" in found["address"]
+
+
+async def test_what_cannot_be_asked_is_told_with_its_remedy(tmp_path: Path) -> None:
+    async with browsed(tmp_path) as (_, browser):
+        await browser.log_in(VIEWER)
+        for query, word in (
+            ("as=alice&calls=tool:github/x", "write user:"),
+            ("as=user:a&calls=github/x", "write tool:"),
+            ("as=user:a&calls=tool:github/*", "without *"),
+            ("as=user:a&calls=tool:github/x&action=tool/call", 'did you mean "tools/call"'),
+            ("as=user:a&calls=tool:github/x&at=noon", "Time:"),
+            ("as=user:a&calls=tool:github/x&roles=readers", "write role:"),
+            ("calls=tool:github/x", "Caller:"),
+        ):
+            found = await told(browser, query)
+            assert found["answer"] is None and word in found["fault"], found
+        for arguments in ("[1]", "{", "x" * 300_000):
+            page = await asked(browser, **{"as": "user:a"}, calls="tool:github/x", arguments=arguments)
+            assert "Arguments:" in page
+
+
+async def test_arguments_stand_in_no_address_and_names_stay_text(tmp_path: Path) -> None:
+    async with browsed(tmp_path, rules=RULES) as (_, browser):
+        await browser.log_in(VIEWER)
+        hostile = "nhi:<img/src=x/onerror=alert(1)>"
+        page = await asked(
+            browser, **{"as": hostile}, calls="tool:github/<img>\u202e", arguments='{"repo": "<script>\u202e"}'
+        )
+        assert "&lt;img/src=x/onerror=alert(1)&gt;" in page
+        assert "<img/src" not in page and "<script>" not in page and "\u202e" not in page and r"\u202e" in page
+        assert all("script" not in link for link in re.findall(r'href="([^"]*)"', page))
+        status, page, _ = await browser.post(
+            "/console/try", {"csrf": await browser.csrf(), "as": "nhi:planner", "calls": "tool:github/x"}
+        )
+        assert status == 200 and "<html" in page and "no-matching-rule" in page  # without htmx: a whole page
+        status, _, _ = await browser.post("/console/try", {"as": "nhi:planner", "calls": "tool:github/x"})
+        assert status == 403
