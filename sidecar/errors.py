@@ -41,6 +41,9 @@ class Reason(StrEnum):
     PRINCIPAL_DISABLED = "principal-disabled"
     TOOL_DISABLED = "tool-disabled"
     PIN_MISMATCH = "pin-mismatch"
+    APPROVAL_PENDING = "approval-pending"
+    APPROVAL_REFUSED = "approval-refused"
+    APPROVAL_EXPIRED = "approval-expired"
     METHOD_UNKNOWN = "method-unknown"
     UPSTREAM_UNKNOWN = "upstream-unknown"
     TOOL_UNKNOWN = "tool-unknown"
@@ -167,6 +170,9 @@ ANSWERS: Mapping[Reason, Answer] = {
     Reason.PRINCIPAL_DISABLED: _denied("A principal of this call is disabled"),
     Reason.TOOL_DISABLED: _denied("The tool is disabled"),
     Reason.PIN_MISMATCH: _denied("The tool is not as it was when it was approved"),
+    Reason.APPROVAL_PENDING: _denied("A person must approve this call"),
+    Reason.APPROVAL_REFUSED: _denied("A person refused this call"),
+    Reason.APPROVAL_EXPIRED: _denied("No person approved this call in time"),
     Reason.METHOD_UNKNOWN: Answer(  # the stateless era defines its own answer: 404 and -32601 (`mcp.call_from`)
         404, 200, 403, _UNAUTHORIZED, "permission_denied", "This method is not allowed through"
     ),

@@ -230,6 +230,7 @@ class Application:
             ("what runs by the clock", self.scheduler.worker.run),
             ("runs of programs", self.executions.run),
             ("the kill switch", self.switch.run),
+            ("requests for approval", self.pipeline.stages.approvals.run),
             ("the evidence's schedule", self.evidence.run),
             ("watching files", partial(self.watcher.run, self.reloader.files_changed)),
             ("following the policy's source", follow),

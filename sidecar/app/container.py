@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.shared_store import SharedStore
+from sidecar.gateway.approvals import APPROVALS, Approvals
 from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a.context_ids import ContextIds
 from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
@@ -28,6 +29,7 @@ from sidecar.http.server.stream_limits import StreamLimits
 from sidecar.limits import SessionCalls
 from sidecar.observability.metrics import Metrics
 from sidecar.settings import Settings
+from sidecar.storage.sealing import AesSeal
 from sidecar.tasks.api.frontend import TaskFrontend
 from sidecar.tasks.api.task_lifecycle import TaskServices
 from sidecar.tasks.api.task_orders import TaskOrders
@@ -39,6 +41,7 @@ from sidecar.upstreams.mcp.session_store import SessionStore
 from sidecar.upstreams.mcp.sessions import Sessions
 
 CURSORS: Final = b"sidecar/aggregate-cursor/1"
+SEALED_APPROVALS: Final = b"sidecar/approvals/1"
 
 
 class RequestPath(NamedTuple):
@@ -81,7 +84,10 @@ def way_from(
 
     load_shedding = LoadShedding(settings.server.max_lag_s, metrics.loop_lagged, jumped, random)
     refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics.refusal_unanswered, time.monotonic)
-    stages = Stages(shared.limiter, session_calls, switch, shared.tasks, load_shedding, refusals, time.time)
+    key = audit.key.secret
+    stored = shared.records.of(APPROVALS.sealed(lambda: AesSeal(key, SEALED_APPROVALS)))
+    approvals = Approvals(live, switch, stored, key, audit.control, metrics, audit.new_id, time.time)
+    stages = Stages(shared.limiter, session_calls, switch, shared.tasks, load_shedding, refusals, approvals, time.time)
     means = TaskServices(shared.task_store, shared.tasks, live, switch, audit, callbacks.outbox, stages)
     holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
     runner = TaskRunner(means, metrics, holder)

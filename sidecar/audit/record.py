@@ -57,6 +57,7 @@ LAYOUT: Sequence[tuple[str, ...]] = [
         "status reason error_message tool_error",
         "links facts",
         "limits",
+        "approval",
         "would_deny would_allow policy_revision engine enforcement",
         "http_status bytes_in bytes_out duration_ms latency",
         "control key_id",
@@ -64,7 +65,7 @@ LAYOUT: Sequence[tuple[str, ...]] = [
 ]
 (
     STAMP, IDS, TASK, PEER, CREDENTIAL, FAULT, CHAIN, ROLE, PROTOCOL, FEDERATION, CALL, ARGUMENTS, CONTENT, END, GROUND,
-    LIMITS, POLICY, ANSWER, LOG,
+    LIMITS, APPROVAL, POLICY, ANSWER, LOG,
 ) = range(len(LAYOUT))  # fmt: skip
 _LISTS = ("credential", "chain", "evidence", "links", "facts", "limits", "would_deny", "would_allow")
 # Every field with its value while unknown.

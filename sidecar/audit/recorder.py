@@ -153,6 +153,7 @@ class Recording:
     the response reports a failure at the upstream. `redactions` counts what was removed from the response; None if no
     rule examined it. `names` decides which names are known; other names in a refused call are recorded as digests.
     `enforcement_point` is the name of the one that asked for the decision, "" for a call.
+    `approval` is the one that the call used: its id, and who gave it.
     `upstream` and `method` are for a request that ends before there is a call. `marks` holds the end of each
     stage, in their order; a stage may be marked again until the next one is, or the decision is recorded. Its keys are
     our names, never a caller's."""
@@ -180,6 +181,7 @@ class Recording:
     redactions: int | None = None
     done: bool = False
     args_hash: str | None = None
+    approval: Mapping[str, object] | None = None
     _is_under_way: bool = False
     _record: Record | None = None
     """The decision's segments, once it is recorded; the outcome begins as their copy."""
@@ -227,6 +229,12 @@ class Recording:
             raise
         self._is_under_way = True
         self.audit.under_way += 1
+
+    async def hashed(self) -> str:
+        """Returns the hash of the call's arguments. Raises Refusal(MALFORMED_CALL) for those that have none."""
+        known = self.audit.describer.caller(self.caller)
+        is_small = self.bytes_in <= HASHED_HERE_BYTES
+        return (self._hash(known) if is_small else await asyncio.to_thread(self._hash, known)) or ""
 
     @property
     def is_decided(self) -> bool:
@@ -399,6 +407,8 @@ class Recording:
         if facts:
             record[shape.GROUND] = shape.ground(record[shape.GROUND], facts, known.digests)
         record[shape.LIMITS] = describer.limits(self.limits, charged)
+        if self.approval is not None:
+            record[shape.APPROVAL] = shape.segment(shape.APPROVAL, {"approval": self.approval})
         return record
 
 

@@ -83,6 +83,14 @@ class DenyManner:
     disclosure: Disclosure = "reason"
 
 
+class InputRequired(Refusal):
+    """A call of MCP without a session waits for a person. `result` is its answer."""
+
+    def __init__(self, result: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        super().__init__(Reason.APPROVAL_PENDING, "call again to find the answer", data=data)
+        self.result = result
+
+
 def tell(
     refusal: Refusal,
     shape: AnswerShape,
@@ -97,6 +105,9 @@ def tell(
     headers = headers_of(refusal, facts, resource_metadata)
     if shape is AnswerShape.PLAIN:
         return _problem(refusal, facts, headers)
+    if isinstance(refusal, InputRequired) and _reason_told(refusal, facts):
+        result = {**refusal.result, "_meta": {"sidecar/refusal": _data(refusal, facts)}}
+        return ErrorResponse(200, orjson.dumps({"jsonrpc": "2.0", "id": request_id, "result": result}), JSON, headers)
     answer = refusal.answer
     carried = answer.http != answer.session_http
     as_result = carried and method == "tools/call" and manner.deny_style == "tool_result"

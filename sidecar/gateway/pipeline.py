@@ -355,6 +355,7 @@ class Pipeline:
         """Stops admitting requests, ends endless streams, and waits for the remaining answers, at most `grace_s`
         seconds. Requests still open then end with 503, or with the last event of a stream."""
         self.stages.draining = True
+        self.stages.approvals.release()
         self.task_api.close()
         # once more, because a stream may have begun only now
         await self._wait_for_answers(grace_s, self.forwarder.drain)
@@ -404,6 +405,8 @@ class Pipeline:
             counted = self._unrecorded(request, refusal, refusals.only_counts)
         told = self._told(request, refusal)
         recorded = refusal if counted else await request.remember(refusal, told.status)
+        if request.held is not None:
+            return await request.end_held((told if recorded is refusal else self._told(request, recorded)).body)
         if request.begun is not None:  # a stream has begun: no second answer may follow, only its end
             request.break_off()
             return request.begun

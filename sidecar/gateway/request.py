@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
@@ -30,9 +30,11 @@ from sidecar.http.server.event_stream import EventStream, open_stream
 from sidecar.http.server.request import HttpRequest
 from sidecar.http.server.response import NO_HEADERS, WholeResponse
 from sidecar.limits import Lease, LimitPlan
+from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import Id, Message, Request, Response, message_from, parse_json, request_id_in
 from sidecar.protocols.mcp import eras
 from sidecar.protocols.mcp.eras import META_VERSION
+from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.mcp.sessions import PendingRequest, Session
 from sidecar.upstreams.mcp.transport import Outbound, UpstreamAnswer, never
 from sidecar.vocabulary import Call, Caller, Decision
@@ -66,11 +68,37 @@ class ParsedOperation(NamedTuple):
     charges: Literal["all", "creation", "slots", "none"] = "all"
 
 
+class ApprovalWait(NamedTuple):
+    """How a call waits for a person's approval: for `hold_s`, with a `tick` to its caller now and then, before it is
+    refused by `pending`, which gets the request for approval, and the address at which people answer it."""
+
+    pending: Callable[[Any, str | None], Refusal]
+    hold_s: float = 0.0
+    tick: Callable[[], Coroutine[Any, Any, None]] | None = None
+
+
+def pending_approval(record: Any, page: str | None) -> Refusal:
+    """Returns the refusal of a call that waits for a person, who answers at `page`; the same call again finds it."""
+    return Refusal(Reason.APPROVAL_PENDING, "call again to find the answer", data=approval_data(record, page))
+
+
+def approval_data(record: Any, page: str | None) -> Mapping[str, Any]:
+    """Returns what callers are told of a request for approval."""
+    data = {"approval": record.name, "answer_before": rfc3339(record.deadline_s)}
+    return data if page is None else {**data, "page": page}
+
+
+NOT_HELD = ApprovalWait(pending_approval)
+
+
 class CallContext:
     """A call with what the stages learn of it. In `shadow` mode `excused` are the refusals by limits that were let
     pass. `lease` holds the reserved limits, once it is `charged`. `large`: the body is large enough to delay the loop,
-    so that other calls run between its stages."""
+    so that other calls run between its stages. `wait` is how it waits for an approval; `approval` names the one that an
+    earlier round of the call used, and then the one that it uses, if that is used once."""
 
+    wait = NOT_HELD
+    approval = ""
     large = shadow = charged = False
     server = ""
     plan: LimitPlan | None = None
@@ -101,7 +129,8 @@ class RequestContext(CallContext):
     callers see sidecar, `base` the base URL for a local caller. `presented_kind` is the kind of the caller's first
     credential. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more. `dialect` writes
     refusals in protocols other than MCP. `reason` is why it was refused, once it is answered. `spans` describe it to
-    OpenTelemetry. `started_s` is in the loop's time.
+    OpenTelemetry. `held` is the stream on which its caller was told that it is held, until the answer is sent on it.
+    `started_s` is in the loop's time.
     """
 
     # Most requests change few of these, so they are defaults of the class.
@@ -118,6 +147,7 @@ class RequestContext(CallContext):
     shared: Lines = ()
     presented_kind = "none"
     reason: Reason | None = None
+    held: EventStream | None = None
     parameter_headers: Sequence[tuple[str, str]] = ()
     spans: RequestSpans | None = None
 
@@ -241,10 +271,12 @@ class RequestContext(CallContext):
 
     async def respond(
         self, status: int, body: bytes = b"", media_type: str = "", headers: Mapping[str, str] = NO_HEADERS
-    ) -> WholeResponse:
+    ) -> web.StreamResponse:
         """Records that the upstream's answer is delivered, and sends it at once: the caller does not wait for what is
         left to do. Raises Refusal(AUDIT_UNAVAILABLE)."""
         await self.ended(status, len(body))
+        if self.held is not None:
+            return await self.end_held(body)
         response = WholeResponse(status, body, media_type, headers)
         if self.paired is None:
             if self.shared:
@@ -284,9 +316,30 @@ class RequestContext(CallContext):
         """Returns the HTTP status, which is 202 if the answer goes out on another stream."""
         return status if self.paired is None else 202
 
+    async def hold_outlet(self) -> EventStream:
+        """Returns the stream on which the caller is told that its call is held. Raises Refusal(CALLER_GONE)."""
+        if self.held is None:
+            outlet = await self.open_outlet()
+            if self.paired is not None:  # which has an outlet for each answer, and its own end
+                return outlet
+            self.held = outlet
+        return self.held
+
+    async def end_held(self, body: bytes) -> web.StreamResponse:
+        """Sends the answer on the stream of a call that was held, and ends it."""
+        assert self.held is not None
+        outlet, self.held = self.held, None
+        with suppress(Refusal):  # the caller left; the outcome is recorded
+            await outlet.write(sse.encode_event(body))
+            await outlet.end()
+        return outlet.response
+
     async def open_outlet(self) -> EventStream:
         if self.paired is not None:
             return self.paired.outlet()
+        if self.held is not None:
+            outlet, self.held = self.held, None
+            return outlet
         outlet = await open_stream(self.http, self.shared)
         self.begun = outlet.response
         return outlet

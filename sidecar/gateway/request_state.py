@@ -1,7 +1,9 @@
 """Seals values that a caller keeps and gives back: `requestState`, and the cursors of merged lists.
 
 A stateless server should bind its state to a user, but sees only sidecar (MCP 2026-07-28). So the state is sealed here
-to the chain, the server, the method and the name called, and opened before a call is forwarded. The cursor of a merged
+to the chain, the server, the method and the name called, and opened before a call is forwarded. With it stands the
+approval that the call used, so that its next round needs no other one; a call that waits for an approval is given a
+state without a server's. The cursor of a merged
 list holds the cursors of all servers with more entries; it is sealed to the chain and the list, because a server's
 cursor is returned to it unread.
 """
@@ -12,7 +14,7 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from sidecar.protocols import base64url
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
@@ -22,6 +24,7 @@ LASTS_S: Final = 24 * 3600  # a person may answer the next day
 MAX_STATE_BYTES: Final = 64 * 1024  # of a server's state; a longer one is refused
 PURPOSE: Final = b"sidecar/state/1"
 _MAC_BYTES, _TIME_BYTES = 32, 8
+_NO_STATE = b"\xff"  # in place of a server's state, which is UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,13 @@ class Seal:
         return hmac.digest(self.key, message, hashlib.sha256)
 
 
+class RequestState(NamedTuple):
+    """A server's state, None if the call has not reached it, and the approval that the call waits for or used."""
+
+    state: str | None
+    approval: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestStates:
     """Seals and opens `requestState`. Replicas share the key. `now_s` is in seconds since the epoch."""
@@ -56,16 +66,18 @@ class RequestStates:
     sealed: Seal
     now_s: Callable[[], float]
 
-    def seal(self, caller: Caller, call: Call, state: str) -> str:
+    def seal(self, caller: Caller, call: Call, state: str | None, approval: str = "") -> str:
         ends = int(self.now_s() + LASTS_S).to_bytes(_TIME_BYTES, "big")
-        return self.sealed.seal(ends + state.encode(), *_about(caller, call))
+        said = approval.encode() + b"\0" + (_NO_STATE if state is None else state.encode())
+        return self.sealed.seal(ends + said, *_about(caller, call))
 
-    def open(self, caller: Caller, call: Call, sealed: object) -> str:
-        """Returns the server's state. Raises Refusal(MALFORMED_CALL), the same for all that was not sealed for this."""
+    def open(self, caller: Caller, call: Call, sealed: object) -> RequestState:
+        """Opens a state. Raises Refusal(MALFORMED_CALL), the same for all that was not sealed for this."""
         said = self.sealed.open(sealed, *_about(caller, call))
         if said is None or int.from_bytes(said[:_TIME_BYTES], "big") < self.now_s():
             raise malformed("params.requestState is not one that this call was given", INVALID_PARAMS)
-        return said[_TIME_BYTES:].decode()
+        approval, _, state = said[_TIME_BYTES:].partition(b"\0")
+        return RequestState(None if state == _NO_STATE else state.decode(), approval.decode())
 
 
 def _about(caller: Caller, call: Call) -> tuple[str, ...]:

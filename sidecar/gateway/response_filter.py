@@ -239,11 +239,12 @@ class ResponseFilter:
             (await self._ask(method)).or_refuse()
         if self.exchange.caller.is_anonymous and isinstance(result.get("capabilities"), dict):
             result["capabilities"] = messages.without_tasks(result["capabilities"])
-        if "requestState" in result:
-            state = result["requestState"]
+        approval = self.exchange.request.approval
+        if "requestState" in result or (approval and result.get("resultType") == "input_required"):
+            state = result.get("requestState", "")
             if not isinstance(state, str) or len(state.encode()) > MAX_STATE_BYTES:
                 raise refused(f"its requestState is not a text of {MAX_STATE_BYTES} bytes at most")
-            result["requestState"] = self.shared.states.seal(self.exchange.caller, self.exchange.call, state)
+            result["requestState"] = self.shared.states.seal(self.exchange.caller, self.exchange.call, state, approval)
         if "cacheScope" in result:
             # It was filtered for one caller, so no shared cache may serve it to another.
             result["cacheScope"] = "private"

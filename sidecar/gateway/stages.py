@@ -12,8 +12,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.errors import CredentialFault, Reason, Refusal, Unsent
 from sidecar.gateway import ownership
+from sidecar.gateway.approvals import ApprovalRecord, Approvals
 from sidecar.gateway.frontends.mcp_requests import STREAM
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import CallContext, Charged, ParsedOperation
@@ -51,6 +52,7 @@ class Stages:
     tasks: TaskOwners
     load_shedding: LoadShedding
     refusals: RefusalThrottle
+    approvals: Approvals
     clock: Callable[[], float]
     draining: bool = False
     inside: int = 0
@@ -83,6 +85,10 @@ class Stages:
             if large:
                 await asyncio.sleep(0)
             checked = await frontend.check(request, caller, content, decision)
+            approval = None
+            if decision.approvals:
+                approval = await self._approval(request, caller, call, decision)
+                marks["approval"] = read_clock()
             if large:
                 await asyncio.sleep(0)
             plan = plan_charges(now.budgets, caller.chain, now.engine.roles_of, call, decision)
@@ -99,8 +105,15 @@ class Stages:
                 if lease.degraded and not request.shadow:
                     record.enforcement = "degraded"
                 marks["limits"] = read_clock()
+                if approval is not None:
+                    approval = await self.approvals.use(approval, request)
                 if not record.enforcement_point:  # a decision for one is recorded with its answer
-                    await record.decided()  # before the upstream is called
+                    try:
+                        await record.decided()  # before the upstream is called
+                    except Refusal:
+                        if approval is not None and not record.is_decided:
+                            await self.approvals.give_back(approval)
+                        raise
                 marks["audit"] = read_clock()
                 try:
                     if large:
@@ -121,6 +134,25 @@ class Stages:
                 lease.end()
         finally:
             self.inside -= 1
+
+    async def _approval(
+        self, request: CallContext, caller: Caller, call: Call, decision: Decision
+    ) -> ApprovalRecord | None:
+        """Returns the approval of a call that needs one; in shadow mode it is recorded that none was asked for."""
+        if request.shadow:
+            request.excuse(Refusal(Reason.APPROVAL_PENDING))
+            return None
+        approval = await self.approvals.require(request, caller, call, decision)
+        # The call may have been held: it must be allowed by what serves now, with the same demands.
+        now, now_s = self.approvals.live.current, self.clock()
+        if caller.expires_at is not None and caller.expires_at <= now_s:
+            raise Refusal(Reason.BAD_CREDENTIAL, credential_fault=CredentialFault.EXPIRED)
+        self.refuse_disabled(now, caller, call, now_s)
+        again = now.decide(caller.chain, call, now_s)
+        again.or_refuse()
+        if not self.approvals.is_bound(approval, caller, call, again):
+            raise Refusal(Reason.APPROVAL_PENDING, "what the policy demands of this call has changed: call again")
+        return approval
 
     def admit(self, request: CallContext) -> None:
         """Raises Refusal for new work while the process is draining or overloaded, or the caller was refused often."""

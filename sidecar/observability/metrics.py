@@ -34,9 +34,11 @@ NONE = "none"  # the reason label of an allowed call
 REQUEST_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
 )  # fmt: skip
+APPROVAL_BUCKETS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 14400.0, 86400.0)
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 ASKED = ("authzen", "ext_authz", "auth_request")  # decisions for other enforcement points
+APPROVAL_OUTCOMES = ("asked", "approved", "refused", "expired", "used")
 PROTOCOLS = ("mcp", "a2a", "http", *ASKED)  # http: plain calls, and bytes that are not a request
 TOOL_ERROR = "tool_error"  # delivered, with a failure of the tool: `success` with `tool_error` in the audit
 # The same values as in the audit, so that the two can be compared.
@@ -51,7 +53,8 @@ METHODS_OF: Mapping[str, Collection[str]] = dict.fromkeys(PROTOCOLS, WIRE_METHOD
 # Created before the first call, so that `rate()` sees it.
 COMMON_METHODS = ("tools/call", "tools/list")
 COMMON_OF_AGENTS = (SEND.action, STREAM.action)
-STAGES = ("auth", "parse", "policy", "arguments", "limits", "audit", "upstream")  # the names that `pipeline` marks
+# The names that `pipeline` marks.
+STAGES = ("auth", "parse", "policy", "arguments", "approval", "limits", "audit", "upstream")
 KINDS = tuple(kind.value for kind in PermissionKind)
 ENGINES = get_args(EngineName)
 CREDENTIALS = ("jwt", "api_key", "agent_token", "local", "certificate", "anonymous", NONE)
@@ -105,6 +108,9 @@ HELP: Mapping[str, str] = {
     "refusals_unanswered_total": "Unauthenticated requests closed unanswered: their address was refused too often.",
     "auth_failures_total": "Requests whose caller was not accepted.",
     "decisions_total": "Policy answers, one for each call.",
+    "approvals_waiting": "Calls that wait for a person's approval.",
+    "approvals_total": "Approvals, by what became of them; each that is asked has a later outcome.",
+    "approval_seconds": "Time from asking for an approval to a person's answer.",
     "limit_checks_total": "Limits asked, by answer.",
     "budget_used_ratio": "How much of a budget is spent, of 1: of its fullest counter that this process has charged.",
     "schema_violations_total": "Calls whose arguments did not fit the schema.",
@@ -221,6 +227,9 @@ class Metrics:
         self._decisions = counter("decisions_total", late=True, kind=KINDS, decision=DECISIONS, reason=reasons)
         self._limit_checks = counter("limit_checks_total", limit=self._limits, outcome=LIMIT_OUTCOMES)
         self.limit_row = self._limit_checks.row
+        self.approvals_waiting = highest("approvals_waiting").put
+        self._approvals = counter("approvals_total", outcome=APPROVAL_OUTCOMES)
+        self._approval_s = table("histogram", "approval_seconds", bounds=APPROVAL_BUCKETS_S)
         self._budget_used = highest("budget_used_ratio", budget=self._budgets)
         self._fullest: dict[str, tuple[float, float]] = {}  # by budget: the highest ratio, and when its counter resets
 
@@ -416,6 +425,12 @@ class Metrics:
     def decision_row(self, kind: str, decision: str, reason: str | None) -> Row:
         """Finds the row of a policy decision (allow, deny, would_deny), by the kind of the deciding link."""
         return self._decisions.row(kind, decision, NONE if reason is None else reason)
+
+    def approval(self, outcome: str, answered_s: float | None = None) -> None:
+        """Counts an approval; `answered_s` is the time until a person's answer."""
+        self._approvals.count(outcome)
+        if answered_s is not None:
+            self._approval_s.time(answered_s)
 
     def budget_used(self, budget: str, ratio: float, until_s: float) -> None:
         """Sets the used ratio of one counter of a budget, until it resets (seconds since the epoch)."""

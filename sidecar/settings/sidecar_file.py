@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.agent_endpoints import AgentOffer, path_faults, port_faults
 from sidecar.settings.agents import CliAgent
+from sidecar.settings.approvals import ApprovalSettings
 from sidecar.settings.audit import AuditSettings
 from sidecar.settings.callbacks import CallbackSettings
 from sidecar.settings.credentials import SigningSettings
@@ -69,6 +70,7 @@ class Settings(Section):
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     streams: StreamSettings = Field(default_factory=StreamSettings)
     tasks: TaskSettings = Field(default_factory=TaskSettings)
+    approvals: ApprovalSettings = Field(default_factory=ApprovalSettings)
     refusals: RefusalSettings = Field(default_factory=RefusalSettings)
     callbacks: CallbackSettings = Field(default_factory=CallbackSettings)
     answers: AnswerSettings = Field(default_factory=AnswerSettings)

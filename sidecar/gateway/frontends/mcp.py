@@ -17,6 +17,7 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.error_responses import AnswerShape
 from sidecar.gateway.forwarder import Forwarder
+from sidecar.gateway.frontends.mcp_approval_wait import continued, wait_of
 from sidecar.gateway.frontends.mcp_requests import AskIntent, Intent, LeaveIntent, RequestReader, ServerIntent
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
@@ -89,10 +90,16 @@ class McpFrontend:
                 service.account.breaker.check()  # before waiting for the server's tools, and before charging
         if not isinstance(intent, AskIntent):
             return intent
+        came_again = False
         if "requestState" in intent.message.params:  # of a call that continues; a state of another call is refused
-            state = self.forwarder.states.open(caller, call, intent.message.params["requestState"])
-            params = {**intent.message.params, "requestState": state}
+            sealed = self.forwarder.states.open(caller, call, intent.message.params["requestState"])
+            params = continued(intent.message.params, sealed)
             intent = intent._replace(message=intent.message._replace(params=params))
+            came_again = sealed.state is None
+            request.approval = "" if came_again else sealed.approval
+        if decision.approvals:
+            states = self.forwarder.states
+            request.wait = wait_of(request, caller, intent, states, came_again=came_again)
         if call.method != "tools/call":
             if call.method == "tools/list":
                 await service.catalogue.learn(service.timeout_s)  # a listed tool must be callable

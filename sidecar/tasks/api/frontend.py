@@ -201,5 +201,5 @@ def _within(entries: list[A2aTask], most: int) -> list[A2aTask]:
     return entries
 
 
-async def _respond(request: RequestContext, said: Mapping[str, Any]) -> WholeResponse:
+async def _respond(request: RequestContext, said: Mapping[str, Any]) -> web.StreamResponse:
     return await request.respond(200, orjson.dumps(said), JSON, _PRIVATE)

@@ -457,5 +457,5 @@ async def _json(request: RequestContext, operation: Operation) -> Any:
     return jsonrpc.parse_json(await request.body(a2a=True))
 
 
-async def _whole(request: RequestContext, told: Any) -> WholeResponse:
+async def _whole(request: RequestContext, told: Any) -> web.StreamResponse:
     return await request.respond(told.status, told.body, told.content_type, told.headers)

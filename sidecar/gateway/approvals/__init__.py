@@ -1,0 +1,13 @@
+"""Asks people for approval of calls that policy allows only with one.
+
+    approval_record.py   one request for approval: its states, what it is bound to, who answered
+    approvals.py         requires approvals of calls, and takes the answers
+
+`Stages.carry_out` requires an approval after a call's arguments are checked, and uses it before the decision is
+recorded. Rows of policy demand them (`vocabulary.ApprovalTerms`).
+"""
+
+from sidecar.gateway.approvals.approval_record import APPROVALS, ApprovalRecord, ApprovalState, Approver, Verdict
+from sidecar.gateway.approvals.approvals import ApprovalError, Approvals
+
+__all__ = ["APPROVALS", "ApprovalError", "ApprovalRecord", "ApprovalState", "Approvals", "Approver", "Verdict"]

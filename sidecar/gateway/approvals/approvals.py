@@ -1,0 +1,440 @@
+"""Requires approvals of calls, and takes people's answers.
+
+A call that policy allows only with an approval passes here after its arguments are checked. The first such call asks;
+it, and every call alike after it, gets the answer: it waits, is refused, or uses the approval. Answers come from the
+admin API on any replica: they are in the store, which the calls that are held here look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Final, Literal
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.approvals.approval_record import (
+    EXPIRED,
+    SHOWN,
+    TARGET,
+    ApprovalRecord,
+    ApprovalState,
+    Approver,
+    AskedQuestion,
+    Demand,
+    Verdict,
+)
+from sidecar.gateway.kill_switch import KillSwitch
+from sidecar.gateway.request import CallContext
+from sidecar.gateway.snapshot import Live
+from sidecar.observability.metrics import Metrics
+from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordStore, RecordStoreOut, UnreadableRecord
+from sidecar.vocabulary import Call, Caller, Decision, Principal, Witness
+
+PURPOSE: Final = b"sidecar/approval/1"
+KEY_CHARS: Final = 32
+SERIAL_CHARS: Final = 8
+MAX_ARGUMENTS_BYTES: Final = 256 * 1024  # of a call that waits: people read them
+MAX_REASON_CHARS: Final = 500
+MAX_SHOWN: Final = 100  # people whom one request names as having seen it
+CHANGED_TIMES: Final = 10  # while others change the same record
+TICK_S: Final = 5.0  # between progress notifications to a caller that waits
+SWEEP_EVERY_S: Final = 60.0  # for requests that another process left
+LOOK_EVERY_S: Final = 0.5  # for answers given at another replica, and for what is late
+PAGE: Final = 100
+
+Outcome = Literal["approve", "refuse"]
+Notify = Callable[[ApprovalRecord], Awaitable[None]]
+
+log = logging.getLogger("sidecar.gateway.approvals")
+
+
+class ApprovalError(Exception):
+    """A person's request cannot be carried out. `status` is HTTP's."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(slots=True)
+class Approvals:
+    """All requests for approval. `clock` gives seconds since the epoch; `key` derives their ids, and is shared by
+    replicas. `notify` tells people of a request once it is recorded."""
+
+    live: Live
+    switch: KillSwitch
+    store: RecordStore[ApprovalRecord]
+    key: bytes = field(repr=False)
+    witness: Witness
+    metrics: Metrics
+    new_id: Callable[[], str]
+    clock: Callable[[], float]
+    notify: Notify | None = None
+    _held: defaultdict[str, set[asyncio.Event]] = field(default_factory=lambda: defaultdict(set))
+    _due: list[tuple[float, str]] = field(default_factory=list)
+    _is_stopping: bool = False
+
+    # --- calls ---
+
+    async def require(self, request: CallContext, caller: Caller, call: Call, decision: Decision) -> ApprovalRecord:
+        """Returns the approval that allows the call. Asks for one if no call alike has done so. Raises Refusal:
+        APPROVAL_PENDING, APPROVAL_REFUSED, APPROVAL_EXPIRED, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE, TOO_LARGE,
+        TOO_MANY_CONCURRENT."""
+        args_hash = await request.record.hashed()
+        key = self._key(caller, call, args_hash, decision)
+        if request.approval and (going_on := await self._of_round(key, request.approval)) is not None:
+            return going_on
+        record = await self._current(key)
+        if record is None:
+            record = await self._ask(key, caller, call, args_hash, decision, request.record.decision_id)
+        wait = request.wait
+        if record.state is ApprovalState.WAITING and wait.hold_s > 0.0:
+            record = await self._held_for(record, wait.hold_s, wait.tick)
+        if record.state is ApprovalState.APPROVED:
+            return record
+        if record.state is ApprovalState.WAITING:
+            page = self.live.current.settings.approvals.page
+            raise wait.pending(record, None if page is None else f"{page}{record.name}")
+        if record.state is ApprovalState.EXPIRED:
+            await self._replace(record._replace(told=True, revision=record.revision + 1))
+            raise Refusal(Reason.APPROVAL_EXPIRED, "call again to ask anew", data={"approval": record.name})
+        data = {"approval": record.name}
+        if record.state is ApprovalState.REFUSED and (said := record.given[-1].reason):
+            data["answer"] = said
+        raise Refusal(Reason.APPROVAL_REFUSED, data=data)
+
+    async def use(self, record: ApprovalRecord, request: CallContext) -> ApprovalRecord:
+        """Uses an approval for one decision, which is recorded next; returns it as it is stored. Raises
+        Refusal(APPROVAL_PENDING) if a call alike was faster."""
+        used = record
+        if record.valid_s is None:
+            if record.state is ApprovalState.USED:
+                used = record._replace(rounds=record.rounds + 1, revision=record.revision + 1)
+            else:
+                used = record._replace(used_by=request.record.decision_id).moved(ApprovalState.USED)
+            if not await self._replace(used):
+                raise Refusal(Reason.APPROVAL_PENDING, "the approval was used by another call")
+            request.approval = used.next_round
+        request.record.approval = used.evidence
+        self.metrics.approval("used")
+        return used
+
+    async def give_back(self, record: ApprovalRecord) -> None:
+        """Makes an approval usable again whose decision could not be recorded, so that nothing was executed."""
+        if record.state is ApprovalState.USED and not record.rounds:
+            await self.store.reopen(record._replace(used_by="").moved(ApprovalState.APPROVED), "", 0.0)
+
+    async def state_for(self, caller: Caller, name: str) -> ApprovalRecord | None:
+        """Returns the caller's own request for approval; None if there is none of this name."""
+        record = await self._find(name)
+        return record if record is not None and record.caller.binding == caller.binding else None
+
+    def is_bound(self, record: ApprovalRecord, caller: Caller, call: Call, decision: Decision) -> bool:
+        """Whether an approval is that of this call under another decision on it."""
+        return record.id == self._key(caller, call, record.args_hash, decision)
+
+    def release(self) -> None:
+        """Ends the wait of all calls that are held: the sidecar stops."""
+        self._is_stopping = True
+        for key in self._held:
+            self._wake(key)
+
+    async def _of_round(self, key: str, round_: str) -> ApprovalRecord | None:
+        """Returns the approval that a call used which goes on now; None if that is not its next round."""
+        record = await self._find(round_.rpartition("-")[0])
+        is_next = record is not None and record.id == key and record.next_round == round_
+        return record if is_next and record is not None and record.state is ApprovalState.USED else None
+
+    async def _current(self, key: str) -> ApprovalRecord | None:
+        """Returns the request that a call with this key finds; None if it is to ask anew."""
+        try:
+            record = await self.store.get(key)
+        except UnreadableRecord:  # another key sealed it: no one can answer it
+            await self.store.remove((key,))
+            return None
+        if record is None:
+            return None
+        record = await self._up_to_date(record)
+        now_s = self.clock()
+        if record.state is ApprovalState.USED or (record.state is ApprovalState.EXPIRED and record.told):
+            return None
+        if record.state is ApprovalState.REFUSED and now_s >= record.deadline_s:
+            return None
+        if record.state is ApprovalState.APPROVED and not all(map(self._still_may, record.given)):
+            return await self._expired(record, "an approver lost the role")
+        return record
+
+    async def _ask(
+        self, key: str, caller: Caller, call: Call, args_hash: str, decision: Decision, decision_id: str
+    ) -> ApprovalRecord:
+        demanding = [(rule, rule.approval) for rule in decision.approvals if rule.approval is not None]
+        terms = [approval for _, approval in demanding]
+        questions = tuple(AskedQuestion(one.object, one.action, one.arguments) for one in call.questions)
+        if len(orjson.dumps([one.arguments for one in questions])) > MAX_ARGUMENTS_BYTES:
+            told = f"arguments of a call that waits for approval have {MAX_ARGUMENTS_BYTES} bytes at most"
+            raise Refusal(Reason.TOO_LARGE, told)
+        now_s, within_s = self.clock(), min(one.within_s for one in terms)
+        ends_s = now_s + within_s if decision.until is None else min(now_s + within_s, decision.until)
+        lasting = [one.valid_s for one in terms]
+        record = ApprovalRecord(
+            key,
+            self.new_id()[-SERIAL_CHARS:],
+            caller,
+            call.protocol,
+            call.upstream,
+            questions,
+            args_hash,
+            tuple(Demand(rule.id, approval.role, approval.reason) for rule, approval in demanding),
+            decision.revision,
+            None if None in lasting else min(one for one in lasting if one is not None),
+            within_s,
+            now_s,
+            ends_s,
+            decision_id,
+        )
+        settings = self.live.current.settings.approvals
+        bounds = RecordBounds(settings.max_per_principal, settings.max)
+        for _ in range(CHANGED_TIMES):
+            old = await self.store.get(key)
+            if old is None:
+                added = await self.store.add(record, "", 0.0, bounds)
+                is_kept = added is AddedRecord.KEPT
+                if added is AddedRecord.FULL:
+                    raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many calls wait for approval")
+            else:
+                record = record._replace(revision=old.revision + 1)
+                is_kept = old.is_done and await self.store.reopen(record, "", 0.0)
+            if is_kept:
+                return await self._announced(record)
+            if (found := await self._current(key)) is not None:
+                return found
+        raise _contended()
+
+    async def _announced(self, record: ApprovalRecord) -> ApprovalRecord:
+        record = await self._recorded(record)
+        heappush(self._due, (record.deadline_s, record.id))
+        self.metrics.approval("asked")
+        log.info("a call waits for approval", extra={"approval": record.name, "object": record.questions[0].object})
+        if self.notify is not None:
+            await self.notify(record)
+        return record
+
+    async def _held_for(
+        self, record: ApprovalRecord, hold_s: float, tick: Callable[[], Awaitable[None]] | None
+    ) -> ApprovalRecord:
+        """Waits for an answer, `hold_s` at most."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + hold_s
+        with self._listening(record.id) as answered:
+            while record.state is ApprovalState.WAITING and not self._is_stopping:
+                if (left_s := until_s - loop.time()) <= 0.0:
+                    break
+                if tick is not None:
+                    await tick()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_s, TICK_S)):
+                        await answered.wait()
+                answered.clear()
+                found = await self.store.get(record.id)
+                if found is None or found.serial != record.serial:
+                    return record._replace(state=ApprovalState.EXPIRED)
+                record = await self._up_to_date(found)
+        return record
+
+    @contextmanager
+    def _listening(self, key: str) -> Iterator[asyncio.Event]:
+        event = asyncio.Event()
+        self._held[key].add(event)
+        try:
+            yield event
+        finally:
+            self._held[key].discard(event)
+            if not self._held[key]:
+                del self._held[key]
+
+    def _key(self, caller: Caller, call: Call, args_hash: str, decision: Decision) -> str:
+        """Returns the id of the requests of calls alike: everything that the approval is bound to."""
+        asked = [(one.object, one.action, self._digest(one.arguments)) for one in call.questions[1:]]
+        terms = [(rule.id, *rule.approval) for rule in decision.approvals if rule.approval is not None]
+        first = call.question
+        bound = [caller.binding, call.upstream, call.method, first.object, first.action, args_hash, asked, terms]
+        return hmac.digest(self.key, PURPOSE + orjson.dumps(bound), "sha256").hex()[:KEY_CHARS]
+
+    def _digest(self, arguments: Mapping[str, object]) -> str:
+        return hashlib.sha256(orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+    # --- people ---
+
+    async def page(self, state: ApprovalState | None, limit: int, offset: int) -> tuple[Sequence[ApprovalRecord], int]:
+        """Returns a page of all requests in a state, newest first, and the total. Raises RecordStoreOut."""
+        found, total = await self.store.page(None, RecordPage((TARGET,), state and state.value, limit, offset))
+        return [await self._up_to_date(record) for record in found], total
+
+    async def get(self, name: str) -> ApprovalRecord:
+        """Returns one request for approval. Raises ApprovalError, RecordStoreOut."""
+        if (record := await self._find(name)) is None:
+            raise ApprovalError(f"no request for approval is named {name}", 404)
+        return record
+
+    async def shown_to(self, name: str, approver: Approver) -> ApprovalRecord:
+        """Returns a request for approval to a person who may answer it, and records that its arguments were shown.
+        Raises ApprovalError, Refusal, RecordStoreOut."""
+        for _ in range(CHANGED_TIMES):
+            record = await self.get(name)
+            if (objection := self.objection(record, approver.principal)) is not None:
+                raise ApprovalError(objection, 403)
+            who = approver.principal.name
+            if who in record.shown or len(record.shown) >= MAX_SHOWN:
+                return record
+            await self.witness(SHOWN, approver.by, approval=record.name, principal=who)
+            seen = record._replace(shown=(*record.shown, who), revision=record.revision + 1)
+            if await self._replace(seen):
+                return seen
+        raise _contended()
+
+    async def answer(self, name: str, approver: Approver, outcome: Outcome, reason: str = "") -> ApprovalRecord:
+        """Takes a person's answer, and records it before it can be used. An approval that was given can be refused
+        until it is used. Raises ApprovalError, Refusal, RecordStoreOut."""
+        reason = reason.strip()
+        if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
+            raise ApprovalError(f"a reason is one printable line of {MAX_REASON_CHARS} characters at most", 400)
+        for _ in range(CHANGED_TIMES):
+            record = await self.get(name)
+            if record.is_done or (record.state is ApprovalState.APPROVED and outcome == "approve"):
+                raise ApprovalError(f"it is {record.state} already", 409)
+            if (objection := self.objection(record, approver.principal)) is not None:
+                raise ApprovalError(objection, 403)
+            if record.needs_reason and not reason:
+                raise ApprovalError("a rule requires a reason", 400)
+            changed = record.answered(self._verdict(record, approver, reason), approves=outcome == "approve")
+            if not await self._replace(changed):
+                continue
+            changed = await self._recorded(changed)
+            if changed.state is not ApprovalState.WAITING:
+                self.metrics.approval(changed.state.value, self.clock() - record.created_at)
+                if changed.state is ApprovalState.APPROVED:
+                    heappush(self._due, (changed.usable_until_s, changed.id))
+            self._wake(changed.id)
+            return changed
+        raise _contended()
+
+    def objection(self, record: ApprovalRecord, person: Principal) -> str | None:
+        """Returns why a person may not answer a request, or see its arguments; None if the person may."""
+        if person.name in {principal.name for principal in record.caller.chain}:
+            return f"{person.name} stands in the chain of the call"
+        if not self._holds_any(person, [demand.role for demand in record.demands]):
+            roles = " or ".join(dict.fromkeys(demand.role for demand in record.demands))
+            return f"{person.name} does not have {roles}, or is disabled"
+        if record.state is ApprovalState.WAITING and not self._holds_any(person, record.open_roles):
+            return f"{', '.join(record.open_roles)} must answer now"
+        return None
+
+    def _verdict(self, record: ApprovalRecord, approver: Approver, reason: str) -> Verdict:
+        person, by = approver
+        held = self.live.current.engine.roles_of(person)
+        roles = tuple(role for role in record.open_roles if role in held)
+        return Verdict(person.name, person.issuer, tuple(sorted(person.roles)), by, roles, self.clock(), reason)
+
+    def _holds_any(self, person: Principal, roles: Sequence[str]) -> bool:
+        now, now_s = self.live.current, self.clock()
+        if any(one.find(person.name, now_s) is not None for one in (self.switch.ledger.disabled, now.disabled)):
+            return False
+        return not now.engine.roles_of(person).isdisjoint(roles)
+
+    def _still_may(self, verdict: Verdict) -> bool:
+        return all(self._holds_any(verdict.principal, (role,)) for role in verdict.roles)
+
+    # --- records ---
+
+    async def _find(self, name: str) -> ApprovalRecord | None:
+        key, _, serial = name.partition("-")
+        record = await self.store.get(key) if len(key) == KEY_CHARS and serial else None
+        if record is None or record.serial != serial:
+            return None
+        return await self._up_to_date(record)
+
+    async def _up_to_date(self, record: ApprovalRecord) -> ApprovalRecord:
+        """Returns the record with its event recorded, and expired if it is late."""
+        record = await self._recorded(record)
+        return await self._expired(record, "its time is over") if record.is_late(self.clock()) else record
+
+    async def _expired(self, record: ApprovalRecord, why: str) -> ApprovalRecord:
+        late = record._replace(unrecorded=EXPIRED).moved(ApprovalState.EXPIRED)
+        if not await self._replace(late):
+            return await self.store.get(record.id) or late
+        log.info("an approval expired", extra={"approval": record.name, "why": why})
+        self.metrics.approval("expired")
+        self._wake(record.id)
+        return await self._recorded(late)
+
+    async def _recorded(self, record: ApprovalRecord) -> ApprovalRecord:
+        """Records the event of the last change, unless that is done. Raises Refusal(AUDIT_UNAVAILABLE)."""
+        if not record.unrecorded:
+            return record
+        by = record.given[-1].by if record.given and record.unrecorded != EXPIRED else "sidecar"
+        await self.witness(record.unrecorded, by, **record.facts)
+        done = record._replace(unrecorded="", revision=record.revision + 1)
+        return done if await self._replace(done) else await self.store.get(record.id) or done
+
+    async def _replace(self, record: ApprovalRecord) -> bool:
+        return await self.store.replace(record)
+
+    def _wake(self, key: str) -> None:
+        for event in self._held.get(key, ()):
+            event.set()
+
+    # --- time ---
+
+    async def run(self) -> None:
+        """Wakes held calls that another replica has an answer for, expires what is late, and records what a process
+        that died left unrecorded, until cancelled."""
+        loop = asyncio.get_running_loop()
+        swept_s = -SWEEP_EVERY_S
+        while True:
+            try:
+                await self._look_for_answers()
+                await self._expire_due()
+                if loop.time() - swept_s >= SWEEP_EVERY_S:
+                    swept_s = loop.time()
+                    await self._sweep()
+                self.metrics.approvals_waiting((await self.store.counts()).get(ApprovalState.WAITING, 0))
+            except RecordStoreOut:
+                pass  # the store logs its outages
+            except Refusal as refusal:
+                log.warning("the state of approvals cannot be recorded", extra={"reason": refusal.reason.value})
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _look_for_answers(self) -> None:
+        keys = list(self._held)
+        for start in range(0, len(keys), PAGE):
+            for record in await self.store.find(keys[start : start + PAGE]):
+                if record.state is not ApprovalState.WAITING:
+                    self._wake(record.id)
+            await asyncio.sleep(0)
+
+    async def _expire_due(self) -> None:
+        while self._due and self._due[0][0] <= self.clock():
+            _, key = heappop(self._due)
+            for record in await self.store.find((key,)):
+                await self._up_to_date(record)
+
+    async def _sweep(self) -> None:
+        for state in (ApprovalState.WAITING, ApprovalState.APPROVED, ApprovalState.REFUSED):
+            offset, total = 0, 1
+            while offset < total:
+                _, total = await self.page(state, PAGE, offset)
+                offset += PAGE
+                await asyncio.sleep(0)
+
+
+def _contended() -> RecordStoreOut:
+    return RecordStoreOut("a request for approval is changed by too many calls at once")
