@@ -24,6 +24,7 @@ from sidecar.errors import Refusal
 from sidecar.gateway.routing import Entrance, check_envelope, headers_of, origin_form
 from sidecar.observability.metrics import Metrics
 from sidecar.settings.server import AdminCredential
+from sidecar.vocabulary import Principal
 
 if TYPE_CHECKING:
     from sidecar.admin.console import Console
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sidecar.observability.worker_series import WorkerSeries
 
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+ADMIN: Final = "admin"  # the issuer of people who have a credential of the admin listener
 PROBES: Final = ("/livez", "/readyz")
 OperatorSecrets = Callable[[], Mapping[bytes, AdminCredential]]
 """Returns the credentials in force by their secrets."""
@@ -77,17 +79,18 @@ class AdminApp:
         if self.health_only or not (self.trusted or self.secrets()):
             return problem("no such address", 404)
         role: Role
+        person = None
         if self.trusted:
             role, by = "operator", self._orderer(request)
         elif (credential := self._credential(request)) is not None:
-            role, by = credential.role, f"admin:{credential.name or credential.role}"
+            role, by, person = credential.role, f"admin:{credential.name or credential.role}", person_of(credential)
         else:
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
         if self.console is not None and self.for_workers and _is_of_console(path):
             return await (await self.console()).handle_of_worker(request, by)
         from sidecar.admin.routes import answer_operator  # not before the first operator calls
 
-        response = await answer_operator(self.app, request, path, role, by, here=self.trusted)
+        response = await answer_operator(self.app, request, path, role, by, here=self.trusted, person=person)
         if self.others is None or self.for_workers:
             return response
         return await self.others.complete(request.method, path, by, response)
@@ -133,6 +136,11 @@ class AdminApp:
         if len(lines) != 1 or not lines[0].startswith("Bearer "):
             return None
         return credential_of(lines[0].removeprefix("Bearer "), self.secrets())
+
+
+def person_of(credential: AdminCredential) -> Principal | None:
+    """The person who has a credential; None if it names no one."""
+    return None if credential.principal is None else Principal(credential.principal, ADMIN)
 
 
 def credential_of(given: str, secrets: Mapping[bytes, AdminCredential]) -> AdminCredential | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 
+from sidecar.gateway.approvals import ApprovalState
 from sidecar.gateway.decisions.authzen_messages import MAX_EVALUATIONS, MAX_RESULTS, SEMANTICS
 from sidecar.tasks.programs.run_record import Category, RunState, RunStatus
 
@@ -182,6 +183,71 @@ class CancelOrder(TypedDict):
     """An order to cancel a run."""
 
     reason: NotRequired[Annotated[str, "why, for the audit log", WHY]]
+
+
+class ApprovalVerdict(TypedDict):
+    """One person's answer to a request for approval."""
+
+    principal: Annotated[str, "the person"]
+    by: Annotated[str, "the credential, as the audit names it"]
+    roles: Annotated[Sequence[str], "the demanded roles that the person answered for"]
+    at: Annotated[str | None, "when"]
+    reason: Annotated[str | None, "why, in the person's words"]
+
+
+class ApprovalRequest(TypedDict):
+    """A call that waits, or waited, for a person's approval."""
+
+    id: Annotated[str, "its id, which callers and the audit know too"]
+    state: Annotated[ApprovalState, "`waiting` until it is answered; an approval is `used` once, unless it lasts"]
+    caller: Annotated[Sequence[str], "the principals of the call, first to last"]
+    protocol: Annotated[str, "how the call came"]
+    upstream: Annotated[str, "the server or agent called"]
+    object: Annotated[str, "what is called"]
+    action: Annotated[str, "what is done"]
+    args_hash: Annotated[str, "the keyed hash of the arguments, as in the audit"]
+    rules: Annotated[Sequence[str], "the rules that demand the approval"]
+    roles: Annotated[Sequence[str], "the roles that they demand"]
+    open_roles: Annotated[Sequence[str], "those for which no one has answered yet"]
+    needs_reason: Annotated[bool, "whether an answer must give a reason"]
+    asked_at: Annotated[str | None, "when it was asked for"]
+    answer_before: Annotated[str | None, "when it expires unanswered"]
+    valid_s: Annotated[float | None, "how long an approval may be used, in seconds; null: once"]
+    usable_until: Annotated[str | None, "when an approval expires unused; null until it is given"]
+    decision_id: Annotated[str, "the decision that asked for it"]
+    used_by: Annotated[str | None, "the decision that used it"]
+    policy_revision: Annotated[str, "the policy that demanded it"]
+    answers: Annotated[Sequence[ApprovalVerdict], "who answered, first to last"]
+    seen_by: Annotated[Sequence[str], "the people to whom its arguments were shown"]
+
+
+class ApprovalQuestion(TypedDict):
+    """One object and action of a call, with its arguments."""
+
+    object: Annotated[str, "what is called"]
+    action: Annotated[str, "what is done"]
+    arguments: Annotated[Mapping[str, Any], "as they are"]
+
+
+class ApprovalInFull(ApprovalRequest):
+    """A request for approval, with the arguments of the call for a person who may answer it."""
+
+    objection: Annotated[str | None, "why you may not answer, and do not see the arguments; null if you may"]
+    questions: Annotated[Sequence[ApprovalQuestion] | None, "the call's objects and arguments"]
+
+
+class ApprovalRequests(TypedDict):
+    """A page of requests for approval."""
+
+    approvals: Annotated[Sequence[ApprovalRequest], "newest first"]
+    next_offset: Annotated[int | None, "the offset of the next page; null if there is none"]
+
+
+class ApprovalAnswer(TypedDict):
+    """A person's answer."""
+
+    reason: NotRequired[Annotated[str, "why; some rules demand it", WHY]]
+    principal: NotRequired[Annotated[str, "the person, over the control socket only", PRINCIPAL]]
 
 
 class Schedule(TypedDict):

@@ -19,8 +19,9 @@ from sidecar.admin.operator_api import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET, Ope
 from sidecar.admin.requests import HEADERS, MAX_ORDER_BYTES, answered, body_of, problem, refused
 from sidecar.admin.run_stream import RunNews
 from sidecar.admin.schemas import Schema, order_in, query_in, whole_number
-from sidecar.admin.views import schedule_of
+from sidecar.admin.views import approval_in_full, approval_of, schedule_of
 from sidecar.errors import ConfigError, Refusal
+from sidecar.gateway.approvals import ApprovalError, Approvals, ApprovalState, Approver, Outcome
 from sidecar.gateway.kill_switch import SwitchEntry, SwitchError, is_name
 from sidecar.gateway.stages import Stages
 from sidecar.http.server.event_stream import open_stream
@@ -33,6 +34,7 @@ from sidecar.settings.timestamps import rfc3339, seconds_of
 from sidecar.settings.uris import named_object
 from sidecar.tasks.programs.run_record import RunState, RunStatus
 from sidecar.tasks.schedules.scheduler import Conflict
+from sidecar.vocabulary import Principal
 
 Role = Literal["viewer", "operator", "pdp"]
 NO_UPSTREAM: Final = "no upstream has this name"
@@ -51,6 +53,8 @@ class OperatorAction(Protocol):
     def desk(self) -> OperatorApi: ...
     @property
     def stages(self) -> Stages: ...
+    @property
+    def approvals(self) -> Approvals: ...
     def readiness(self) -> tuple[bool, Mapping[str, Any]]: ...
     def measure(self) -> None: ...
     def status(self) -> Mapping[str, Any]: ...
@@ -79,7 +83,8 @@ class OperatorOrder(NamedTuple):
 
 
 class AdminRequest(NamedTuple):
-    """One authorized request. `here`: it came over the control socket, which only the data folder's owner can open."""
+    """One authorized request. `person` has the credential, if it names one. `here`: it came over the control socket,
+    which only the data folder's owner can open."""
 
     app: OperatorAction
     request: web.BaseRequest
@@ -88,6 +93,7 @@ class AdminRequest(NamedTuple):
     here: bool
     query: Mapping[str, Any]
     body: Mapping[str, Any]
+    person: Principal | None = None
 
 
 Handler = Callable[[AdminRequest], Awaitable[Any]]
@@ -104,11 +110,13 @@ class OperatorRoute(NamedTuple):
     status: int
     errors: tuple[int, ...]
     query: Mapping[str, Schema]
+    is_for_people: bool = False
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles that may use it: viewers read, operators act."""
-        return ("viewer", "operator") if self.method == "GET" else ("operator",)
+        """The roles that may use it: viewers read, operators act. What is for people depends on their roles in policy
+        instead."""
+        return ("viewer", "operator") if self.method == "GET" or self.is_for_people else ("operator",)
 
     @property
     def response(self) -> Any:
@@ -126,11 +134,13 @@ def _route(
     status: int = 200,
     errors: tuple[int, ...] = DONE,
     query: Mapping[str, Schema] = {},
+    *,
+    is_for_people: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Add a function to the table. `{any}` may hold a plain `/`, because principals are written as they are."""
 
     def add(handler: Handler) -> Handler:
-        ROUTES.append(OperatorRoute(method, path, handler, request, status, errors, query))
+        ROUTES.append(OperatorRoute(method, path, handler, request, status, errors, query, is_for_people))
         return handler
 
     return add
@@ -155,6 +165,13 @@ _RUNS: Final[Mapping[str, Schema]] = {
     "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "the largest number of runs"},
     "offset": {**whole_number(0, MAX_OFFSET, 0), "description": "where to begin: `next_offset` of the page before"},
 }
+_APPROVALS: Final[Mapping[str, Schema]] = {
+    "state": {"enum": [state.value for state in ApprovalState], "description": "only requests in this state"},
+    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "the largest number of requests"},
+    "offset": {**whole_number(0, MAX_OFFSET, 0), "description": "how many requests to skip"},
+}
+_PERSON: Final[Schema] = {**_TEXT, **PRINCIPAL, "description": "the person who asks, over the control socket only"}
+LOCAL_PERSON: Final = "local"  # the issuer of people who are named at the control socket
 _AGENT: Final[Schema] = {**_TEXT, **SLUG, "description": "only runs of this agent"}
 _FOLLOW: Final[Schema] = {"type": "boolean", "default": False, "description": "as an event stream, until the run ends"}
 
@@ -350,6 +367,57 @@ async def cancel_run(asked: AdminRequest) -> models.Run:
     return await asked.app.desk.cancel(asked.name, asked.body.get("reason", ""), asked.by)
 
 
+@_get("/api/approvals", query=_APPROVALS)
+async def list_approvals(asked: AdminRequest) -> models.ApprovalRequests:
+    """The requests for approval, newest first."""
+    limit, offset = asked.query.get("limit", DEFAULT_LIMIT), asked.query.get("offset", 0)
+    state = ApprovalState(asked.query["state"]) if "state" in asked.query else None
+    found, total = await asked.app.approvals.page(state, limit, offset)
+    after = offset + limit
+    return {"approvals": list(map(approval_of, found)), "next_offset": after if after < total else None}
+
+
+@_get("/api/approvals/{id}", query={"principal": _PERSON})
+async def show_approval(asked: AdminRequest) -> models.ApprovalInFull:
+    """One request for approval. That its arguments were shown is recorded."""
+    record = await asked.app.approvals.get(asked.name)
+    if (person := _person(asked, asked.query.get("principal"))) is None:
+        return approval_in_full(record, "no person has this credential: it names no principal")
+    if (objection := asked.app.approvals.objection(record, person)) is not None:
+        return approval_in_full(record, objection)
+    return approval_in_full(await asked.app.approvals.shown_to(asked.name, Approver(person, asked.by)), None)
+
+
+@_post("/api/approvals/{id}/approve", models.ApprovalAnswer, errors=CONFLICTING, is_for_people=True)
+async def approve(asked: AdminRequest) -> models.ApprovalRequest:
+    """Approve a call that waits."""
+    return await _answered(asked, "approve")
+
+
+@_post("/api/approvals/{id}/refuse", models.ApprovalAnswer, errors=CONFLICTING, is_for_people=True)
+async def refuse(asked: AdminRequest) -> models.ApprovalRequest:
+    """Refuse a call that waits, or withdraw an approval that is not used yet."""
+    return await _answered(asked, "refuse")
+
+
+async def _answered(asked: AdminRequest, outcome: Outcome) -> models.ApprovalRequest:
+    if (person := _person(asked, asked.body.get("principal"))) is None:
+        raise ApprovalError("a person must answer, and this credential names none: set its principal", 403)
+    approver, reason = Approver(person, asked.by), asked.body.get("reason") or ""
+    return approval_of(await asked.app.approvals.answer(asked.name, approver, outcome, reason))
+
+
+def _person(asked: AdminRequest, named: str | None) -> Principal | None:
+    """The person who asks; over the control socket the one named. Raises ApprovalError."""
+    if named is None:
+        return asked.person
+    if not asked.here:
+        raise ApprovalError("only the control socket takes another principal than that of the credential", 403)
+    if not named.startswith("user:"):
+        raise ApprovalError("a person is user:<id>", 400)
+    return Principal(named, LOCAL_PERSON)
+
+
 @_get("/api/schedules")
 async def list_schedules(asked: AdminRequest) -> models.Schedules:
     """All schedules."""
@@ -405,15 +473,29 @@ def route_of(path: str) -> tuple[Mapping[str, OperatorRoute], str]:
 
 
 async def answer_operator(
-    app: OperatorAction, request: web.BaseRequest, path: str, role: Role, by: str, *, here: bool
+    app: OperatorAction,
+    request: web.BaseRequest,
+    path: str,
+    role: Role,
+    by: str,
+    *,
+    here: bool,
+    person: Principal | None = None,
 ) -> web.StreamResponse:
     """The response to one request of an operator."""
     order = OperatorOrder(request.method, path, request.raw_path, partial(body_of, request))
-    return await carry_out(app, request, order, role, by, here=here)
+    return await carry_out(app, request, order, role, by, here=here, person=person)
 
 
 async def carry_out(
-    app: OperatorAction, request: web.BaseRequest, order: OperatorOrder, role: Role, by: str, *, here: bool = False
+    app: OperatorAction,
+    request: web.BaseRequest,
+    order: OperatorOrder,
+    role: Role,
+    by: str,
+    *,
+    here: bool = False,
+    person: Principal | None = None,
 ) -> web.StreamResponse:
     """The response to an order that `request` gives. The console gives it on behalf of who is logged in."""
     verbs, name = route_of(order.path)
@@ -432,8 +514,8 @@ async def carry_out(
             most = app.desk.live.current.bounds.max_body_bytes if is_large else MAX_ORDER_BYTES
             raw = await order.read_body(most)
             body = order_in(raw, route.request)
-        answer = await route.handler(AdminRequest(app, request, by, name, here, query, body))
-    except (Refusal, ConfigError, SwitchError, NoSuchLimit, Conflict, StoreUnavailable) as error:
+        answer = await route.handler(AdminRequest(app, request, by, name, here, query, body, person))
+    except (Refusal, ConfigError, SwitchError, ApprovalError, NoSuchLimit, Conflict, StoreUnavailable) as error:
         return _failed(error)
     if isinstance(answer, web.StreamResponse):
         return answer
@@ -447,7 +529,7 @@ def _failed(error: Exception) -> web.Response:
             return refused(error)
         case ConfigError():
             return problem("the old policy serves on", 409, faults=[str(fault) for fault in error.faults])
-        case SwitchError():
+        case SwitchError() | ApprovalError():
             return problem(str(error), error.status)
         case NoSuchLimit():
             return problem(str(error), 404, reason="limit-unknown")

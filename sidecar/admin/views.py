@@ -2,8 +2,21 @@
 
 from typing import cast
 
-from sidecar.admin.models import Agent, AgentInFull, Run, RunError, RunInFull, RunTry, RunUsage, Schedule
+from sidecar.admin.models import (
+    Agent,
+    AgentInFull,
+    ApprovalInFull,
+    ApprovalQuestion,
+    ApprovalRequest,
+    Run,
+    RunError,
+    RunInFull,
+    RunTry,
+    RunUsage,
+    Schedule,
+)
 from sidecar.admin.run_stream import message_of
+from sidecar.gateway.approvals import ApprovalRecord
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.schedules import acts_as
 from sidecar.tasks.api.task_record import moment
@@ -92,6 +105,50 @@ def agent_in_full(agent: Agent, definition: CliAgent) -> AgentInFull:
         "max_output_bytes": offered.max_output_size,
         "max_retries": definition.tries - 1,
     }
+
+
+def approval_of(record: ApprovalRecord) -> ApprovalRequest:
+    first = record.questions[0]
+    return {
+        "id": record.name,
+        "state": record.state,
+        "caller": [principal.name for principal in record.caller.chain],
+        "protocol": record.protocol,
+        "upstream": record.upstream,
+        "object": first.object,
+        "action": first.action,
+        "args_hash": record.args_hash,
+        "rules": [demand.rule for demand in record.demands],
+        "roles": list(dict.fromkeys(demand.role for demand in record.demands)),
+        "open_roles": list(record.open_roles),
+        "needs_reason": record.needs_reason,
+        "asked_at": moment(record.created_at),
+        "answer_before": moment(record.deadline_s),
+        "valid_s": record.valid_s,
+        "usable_until": moment(record.usable_until_s) if record.usable_until_s else None,
+        "decision_id": record.decision_id,
+        "used_by": record.used_by or None,
+        "policy_revision": record.policy_revision,
+        "answers": [
+            {
+                "principal": verdict.name,
+                "by": verdict.by,
+                "roles": list(verdict.roles),
+                "at": moment(verdict.at_s),
+                "reason": verdict.reason or None,
+            }
+            for verdict in record.given
+        ],
+        "seen_by": list(record.shown),
+    }
+
+
+def approval_in_full(record: ApprovalRecord, objection: str | None) -> ApprovalInFull:
+    """A request for approval, with its arguments for a person without an `objection`."""
+    shown = None
+    if objection is None:
+        shown = [cast(ApprovalQuestion, question._asdict()) for question in record.questions]
+    return {**approval_of(record), "objection": objection, "questions": shown}
 
 
 def schedule_of(shown: ShownSchedule) -> Schedule:

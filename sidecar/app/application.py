@@ -173,6 +173,7 @@ class Application:
         self.readiness, self.status, self.banners = report.readiness, report.whole, report.banners
         self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals
         self.switched_off = report.switched_off
+        self.approvals = self.pipeline.stages.approvals
         self.disable, self.enable = self.switch.disable, self.switch.enable
         self.hear_of_switches = self.switch.sync
 
@@ -230,7 +231,7 @@ class Application:
             ("what runs by the clock", self.scheduler.worker.run),
             ("runs of programs", self.executions.run),
             ("the kill switch", self.switch.run),
-            ("requests for approval", self.pipeline.stages.approvals.run),
+            ("requests for approval", self.approvals.run),
             ("the evidence's schedule", self.evidence.run),
             ("watching files", partial(self.watcher.run, self.reloader.files_changed)),
             ("following the policy's source", follow),

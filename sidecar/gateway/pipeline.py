@@ -42,7 +42,7 @@ from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
 from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
 from sidecar.gateway.frontends.mcp import McpFrontend
 from sidecar.gateway.frontends.mcp_requests import JSON
-from sidecar.gateway.frontends.rest import RestFrontend
+from sidecar.gateway.frontends.rest import RestFrontend, told_approval
 from sidecar.gateway.request import ParsedOperation, RequestContext
 from sidecar.gateway.request_metrics import measure, request_line
 from sidecar.gateway.routing import Entrance, Route
@@ -269,6 +269,13 @@ class Pipeline:
             return await _public(request, "metadata", 307, headers={"Location": url, **CACHED})
         if route.kind == routing.KEYS:
             return await _public(request, "jwks", 200, now.signer.key_set, CACHED)
+        if route.kind == routing.APPROVAL:
+            request.enter(route.server, routing.MCP)
+            asking = await self.identify(request, entrance, now.audience(route.server))
+            self.stages.admit(request)
+            if (approval := await self.stages.approvals.state_for(asking, route.rest)) is None:
+                raise Refusal(Reason.ROUTE_UNKNOWN)
+            return await _public(request, "approval", 200, told_approval(approval).encoded())
         if route.kind == routing.MESSAGES:
             request.enter(route.server, routing.MCP)
             return await self._take(request, await self.identify(request, entrance, now.audience(route.server)))
@@ -431,7 +438,7 @@ class Pipeline:
 async def _public(
     request: RequestContext, method: str, status: int, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
 ) -> web.StreamResponse:
-    """Answers with what is public, and the same for every caller."""
+    """Answers what needs no decision."""
     request.method = method
     await request.record.outcome(http_status=status, bytes_out=len(body))
     return WholeResponse(status, body, JSON if body else "", headers)

@@ -46,6 +46,7 @@ AGENTS = "agents"  # the folder of agents' addresses, as `mcp` is that of server
 EVERY = ""  # in place of a server's name: all that the caller may see
 SSE, MESSAGES = "sse", "messages"  # the two addresses of the HTTP+SSE transport of MCP 2024-11-05
 TOOLS, TOOL = "tools", "tool"  # plain calls: the list, and one of it
+APPROVAL = "approval"  # of a plain call, for its caller to poll
 _TASK = "([A-Za-z0-9-]{1,64})"
 _SERVER = "([a-z0-9]+(?:-[a-z0-9]+)*)"
 _STEP = r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*"  # a leading dot is ambiguous in a path
@@ -58,6 +59,7 @@ ROUTES: Sequence[tuple[str, re.Pattern[str], tuple[str, ...]]] = (
     (MESSAGES, re.compile(rf"/mcp/{_SERVER}/messages\Z"), ("POST",)),
     (TOOLS, re.compile(rf"/mcp/{_SERVER}/tools\Z"), ("GET",)),
     (TOOL, re.compile(rf"/mcp/{_SERVER}/tools/{_NAME}\Z"), ("POST",)),
+    (APPROVAL, re.compile(rf"/mcp/{_SERVER}/approvals/([0-9a-f]{{32}}-[0-9A-Za-z-]{{1,16}})\Z"), ("GET",)),
     (MCP, re.compile(r"/mcp()/?\Z"), ("POST", "GET", "DELETE")),
     (METADATA, re.compile(rf"/\.well-known/oauth-protected-resource/mcp/{_SERVER}/?\Z"), ("GET",)),
     (METADATA, re.compile(r"/\.well-known/oauth-protected-resource/mcp()/?\Z"), ("GET",)),
@@ -81,7 +83,7 @@ _TOOL = re.compile(rf"{_NAME}\Z")
 WHOLE = frozenset({"", "/", "/v1", "/v1/"})
 """What is left of a path that names a whole upstream. An agent has three such paths: the seed's is /agents/{id}/v1."""
 _A2A = ("/agents/", "/.well-known/agents/", "/a2a/", "/api/nhi/")
-_PLAIN = re.compile(rf"/mcp/{_SERVER}/tools(?:[/?]|\Z)")
+_PLAIN = re.compile(rf"/mcp/{_SERVER}/(?:tools|approvals)(?:[/?]|\Z)")
 _SESSION = re.compile(r"session_id=([A-Za-z0-9_\-]{1,128})\Z")
 _PATH = re.compile(r"/\Z|(?:/\.well-known)?(?:/[A-Za-z0-9_~\-][A-Za-z0-9._~\-]*)+\Z")
 _JSON = re.compile(r'application/json[ \t]*(?:;[ \t]*charset=(?:utf-8|"utf-8")[ \t]*)?\Z', re.IGNORECASE | re.ASCII)

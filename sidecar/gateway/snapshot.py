@@ -69,7 +69,18 @@ T = TypeVar("T")
 OIDC_PRESETS = ("keycloak", "entra", "okta")  # their metadata is OpenID Connect's
 # Method names of audit records that no protocol defines.
 OWN_METHODS = frozenset(
-    {"card", "push", "metadata", "preflight", "jwks", "enter", "session/stream", "session/end", "session/reply"}
+    {
+        "approval",
+        "card",
+        "push",
+        "metadata",
+        "preflight",
+        "jwks",
+        "enter",
+        "session/stream",
+        "session/end",
+        "session/reply",
+    }
     | {"evaluation", "search/subject", "search/resource", "search/action"}
 )
 _noticed = attrgetter(

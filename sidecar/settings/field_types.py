@@ -298,6 +298,11 @@ NhiName = Annotated[
     Field(json_schema_extra={"pattern": "^nhi:"}),
     named(f"nhi:{_ID}", "NHI", "write nhi:<id>, such as nhi:planner"),
 ]
+UserName = Annotated[
+    str,
+    Field(json_schema_extra={"pattern": "^user:"}),
+    named(f"user:{_ID}", "user", "write user:<id>, such as user:alice"),
+]
 HeaderName = Annotated[str, Field(max_length=128), named(r"[A-Za-z0-9_.-]+", "header name", "such as X-Api-Key")]
 HeaderValue = Annotated[
     str, Field(max_length=8 * 1024), named(r"[!-~]+(?:[ \t]+[!-~]+)*", "header value", "one line of printable ASCII")

@@ -21,6 +21,7 @@ from sidecar.settings.field_types import (
     Seconds,
     Section,
     Slug,
+    UserName,
 )
 from sidecar.settings.validation_errors import Finding
 
@@ -158,6 +159,8 @@ class AdminCredential(Section):
     """File with the secret: at least 32 random characters."""
     name: Slug | None = None
     """Who has it, in audit records. By default the role."""
+    principal: UserName | None = None
+    """The person who has it. It answers calls that wait for an approval by a role of this person."""
 
 
 class ConsoleSettings(Section):

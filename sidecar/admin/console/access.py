@@ -10,9 +10,10 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sidecar.admin import OperatorSecrets, credential_of
+from sidecar.admin import OperatorSecrets, credential_of, person_of
 from sidecar.admin.console.request import ConsoleFault, FormFields
 from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions
+from sidecar.vocabulary import Principal
 
 if TYPE_CHECKING:
     from sidecar.admin.routes import Role
@@ -25,11 +26,12 @@ SEEN: Final[tuple[Role, ...]] = ("viewer", "operator")
 
 
 class ConsoleUser(NamedTuple):
-    """Who asks. `session` is None for a credential in a header."""
+    """Who asks, and the person, if the credential names one. `session` is None for a credential in a header."""
 
     by: str
     role: Role
     session: ConsoleSession | None = None
+    person: Principal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,14 @@ class ConsoleAccess:
         if lines := headers.get("authorization", ()):
             scheme, _, given = lines[0].partition(" ")
             credential = self.credential(given) if len(lines) == 1 and scheme == "Bearer" else None
-            return None if credential is None else ConsoleUser(name_of(credential), credential.role)
+            return (
+                None
+                if credential is None
+                else ConsoleUser(name_of(credential), credential.role, None, person_of(credential))
+            )
         session_id = self.session_id(headers)
         session = await self.sessions.find(session_id, touch=touch) if session_id else None
-        return None if session is None else ConsoleUser(session.by, session.role, session)
+        return None if session is None else ConsoleUser(session.by, session.role, session, session.person)
 
     def session_id(self, headers: Headers) -> str:
         return cookie_in(headers, self.cookie)

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import orjson
 from aiohttp import web
 
-from sidecar.admin import OperatorSecrets
+from sidecar.admin import OperatorSecrets, person_of
 from sidecar.admin.console import pages as _pages  # noqa: F401  # registers them
 from sidecar.admin.console.access import ConsoleAccess, ConsoleUser, check_own_page, check_token, name_of
 from sidecar.admin.console.addresses import BASE, FIRST, LOGIN, LOGOUT, STATIC
@@ -230,7 +230,7 @@ class Console:
         await self.app.desk.witness("console-login", by, role=credential.role, peer=peer)
         if before := self.access.session_id(headers):
             await self.access.sessions.end(before)
-        session_id = self.access.sessions.begin(by, credential.role, digest_of(key.encode()))
+        session_id = self.access.sessions.begin(by, credential.role, digest_of(key.encode()), person_of(credential))
         return _see(next_path, {"Set-Cookie": self.access.cookie_for(session_id)})
 
     def _login_page(
@@ -348,7 +348,7 @@ class Console:
     ) -> ConsoleRequest:
         form, of_all = FormFields(()), self.results
         known = user.role, user.by, user.session, self.others
-        return ConsoleRequest(self.app, request, name, parts, query, form, *known, results=of_all)
+        return ConsoleRequest(self.app, request, name, parts, query, form, *known, results=of_all, person=user.person)
 
     def _context(self, asked: ConsoleRequest, page: ConsolePage | None) -> dict[str, Any]:
         """What every template has beside a page's data."""

@@ -17,6 +17,7 @@ from aiohttp import web
 from sidecar.admin.console.addresses import BASE
 from sidecar.admin.routes import OperatorAction, OperatorOrder, Role, carry_out
 from sidecar.protocols.jsonrpc import malformed
+from sidecar.vocabulary import Principal
 
 if TYPE_CHECKING:
     from sidecar.admin.console.sessions import ConsoleSession
@@ -128,8 +129,9 @@ async def _awaited(make: Callable[[], Awaitable[T]]) -> T:
 @dataclass(frozen=True, slots=True)
 class ConsoleRequest:
     """One authorized request. `path` is below `/console/`; that of a stream `<page>/live` is its page's. `parts` are
-    those of the path that a `{name}` stands for. `by` is who asks, as audit records name it. `session` is None for a
-    credential in a header, and `is_of_worker` says that another worker asks for the part of this one."""
+    those of the path that a `{name}` stands for. `by` is who asks, as audit records name it; `person` is the principal,
+    if the credential names one. `session` is None for a credential in a header, and `is_of_worker` says that another
+    worker asks for the part of this one."""
 
     app: OperatorAction
     request: web.BaseRequest
@@ -143,6 +145,7 @@ class ConsoleRequest:
     others: OtherWorkers | None = None
     is_of_worker: bool = False
     results: SharedResults = field(default_factory=lambda: SharedResults())
+    person: Principal | None = None
 
     @property
     def is_operator(self) -> bool:
@@ -166,7 +169,7 @@ class ConsoleRequest:
 
         target = f"{path}?{urlencode(query)}" if query else path
         order = OperatorOrder(method, path, target, read_body)
-        response = await carry_out(self.app, self.request, order, self.role, self.by)
+        response = await carry_out(self.app, self.request, order, self.role, self.by, person=self.person)
         if self.others is not None and not self.is_of_worker:
             response = await self.others.complete(method, path, self.by, response)
         if not isinstance(response, web.Response) or not isinstance(response.body, bytes):

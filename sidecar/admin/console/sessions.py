@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.admin.other_workers import SESSION_SOCKET
 from sidecar.settings.server import MAX_SESSION_S
+from sidecar.vocabulary import Principal
 
 if TYPE_CHECKING:
     from sidecar.admin.other_workers import OtherWorkers
@@ -27,7 +28,8 @@ ASK_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """One login. `by` names the person in audit records; `credential` is the digest of what it was begun with."""
+    """One login. `by` names the person in audit records; `credential` is the digest of what it was begun with.
+    `principal`, `issuer` and `granted` roles are those of the person; "" if the credential names no one."""
 
     by: str
     role: Role
@@ -36,6 +38,13 @@ class ConsoleSession:
     began_at: float
     seen_at: float
     key: str = ""
+    principal: str = ""
+    issuer: str = ""
+    granted: tuple[str, ...] = ()
+
+    @property
+    def person(self) -> Principal | None:
+        return Principal(self.principal, self.issuer, frozenset(self.granted)) if self.principal else None
 
 
 @dataclass(slots=True)
@@ -48,13 +57,15 @@ class ConsoleSessions:
     others: OtherWorkers | None = None
     _kept: OrderedDict[str, ConsoleSession] = field(default_factory=OrderedDict)
 
-    def begin(self, by: str, role: Role, credential: str) -> str:
+    def begin(self, by: str, role: Role, credential: str, person: Principal | None = None) -> str:
         """Begin a session; the id for its cookie. The one that was used least recently gives way to one too many."""
         worker = 0 if self.others is None else self.others.me
         session_id = f"{worker}.{secrets.token_urlsafe(32)}"
         now_s = self.clock_mono()
         key = digest_of(session_id.encode())
-        self._kept[key] = ConsoleSession(by, role, credential, secrets.token_urlsafe(32), now_s, now_s, key)
+        csrf = secrets.token_urlsafe(32)
+        whom = () if person is None else (person.name, person.issuer, tuple(sorted(person.roles)))
+        self._kept[key] = ConsoleSession(by, role, credential, csrf, now_s, now_s, key, *whom)
         while len(self._kept) > MAX_SESSIONS:
             self._kept.popitem(last=False)
         return session_id

@@ -8,6 +8,8 @@ recorded. Rows of policy demand them (`vocabulary.ApprovalTerms`).
 """
 
 from sidecar.gateway.approvals.approval_record import APPROVALS, ApprovalRecord, ApprovalState, Approver, Verdict
-from sidecar.gateway.approvals.approvals import ApprovalError, Approvals
+from sidecar.gateway.approvals.approvals import ApprovalError, Approvals, Outcome
 
-__all__ = ["APPROVALS", "ApprovalError", "ApprovalRecord", "ApprovalState", "Approvals", "Approver", "Verdict"]
+__all__ = [
+    "APPROVALS", "ApprovalError", "ApprovalRecord", "ApprovalState", "Approvals", "Approver", "Outcome", "Verdict",
+]  # fmt: skip

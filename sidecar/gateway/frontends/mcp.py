@@ -97,7 +97,7 @@ class McpFrontend:
             intent = intent._replace(message=intent.message._replace(params=params))
             came_again = sealed.state is None
             request.approval = "" if came_again else sealed.approval
-        if decision.approvals:
+        if decision.approvals and not request.plain:
             states = self.forwarder.states
             request.wait = wait_of(request, caller, intent, states, came_again=came_again)
         if call.method != "tools/call":

@@ -17,7 +17,7 @@ from sidecar.errors import Refusal
 from sidecar.gateway.approvals import ApprovalRecord
 from sidecar.gateway.error_responses import InputRequired
 from sidecar.gateway.frontends.mcp_requests import AskIntent
-from sidecar.gateway.request import ApprovalWait, RequestContext, approval_data, pending_approval
+from sidecar.gateway.request import NOT_HELD, ApprovalWait, RequestContext, approval_data, pending_approval
 from sidecar.gateway.request_state import RequestState, RequestStates
 from sidecar.protocols import sse
 from sidecar.protocols.jsonrpc import Id
@@ -37,6 +37,8 @@ def wait_of(
     """Returns how the call waits. `came_again`: with a state that it was given here."""
     hold_s, meta = request.now.settings.approvals.hold, intent.message.params.get("_meta", {})
     if intent.era is not Era.STATELESS:
+        if request.record.enforcement_point:  # which waits for the decision
+            return NOT_HELD
         token = meta.get("progressToken")
         return ApprovalWait(pending_approval, hold_s, None if token is None else HeldProgress(request, token).tell)
     capabilities = meta.get(META_CAPABILITIES)

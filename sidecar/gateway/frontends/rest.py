@@ -3,9 +3,12 @@
     GET  /mcp/{server}/tools            → {"tools": [McpTool]}
     POST /mcp/{server}/tools/{tool}     {"arguments": {…}} → McpCallResult, or McpError
 
-Each request becomes a stateless `tools/list` or `tools/call` with the pipeline's checks. The caller cannot answer a
-server, so the message declares no capabilities, and only the complete answer is sent. The models' names are the seed's;
-the text beside their fields appears in the OpenAPI document.
+    GET  /mcp/{server}/approvals/{id}   → McpApproval: how the approval stands that a call waits for
+
+A call that needs a person's approval is answered 202 with the address of that approval; the same call again finds the
+answer. Each request becomes a stateless `tools/list` or `tools/call` with the pipeline's checks. The caller cannot
+answer a server, so the message declares no capabilities, and only the complete answer is sent. The models' names are
+the seed's; the text beside their fields appears in the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -18,8 +21,18 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 import orjson
 from aiohttp import web
 
-from sidecar.errors import Refusal
-from sidecar.gateway.error_responses import PROBLEM_JSON, McpError, members_of
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway import routing
+from sidecar.gateway.approvals import ApprovalRecord, ApprovalState
+from sidecar.gateway.error_responses import (
+    PROBLEM_JSON,
+    AnswerShape,
+    DenyManner,
+    ErrorResponse,
+    McpError,
+    members_of,
+    tell,
+)
 from sidecar.gateway.frontends.mcp import McpFrontend, operation_of
 from sidecar.gateway.frontends.mcp_requests import EVENT_STREAM, JSON, AskIntent
 from sidecar.gateway.request import Charged, ParsedOperation, RequestContext, UpstreamExchange
@@ -32,6 +45,7 @@ from sidecar.protocols import jsonrpc
 from sidecar.protocols.jsonrpc import Request, malformed, refuse_variants, spellings
 from sidecar.protocols.mcp import messages
 from sidecar.protocols.mcp.eras import META_CAPABILITIES, META_CLIENT, META_VERSION, STATELESS_VERSIONS, Era
+from sidecar.settings.timestamps import rfc3339
 from sidecar.upstreams.mcp.listing import MAX_CURSOR_CHARS, MAX_PAGES, MAX_TOOLS
 from sidecar.upstreams.mcp.transport import OURSELVES, UpstreamAnswer
 from sidecar.vocabulary import Caller
@@ -82,6 +96,40 @@ class McpCallResult:
     latency_ms: Annotated[float, "how long the server took"]
 
 
+@dataclass(frozen=True, slots=True)
+class McpApproval:
+    """A person's approval that a call of yours waits for. Once it is `approved`, send the same call again."""
+
+    approval: Annotated[str, "its id"]
+    state: Annotated[ApprovalState, "`waiting` until a person answers"]
+    answer_before: Annotated[str, "when it expires unanswered (RFC 3339)"]
+    usable_until: Annotated[str | None, "when it expires unused, once it is approved"] = None
+
+    def encoded(self) -> bytes:
+        return orjson.dumps(members_of(self))
+
+
+def told_approval(record: ApprovalRecord) -> McpApproval:
+    usable = rfc3339(record.usable_until_s) if record.state is ApprovalState.APPROVED else None
+    return McpApproval(record.name, record.state, rfc3339(record.deadline_s), usable)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainRefusals:
+    """Writes the refusals of plain calls to one server, and 202 for a call that waits for an approval."""
+
+    folder: str
+
+    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
+        told = tell(
+            refusal, AnswerShape.PLAIN, decision_id=decision_id, manner=manner, resource_metadata=resource_metadata
+        )
+        approval = refusal.data.get("approval")
+        if refusal.reason is not Reason.APPROVAL_PENDING or approval is None or manner.disclosure != "reason":
+            return told
+        return told._replace(status=202, headers={**told.headers, "Location": f"{self.folder}/approvals/{approval}"})
+
+
 async def read(request: RequestContext, route: Route) -> AskIntent:
     """Returns the intent of a GET of the list, or of a POST to a tool. Raises Refusal."""
     request.asks("tools/list" if route.kind == TOOLS else "tools/call")
@@ -97,6 +145,7 @@ class RestFrontend(McpFrontend):
     session_calls: SessionCalls
 
     async def parse(self, request: RequestContext, caller: Caller, route: Route) -> ParsedOperation:
+        request.dialect = PlainRefusals(f"{request.prefix}/{routing.MCP}/{route.server}")
         return operation_of(request, await read(request, route))
 
     async def carry_out(self, charged: Charged) -> web.StreamResponse:

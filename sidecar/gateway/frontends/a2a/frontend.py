@@ -123,7 +123,7 @@ class AgentExchange(WatchedExchange):
         if self.is_final:
             self.request.answered()
 
-    async def failed(self, error: AgentError) -> WholeResponse:
+    async def failed(self, error: AgentError) -> web.StreamResponse:
         self.request.answered()
         self.request.tool_failed()
         return await _whole(self.request, self.dialect.error(error))

@@ -1,0 +1,337 @@
+"""Calls that wait for a person, over every way of MCP, and the people who answer."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.flow.world import ACCEPT, SESSION, Upstream, World, request, stateless, until, world
+
+RULES = """\
+#: id=deletes approval=role:oncall within=15m
+p, nhi:planner, tool:github/get_file, use, -, -, -, allow
+#: id=searches
+p, nhi:planner, tool:github/search_code, use, -, -, -, allow
+"""
+ROLES = "g, user:dmitri, role:oncall\ng, user:olga, role:oncall\ng, nhi:planner, role:oncall\n"
+KEYS = {who: sha256(who.encode()).hexdigest() for who in ("dmitri", "alice", "machine")}
+SETTINGS = """\
+admin:
+  listen: 127.0.0.1:0
+  credentials:
+    - {role: viewer, secret_path: dmitri, name: dmitri, principal: user:dmitri}
+    - {role: operator, secret_path: alice, name: alice, principal: user:alice}
+    - {role: operator, secret_path: machine, name: machine}
+approvals: {hold: 30s}
+"""
+TOOL, PATH = "get_file", {"path": "secret-name"}
+STATES = "approval-pending"
+
+
+@asynccontextmanager
+async def asking(folder: Path, rules: str = RULES, settings: str = "", **more: Any) -> AsyncIterator[World]:
+    files = {"policies/roles.csv": ROLES, **KEYS, **more.pop("files", {})}
+    async with world(folder, rules=rules, settings=SETTINGS + settings, files=files, **more) as running:
+        yield running
+
+
+async def admin(
+    running: World, who: str, path: str, body: Mapping[str, Any] | None = None
+) -> tuple[int, dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {KEYS[who]}"}
+    method = "GET" if body is None else "POST"
+    async with running.http.request(method, f"{running.admin_url}{path}", json=body, headers=headers) as response:
+        return response.status, await response.json(content_type=None)
+
+
+async def waiting(running: World, who: str = "dmitri") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await admin(running, who, "/api/approvals?state=waiting"))[1]["approvals"]
+    return found
+
+
+async def answer(running: World, who: str, outcome: str, **body: Any) -> tuple[int, dict[str, Any]]:
+    (one,) = await waiting(running, who)
+    return await admin(running, who, f"/api/approvals/{one['id']}/{outcome}", body)
+
+
+async def again(running: World, answered: Mapping[str, Any]) -> tuple[int, Any, Mapping[str, str]]:
+    """The same stateless call, with the state that it was given."""
+    params = {"name": TOOL, "arguments": PATH, "requestState": answered["result"]["requestState"]}
+    headers = {"Mcp-Method": "tools/call", "Mcp-Name": TOOL, "MCP-Protocol-Version": "2026-07-28"}
+    return await running.post(stateless("tools/call", params, id=2), headers=headers)
+
+
+def controls(running: World, what: str = "approval") -> list[dict[str, Any]]:
+    records = [record["control"] for record in running.records() if record["event"] == "control"]
+    return [record for record in records if record["what"].startswith(what)]
+
+
+async def test_a_stateless_call_is_answered_that_input_is_required_and_goes_on_when_approved(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        status, asked, _ = await running.call(TOOL, PATH)
+        assert (status, asked["result"]["resultType"]) == (200, "input_required")
+        assert asked["result"]["_meta"]["sidecar/refusal"]["reason"] == "approval-pending"
+        assert running.upstream.calls() == []
+        held = asyncio.create_task(again(running, asked))
+        await until(lambda: bool(running.app.approvals._held))
+        assert (await answer(running, "dmitri", "approve"))[0] == 200
+        status, done, _ = await held
+        assert done["result"]["content"][0]["text"] == "done"
+        (sent,) = running.upstream.calls()
+        assert "requestState" not in sent["params"]
+        decision = next(record for record in running.records() if record["event"] == "decision")
+        assert decision["approval"]["by"] == ["user:dmitri"]
+        assert [one["what"] for one in controls(running)] == ["approval-asked", "approval-given"]
+        assert "secret-name" not in (running.folder / "data" / "audit" / "audit.jsonl").read_text()
+
+
+async def test_it_is_used_once(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        _, asked, _ = await running.call(TOOL, PATH)
+        await answer(running, "dmitri", "approve")
+        assert "content" in (await again(running, asked))[1]["result"]
+        second = (await running.call(TOOL, PATH))[1]
+        assert second["result"]["resultType"] == "input_required"
+        assert len(running.upstream.calls()) == 1
+        (one,) = await waiting(running)
+        assert one["state"] == "waiting"
+
+
+async def test_other_arguments_need_another_approval(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        _, asked, _ = await running.call(TOOL, PATH)
+        await answer(running, "dmitri", "approve")
+        params = {"name": TOOL, "arguments": {"path": "other"}, "requestState": asked["result"]["requestState"]}
+        headers = {"Mcp-Method": "tools/call", "Mcp-Name": TOOL, "MCP-Protocol-Version": "2026-07-28"}
+        params_task = asyncio.create_task(running.post(stateless("tools/call", params, id=2), headers=headers))
+        await until(lambda: bool(running.app.approvals._held))
+        (one,) = await waiting(running)
+        await admin(running, "dmitri", f"/api/approvals/{one['id']}/refuse", {"reason": "not this one"})
+        status, refused, _ = await params_task
+        assert (status, refused["error"]["data"]["reason"]) == (403, "approval-refused")
+        assert refused["error"]["data"]["answer"] == "not this one"
+        assert running.upstream.calls() == []
+
+
+async def test_who_stands_in_the_chain_or_lacks_the_role_is_no_approver(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        await running.call(TOOL, PATH)
+        assert (await answer(running, "alice", "approve"))[0] == 403
+        status, told = await answer(running, "machine", "approve")
+        assert (status, "names none" in told["error"]) == (403, True)
+        (one,) = await waiting(running)
+        assert one["state"] == "waiting" and not one["answers"]
+
+
+async def test_only_an_approver_sees_the_arguments_and_that_is_recorded(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        await running.call(TOOL, PATH)
+        (one,) = await waiting(running)
+        for who in ("alice", "machine"):
+            shown = (await admin(running, who, f"/api/approvals/{one['id']}"))[1]
+            assert shown["questions"] is None and shown["objection"]
+        shown = (await admin(running, "dmitri", f"/api/approvals/{one['id']}"))[1]
+        assert shown["questions"][0]["arguments"] == PATH and shown["objection"] is None
+        assert shown["seen_by"] == ["user:dmitri"]
+        await admin(running, "dmitri", f"/api/approvals/{one['id']}")
+        assert [record["principal"] for record in controls(running, "approval-shown")] == ["user:dmitri"]
+        stored = (running.folder / "data" / "records.sqlite").read_bytes()
+        stored += (running.folder / "data" / "records.sqlite-wal").read_bytes()
+        assert b"secret-name" not in stored
+
+
+async def test_a_call_without_an_approval_row_does_not_wait(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        assert "content" in (await running.call("search_code", {"repo": "acme/site"}))[1]["result"]
+        assert await waiting(running) == []
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+async def session_call(running: World, token: str | None = None) -> tuple[int, str]:
+    """One call in a session; the status and the body's text."""
+    hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+    _, _, headers = await running.post(request("initialize", hello))
+    inside = {"Mcp-Session-Id": headers["Mcp-Session-Id"], "MCP-Protocol-Version": SESSION}
+    await running.post({"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=inside)
+    params: dict[str, Any] = {"name": TOOL, "arguments": PATH}
+    if token is not None:
+        params["_meta"] = {"progressToken": token}
+    sent = {"Content-Type": "application/json", "Accept": ACCEPT, **inside}
+    body = json.dumps(request("tools/call", params, id=7)).encode()
+    async with running.http.post(f"{running.url}/mcp/github", data=body, headers=sent) as response:
+        return response.status, (await response.read()).decode()
+
+
+@pytest.mark.parametrize("token", [None, "t-1"])
+async def test_a_call_of_a_session_is_held_until_it_is_approved(token: str | None, tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        held = asyncio.create_task(session_call(running, token))
+        await until(lambda: bool(running.app.approvals._held))
+        await answer(running, "dmitri", "approve")
+        status, text = await held
+        assert status == 200
+        if token is None:
+            assert json.loads(text)["result"]["content"][0]["text"] == "done"
+            return
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+        assert events[0]["method"] == "notifications/progress" and events[0]["params"]["progressToken"] == token
+        assert events[-1]["id"] == 7 and events[-1]["result"]["content"][0]["text"] == "done"
+
+
+@pytest.mark.parametrize("token", [None, "t-1"])
+async def test_a_held_call_is_refused_with_the_id_and_the_same_call_finds_the_answer(
+    token: str | None, tmp_path: Path
+) -> None:
+    async with asking(tmp_path, settings="") as running:
+        running.app.live.current.settings.approvals.__dict__["hold"] = 0.05
+        status, text = await session_call(running, token)
+        refused = json.loads(text.removeprefix("data: ") if token is None else text.split("data: ")[-1])
+        assert (status, refused["error"]["code"]) == (200, 403)
+        data = refused["error"]["data"]
+        (one,) = await waiting(running)
+        assert (data["reason"], data["approval"]) == ("approval-pending", one["id"])
+        await answer(running, "dmitri", "approve")
+        _, text = await session_call(running, token)
+        assert '"done"' in text
+
+
+# --- plain calls ---
+
+
+async def plain(running: World) -> tuple[int, Any, Mapping[str, str]]:
+    return await running.post({"arguments": PATH}, url=f"{running.url}/mcp/github/tools/{TOOL}")
+
+
+async def test_a_plain_call_is_accepted_with_an_address_to_poll(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        status, told, headers = await plain(running)
+        assert (status, told["reason"]) == (202, "approval-pending")
+        place = f"{running.url}{headers['Location']}"
+        async with running.http.get(place) as response:
+            assert (response.status, (await response.json())["state"]) == (200, "waiting")
+        await answer(running, "dmitri", "approve")
+        async with running.http.get(place) as response:
+            assert (await response.json())["state"] == "approved"
+        status, done, _ = await plain(running)
+        assert (status, done["result"]["content"][0]["text"]) == (200, "done")
+        async with running.http.get(place) as response:
+            assert (await response.json())["state"] == "used"
+        async with running.http.get(place[:-1] + ("0" if place[-1] != "0" else "1")) as response:
+            assert response.status == 404
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_one_that_no_one_answers_expires_and_the_next_call_asks_anew(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        clock = running.app.approvals.clock
+        await running.call(TOOL, PATH)
+        running.app.approvals.clock = lambda: clock() + 901
+        _, told, _ = await running.call(TOOL, PATH)
+        assert told["error"]["data"]["reason"] == "approval-expired"
+        assert (await running.call(TOOL, PATH))[1]["result"]["resultType"] == "input_required"
+        assert [one["what"] for one in controls(running)] == ["approval-asked", "approval-expired", "approval-asked"]
+
+
+async def test_a_refusal_stands_until_its_time_is_over(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        clock = running.app.approvals.clock
+        await running.call(TOOL, PATH)
+        await answer(running, "dmitri", "refuse")
+        for _ in range(2):
+            assert (await running.call(TOOL, PATH))[1]["error"]["data"]["reason"] == "approval-refused"
+        running.app.approvals.clock = lambda: clock() + 901
+        assert (await running.call(TOOL, PATH))[1]["result"]["resultType"] == "input_required"
+
+
+async def test_an_approver_who_lost_the_role_approved_nothing(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        _, asked, _ = await running.call(TOOL, PATH)
+        await answer(running, "dmitri", "approve")
+        (tmp_path / "policies" / "roles.csv").write_text("g, user:olga, role:oncall\n")
+        await running.app.reload("test")
+        assert (await again(running, asked))[1]["error"]["data"]["reason"] == "approval-expired"
+        assert running.upstream.calls() == []
+
+
+async def test_an_approval_may_last(tmp_path: Path) -> None:
+    rules = RULES.replace("within=15m", "within=15m valid=1h")
+    async with asking(tmp_path, rules) as running:
+        clock = running.app.approvals.clock
+        await running.call(TOOL, PATH)
+        await answer(running, "dmitri", "approve")
+        for _ in range(3):
+            assert "content" in (await running.call(TOOL, PATH))[1]["result"]
+        running.app.approvals.clock = lambda: clock() + 3601
+        assert (await running.call(TOOL, PATH))[1]["error"]["data"]["reason"] == "approval-expired"
+
+
+async def test_a_row_may_require_a_reason(tmp_path: Path) -> None:
+    rules = RULES.replace("within=15m", "reason=required")
+    async with asking(tmp_path, rules) as running:
+        await running.call(TOOL, PATH)
+        assert (await answer(running, "dmitri", "approve"))[0] == 400
+        status, one = await answer(running, "dmitri", "approve", reason="incident 7")
+        assert (status, one["answers"][0]["reason"]) == (200, "incident 7")
+        assert controls(running, "approval-given")[0]["reason"] == "incident 7"
+
+
+async def test_an_approval_that_was_given_can_be_withdrawn_until_it_is_used(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        await running.call(TOOL, PATH)
+        _, one = await answer(running, "dmitri", "approve")
+        status, _ = await admin(running, "dmitri", f"/api/approvals/{one['id']}/approve", {})
+        assert status == 409
+        status, _ = await admin(running, "dmitri", f"/api/approvals/{one['id']}/refuse", {})
+        assert status == 200
+        assert (await running.call(TOOL, PATH))[1]["error"]["data"]["reason"] == "approval-refused"
+
+
+async def test_a_restart_loses_nothing(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        await running.call(TOOL, PATH)
+        (one,) = await waiting(running)
+    async with asking(tmp_path) as running:
+        assert [each["id"] for each in await waiting(running)] == [one["id"]]
+        await answer(running, "dmitri", "approve")
+        assert "content" in (await running.call(TOOL, PATH))[1]["result"]
+
+
+async def test_a_principal_has_only_so_many(tmp_path: Path) -> None:
+    async with asking(tmp_path, settings="") as running:
+        running.app.live.current.settings.approvals.__dict__["max_per_principal"] = 2
+        for number in range(2):
+            await running.call(TOOL, {"path": f"p{number}"})
+        _, told, _ = await running.call(TOOL, {"path": "p2"})
+        assert told["error"]["data"]["reason"] == "too-many-concurrent"
+
+
+# --- rounds -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_next_round_of_an_approved_call_needs_no_other_approval_and_passes_once(tmp_path: Path) -> None:
+    async def asks(_: web.Request, message: dict[str, Any]) -> web.Response:
+        if message["params"].get("requestState") == "s1":
+            result: dict[str, Any] = {"resultType": "complete", "content": [{"type": "text", "text": "done"}]}
+        else:
+            result = {"resultType": "input_required", "requestState": "s1"}
+        return web.json_response({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    async with asking(tmp_path, upstream=Upstream({"tools/call": asks})) as running:
+        await running.call(TOOL, PATH)
+        await answer(running, "dmitri", "approve")
+        _, first, _ = await running.call(TOOL, PATH)
+        assert first["result"]["resultType"] == "input_required"
+        assert (await again(running, first))[1]["result"]["content"][0]["text"] == "done"
+        _, replayed, _ = await again(running, first)
+        assert replayed["result"]["_meta"]["sidecar/refusal"]["reason"] == "approval-pending"
+        assert len(running.upstream.calls()) == 2
