@@ -201,6 +201,7 @@ MEANINGS: Mapping[str, str] = {
     "(`isError`, an error of the upstream's, a task that failed or was rejected); what it says is not kept",
     "links": "each question of the chain: kind, action, `allow` or `deny`, the ids of the rules it rests on",
     "facts": "each condition: whose link, SHA-256 of its text, `true`, `false` or `error`, keyed digests of its inputs",
+    "approval": "the approval that the call used: its `id`, and the people who gave it (`by`)",
     "limits": "each limit: name, what this call was charged, what remains, the limit itself; the `unit` of a budget",
     "would_deny": "what would have denied it: ids of shadow rules; in shadow mode also of rules, reasons and limits",
     "would_allow": "ids of shadow rules that would have allowed",

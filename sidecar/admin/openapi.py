@@ -18,7 +18,7 @@ from sidecar.admin.routes import ROUTES, TEXT, OperatorRoute
 from sidecar.admin.schemas import Schema, ref, schema_of, whole_number
 from sidecar.errors import ANSWERS, Reason
 from sidecar.gateway.error_responses import JSON, PROBLEM_JSON, McpError, plain_status
-from sidecar.gateway.frontends.rest import ERROR_STATUS, McpCall, McpCallResult, McpTool, McpTools
+from sidecar.gateway.frontends.rest import ERROR_STATUS, McpApproval, McpCall, McpCallResult, McpTool, McpTools
 from sidecar.tasks.api.models import AGENT, A2aTask, A2aTasks, A2aWords, TaskCancelled, TaskCreated, TaskOrder
 from sidecar.tasks.api.request_reader import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET
 from sidecar.tasks.api.task_record import TaskState
@@ -35,9 +35,10 @@ ELSEWHERE: Final = _reasons(
 _BODY: Final = _reasons("too-large unsupported-media-type")
 _CHARGED: Final = _reasons("condition-false quota-spent budget-spent too-many-concurrent")
 _TASK: Final = _reasons("task-unknown not-cancelable")
+_APPROVAL: Final = _reasons("approval-pending approval-refused approval-expired")
 _TOOL: Final = _reasons("tool-unknown tool-disabled pin-mismatch bad-arguments schema-unavailable")
 _UPSTREAM: Final = _reasons("upstream-open upstream-timeout upstream-failed upstream-limited response-refused")
-_COMMON: Final = frozenset(Reason) - ELSEWHERE - _BODY - _CHARGED - _TASK - _TOOL - _UPSTREAM
+_COMMON: Final = frozenset(Reason) - ELSEWHERE - _BODY - _CHARGED - _TASK - _APPROVAL - _TOOL - _UPSTREAM
 _TASKS: Final = _COMMON | _CHARGED
 
 # The errors of operators' routes, by status.
@@ -87,6 +88,11 @@ _PLACES: Final[Mapping[str, Schema]] = {
         "maxLength": 128,
     },
     "tasks": {"description": "a task, by the `task_id` that creating it returned", **_ID},
+    "approvals": {
+        "description": "a request for approval, by its id",
+        "type": "string",
+        "pattern": "^[0-9a-f]{32}-[0-9A-Za-z-]{1,16}$",
+    },
     "agents": {"description": "an agent, by its key under `agents`", **_ID},
     "runs": {"description": "a run, by its id", **_ID},
     "schedules": {"description": "a schedule, by its name", **_ID},
@@ -129,7 +135,8 @@ TASK_QUERY: Final[Mapping[str, Schema]] = {
     "limit": {"description": "the largest number of tasks", **whole_number(1, MAX_LIMIT, DEFAULT_LIMIT)},
     "offset": {"description": "how many tasks to skip", **whole_number(0, MAX_OFFSET, 0)},
 }
-_CALLING: Final = frozenset(Reason) - ELSEWHERE - _TASK
+_CALLING: Final = frozenset(Reason) - ELSEWHERE - _TASK - {Reason.APPROVAL_PENDING}  # which is answered 202
+_POLLING: Final = _COMMON | {Reason.ROUTE_UNKNOWN} - _reasons("upstream-unknown")
 _CREATING: Final = _TASKS | _BODY | {Reason.UPSTREAM_OPEN}
 _CANCELLING: Final = _TASKS | _TASK | _BODY | _UPSTREAM
 _AT_TASK: Final = "/a2a/tasks/{id}"
@@ -137,6 +144,9 @@ CALLER_OPERATIONS: Final = (
     CallerOperation("listTools", "get", "/mcp/{server}/tools", _COMMON | _UPSTREAM, McpTools, "all of them"),
     CallerOperation(
         "callTool", "post", "/mcp/{server}/tools/{tool}", _CALLING, McpCallResult, "the tool's result", McpCall
+    ),
+    CallerOperation(
+        "showApproval", "get", "/mcp/{server}/approvals/{id}", _POLLING, McpApproval, "how it stands; poll it"
     ),
     CallerOperation("createTask", "post", "/a2a/tasks", _CREATING, TaskCreated, "it is on disk", TaskOrder, 201),
     CallerOperation("listTasks", "get", "/a2a/tasks", _TASKS, A2aTasks, "one page", query=TASK_QUERY),
@@ -146,6 +156,7 @@ CALLER_OPERATIONS: Final = (
 _SUMMARIES: Final = {
     "listTools": "The tools of a server that the caller may use",
     "callTool": "Call a tool, and wait for its whole result",
+    "showApproval": "A person's approval that a call of the caller waits for",
     "createTask": "Give work to an agent; it goes on if the caller disconnects",
     "listTasks": "The caller's own tasks, newest first",
     "getTask": "One task of the caller",
@@ -157,6 +168,8 @@ MODELS: Final = (
     *(models.RunError, models.RunUsage, models.RunTry, models.RunTransition, models.Run, models.RunInFull, models.Runs),
     *(models.Agent, models.AgentInFull, models.Agents, models.RunOrder, models.RunAnswer, models.RunOrdered),
     *(models.CancelOrder, models.Schedule, models.Schedules, models.NewSchedule, models.ScheduleOrdered),
+    *(models.ApprovalVerdict, models.ApprovalRequest, models.ApprovalRequests, models.ApprovalQuestion),
+    *(models.ApprovalInFull, models.ApprovalAnswer, McpApproval),
     *(models.Nothing, models.Problem),
 )
 # Their receivers ignore unknown members.
@@ -261,7 +274,7 @@ def _of_callers() -> Iterator[_Described]:
         if one.path.startswith("/a2a/"):
             item["servers"] = [{"url": "http://127.0.0.1:8080"}, {"url": "http://127.0.0.1:8080/api/nhi"}]
             headers |= _PRIVATE
-        else:
+        elif one.response is not McpApproval:
             also = {
                 ERROR_STATUS: "Without a reason: the tool or its server answered with an error, given in `details`."
             }
@@ -270,7 +283,10 @@ def _of_callers() -> Iterator[_Described]:
         operation = _operation(one.name, _SUMMARIES[one.name], one.query)
         if one.request is not None:
             operation["requestBody"] = {"required": True, **_content(one.request)}
-        yield one.path, one.method, item, {**operation, "responses": {str(one.status): good, **bad(one.refusals, also)}}
+        responses = {str(one.status): good, **bad(one.refusals, also)}
+        if one.request is McpCall:
+            responses["202"] = _WAITS
+        yield one.path, one.method, item, {**operation, "responses": responses}
 
 
 def _of_operators() -> Iterator[_Described]:
@@ -407,5 +423,10 @@ def header(told: str, *names: str, required: bool = False, schema: Schema | None
     return dict.fromkeys(names, described)
 
 
+_WAITS: Final[Mapping[str, Any]] = {
+    "description": "a person must approve the call (`approval-pending`): the same call again finds the answer",
+    "headers": header("where to poll the approval", "Location", required=True),
+    "content": {PROBLEM_JSON: {"schema": ref(McpError)}},
+}
 _NO_STORE: Final = "`no-store`: the answer is for this caller alone"
 _PRIVATE: Final = header(_NO_STORE, "Cache-Control", required=True)

@@ -31,6 +31,7 @@ from tests.flow.world import World, world
 GOLDEN = Path(__file__).parent.parent / "golden" / "flow"
 NEVER_TOLD = {Reason.CALLER_GONE}
 ELSEWHERE = {Reason.NOT_CANCELABLE}  # told by the task API alone (tests/a2a/test_task_api.py)
+ELSEWHERE |= {Reason.APPROVAL_PENDING, Reason.APPROVAL_REFUSED, Reason.APPROVAL_EXPIRED}  # test_approvals.py
 TOLD_HEADERS = ("Content-Type", "Server", "Allow", "WWW-Authenticate", "Retry-After", "RateLimit-Policy", "RateLimit")
 RECORDED = ("event", "status", "reason", "error_message", "http_status")
 RECORDED += ("upstream", "method", "action", "object", "agent_id")

@@ -7,9 +7,9 @@
 recorded. Rows of policy demand them (`vocabulary.ApprovalTerms`).
 """
 
-from sidecar.gateway.approvals.approval_record import APPROVALS, ApprovalRecord, ApprovalState, Approver, Verdict
+from sidecar.gateway.approvals.approval_record import APPROVALS, ApprovalRecord, ApprovalState, Approver, PersonAnswer
 from sidecar.gateway.approvals.approvals import ApprovalError, Approvals, Outcome
 
 __all__ = [
-    "APPROVALS", "ApprovalError", "ApprovalRecord", "ApprovalState", "Approvals", "Approver", "Outcome", "Verdict",
+    "APPROVALS", "ApprovalError", "ApprovalRecord", "ApprovalState", "Approvals", "Approver", "Outcome", "PersonAnswer",
 ]  # fmt: skip

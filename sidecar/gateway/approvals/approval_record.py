@@ -58,7 +58,7 @@ class Demand(NamedTuple):
     reason: bool
 
 
-class Verdict(NamedTuple):
+class PersonAnswer(NamedTuple):
     """One person's answer. `roles` are the demanded roles that the person answered for."""
 
     name: str
@@ -103,7 +103,7 @@ class ApprovalRecord(NamedTuple):
     deadline_s: float
     decision_id: str
     state: ApprovalState = ApprovalState.WAITING
-    given: tuple[Verdict, ...] = ()
+    given: tuple[PersonAnswer, ...] = ()
     shown: tuple[str, ...] = ()
     usable_until_s: float = 0.0
     used_by: str = ""
@@ -158,7 +158,7 @@ class ApprovalRecord(NamedTuple):
             return now_s >= self.deadline_s
         return self.state is ApprovalState.APPROVED and now_s >= self.usable_until_s
 
-    def answered(self, verdict: Verdict, *, approves: bool) -> ApprovalRecord:
+    def answered(self, verdict: PersonAnswer, *, approves: bool) -> ApprovalRecord:
         """Applies one person's answer. It is approved once every demanded role is answered for."""
         changed = self._replace(given=(*self.given, verdict), unrecorded=GIVEN if approves else REFUSED)
         if not approves:

@@ -30,7 +30,7 @@ from sidecar.gateway.approvals.approval_record import (
     Approver,
     AskedQuestion,
     Demand,
-    Verdict,
+    PersonAnswer,
 )
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import CallContext
@@ -338,11 +338,11 @@ class Approvals:
             return f"{', '.join(record.open_roles)} must answer now"
         return None
 
-    def _verdict(self, record: ApprovalRecord, approver: Approver, reason: str) -> Verdict:
+    def _verdict(self, record: ApprovalRecord, approver: Approver, reason: str) -> PersonAnswer:
         person, by = approver
         held = self.live.current.engine.roles_of(person)
         roles = tuple(role for role in record.open_roles if role in held)
-        return Verdict(person.name, person.issuer, tuple(sorted(person.roles)), by, roles, self.clock(), reason)
+        return PersonAnswer(person.name, person.issuer, tuple(sorted(person.roles)), by, roles, self.clock(), reason)
 
     def _holds_any(self, person: Principal, roles: Sequence[str]) -> bool:
         now, now_s = self.live.current, self.clock()
@@ -350,7 +350,7 @@ class Approvals:
             return False
         return not now.engine.roles_of(person).isdisjoint(roles)
 
-    def _still_may(self, verdict: Verdict) -> bool:
+    def _still_may(self, verdict: PersonAnswer) -> bool:
         return all(self._holds_any(verdict.principal, (role,)) for role in verdict.roles)
 
     # --- records ---

@@ -15,7 +15,7 @@ from sidecar.admin.schemas import members_of
 from sidecar.cli import main
 from sidecar.errors import ANSWERS, Reason, Refusal
 from sidecar.gateway.error_responses import AnswerShape, tell
-from sidecar.gateway.routing import TASK, TASK_CANCEL, TASKS, TOOL, TOOLS, route_of
+from sidecar.gateway.routing import APPROVAL, TASK, TASK_CANCEL, TASKS, TOOL, TOOLS, route_of
 from tests.tables import tables
 
 DOCUMENT = document()
@@ -26,6 +26,7 @@ OPERATIONS = [one for one in EVERY if not one[0].startswith("/api/") and one not
 SEED = tables("admin/openapi")["seed"]
 KINDS = {
     "/mcp/{server}/tools": TOOLS,
+    "/mcp/{server}/approvals/{id}": APPROVAL,
     "/mcp/{server}/tools/{tool}": TOOL,
     "/a2a/tasks": TASKS,
     "/a2a/tasks/{id}": TASK,
@@ -69,7 +70,9 @@ def test_the_fields_of_the_seed_are_there(name: str) -> None:
 
 def test_its_paths_are_our_addresses() -> None:
     for path, verb in OPERATIONS:
-        filled = path.format(server="github", tool="search_code", id="0199-a")
+        filled = path.format(
+            server="github", tool="search_code", id=f"{'a' * 32}-1" if "approvals" in path else "0199-a"
+        )
         assert route_of(filled, verb.upper()).kind == KINDS[path]
     assert set(OPERATIONS) == REFUSED.keys()
     for place in [item["servers"] for path, item in DOCUMENT["paths"].items() if path.startswith("/a2a/tasks")]:
@@ -90,7 +93,7 @@ def test_what_enforcement_points_ask_is_all_described() -> None:
 
 def test_what_operators_see_and_do_of_agents_is_all_described() -> None:
     described = {(re.sub("{.*?}", "{}", path), verb) for path, verb in set(EVERY) - {*OPERATIONS, *ASKED}}
-    wanted = re.compile("/api/(agents|runs|schedules)(/|$)")
+    wanted = re.compile("/api/(agents|approvals|runs|schedules)(/|$)")
     there = {(route.path, route.method.lower()) for route in ROUTES if wanted.match(route.path)}
     assert described == {(re.sub("{.*?}", "{}", path), verb) for path, verb in there}
 
@@ -113,5 +116,7 @@ def test_every_refusal_that_can_come_is_described_as_it_is_told(path: str, verb:
 
 
 def test_what_is_not_described_is_another_protocols() -> None:
-    assert set(Reason) == set().union(*REFUSED.values()) | ELSEWHERE
+    accepted = {Reason.APPROVAL_PENDING}  # 202, of a call
+    assert set(Reason) == set().union(*REFUSED.values()) | ELSEWHERE | accepted
+    assert "202" in DOCUMENT["paths"]["/mcp/{server}/tools/{tool}"]["post"]["responses"]
     assert REFUSED["/mcp/{server}/tools", "get"] < REFUSED["/mcp/{server}/tools/{tool}", "post"]
