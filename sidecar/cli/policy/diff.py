@@ -46,7 +46,8 @@ def diff(
 
     Computed from rules, roles and sets, never from samples. Each region of (subject, object, action) is wider (was
     denied, is allowed), narrower, or unknown (it depends on conditions or on the time); where regions overlap, it is
-    unknown. Changed rules, limits, budgets, expiries, conditions, shadow flags, roles, sets and models are listed too.
+    unknown. An approval by a person that is not demanded any more is wider, a new one narrower. Changed rules, limits,
+    budgets, expiries, conditions, terms of approvals, shadow flags, roles, sets and models are listed too.
 
     Exits with 6 if answers differ, or as --fail-on says; with 3 if a policy cannot be read."""
     if markdown and as_json:

@@ -57,6 +57,7 @@ class Difference:
     new_ids: frozenset[str]
     moved: frozenset[str]
     lifted: tuple[RuleRef, ...] = ()
+    approvers: tuple[texts.Edit, ...] = ()
     casbin: tuple[CasbinRowChange, ...] = ()
 
     @cached_property
@@ -69,7 +70,7 @@ class Difference:
         edits = [edit for change in self.rules.changed for edit in change.edits if edit.field in _AMOUNTS]
         if self.lifted or any(region.change != "narrower" for region in self.regions):
             return True
-        return any(edit.change in ("wider", "unknown") for edit in (*edits, *self.budgets))
+        return any(edit.change in ("wider", "unknown") for edit in (*edits, *self.budgets, *self.approvers))
 
     @property
     def anything(self) -> bool:
@@ -78,7 +79,7 @@ class Difference:
 
 
 _CHANGES: tuple[Change, ...] = ("wider", "narrower", "unknown")
-_AMOUNTS = ("max_calls_per_hour", "per")
+_AMOUNTS = ("max_calls_per_hour", "per", "approval")
 
 
 def load(revision: Revision) -> ComparedPolicy:
@@ -118,6 +119,7 @@ def difference(old: ComparedPolicy, new: ComparedPolicy, objects: frozenset[str]
         new_ids=frozenset(rule.id for rule in new.rules),
         moved=terms.moved(old.source, new.source),
         lifted=tuple(limits),
+        approvers=tuple(texts.moved_approvers(old.rules, new.rules, old.source, new.source)),
         casbin=stock.rows,
     )
 
@@ -132,6 +134,8 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
     touched = terms.changed_meanings(old.rules, new.rules, old.source, new.source)
     reader, places = terms.Reader(old.source, new.source), {terms.place_of(meaning.object) for meaning in touched}
     places |= {terms.place_of(rule.object) for rule in lost_limits(old.rules, new.rules)}
+    asking = terms.changed_demands(old.rules, new.rules)
+    places |= {terms.place_of(rule.object) for rule in asking}
     # Rules whose objects lie where nothing changed have the same effect in both policies.
     near_old, near_new = (
         [rule for rule in side.rules if "" in places or (place := terms.place_of(rule.object)) in places or not place]
@@ -148,7 +152,7 @@ def _regions(old: ComparedPolicy, new: ComparedPolicy) -> tuple[list[Region], li
             limits += [] if note else lifted(before[kind], after[kind])
         except TooHard:
             note = f"{kind.value}: so much is different that limits were not worked out; see the rules"
-        if not note and not any(meaning.kind is kind for meaning in touched):
+        if not note and not any(rule.kind is kind for rule in (*touched, *asking)):
             continue
         try:
             found = [] if note else changed_regions(Search(kind, *names), kind, before[kind], after[kind])

@@ -1,4 +1,5 @@
-"""Finds the ways in which access can widen from one policy to the other, and the limits that another rule now bypasses.
+"""Finds the ways in which access can widen from one policy to the other, and the limits and approvals that another rule
+now bypasses.
 
 An answer is: some allow and no deny. A caller therefore gains access, from `before` to `after`, in exactly two ways:
 
@@ -10,13 +11,13 @@ question need (see terms.RowGuard): further conditions could only take away. Onl
 share can begin a change, so equal rows cost one comparison.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.policy.patterns import WILDCARD
 from sidecar.policy_tools.diff.search import TooHard
-from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, Side, place_of
+from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, Side, demands_as_much, place_of
 from sidecar.vocabulary import RuleRef
 
 MAX_LIFTED = 8  # with more allow rows under a removed deny, they are one region
@@ -68,12 +69,38 @@ def gained(before: Side, after: Side) -> Iterator[AccessChange]:
     kept = {row.key for row in after.denies}
     for deny in before.denies:
         if deny.key not in kept:
-            groups: dict[RowGuard, list[RowMeaning]] = {}
-            for row in allows(deny):
-                groups.setdefault(deny.guard.and_(row.guard), []).append(row)
-            near = tuple(denied(deny)) if groups else ()
-            for guard, rows in groups.items():
-                yield from _lifted(rows, AccessChange(deny, guard, *_parted(near, guard, deny), (deny.rule,)))
+            yield from _released(deny, allows, (denied,))
+
+
+def freed(before: Side, after: Side) -> Iterator[AccessChange]:
+    """Yield where a call that both policies allow needs an approval in `before`, and none as strict in `after`."""
+    allows, demands = NearMiss(after.allows), NearMiss(after.demands)
+    denied = NearMiss((*after.denies, *before.denies))
+
+    def demanding(row: RowMeaning) -> Iterable[RowMeaning]:
+        # The same rule with other terms is reported as a changed rule.
+        return (other for other in demands(row) if other.rule.id == row.rule.id or _is_as_strict(other, row))
+
+    kept = {(row.key, row.rule.approval) for row in after.demands}
+    for row in before.demands:
+        if (row.key, row.rule.approval) not in kept:
+            yield from _released(row, allows, (denied, demanding))
+
+
+def _is_as_strict(one: RowMeaning, other: RowMeaning) -> bool:
+    return demands_as_much(one.rule.approval, other.rule.approval)
+
+
+def _released(
+    row: RowMeaning, allows: NearMiss, others: Sequence[Callable[[RowMeaning], Iterable[RowMeaning]]]
+) -> Iterator[AccessChange]:
+    """Yield what is allowed where a restricting row is gone, and none of the other rows takes its place."""
+    groups: dict[RowGuard, list[RowMeaning]] = {}
+    for allow in allows(row):
+        groups.setdefault(row.guard.and_(allow.guard), []).append(allow)
+    near = tuple(other for find in others for other in find(row)) if groups else ()
+    for guard, rows in groups.items():
+        yield from _lifted(rows, AccessChange(row, guard, *_parted(near, guard, row), (row.rule,)))
 
 
 def _parted(

@@ -124,7 +124,8 @@ def _all_but(region: Region, side: str) -> tuple[object, ...]:
     guards = (region.guard, region.lost_guard, frozenset(region.unless))
     less = (frozenset(region.not_subjects), frozenset(region.not_objects))
     sides = tuple(frozenset(getattr(region, name)) for name in _SIDES if name != side)
-    return region.kind, region.change, guards, within, exceptions, region.undecided, less, sides
+    approvals = (region.approval, region.waits)
+    return region.kind, region.change, guards, within, exceptions, region.undecided, less, sides, approvals
 
 
 def _union(terms: tuple[RowTerm, ...], more: tuple[RowTerm, ...]) -> tuple[RowTerm, ...]:

@@ -12,8 +12,8 @@ from sidecar.policy_tools.diff.regions import Region
 from sidecar.policy_tools.diff.rules import Edit, LinkChange, RuleChange
 from sidecar.policy_tools.diff.search import Point
 from sidecar.policy_tools.diff.terms import RowMeaning
-from sidecar.policy_tools.rule_text import cut, moment, place
-from sidecar.vocabulary import PermissionKind, RuleRef
+from sidecar.policy_tools.rule_text import approval_text, cut, moment, place
+from sidecar.vocabulary import ApprovalTerms, PermissionKind, RuleRef
 
 MOST_REGIONS = 200  # in text output; --json has all
 MOST_NAMES, MOST_ROWS = 5, 50
@@ -50,7 +50,7 @@ def as_text(found: Difference) -> str:
 
 def _region_lines(region: Region, found: Difference) -> Iterator[str]:
     yield f"{region.change:<9} {region.kind.value}: {described(region)}"
-    for line in (*exceptions_text(region, MOST_NAMES), guard_text(region)):
+    for line in (*exceptions_text(region, MOST_NAMES), guard_text(region), demand_text(region)):
         if line:
             yield f"          {line}"
     if region.witness is not None:
@@ -70,7 +70,18 @@ def before_after(region: Region) -> tuple[str, str]:
     if region.change == "unknown":
         return "depends", "depends"
     allowed = "not denied" if region.kind is PermissionKind.GUARDRAIL else "allowed"
-    return (allowed, "denied") if region.change == "narrower" else ("denied", allowed)
+    if region.approval is not None:
+        least, most = "allowed once approved", "allowed once approved otherwise" if region.waits else allowed
+    else:
+        least, most = "denied", f"{allowed} once approved" if region.waits else allowed
+    return (most, least) if region.change == "narrower" else (least, most)
+
+
+def demand_text(region: Region) -> str:
+    if region.approval is None:
+        return ""
+    how = "is demanded now" if region.change == "narrower" else "is not demanded now"
+    return f"the approval of {approval_text(region.approval)}, {how}"
 
 
 def _causes(region: Region, found: Difference) -> list[str]:
@@ -106,6 +117,7 @@ def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
         ("rules changed", [_change_text(change) for change in rules.changed]),
         (_LIFTED, [_rule_text(rule) for rule in found.lifted]),
         ("Casbin rows", [_row_text(row) for row in found.casbin]),
+        ("approvers", [f"{edit.what}: {_field_text(edit)}" for edit in found.approvers]),
         ("budgets", [f"{edit.what}: {_field_text(edit)}" for edit in found.budgets]),
         ("roles", [_link_text(link) for link in found.roles]),
         ("sets", [_link_text(link) for link in found.sets]),
@@ -120,6 +132,7 @@ def _rule_text(rule: RuleRef) -> str:
         f"until {moment(rule.expires_at)}" if rule.expires_at is not None else "",
         f"{rule.max_calls_per_hour} an hour" if rule.max_calls_per_hour is not None else "",
         "shadow" if rule.shadow else "",
+        f"by approval of {approval_text(rule.approval)}" if rule.approval is not None else "",
     ]
     actions = "|".join(rule.actions)
     actions = actions if "*" in actions else actions_text(rule.actions)
@@ -165,7 +178,7 @@ def as_markdown(found: Difference) -> str:
     if found.regions:
         lines += ["", "| change | who × what × how | for example |", "|---|---|---|"]
         for region in found.regions[:MOST_ROWS]:
-            bounds = [line for line in (*exceptions_text(region, 3), guard_text(region)) if line]
+            bounds = [line for line in (*exceptions_text(region, 3), guard_text(region), demand_text(region)) if line]
             what = "<br>".join(_cell(_code(text)) for text in (described(region), *bounds))
             example = _cell(_code(_point_text(region.witness))) if region.witness else "not worked out"
             lines.append(f"| {_MARKS[region.change]} | {region.kind.value}<br>{what} | {example} |")
@@ -222,6 +235,8 @@ def as_data(found: Difference) -> dict[str, Any]:
         "expiries": _edits_data(found, ("expires_at",)),
         "conditions": _edits_data(found, ("when",)),
         "shadow": _edits_data(found, ("shadow",)),
+        "approvals": _edits_data(found, ("approval",)),
+        "approvers": [{"role": edit.what, **_edit_data(edit)} for edit in found.approvers],
         "budgets": [{"entry": edit.what, **_edit_data(edit)} for edit in found.budgets],
         "roles": [{"change": link.how, "member": link.member, "role": link.container} for link in found.roles],
         "sets": [{"change": link.how, "object": link.member, "set": link.container} for link in found.sets],
@@ -249,6 +264,7 @@ def _region_data(region: Region, found: Difference) -> dict[str, Any]:
         "before": _moment(region.guard.before),
         "lost_when": sorted(lost.whens) if lost is not None else None,
         "lost_before": _moment(lost.before) if lost is not None else None,
+        "approval": _approval_data(region.approval),
         "text": described(region),
         "witness": _witness_data(region),
         "because": [{"rule": rule.id, "how": _how(rule, found), **_where(rule)} for rule in _once(region.causes)],
@@ -290,7 +306,12 @@ def _rule_data(rule: RuleRef) -> dict[str, Any]:
         "when": rule.when or None,
         "owner": rule.owner or None,
         "reason": rule.reason or None,
+        "approval": _approval_data(rule.approval),
     }
+
+
+def _approval_data(terms: ApprovalTerms | None) -> dict[str, Any] | None:
+    return None if terms is None else terms._asdict()
 
 
 def _edit_data(edit: Edit) -> dict[str, Any]:

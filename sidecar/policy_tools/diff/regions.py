@@ -3,7 +3,7 @@
 A change is unknown where conditions or the time determine whether access is gained or lost.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Literal, NamedTuple
@@ -14,6 +14,7 @@ from sidecar.policy_tools.diff.access_changes import (
     MAX_LIFTED,
     AccessChange,
     Effort,
+    freed,
     gained,
     inside,
     trimmed,
@@ -21,7 +22,7 @@ from sidecar.policy_tools.diff.access_changes import (
 from sidecar.policy_tools.diff.search import Point, Search, TooHard
 from sidecar.policy_tools.diff.terms import RowGuard, RowMeaning, RowTerm, Side
 from sidecar.policy_tools.glob_algebra import TooManyStates
-from sidecar.vocabulary import PermissionKind, RuleRef
+from sidecar.vocabulary import ApprovalTerms, PermissionKind, RuleRef
 
 Change = Literal["wider", "narrower", "unknown"]
 MAX_DRAFTS = 5_000  # rows that only one of the policies has; with more, the comparison is given up
@@ -36,7 +37,10 @@ class Region:
 
     A region that is not `unknown` excludes points that are in one that is. `guard` is what must hold, and `unless` what
     must not, for the change to be visible, and `witness` a point where it is; None if it is `undecided`: given up at a
-    bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`."""
+    bound, which is reported. An unknown change is gained under `guard` and lost under `lost_guard`.
+
+    With `approval` the answer is `allow` in both policies, and these are the terms of an approval that only one of them
+    demands: `wider` is without it. `waits`: the access of the witness, where it is wider, needs an approval too."""
 
     kind: PermissionKind
     change: Change
@@ -53,6 +57,8 @@ class Region:
     unless: tuple[RowGuard, ...] = ()
     lost_guard: RowGuard | None = None
     undecided: bool = False
+    approval: ApprovalTerms | None = None
+    waits: bool = False
 
     def contains(self, point: Point) -> bool:
         subject, obj = (point.subject, point.roles), point.object
@@ -244,12 +250,37 @@ def changed_regions(search: Search, kind: PermissionKind, old: Side, new: Side) 
     shape = RegionShaper(search, kind)
     wider = _shaped(shape, "wider", gained(old, new))
     narrower = _shaped(shape, "narrower", gained(new, old))
-    return _with_unknown(shape, wider, narrower)
+    access = _with_unknown(shape, wider, narrower)
+    return [
+        *(_waiting(region, (new if region.change == "wider" else old).demands) for region in access),
+        *_of_approvals(shape, "wider", old, new),
+        *_of_approvals(shape, "narrower", new, old),
+    ]
+
+
+def _of_approvals(shape: RegionShaper, change: Change, before: Side, after: Side) -> Iterator[Region]:
+    """Yield where an approval that `before` demands is not demanded in `after`, apart for each of the terms."""
+    drafts: dict[ApprovalTerms | None, list[AccessChange]] = {}
+    for draft in freed(before, after):
+        drafts.setdefault(draft.base.rule.approval, []).append(draft)
+    for terms, some in drafts.items():
+        for shaped in _shaped(shape, change, some):
+            yield _waiting(replace(shaped.region, approval=terms), after.demands)
+
+
+def _waiting(region: Region, demands: Iterable[RowMeaning]) -> Region:
+    """Return the region with what its witness needs by these rows."""
+    point, guard = region.witness, region.guard
+    if point is None or region.change == "unknown":
+        return region
+    return replace(region, waits=any(_has(row, point) and guard.implies(row.guard) for row in demands))
 
 
 def _only_here(here: Side, there: Side) -> int:
     pairs = ((here.allows, there.allows), (here.denies, there.denies))
-    return sum(len({row.key for row in mine} - {row.key for row in theirs}) for mine, theirs in pairs)
+    access = sum(len({row.key for row in mine} - {row.key for row in theirs}) for mine, theirs in pairs)
+    here_demanded, there_demanded = ({(row.key, row.rule.approval) for row in side.demands} for side in (here, there))
+    return access + len(here_demanded - there_demanded)
 
 
 def _shaped(shape: RegionShaper, change: Change, drafts: Iterable[AccessChange]) -> list[Shaped]:

@@ -8,18 +8,18 @@ from sidecar.limits import Budgets
 from sidecar.limits.amounts import in_units
 from sidecar.policy import PolicySource
 from sidecar.policy.model import ALLOW_AND_DENY, guardrail_model
-from sidecar.policy.roles import RoleLinks
+from sidecar.policy.roles import RoleLinks, is_granted
 from sidecar.policy_tools.diff.condition_parts import conjuncts
 from sidecar.policy_tools.diff.describe import actions_text
 from sidecar.policy_tools.diff.regions import Change
-from sidecar.policy_tools.diff.terms import RowGuard
-from sidecar.policy_tools.rule_text import moment
+from sidecar.policy_tools.diff.terms import RowGuard, demands_as_much
+from sidecar.policy_tools.rule_text import approval_text, moment
 from sidecar.vocabulary import PermissionKind, RuleRef
 
 INFORMATION = ("owner", "reason")
 _FIELDS = (
     "kind", "subject", "object", "actions", "effect", "expires_at", "max_calls_per_hour", "when", "per", "shadow",
-    *INFORMATION,
+    "approval", *INFORMATION,
 )  # fmt: skip
 
 
@@ -109,6 +109,8 @@ def _shown(field: str, values: list[Any]) -> Any:
         values = list(map(actions_text, values))
     elif field == "expires_at":
         values = [None if value is None else moment(value) for value in values]
+    elif field == "approval":
+        values = [None if value is None else approval_text(value) for value in values]
     values = [value if value != "" else None for value in values]
     return values[0] if len(values) == 1 else values
 
@@ -131,6 +133,9 @@ def _direction(
             return _turned("wider", denies)
         case "when" if RowGuard(conjuncts(new[0])).implies(RowGuard(conjuncts(old[0]))):
             return _turned("narrower", denies)
+        case "approval":
+            stricter, looser = demands_as_much(new[0], old[0]), demands_as_much(old[0], new[0])
+            return "narrower" if stricter else "wider" if looser else "unknown"
         case "shadow":
             return _turned("narrower" if new[0] else "wider", denies)
     return "unknown"
@@ -203,6 +208,24 @@ def moved_budgets(old: Budgets, new: Budgets, before: RoleLinks, after: RoleLink
         if was.get(role) != now.get(role):
             counts = (len(was.get(role, ())), len(now.get(role, ())))
             yield Edit(f"{source} {role}", "members", *counts, "unknown")
+
+
+def moved_approvers(
+    old: Iterable[RuleRef], new: Iterable[RuleRef], before: PolicySource, after: PolicySource
+) -> Iterator[Edit]:
+    """Yield the roles that approvals are demanded of whose users, or whose roles of tokens, changed."""
+    demanded = [{rule.approval.role for rule in rules if rule.approval is not None} for rules in (old, new)]
+    for role in sorted(demanded[0] & demanded[1]):
+        was, now = (_approvers(role, source) for source in (before, after))
+        if was != now:
+            change: Change = "wider" if was < now else "narrower" if was > now else "unknown"
+            yield Edit(role, "approvers", len(was), len(now), change)
+
+
+def _approvers(role: str, source: PolicySource) -> frozenset[str]:
+    links = (source.roles, *source.domains.values())
+    members = frozenset[str]().union(*(one.members(role) for one in links))
+    return frozenset(name for name in members if name.startswith("user:") or is_granted(name))
 
 
 Cap = tuple[float, float]  # the maximum, and for a rate the time between two calls in µs

@@ -11,12 +11,12 @@ from functools import lru_cache, partial
 from typing import NamedTuple, Self
 
 from sidecar.policy import PolicySource
-from sidecar.policy.grammar import ACTIONS
+from sidecar.policy.grammar import ACTIONS, USED
 from sidecar.policy.patterns import WILDCARD, covers, glob, globs
 from sidecar.policy.roles import RoleLinks, is_granted
 from sidecar.policy_tools.diff.condition_parts import HAS_ROLE, asks_of, conjuncts, implies
 from sidecar.policy_tools.glob_algebra import may_overlap
-from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
+from sidecar.vocabulary import ANONYMOUS, BEGUN, DELEGATE, ApprovalTerms, PermissionKind, RuleRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,13 @@ class RowMeaning(NamedTuple):
 
 
 class Side(NamedTuple):
-    """What decides in one policy about one kind, without duplicates; and the allow rows with a limit."""
+    """What decides in one policy about one kind, without duplicates; the allow rows with a limit, and those that demand
+    an approval, with the actions for which they do."""
 
     allows: list[RowMeaning]
     denies: list[RowMeaning]
     limited: list[RowMeaning]
+    demands: list[RowMeaning]
 
 
 class Reader:
@@ -151,7 +153,7 @@ class Reader:
 
     def sides(self, rules: Iterable[RuleRef], source: PolicySource, moment: str) -> dict[PermissionKind, Side]:
         """Convert the rules of a policy, by kind, except shadow rules; `moment` is THEN or NOW."""
-        sides = {kind: Side([], [], []) for kind in PermissionKind}
+        sides = {kind: Side([], [], [], []) for kind in PermissionKind}
         subject = lru_cache(None)(partial(self._subject, _holders(source.roles)))
         object_ = lru_cache(None)(partial(self._object, source.sets.contents()))
         known: set[object] = set()
@@ -163,6 +165,8 @@ class Reader:
             row = RowMeaning(sub, obj, actions_of(rule.actions), guard, rule)
             if rule.max_calls_per_hour is not None:
                 sides[rule.kind].limited.append(row)
+            if rule.approval is not None:
+                sides[rule.kind].demands.append(row._replace(actions=approvable_actions(rule)))
             said = (rule.kind, rule.effect, row.key)
             if said not in known:
                 known.add(said)
@@ -225,6 +229,20 @@ def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
     return frozenset(action for action in ACTIONS if globs(action, "|".join(patterns)))
 
 
+def approvable_actions(rule: RuleRef) -> frozenset[str]:
+    """Return the actions for which a rule demands an approval: those that begin something, and those that it names."""
+    named = () if set(USED) <= set(rule.actions) else rule.actions
+    return actions_of(rule.actions) & {*BEGUN, DELEGATE, *named}
+
+
+def demands_as_much(one: ApprovalTerms | None, other: ApprovalTerms | None) -> bool:
+    """Whether one row's terms are at least as strict as another's, as far as can be told without the roles' members."""
+    if one is None or other is None:
+        return other is None
+    lasting = (one.valid_s or 0) <= (other.valid_s or 0)
+    return one.role == other.role and one.within_s <= other.within_s and lasting and one.reason >= other.reason
+
+
 def changed_meanings(
     old: Iterable[RuleRef], new: Iterable[RuleRef], old_source: PolicySource, new_source: PolicySource
 ) -> set[RuleRef]:
@@ -236,6 +254,15 @@ def changed_meanings(
     return (before ^ after) | {
         one for one in before & after if others & {one.subject, one.object} or asks_of(one.when, others)
     }
+
+
+def changed_demands(old: Iterable[RuleRef], new: Iterable[RuleRef]) -> set[RuleRef]:
+    """Return the deciding fields and the terms of rules with an approval that only one policy has."""
+    before, after = (
+        {RuleRef(rule.id, *rule[1:7], when=rule.when, approval=rule.approval) for rule in rules if rule.approval}
+        for rules in (old, new)
+    )
+    return before ^ after
 
 
 def moved(old: PolicySource, new: PolicySource) -> frozenset[str]:

@@ -148,3 +148,116 @@ def test_an_approval_that_depends_on_hashed_arguments_is_not_guessed(tmp_path: P
     new = write_policy(tmp_path / "new", files)
     data = orjson.loads(run("replay", tmp_path / "audit.jsonl", "--policy", new, "--json").stdout)
     assert (data["undecidable"], data["same"]) == (1, 0)
+
+
+# --- differences ------------------------------------------------------------------------------------------------------
+
+ROWED = "#: id=deletes{notes}\n" + ROW
+TERMS = " approval=role:oncall"
+DENIED = "p, *, tool:g/delete, use, -, -, -, deny\n"
+
+
+def differing(folder: Path, old: dict[str, str], new: dict[str, str], *options: str) -> Result:
+    for name, files in (("old", old), ("new", new)):
+        write_policy(folder / name, files)
+    return run("diff", folder / "old", folder / "new", *options)
+
+
+def noted(notes: str, more: str = "", roles: str = ROLES) -> dict[str, str]:
+    return {"agent_to_tool": ROWED.format(notes=notes) + more, "roles": roles}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "regions"),
+    [
+        (noted(""), noted(TERMS), [("narrower", "allowed", "allowed once approved")]),
+        (noted(TERMS), noted(""), [("wider", "allowed once approved", "allowed")]),
+        (noted(TERMS), noted(TERMS + " valid=1h"), []),
+        (noted(TERMS), {**noted(TERMS), "agent_to_tool": DENIED}, [("narrower", "allowed once approved", "denied")]),
+        (noted("", DENIED), noted(TERMS), [("wider", "denied", "allowed once approved")]),
+        (noted(TERMS, DENIED), noted(""), [("wider", "denied", "allowed")]),
+        # another row demands the same approval, a stricter one, a looser one, and that of another role
+        (noted(TERMS), noted("", f"#: id=new{TERMS}\n{ROW}"), []),
+        (
+            noted(TERMS),
+            noted("", f"#: id=new{TERMS} reason=required\n{ROW}"),
+            [("narrower", "allowed once approved otherwise", "allowed once approved")],
+        ),
+        (
+            noted(TERMS + " reason=required"),
+            noted("", f"#: id=new{TERMS}\n{ROW}"),
+            [("wider", "allowed once approved", "allowed once approved otherwise")],
+        ),
+        (
+            noted(TERMS),
+            noted("", f"#: id=new approval=role:lead\n{ROW}"),
+            [
+                ("wider", "allowed once approved", "allowed once approved otherwise"),
+                ("narrower", "allowed once approved otherwise", "allowed once approved"),
+            ],
+        ),
+        # a deny of both policies, and a condition
+        (noted(TERMS, DENIED), noted("", DENIED), []),
+        (
+            noted(TERMS + "\n" + ROW.replace("-, allow", "args.a == 1, allow") + "#: id=more"),
+            noted(""),
+            [("wider", "allowed once approved", "allowed")],
+        ),
+    ],
+)
+def test_access_that_needs_a_person_now_or_no_longer_is_a_region(
+    tmp_path: Path, old: dict[str, str], new: dict[str, str], regions: list[tuple[str, str, str]]
+) -> None:
+    data = orjson.loads(differing(tmp_path, old, new, "--json").stdout)
+    found = [(one["change"], one["witness"]["old"], one["witness"]["new"]) for one in data["regions"]]
+    assert found == regions
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        (TERMS, TERMS + " within=1h", "wider"),
+        (TERMS + " within=1h", TERMS, "narrower"),
+        (TERMS, TERMS + " valid=1h", "wider"),
+        (TERMS + " valid=2h", TERMS + " valid=1h", "narrower"),
+        (TERMS + " reason=required", TERMS, "wider"),
+        (TERMS, TERMS + " reason=required", "narrower"),
+        (TERMS + " reason=required", TERMS + " within=1m", "unknown"),
+        (TERMS, " approval=role:lead", "unknown"),
+        (TERMS, "", "wider"),
+        ("", TERMS, "narrower"),
+    ],
+)
+def test_a_row_whose_terms_changed_says_in_which_direction(tmp_path: Path, old: str, new: str, change: str) -> None:
+    result = differing(tmp_path, noted(old), noted(new), "--json", "--fail-on", "wider")
+    (edit,) = orjson.loads(result.stdout)["approvals"]
+    assert (edit["rule"], edit["field"], edit["change"]) == ("deletes", "approval", change)
+    assert result.exit_code == (0 if change == "narrower" else 6)
+
+
+@pytest.mark.parametrize(
+    ("roles", "change"),
+    [
+        (ROLES + "g, user:eve, role:oncall\n", "wider"),
+        (ROLES.replace("g, user:dmitri, role:oncall\n", ""), "narrower"),
+        (ROLES.replace("user:dmitri", "user:eve"), "unknown"),
+        (ROLES.replace("role:corp/lead", "role:corp/boss"), "unknown"),
+        (ROLES.replace("nhi:r", "nhi:q"), ""),
+    ],
+)
+def test_a_role_whose_users_changed_has_other_approvers(tmp_path: Path, roles: str, change: str) -> None:
+    result = differing(tmp_path, noted(TERMS), noted(TERMS, roles=roles), "--json", "--fail-on", "wider")
+    edits = orjson.loads(result.stdout)["approvers"]
+    assert [(edit["role"], edit["change"]) for edit in edits] == ([("role:oncall", change)] if change else [])
+    assert result.exit_code == (6 if change in ("wider", "unknown") else 0)
+
+
+def test_a_difference_in_approvals_is_told_in_words(tmp_path: Path) -> None:
+    old, new = noted(""), noted(TERMS + " valid=1h", roles=ROLES + "g, user:eve, role:oncall\n")
+    told = differing(tmp_path, old, new).output
+    assert "narrower  agent_to_tool: nhi:r × tool:g/delete × tools/call\n" in told
+    assert "          the approval of role:oncall, within 15m, valid for 1h, is demanded now\n" in told
+    assert "nhi:r, tool:g/delete, tools/call: was allowed, is allowed once approved\n" in told
+    assert "  deletes: approval none → role:oncall, within 15m, valid for 1h [narrower]" in told
+    told = run("diff", tmp_path / "new", tmp_path / "old", "--markdown").output
+    assert "is not demanded now" in told

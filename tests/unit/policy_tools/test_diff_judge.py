@@ -18,9 +18,10 @@ from sidecar.policy import Engine
 from sidecar.policy_tools.diff import Difference, difference, load
 from sidecar.policy_tools.diff.regions import Region
 from sidecar.policy_tools.diff.search import Point
+from sidecar.policy_tools.diff.terms import demands_as_much
 from sidecar.policy_tools.git_revisions import Revision
 from sidecar.policy_tools.policy_location import in_folder
-from sidecar.vocabulary import PermissionKind, Principal, Question
+from sidecar.vocabulary import Decision, PermissionKind, Principal, Question
 from tests.tables import tables
 
 SUBJECTS = ["*", "user:*", "nhi:*", "user:a", "nhi:p", "nhi:p*", "user:*b", "anonymous"]
@@ -45,6 +46,14 @@ ARGUMENTS: list[dict[str, Any]] = [
 KINDS = {"agent_to_tool": PermissionKind.AGENT_TO_TOOL, "guardrails": PermissionKind.GUARDRAIL}
 
 
+NOTED = " # "  # before the notes of a row, where it has more than an id
+
+
+def noted(name: str, row: str) -> str:
+    text, _, notes = row.partition(NOTED)
+    return f"#: id={name} {notes}\n{text}\n"
+
+
 class Written(NamedTuple):
     """A policy as text: rows by file, each with its effect at the end."""
 
@@ -54,7 +63,7 @@ class Written(NamedTuple):
 
     def files(self) -> dict[str, str]:
         rows = {"agent_to_tool": self.agent_to_tool, "guardrails": self.guardrails}
-        texts = {name: "".join(f"#: id={name}-{n}\n{row}\n" for n, row in enumerate(rows[name])) for name in rows}
+        texts = {name: "".join(noted(f"{name}-{n}", row) for n, row in enumerate(rows[name])) for name in rows}
         return {**texts, "roles": "\n".join(self.links)}
 
 
@@ -134,6 +143,57 @@ def test_no_change_is_missed_where_conditions_ask_roles(both: tuple[Written, Wri
                 assert claimed >= happens, (kind, point, both)
 
 
+NOTES = ["approval=role:n/r", "approval=role:n/r valid=1h", "approval=role:n/s", "approval=role:n/r within=1h"]
+
+
+@st.composite
+def asking(draw: st.DrawFn) -> tuple[Written, Written]:
+    """Two policies without guardrails, whose allow rows may demand approvals."""
+
+    def with_terms(row: str) -> str:
+        note = draw(st.sampled_from(["", *NOTES])) if row.endswith("allow") else ""
+        return f"{row}{NOTED}{note}"
+
+    old, new = draw(pairs())
+    shared = {row: with_terms(row) for row in old.agent_to_tool}
+    also = {
+        row: with_terms(row) if row not in shared or draw(st.booleans()) else shared[row] for row in new.agent_to_tool
+    }
+    return (Written(tuple(shared.values()), (), old.links), Written(tuple(also.values()), (), new.links))
+
+
+@settings(max_examples=30)
+@given(asking(), st.lists(POINTS, min_size=12, max_size=12))
+def test_an_approval_is_demanded_or_not_exactly_where_a_region_says_so(
+    both: tuple[Written, Written], points: list[Point]
+) -> None:
+    with TemporaryDirectory() as folder:
+        found, old, new = compared(Path(folder), *both)
+    regions = [region for region in found.regions if region.approval is not None]
+    kind = PermissionKind.AGENT_TO_TOOL
+    for point in [*points, *(region.witness for region in regions if region.witness)]:
+        if point.action == "delegate":  # a link of a chain, whose demands depend on the call
+            continue
+        for region in (one for one in regions if one.witness == point):
+            assert region.contains(point)
+        told_of = {region.change for region in regions if region.contains(point)}
+        answers = [
+            tuple(decided(engine, point, arguments, now_s) for engine in (old, new))
+            for now_s, arguments in itertools.product(TIMES, ARGUMENTS)
+        ]
+        allowed_in_both = [pair for pair in answers if all(decision.allowed for decision in pair)]
+        assert ("wider" in told_of) == any(loses(*pair) for pair in allowed_in_both), (kind, point, both)
+        assert ("narrower" in told_of) == any(loses(after, before) for before, after in allowed_in_both), (point, both)
+
+
+def loses(before: Decision, after: Decision) -> bool:
+    """Whether an approval that one policy demands is not demanded, as strictly, by the other."""
+    return any(
+        not any(one.id == rule.id or demands_as_much(one.approval, rule.approval) for one in after.approvals)
+        for rule in before.approvals
+    )
+
+
 def compared(folder: Path, before: Written, after: Written) -> tuple[Difference, Engine, Engine]:
     policies = []
     for name, written in (("old", before), ("new", after)):
@@ -175,10 +235,14 @@ def check_witness(region: Region, point: Point, old: Engine, new: Engine) -> Non
 
 def allowed(engine: Engine, kind: PermissionKind, point: Point, arguments: dict[str, Any], now_s: float) -> bool:
     """What one engine says to one question, as far as this kind is concerned."""
-    rest = point.object.partition(":")[2]
-    server, _, name = rest.partition("/")
-    question = Question(point.object, point.action, server, name, arguments)
-    decision = engine.decide((Principal(point.subject, roles=point.roles),), question, now_s)
+    decision = decided(engine, point, arguments, now_s)
     if kind is PermissionKind.GUARDRAIL:
         return not any(link.kind is kind and not link.allowed for link in decision.links)
     return next(link.allowed for link in decision.links if link.kind is kind)
+
+
+def decided(engine: Engine, point: Point, arguments: dict[str, Any], now_s: float) -> Decision:
+    rest = point.object.partition(":")[2]
+    server, _, name = rest.partition("/")
+    question = Question(point.object, point.action, server, name, arguments)
+    return engine.decide((Principal(point.subject, roles=point.roles),), question, now_s)
