@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sidecar.app.file_watcher import FileWatcher
-from sidecar.errors import ConfigError, SettingsError, fault_in
+from sidecar.errors import ConfigError, Fault, SettingsError, fault_in
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.observability.metrics import Metrics
 from sidecar.policy import Engine
@@ -30,7 +30,7 @@ BuildSnapshot = Callable[[Snapshot, bool, StoredPolicy | None], Awaitable[Snapsh
 @dataclass(slots=True)
 class Reloader:
     """Reloads one at a time. `serves` is called with each new snapshot in force. `trouble` says why the current files
-    are not in force; `faults` counts their faults by code."""
+    are not in force; `faults` counts their faults by code, and `refused` are the first of them."""
 
     live: Live
     build: BuildSnapshot
@@ -41,6 +41,7 @@ class Reloader:
     loaded_at: float = field(default_factory=time.time)
     trouble: tuple[str, ...] = ()
     faults: Mapping[str, int] = field(default_factory=dict)
+    refused: tuple[Fault, ...] = ()
     retiring: set[asyncio.Task[None]] = field(default_factory=set)
     _failed: tuple[str, ...] = ()
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -139,7 +140,7 @@ class Reloader:
     async def _fail(self, error: ConfigError, by: str, *, anew: bool, cause: Exception | None = None) -> None:
         told = _told(error)
         self.trouble = ("the newest files are not in force, the old policy serves", *told)
-        self.faults = Counter(fault.code for fault in error.faults)
+        self.faults, self.refused = Counter(fault.code for fault in error.faults), tuple(error.faults[:MAX_TOLD])
         if told == self._failed and not anew:
             return
         self._failed = told
@@ -154,7 +155,7 @@ class Reloader:
     def _well(self, now: Snapshot) -> None:
         """The files are in force, except for changes that need a restart."""
         waiting = (f"{name} changed in the configuration and needs a restart" for name in now.waiting)
-        self._failed, self.faults, self.trouble = (), {}, tuple(waiting)
+        self._failed, self.faults, self.refused, self.trouble = (), {}, (), tuple(waiting)
 
     async def _retire(self, old: Snapshot, new: Snapshot) -> None:
         """Close the upstreams that the new snapshot dropped, once the calls that began under the old one have ended."""

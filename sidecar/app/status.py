@@ -14,7 +14,7 @@ from sidecar.app.policy_sources.poller import SourcePoller
 from sidecar.app.reload import Reloader
 from sidecar.app.tool_drift import ToolDrift
 from sidecar.audit.file_sink import HARMLESS
-from sidecar.errors import Refusal
+from sidecar.errors import Fault, Refusal
 from sidecar.gateway.kill_switch import SwitchEntry, object_of
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.snapshot import Service
@@ -193,10 +193,13 @@ class StatusReport:
             "engine_differences": {kind.value: count for kind, count in now.engine.differences.counts.items()},
             "allows_by_default": [kind.value for kind in now.engine.allowing],
             "warnings": [str(fault) for fault in now.engine.warnings],
+            "refused": [_plain(fault) for fault in (*self.reloader.refused, *self.follower.refused)],
+            "needs_restart": list(now.waiting),
             "mode": self.mode,
             "shadow_until": None if now.shadow_until is None else rfc3339(now.shadow_until),
             "source": self.follower.status(now.settings),
             "replicas": None if self.replicas.skew is None else self.replicas.skew._asdict(),
+            "replica_revisions": self.replicas.revisions,
         }
 
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
@@ -263,3 +266,7 @@ class StatusReport:
     def switched_off(self) -> Sequence[SwitchEntry]:
         """All tools and servers that are switched off."""
         return self.pipeline.stages.switch.ledger.switched_off.in_force(self.pipeline.live.clock())
+
+
+def _plain(fault: Fault) -> Mapping[str, Any]:
+    return {"severity": fault.severity, "message": fault.message, **fault.plain()}

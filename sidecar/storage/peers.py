@@ -7,6 +7,7 @@ must have in common are compared by digests, which tell nothing of the keys.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -61,6 +62,11 @@ class Peers:
     skew: RevisionSkew | None = None
     different_keys: tuple[str, ...] = ()
     _heard: dict[str, ServedRevision] = field(default_factory=dict)
+
+    @property
+    def revisions(self) -> Mapping[str, int]:
+        """How many of the other replicas serve each revision; empty while they cannot be heard."""
+        return {} if self.skew is None else Counter(one.revision for one in self._heard.values())
 
     async def run(self) -> None:
         while True:

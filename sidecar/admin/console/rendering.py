@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sidecar.admin.console.addresses import BASE, STATIC
 from sidecar.admin.console.registry import NAVIGATION, PAGES
-from sidecar.errors import visible_lines
+from sidecar.errors import visible, visible_lines
 from sidecar.settings.timestamps import rfc3339, seconds_of
 
 FOLDER: Final = Path(__file__).parent
@@ -76,6 +76,7 @@ class Templates:
             "short": short,
             "or_none": or_none,
             "machine_time": machine_time,
+            "visible": visible,
         }
         environment.globals |= {"static": lambda name: self._addresses[name], "base": BASE, "navigation": _navigation()}
         return environment

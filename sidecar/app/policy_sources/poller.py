@@ -23,6 +23,7 @@ from sidecar.upstreams.processes.launcher import Processes
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 LONGEST_ADAPTER_PAUSE_S: Final = 10.0  # its reader is on this machine, and a database is back sooner than a repository
 IDLE_S: Final = 3600.0  # without a source there is nothing to wait for
+MAX_REFUSED: Final = 50
 SPREAD: Final = 0.2  # share of the interval, so that replicas started together poll at different times
 
 log = logging.getLogger("sidecar.app.policy_sources")
@@ -53,7 +54,8 @@ recorded. Raises ConfigError; the old policy then stays in force."""
 @dataclass(slots=True)
 class SourcePoller:
     """Polls the source. `random` returns numbers from 0 to 1. `trouble` says why the source's policy does not serve,
-    `faults` counts its faults by code, `good_at` is when it was last polled with success."""
+    `faults` counts its faults by code, `refused` are the first of them, `good_at` is when it was last polled with
+    success."""
 
     processes: Processes
     clock: Callable[[], float]
@@ -61,6 +63,7 @@ class SourcePoller:
     metrics: Metrics
     trouble: tuple[str, ...] = ()
     faults: Mapping[str, int] = field(default_factory=dict)
+    refused: tuple[Fault, ...] = ()
     good_at: float | None = None
     _served: StoredPolicy | None = None
     _origin: PolicyOrigin | None = None
@@ -135,7 +138,7 @@ class SourcePoller:
                     await self._origin.close()
                 self._origin, self._kind = self._made(kind), kind
             if (origin := self._origin) is None:
-                self.trouble, self.faults, self.good_at = (), {}, None
+                self.trouble, self.faults, self.refused, self.good_at = (), {}, (), None
                 return None
             try:
                 new = await origin.look(settings)
@@ -199,7 +202,7 @@ class SourcePoller:
     def _good(self, settings: Settings) -> None:
         if self.trouble:
             log.info("the policy source works again")
-        self.trouble, self.faults, self._failures, self.good_at = (), {}, 0, self.clock()
+        self.trouble, self.faults, self.refused, self._failures, self.good_at = (), {}, (), 0, self.clock()
         kept = kept_for(settings)
         self.metrics.policy_source(True, self.good_at, kept.version if kept is not None else 0)
 
@@ -208,7 +211,7 @@ class SourcePoller:
     ) -> None:
         """Report a failure. Pauses grow up to `longest_s`; 0 means that they do not grow."""
         self._failures, self._longest_pause_s = self._failures + 1 if longest_s else 0, longest_s
-        self.faults = Counter(fault.code for fault in faults)
+        self.faults, self.refused = Counter(fault.code for fault in faults), tuple(faults[:MAX_REFUSED])
         told = ("what the policy's source has now does not serve, what was taken last does", why)
         if told != self.trouble:
             log.error("the policy source failed, the last policy stays in force: %s", why)

@@ -1,0 +1,94 @@
+"""Shows the policy as it serves: its revision and source, what was refused, and the lines of its files."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from sidecar.admin.console.live import watched
+from sidecar.admin.console.policy_files import LineReader, PolicyFolderFile, file_named, files_of, pieces_in
+from sidecar.admin.console.registry import StreamEvent, action, page, stream
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, Paging, matches, paged
+from sidecar.errors import Fault
+from sidecar.settings.timestamps import seconds_of
+
+LINES: Final = 200
+FILES_S: Final = 2.0
+MAX_NAME: Final = 4096
+_reader: Final = LineReader()
+
+
+@page("policy", title="Policy", template="policy.html")
+async def policy(asked: ConsoleRequest) -> Mapping[str, Any]:
+    wanted, now = asked.query.text("file", most=MAX_NAME), asked.app.desk.live.current
+    status = await asked.operate("GET", "/status")
+    files = await asked.shared("policy files", FILES_S, lambda: asyncio.to_thread(files_of, now.settings.policy))
+    return {
+        **paged([one.plain() for one in files if matches(wanted, one.name)], asked.query),
+        "filter": {"file": wanted},
+        "policy": status["policy"],
+        "workers": status.get("workers"),
+        "warnings": [_plain(fault) for fault in now.engine.warnings],
+        "self_test": now.settings.policy.self_test,
+        "reloaded": asked.query.text("reloaded"),
+    }
+
+
+@stream("policy/live")
+async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
+    async for event in watched(asked, policy, "policy", "policy_state.html"):
+        yield event
+
+
+@action("policy/reload")
+async def reload(asked: ConsoleRequest) -> str:
+    """Read all files, and the source, again, as `sidecar reload` does."""
+    answer = await asked.operate("POST", "/api/reload")
+    return f"policy?{urlencode({'reloaded': answer['revision']})}"
+
+
+@page("policy/file", title="Policy", template="policy_file.html")
+async def file(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """Some lines of one file. `line` is marked, and on the page that is shown unless `page` names another one."""
+    query, now = asked.query, asked.app.desk.live.current
+    name, line = query.text("name", most=MAX_NAME), query.number("line", 0, least=0, most=10_000_000)
+    found = await asyncio.to_thread(file_named, now.settings.policy, name)
+    if found is None:
+        raise ConsoleFault(404, f"the policy that serves has no file {name[:200]!r}: the page Policy lists its files")
+    number = query.number("page", max(1, -(-line // LINES)), least=1, most=10_000_000)
+    try:
+        lines = await asyncio.to_thread(_reader.read, found, (number - 1) * LINES + 1, LINES)
+    except OSError as error:
+        raise ConsoleFault(409, f"{found.name} cannot be read: {error.strerror}") from None
+    status = await asked.operate("GET", "/status")
+    pages = max(1, -(-lines.total // LINES))
+    number = min(number, pages)
+    if lines.first > (number - 1) * LINES + 1:  # behind the end
+        lines = await asyncio.to_thread(_reader.read, found, (number - 1) * LINES + 1, LINES)
+    told = _by_line(found, [*map(_plain, now.engine.warnings), *status["policy"]["refused"]])
+    return {
+        "file": found.plain(),
+        "line": line,
+        "rows": [
+            {"line": at, "pieces": pieces_in(text, found.path.suffix), "faults": told.get(at, [])}
+            for at, text in enumerate(lines.lines, lines.first)
+        ],
+        "faults": told.get(0, []),
+        "paging": Paging(number, pages, lines.total, (number - 1) * LINES, LINES).plain(),
+        "revision": status["policy"]["revision"],
+        "loaded_at": status["policy"]["loaded_at"],
+        "is_newer": found.written_at > seconds_of(status["policy"]["loaded_at"]),
+    }
+
+
+def _plain(fault: Fault) -> Mapping[str, Any]:
+    return {"severity": fault.severity, "message": fault.message, **fault.plain()}
+
+
+def _by_line(found: PolicyFolderFile, faults: Iterable[Mapping[str, Any]]) -> Mapping[int, list[Mapping[str, Any]]]:
+    """The faults of a file by line; those of the file as a whole have none."""
+    told: dict[int, list[Mapping[str, Any]]] = {}
+    for fault in faults:
+        if fault.get("file") == str(found.path):
+            told.setdefault(fault.get("line", 0), []).append(fault)
+    return told
