@@ -46,7 +46,7 @@ PRINCIPAL_FIELDS = ("name", "kind", "id", "scopes", "roles")
 CALL_FIELDS = ("server", "tool", "action", "meta")
 VARIABLES = ("args", "principal", "origin", "chain", "call", "now")
 
-Outcome = Ran | Literal["assumed"]
+Outcome = Ran | Literal["assumed", "doubted"]
 
 Evaluation = tuple[Ran, Mapping[str, Any], float]
 """The outcome of a condition, what it read by path, and the units that are left."""
@@ -66,8 +66,8 @@ _Tree = dict[str, Any]  # by key: the tree below, or the path that ends there, s
 
 def lets_match(outcome: object, denies: int) -> bool:
     """Whether a row's condition lets it match. An error is no match on an allow row, and a match on a deny row
-    (CONTRACT 2.1); what is assumed while listing is the opposite (CONTRACT 1.4)."""
-    if outcome == "error":
+    (CONTRACT 2.1), and so is one that is doubted; what is assumed while listing is the opposite (CONTRACT 1.4)."""
+    if outcome in ("error", "doubted"):
         return bool(denies)
     if outcome == "assumed":
         return not denies

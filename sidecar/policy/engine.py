@@ -21,6 +21,7 @@ from sidecar.errors import Reason
 from sidecar.policy.conditions import MAX_UNITS, ConditionContext
 from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
 from sidecar.policy.link_decision import EngineDifferences, KindPolicy, LinkAnswer, LinkOutcome, LinkPolicy, LinkRows
+from sidecar.policy.patterns import WILDCARD
 from sidecar.policy.plain_conditions import Ran
 from sidecar.policy.roles import PolicySubject, PolicySubjects, RolePaths
 from sidecar.policy.source import PolicySource
@@ -49,10 +50,14 @@ MAX_CHAINS = 256  # whose subjects are kept, by identity: some callers get a new
 MAX_CASES = 4096  # in each of the cache's two generations
 MAX_CASE_ROWS, MAX_CASE_RESULTS = 32, 32  # of a cached case
 _NO_ARGUMENTS: Mapping[str, Any] = {}
+_UNWRITTEN: Mapping[Mode, LinkOutcome] = {"list": "assumed", "assured": "doubted"}
+"""The modes of calls that are not written yet, with the outcome of conditions on what the caller will write."""
 _NO_CHAIN: tuple[None, tuple[PolicySubject, ...]] = (None, ())
 _new = tuple.__new__  # of a named tuple, whose constructor takes twice as long
 
-Mode = Literal["call", "list", "session"]
+Mode = Literal["call", "list", "assured", "session"]
+PossibleAnswer = Literal["allow", "approval", "conditional", "deny"]
+"""What calls of one chain on one object get. `conditional`: that depends on what the caller writes."""
 CaseKey = tuple[object, ...]  # mode, object, action, server, and the subjects of the chain
 
 
@@ -67,15 +72,15 @@ class Result(NamedTuple):
 class Case:
     """What is known of every request of one chain for one object and action, from `since_s` until `until_s`: the rows
     of each link, every condition with the position of its subject and whether the link lends, and the results by the
-    conditions' outcomes. No row expires in that time. A condition is None if its outcome is assumed: while listing, one
-    on what the caller will write."""
+    conditions' outcomes. No row expires in that time. A condition is None if it is not evaluated: one on what the
+    caller will write is assumed to hold while listing, and doubted for an assurance."""
 
     __slots__ = ("conditions", "links", "results", "since_s", "until_s")
 
     def __init__(self, mode: Mode, links: Iterable[LinkRows], now_s: float) -> None:
         self.links = tuple(links)
         self.conditions = [
-            (None if mode == "list" and each.from_caller and not link.lends else each, link.place, link.lends)
+            (None if mode in _UNWRITTEN and each.from_caller and not link.lends else each, link.place, link.lends)
             for link in self.links
             for each in link.conditions
         ]
@@ -195,7 +200,7 @@ class Engine:
         reads: tuple[Mapping[str, Any], ...] = ()
         for condition, place, lends in case.conditions:
             if condition is None:
-                outcomes += ("assumed",)
+                outcomes += (_UNWRITTEN[mode],)
                 continue
             arguments = _NO_ARGUMENTS if lends else written
             scene = _new(ConditionContext, (chain, place, question, arguments, now_s, self.roles_of))
@@ -220,6 +225,18 @@ class Engine:
     def reconsider(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decide as `may_list` does, with reasons: for a call allowed earlier whose arguments were not kept."""
         return self.decide(chain, question, now_s, "list")
+
+    def survey(self, chain: Chain, question: Question, now_s: float) -> tuple[PossibleAnswer, Decision]:
+        """Return what calls get, whatever they will write, with the most favourable decision. No limit is checked."""
+        best = self.decide(chain, question, now_s, "list")
+        if not best.allowed:
+            return "deny", best
+        least = self.decide(chain, question, now_s, "assured")
+        if not least.allowed:
+            return "conditional", best
+        if any(_demanding(least.links, question.action)):
+            return "approval", least
+        return ("conditional" if any(_demanding(best.links, question.action)) else "allow"), best
 
     def enter(self, chain: Chain, question: Question, now_s: float) -> Decision:
         """Decide a session call on an MCP server (CONTRACT 1.4).
@@ -252,10 +269,23 @@ class Engine:
     def names_after(self, prefix: str, after: str) -> Iterator[str]:
         """Return the `names` that begin with `prefix`, in order, from the first one after `after`; some more than once,
         and patterns among them. The first call sorts names."""
-        if not self._sorted_names:
-            self._sorted_names = [*(docket.sorted_names() for docket in self._dockets.values()), sorted(self._members)]
-        names = merge(*(_from(names, prefix, after) for names in self._sorted_names))
+        names = merge(*(_from(names, prefix, after) for names in self._all_names()))
         return takewhile(lambda name: name.startswith(prefix), names)
+
+    def names_with(self, prefix: str) -> list[str]:
+        """Return the `names` that begin with `prefix`, in order, each once, and without patterns."""
+        end = f"{prefix}\U0010ffff"
+        found = [
+            name for names in self._all_names() for name in names[bisect_left(names, prefix) : bisect_left(names, end)]
+        ]
+        found.sort()  # runs that are in order already
+        return [name for name in dict.fromkeys(found) if WILDCARD not in name]
+
+    def _all_names(self) -> Sequence[Sequence[str]]:
+        if not self._sorted_names:
+            lists = [*(docket.sorted_names() for docket in self._dockets.values()), sorted(self._members)]
+            self._sorted_names = list({id(names): names for names in lists}.values())  # kinds share their texts
+        return self._sorted_names
 
     def objects_of(self, chain: Chain, question: Question) -> Set[str] | None:
         """The objects that the allow rows of the last principal hold; None if all names of the question's object, which
@@ -278,6 +308,12 @@ class Engine:
         last = self._subjects_of(chain)[-1]
         docket = self._dockets[_last_kind(last, question)]
         return docket.may_allow_more(last, question.object, question.action, open_roles=False)
+
+    def rules_of(self, name: str) -> Iterator[RuleRef]:
+        """Yield the rules whose subject or object is exactly this text: a name, a role, a set or a pattern. Those of a
+        Casbin model are left out."""
+        for table in self.source.tables.values():
+            yield from map(table.rule, table.rows_with(name))
 
     def rules_about(self, principal: Principal, link: Link, most: int) -> Iterator[RuleRef]:
         """Yield rules of a link's kind that name its subject, or its object: up to `most`, half of them of each. Those
@@ -373,7 +409,7 @@ class Engine:
                 case.narrow(ends, now_s)
             before = len(ran)
             for condition, outcome in zip(found.conditions, came_out, strict=True):
-                if outcome != "assumed":
+                if outcome != "assumed" and outcome != "doubted":
                     word = outcome if isinstance(outcome, str) else outcome.word
                     ran.append((condition.digest, word, answer.link))
                     names += (condition.names,) if any(condition.names) else ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from hashlib import sha256
 from typing import Literal, NamedTuple
@@ -183,6 +184,18 @@ class RowTable(RuleRows):
 
     def limited(self) -> Iterator[int]:
         return (row for row, bits in enumerate(self.flags) if bits & LIMITED)
+
+    def rows_with(self, text: str) -> Iterator[int]:
+        """Yield the rows whose subject or object is this text."""
+        number = self.texts.ids.get(text)
+        if number is None:
+            return
+        for column in (self.sub, self.obj):
+            at = 0
+            with suppress(ValueError):  # no more
+                while True:
+                    at = column.index(number, at) + 1
+                    yield at - 1
 
     def in_shadow(self) -> Iterator[int]:
         """Yield the rows that are only recorded."""

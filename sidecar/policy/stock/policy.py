@@ -156,8 +156,8 @@ class StockPolicy:
         decision = RowsDecision(bool(found.some & _ALLOWED), tuple(found.rows), failed)
         if outcomes:
             (outcome,) = outcomes
-            if isinstance(outcome, str):  # assumed while listing: the caller will write what it reads
-                allowed = bool(found.some & _ALLOWED)
+            if isinstance(outcome, str):  # not evaluated: the caller will write what it reads
+                allowed = outcome == "assumed" and bool(found.some & _ALLOWED)
                 return LinkAnswer(Link(*about, allowed, None if allowed else Reason.NO_MATCHING_RULE))
             decision, expired = outcome.decision, outcome.expired
         # Without rows the matcher alone decides, over the one row that Casbin then implies.

@@ -323,3 +323,51 @@ def test_a_thousand_roles_on_an_object_in_a_thousand_sets_is_no_product_of_both(
         finally:
             sys.setprofile(None)
         assert decision.allowed is allowed and calls.total() < 100_000, calls
+
+
+SURVEYED = """\
+#: id=plain
+p, nhi:a, tool:s/plain, use, -, -, -, allow
+p, nhi:a, tool:s/asks, use, -, -, args.x == 1, allow
+#: id=both
+p, nhi:a, tool:s/both, use, -, -, -, allow
+p, nhi:a, tool:s/both, use, -, -, args.x == 1, deny
+p, nhi:a, tool:s/now, use, -, -, now < timestamp('2020-01-01T00:00:00Z'), allow
+#: approval=role:boss
+p, nhi:a, tool:s/waits, use, -, -, -, allow
+p, nhi:a, tool:s/may_wait, use, -, -, -, allow
+#: approval=role:boss
+p, nhi:a, tool:s/may_wait, use, -, -, args.x == 1, allow
+p, nhi:a, tool:s/may_ask, use, -, -, -, allow
+p, nhi:a, tool:s/gone, use, 2020-01-01T00:00:00Z, -, -, allow
+"""
+POSSIBLE = {
+    "plain": "allow", "asks": "conditional", "both": "conditional", "now": "deny", "waits": "approval",
+    "may_wait": "conditional", "may_ask": "allow", "gone": "deny", "nothing": "deny",
+}  # fmt: skip
+
+
+def test_a_survey_tells_what_calls_can_get_whatever_they_write(tmp_path: Path) -> None:
+    rules = engine(tmp_path, {"agent_to_tool": SURVEYED})
+    for name, expected in POSSIBLE.items():
+        said, decision = rules.survey(chain("nhi:a"), Question(f"tool:s/{name}", "tools/call", "s", name), NOW)
+        calls = {
+            rules.decide(chain("nhi:a"), Question(f"tool:s/{name}", "tools/call", "s", name, {"x": x}), NOW).answer
+            for x in (0, 1)
+        }
+        assert said == expected, name
+        assert calls == ({expected} if expected != "conditional" else calls) and len(calls) <= 2
+        assert (len(calls) > 1) == (expected == "conditional"), name
+        assert decision.allowed == (expected != "deny")
+
+
+def test_names_and_rules_are_found_by_their_texts(tmp_path: Path) -> None:
+    files = {"agent_to_tool": SURVEYED + "p, role:r, tool:t/*, use, -, -, -, allow\n", "roles": "g, user:u, role:r\n"}
+    rules = engine(tmp_path, files)
+    assert rules.names_with("user:") == ["user:u"] and rules.names_with("nhi:") == ["nhi:a"]
+    assert rules.names_with("tool:")[:2] == ["tool:s/asks", "tool:s/both"] and "tool:t/*" not in rules.names_with(
+        "tool:"
+    )
+    assert [rule.object for rule in rules.rules_of("role:r")] == ["tool:t/*"]
+    assert [rule.id for rule in rules.rules_of("tool:s/plain")] == ["plain"]
+    assert list(rules.rules_of("tool:s/unheard")) == []
