@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, NotRequired, TypedDict
 
 from sidecar.gateway.approvals import ApprovalState
 from sidecar.gateway.decisions.authzen_messages import MAX_EVALUATIONS, MAX_RESULTS, SEMANTICS
+from sidecar.tasks.api.task_record import TaskState
 from sidecar.tasks.programs.run_record import Category, RunState, RunStatus
 
 Bounds = Mapping[str, Any]
@@ -144,6 +145,29 @@ class Agents(TypedDict):
     """All agents that are CLI programs."""
 
     agents: Annotated[Sequence[Agent], "by name"]
+
+
+class OrderedTask(TypedDict):
+    """A task of the task API, without its input and its result, which are its caller's."""
+
+    id: Annotated[str, "its id in the task API"]
+    agent: Annotated[str, "the agent that it is for"]
+    caller: Annotated[Sequence[str], "the principals for whom it runs, first to last"]
+    task_type: Annotated[str, "as it was ordered"]
+    state: Annotated[TaskState, "its state"]
+    agent_state: Annotated[str | None, "the agent's own state, in A2A's terms"]
+    created_at: Annotated[str | None, "when it was ordered"]
+    started_at: Annotated[str | None, "when its agent began"]
+    completed_at: Annotated[str | None, "when it ended"]
+    error: Annotated[str | None, "why it failed, without what looks like a secret"]
+    run_id: Annotated[str | None, "its run, if its agent is a CLI program"]
+
+
+class OrderedTasks(TypedDict):
+    """A page of tasks."""
+
+    tasks: Annotated[Sequence[OrderedTask], "newest first"]
+    total: Annotated[int, "how many there are on all pages"]
 
 
 class RunAnswer(TypedDict):

@@ -170,7 +170,7 @@ MODELS: Final = (
     *(models.CancelOrder, models.Schedule, models.Schedules, models.NewSchedule, models.ScheduleOrdered),
     *(models.ApprovalVerdict, models.ApprovalRequest, models.ApprovalRequests, models.ApprovalQuestion),
     *(models.ApprovalInFull, models.ApprovalAnswer, McpApproval),
-    *(models.Nothing, models.Problem),
+    *(models.OrderedTask, models.OrderedTasks, models.Nothing, models.Problem),
 )
 # Their receivers ignore unknown members.
 AUTHZEN_MODELS: Final = (

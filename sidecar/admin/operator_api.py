@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 from sidecar.admin import models
 from sidecar.admin.run_stream import END, RunNews, RunStream, RunVisibility, text_of
-from sidecar.admin.views import agent_in_full, agent_of, run_in_full, run_of, schedule_of
+from sidecar.admin.views import agent_in_full, agent_of, run_in_full, run_of, schedule_of, task_of
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.snapshot import Live
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.schedules import ScheduleSettings, acts_as
 from sidecar.settings.validation_errors import findings_of, nothing_like
-from sidecar.storage import RecordStoreOut
+from sidecar.storage import RecordPage, RecordStoreOut
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_record import Task
 from sidecar.tasks.programs.executions import Executions, RunPool
@@ -116,6 +116,17 @@ class OperatorApi:
             if at >= total:
                 return {"runs": [run_of(run) for run in found], "next_offset": None}
         return {"runs": [run_of(run) for run in found], "next_offset": at}
+
+    async def tasks(self, agent: str, state: str, limit: int, offset: int) -> models.OrderedTasks:
+        """A page of the tasks of all callers, newest first; "" selects all. Raises Refusal: UPSTREAM_UNKNOWN,
+        STORE_UNAVAILABLE."""
+        now = self.live.current
+        if agent:
+            now.agent(agent)
+        page = RecordPage([agent] if agent else list(now.agents), state or None, limit, offset)
+        records, total = await self.orders.runner.means.store.page(None, page)
+        shown = [task_of(record, is_of_program=record.target in self._definitions) for record in records]
+        return {"tasks": shown, "total": total}
 
     async def run(self, run_id: str) -> models.RunInFull:
         """One run. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""

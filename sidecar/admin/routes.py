@@ -32,6 +32,7 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.protocols.sse import KEEP_ALIVE
 from sidecar.settings.timestamps import rfc3339, seconds_of
 from sidecar.settings.uris import named_object
+from sidecar.tasks.api.task_record import TaskState
 from sidecar.tasks.programs.run_record import RunState, RunStatus
 from sidecar.tasks.schedules.scheduler import Conflict
 from sidecar.vocabulary import Principal
@@ -172,6 +173,12 @@ _APPROVALS: Final[Mapping[str, Schema]] = {
 }
 _PERSON: Final[Schema] = {**_TEXT, **PRINCIPAL, "description": "the person who asks, over the control socket only"}
 LOCAL_PERSON: Final = "local"  # the issuer of people who are named at the control socket
+_TASKS: Final[Mapping[str, Schema]] = {
+    "agent": {**_TEXT, **SLUG, "description": "only tasks for this agent"},
+    "state": {"enum": [state.value for state in TaskState], "description": "only tasks in this state"},
+    "limit": {**whole_number(1, MAX_LIMIT, DEFAULT_LIMIT), "description": "the largest number of tasks"},
+    "offset": {**whole_number(0, MAX_OFFSET, 0), "description": "how many to skip"},
+}
 _AGENT: Final[Schema] = {**_TEXT, **SLUG, "description": "only runs of this agent"}
 _FOLLOW: Final[Schema] = {"type": "boolean", "default": False, "description": "as an event stream, until the run ends"}
 
@@ -315,6 +322,13 @@ async def run_agent(asked: AdminRequest) -> models.RunOrdered:
 async def list_runs(asked: AdminRequest) -> models.Runs:
     """The runs of all agents, newest first."""
     return await asked.app.desk.runs(RunQuery(**asked.query))
+
+
+@_get("/api/tasks", query=_TASKS)
+async def list_tasks(asked: AdminRequest) -> models.OrderedTasks:
+    """The tasks of the task API, of all callers, newest first."""
+    wanted = {"agent": "", "state": "", "limit": DEFAULT_LIMIT, "offset": 0, **asked.query}
+    return await asked.app.desk.tasks(**wanted)
 
 
 @_get("/api/runs/{id}")

@@ -8,6 +8,7 @@ from sidecar.admin.models import (
     ApprovalInFull,
     ApprovalQuestion,
     ApprovalRequest,
+    OrderedTask,
     Run,
     RunError,
     RunInFull,
@@ -19,7 +20,7 @@ from sidecar.admin.run_stream import message_of
 from sidecar.gateway.approvals import ApprovalRecord
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.schedules import acts_as
-from sidecar.tasks.api.task_record import moment
+from sidecar.tasks.api.task_record import Task, moment
 from sidecar.tasks.programs.executions import RunPool
 from sidecar.tasks.programs.run_record import Attempt, Execution, Failure, Usage
 from sidecar.tasks.programs.stored_text import sanitized
@@ -149,6 +150,22 @@ def approval_in_full(record: ApprovalRecord, objection: str | None) -> ApprovalI
     if objection is None:
         shown = [cast(ApprovalQuestion, question._asdict()) for question in record.questions]
     return {**approval_of(record), "objection": objection, "questions": shown}
+
+
+def task_of(record: Task, *, is_of_program: bool) -> OrderedTask:
+    return {
+        "id": record.id,
+        "agent": record.target,
+        "caller": [principal.name for principal in record.caller.chain],
+        "task_type": record.task_type,
+        "state": record.state,
+        "agent_state": record.a2a_state or None,
+        "created_at": moment(record.created_at),
+        "started_at": moment(record.started_at),
+        "completed_at": moment(record.completed_at),
+        "error": sanitized(record.error_message) or None,
+        "run_id": record.a2a_task or None if is_of_program else None,
+    }
 
 
 def schedule_of(shown: ShownSchedule) -> Schedule:

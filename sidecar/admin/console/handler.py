@@ -358,6 +358,7 @@ class Console:
             "me": {"by": asked.by, "role": asked.role, "is_operator": asked.is_operator},
             "csrf": "" if asked.session is None else asked.session.csrf,
             "query": asked.query,
+            "live": f"{BASE}{quote(asked.path)}{LIVE}?{asked.query.with_changes({})}".rstrip("?"),
             "here": lambda **changes: f"{BASE}{quote(asked.path)}?{asked.query.with_changes(changes)}".rstrip("?"),
         }
 

@@ -18,6 +18,7 @@ from sidecar.admin.console.addresses import BASE, STATIC
 from sidecar.admin.console.registry import NAVIGATION, PAGES
 from sidecar.errors import visible, visible_lines
 from sidecar.settings.timestamps import rfc3339, seconds_of
+from sidecar.tasks.programs.run_record import standing_of
 
 FOLDER: Final = Path(__file__).parent
 MEDIA_TYPES: Final = {
@@ -77,6 +78,10 @@ class Templates:
             "or_none": or_none,
             "machine_time": machine_time,
             "visible": visible,
+            "clipped": clipped,
+            "brief": brief,
+            "standing": standing_of,
+            "lines": visible_lines,
         }
         environment.globals |= {"static": lambda name: self._addresses[name], "base": BASE, "navigation": _navigation()}
         return environment
@@ -184,6 +189,17 @@ def short(value: object, characters: int = 12) -> str:
 def or_none(value: object) -> object:
     """`–` in place of nothing."""
     return NONE if value in (None, "", []) else value
+
+
+def clipped(value: object, characters: int = 200) -> str:
+    """A text of others in one line: the beginning of one that is long, with hidden characters written out."""
+    text = str(value)
+    return visible(text[:characters]) + ("…" if len(text) > characters else "")
+
+
+def brief(value: object) -> str:
+    """The end of an id, which tells it from its neighbours: ids of ours begin with the time."""
+    return str(value)[-8:]
 
 
 def machine_time(value: object) -> str:

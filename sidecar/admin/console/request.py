@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -20,6 +20,7 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.vocabulary import Principal
 
 if TYPE_CHECKING:
+    from sidecar.admin.console.registry import PageFunction
     from sidecar.admin.console.sessions import ConsoleSession
     from sidecar.admin.other_workers import OtherWorkers
 
@@ -28,6 +29,8 @@ MAX_FIELDS: Final = 200
 MAX_SHARED: Final = 64
 PAGE_ROWS, MAX_PAGE_ROWS = 50, 200
 OTHERS_S: Final = 2.0
+LOOK_S, FRESH_S = 0.4, 0.3
+"""How often a live view looks for news, and how old what several viewers share may be."""
 
 
 class ConsoleFault(Exception):
@@ -196,6 +199,21 @@ class ConsoleRequest:
         """What `make` returns, made once for all who ask within this time: for what costs much or is looked at by many,
         and that every role may see."""
         return await self.results.get((self.is_of_worker, key), within_s, make)
+
+    async def changes(self, look: PageFunction) -> AsyncGenerator[Mapping[str, Any] | None]:
+        """The data of this page, which every role may see, each time that it differs; None while it does not. A store
+        that is out is waited for; another fault ends the view."""
+        key, before = (self.path, self.query.with_changes({})), None
+        while True:
+            found = before
+            try:
+                found = await self.shared(key, FRESH_S, lambda: look(self))
+            except ConsoleFault as fault:
+                if fault.status != 503:
+                    return
+            yield found if found != before else None
+            before = found
+            await asyncio.sleep(LOOK_S)
 
     def is_draining(self) -> bool:
         return self.app.desk.is_draining()

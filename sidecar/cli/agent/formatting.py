@@ -8,19 +8,6 @@ from sidecar.protocols.hidden_characters import shown
 OPERATOR: Final = "nhi:operator"
 
 
-def ending(run: Mapping[str, Any]) -> str:
-    """Return the result or the state of a run: a queued run waits, and a run that needs more from its caller asks."""
-    if asks(run):
-        return "asks"
-    if run["status"] is not None:
-        return str(run["status"])
-    return "waiting" if run["state"] == "idle" else str(run["state"])
-
-
-def asks(run: Mapping[str, Any]) -> bool:
-    return run["is_over"] and run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")
-
-
 def cause(error: Mapping[str, Any] | None) -> str | None:
     return f"{error['category']}: {error['message']}" if error else None
 

@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 
 import click
 
-from sidecar.cli.agent.formatting import amount, cause, ending, facts, figures
+from sidecar.cli.agent.formatting import amount, cause, facts, figures
 from sidecar.cli.command import config_and_json
 from sidecar.cli.operator_socket import ask, path_of
 from sidecar.cli.terminal import print_table
 from sidecar.protocols.hidden_characters import shown
-from sidecar.tasks.programs.run_record import RunState, RunStatus
+from sidecar.tasks.programs.run_record import RunState, RunStatus, standing_of
 
 TAIL_LINES = 20
 STATES, STATUSES = [one.value for one in RunState], [one.value for one in RunStatus]
@@ -69,18 +69,18 @@ def show(run: str, config: Path, as_json: bool) -> None:
 def _agent(one: Mapping[str, Any]) -> tuple[str, ...]:
     last = one["last_run"]
     busy = f"{one['running']} of {one['places']}" if one["enabled"] else "disabled"
-    ended = "-" if last is None else f"{ending(last)}  {last['created_at']}"
+    ended = "-" if last is None else f"{standing_of(last)}  {last['created_at']}"
     return one["name"], one["mode"], one["access_type"], busy, str(one["waiting"]), ended
 
 
 def _run(one: Mapping[str, Any]) -> tuple[str, ...]:
     took = "-" if one["duration_s"] is None else f"{one['duration_s']:.1f} s"
     whom = " → ".join(one["caller"]) + (f" ({one['schedule']})" if one["schedule"] else "")
-    return one["id"], one["agent"], ending(one), one["started_at"] or "-", took, whom
+    return one["id"], one["agent"], standing_of(one), one["started_at"] or "-", took, whom
 
 
 def _in_full(one: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{one['id']}  {one['agent']}  {ending(one)}"
+    yield f"{one['id']}  {one['agent']}  {standing_of(one)}"
     yield from facts(
         {
             "on behalf of": " → ".join(one["caller"]),

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 import click
 
-from sidecar.cli.agent.formatting import OPERATOR, asks, cause, ending, row_for
+from sidecar.cli.agent.formatting import OPERATOR, cause, row_for
 from sidecar.cli.agent.run_output import RunOutput, written
 from sidecar.cli.command import NO, USAGE, CommandFailed, config_and_json, print_json, settings_in
 from sidecar.cli.operator_socket import answer_in, ask, ask_control, events, exchange, path_of, reaching, refused
 from sidecar.protocols.hidden_characters import shown
+from sidecar.tasks.programs.run_record import asks, standing_of
 
 MAX_PROMPT_BYTES: Final = 64 * 2**20  # definitions accept far less
 GIVING_UP_S: Final = 5.0
@@ -97,7 +98,7 @@ def cancel(run: str, reason: str, config: Path, as_json: bool) -> None:
     """Cancel the run RUN, in whatever state it is: all of its processes end."""
     answer = ask(config, path_of("runs", run, "cancel"), as_json, {"reason": reason} if reason else {})
     if not as_json:
-        click.echo(f"{answer['id']} of {answer['agent']}: {ending(answer)}")
+        click.echo(f"{answer['id']} of {answer['agent']}: {standing_of(answer)}")
 
 
 def _order(
@@ -172,7 +173,7 @@ def _give_up(control: Path, run: str) -> None:
     except OSError:
         click.echo(f"{run} may go on: sidecar agent cancel {run}", err=True)
         return
-    click.echo(f"{run}: {ending(answer) if status == 200 else shown(answer['error'])}", err=True)
+    click.echo(f"{run}: {standing_of(answer) if status == 200 else shown(answer['error'])}", err=True)
 
 
 def _finish(run: Mapping[str, Any], as_json: bool) -> None:
@@ -180,7 +181,7 @@ def _finish(run: Mapping[str, Any], as_json: bool) -> None:
         print_json(run)
     elif run["status"] != "success":
         why = cause(run["error"]) or run["message"]
-        click.echo(f"{run['id']}: {ending(run)}" + (f": {shown(why)}" if why else ""), err=True)
+        click.echo(f"{run['id']}: {standing_of(run)}" + (f": {shown(why)}" if why else ""), err=True)
     elif asks(run):
         click.echo(f"{run['id']}: it asks: {shown(run['message'] or 'for more')}", err=True)
         click.echo(f"   hint: sidecar agent answer {run['id']} TEXT", err=True)

@@ -166,3 +166,18 @@ class Execution(NamedTuple):
 
 
 RUNS: Final = RecordKind("a run", record_codec(Execution), key="agent-runs")
+
+
+def standing_of(run: Mapping[str, Any]) -> str:
+    """Returns the result or the state of a run, as operators see it: one that waits for its turn is `waiting`, and one
+    that needs more from its caller `asks`."""
+    if asks(run):
+        return "asks"
+    if run["status"] is not None:
+        return str(run["status"])
+    return "waiting" if run["state"] == RunState.IDLE else str(run["state"])
+
+
+def asks(run: Mapping[str, Any]) -> bool:
+    """Whether a run, as operators see it, needs more from its caller."""
+    return run["is_over"] and run["task_state"] in ("TASK_STATE_INPUT_REQUIRED", "TASK_STATE_AUTH_REQUIRED")

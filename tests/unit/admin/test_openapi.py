@@ -93,7 +93,7 @@ def test_what_enforcement_points_ask_is_all_described() -> None:
 
 def test_what_operators_see_and_do_of_agents_is_all_described() -> None:
     described = {(re.sub("{.*?}", "{}", path), verb) for path, verb in set(EVERY) - {*OPERATIONS, *ASKED}}
-    wanted = re.compile("/api/(agents|approvals|runs|schedules)(/|$)")
+    wanted = re.compile("/api/(agents|approvals|runs|schedules|tasks)(/|$)")
     there = {(route.path, route.method.lower()) for route in ROUTES if wanted.match(route.path)}
     assert described == {(re.sub("{.*?}", "{}", path), verb) for path, verb in there}
 
