@@ -18,7 +18,7 @@ from sidecar.policy.faults import meant, shown
 from sidecar.policy.grammar import NONE, Per, Wrong
 from sidecar.policy.model import ALLOW_OVERRIDE, DOMAIN, Model
 from sidecar.policy.patterns import glob, inside
-from sidecar.policy.rows import APPROVAL_NOTES, BLANKS, MAX_LINE_CHARS, CsvField, CsvRow
+from sidecar.policy.rows import APPROVAL_NOTES, BLANKS, MAX_LINE_CHARS, CsvField, CsvRow, with_approval_reason
 from sidecar.policy.table import RowNotes
 from sidecar.settings.policy import PolicyScope
 from sidecar.settings.uris import fault_in_object
@@ -106,7 +106,7 @@ class RuleReader(_Reader):
         before = len(errors)
         fields = dict(zip(columns, row.fields, strict=True))
         texts = self._texts(row, fields)
-        noted = _with_approval_reason(row.notes)
+        noted = with_approval_reason(row.notes)
         for key, check in _NOTES.items():
             if key in noted:
                 self._checked(row, noted[key], check)
@@ -271,14 +271,6 @@ class RuleReader(_Reader):
             return NOT_TAKEN
         ends = effect == "deny" and texts["expires_at"] != NONE
         return NOT_TAKEN if ends else self._draft.shape(self._model.kind, texts)
-
-
-def _with_approval_reason(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
-    """Return the notes with `reason=required` beside an approval under its own name."""
-    reason = notes.get("reason")
-    if reason is None or reason.text != grammar.REQUIRED or "approval" not in notes or "approval_reason" in notes:
-        return notes
-    return {key: field for key, field in notes.items() if key != "reason"} | {"approval_reason": reason}
 
 
 def approval_in(notes: Mapping[str, str]) -> ApprovalTerms | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sidecar.policy.faults import Faults, SourceLine, meant, shown
+from sidecar.policy.grammar import REQUIRED
 from sidecar.settings.yaml_nodes import place_in
 
 MAX_FILE_BYTES = 256 * 1024 * 1024  # two million rows, as programs write them
@@ -188,3 +189,11 @@ def _keep_note(match: re.Match[str], line: SourceLine, notes: dict[str, CsvField
     else:
         value = raw[1:-1].replace('""', '"') if raw.startswith('"') else raw
         notes[key] = CsvField(value, match.start(2) + 1, len(raw), quoted=raw.startswith('"'))
+
+
+def with_approval_reason(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
+    """Return the notes of a row, with `reason=required` beside an approval under its own name."""
+    reason = notes.get("reason")
+    if reason is None or reason.text != REQUIRED or "approval" not in notes or "approval_reason" in notes:
+        return notes
+    return {key: field for key, field in notes.items() if key != "reason"} | {"approval_reason": reason}

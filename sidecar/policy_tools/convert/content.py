@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple, TypeVar
@@ -11,7 +12,7 @@ from sidecar.policy import grammar, load_policy
 from sidecar.policy.faults import Faults, shown
 from sidecar.policy.files import GUARDRAILS, KINDS, STEMS, read_text
 from sidecar.policy.model import COLUMNS, parse_model
-from sidecar.policy.rows import CsvField, CsvRow, decoded, parse_rows
+from sidecar.policy.rows import APPROVAL_NOTES, CsvField, CsvRow, decoded, parse_rows, with_approval_reason
 from sidecar.policy.yaml_links import Columns
 from sidecar.policy.yaml_rows import MAX_BYTES, parse_yaml
 from sidecar.policy.yaml_values import YamlField
@@ -65,6 +66,7 @@ def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | N
         found = [(None if row.type != "p" else kind, row) for row in parse_rows(path, text, faults)]
     else:
         found = list(parse_yaml(path, text, faults, columns))
+    found = [(kind, replace(row, notes=with_approval_reason(row.notes))) for kind, row in found]
     _check(found, columns, faults)
     if len(faults.errors) > before:
         return None
@@ -102,6 +104,10 @@ def _check_rule(
     effect = _try(row, fields["eft"], faults, grammar.effect)
     _try(row, fields["max_calls_per_hour"], faults, grammar.limit, effect or "allow")
     _try(row, fields["act"], faults, lambda text: [grammar.action(word.strip()) for word in text.split("|")])
+    for key in APPROVAL_NOTES:
+        if key in row.notes and "approval" not in row.notes:
+            field, line = row.notes[key], row.notes_line or row.line
+            faults.error("P109", f"{key} means nothing without approval", line, field.column, field.width)
     if "shadow" in row.notes:
         _try(row, row.notes["shadow"], faults, grammar.word_of("true", "false"))
     if kind is PermissionKind.GUARDRAIL and effect == "allow":

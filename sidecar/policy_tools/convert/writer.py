@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import dropwhile, groupby
 from typing import NamedTuple
 
-from sidecar.policy.grammar import NONE
+from sidecar.policy.grammar import NONE, REQUIRED
 from sidecar.policy.model import COLUMNS
+from sidecar.policy.rows import APPROVAL_NOTES, CsvField
 from sidecar.policy.yaml_links import LINK_NOTES, Columns
-from sidecar.policy.yaml_rows import KEY_OF, MAX_ROWS_OF_RULE
+from sidecar.policy.yaml_rows import APPROVAL_KEYS, KEY_OF, MAX_ROWS_OF_RULE
 from sidecar.policy_tools.convert.content import Content, ContentEntry
 from sidecar.policy_tools.rule_text import csv_field, csv_quoted, scalar
 from sidecar.vocabulary import PermissionKind
@@ -24,11 +25,19 @@ def csv_of(content: Content) -> str:
     for entry in content.entries:
         lines += entry.above
         if entry.row.notes:
-            texts = ((key, field.text) for key, field in entry.row.notes.items())
+            texts = ((key, field.text) for key, field in _short(entry.row.notes).items())
             pairs = (f"{key}={text if _NOTE_PLAIN.fullmatch(text) else csv_quoted(text)}" for key, text in texts)
             lines.append("#: " + " ".join(pairs))
         lines.append(", ".join([entry.row.type, *(csv_field(field.text) for field in entry.row.fields)]))
     return _text([*lines, "", *content.end] if content.end else lines)
+
+
+def _short(notes: Mapping[str, CsvField]) -> Mapping[str, CsvField]:
+    """Return notes with `reason=required` for what an approval requires, if no other reason stands beside it."""
+    required = notes.get("approval_reason")
+    if required is None or required.text != REQUIRED or "reason" in notes:
+        return notes
+    return {"reason" if key == "approval_reason" else key: field for key, field in notes.items()}
 
 
 def _text(lines: Sequence[str]) -> str:
@@ -81,9 +90,12 @@ def _rule(group: Sequence[ContentEntry], columns: Columns) -> Iterator[str]:
     if rows[0]["eft"] != ("deny" if kind is PermissionKind.GUARDRAIL else "allow"):
         item["effect"] = rows[0]["eft"]
     asked = {name: text for name, text in rows[0].items() if name not in KEY_OF and text != NONE}
-    for key, text in (asked | notes).items():
-        if key != "id":
-            item[key] = text if key in ("max_calls_per_hour", "shadow") else scalar(text)
+    item |= {key: text if key == "max_calls_per_hour" else scalar(text) for key, text in asked.items()}
+    if "approval" in notes:
+        terms = (f"{key}: {scalar(notes[note])}" for key, note in APPROVAL_KEYS.items() if note in notes)
+        item["approval"] = f"{{{', '.join(terms)}}}"
+    rest = {key: text for key, text in notes.items() if key != "id" and key not in APPROVAL_NOTES}
+    item |= {key: text if key == "shadow" else scalar(text) for key, text in rest.items()}
     yield from _item(item)
     for subject, obj in parts:
         yield from _item({"part_of": scalar(notes["id"]), "subject": subject, "object": obj})

@@ -261,3 +261,28 @@ def test_a_difference_in_approvals_is_told_in_words(tmp_path: Path) -> None:
     assert "  deletes: approval none → role:oncall, within 15m, valid for 1h [narrower]" in told
     told = run("diff", tmp_path / "new", tmp_path / "old", "--markdown").output
     assert "is not demanded now" in told
+
+
+# --- other forms ------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_goes_to_yaml_and_back_with_its_terms(tmp_path: Path) -> None:
+    rows = f"{ASKS}{ROW}\n#: id=more approval=role:oncall valid=1d reason=required\n{ROW}"
+    files = {"agent_to_tool": rows.replace("approval_reason", 'reason="Runbook 12" approval_reason')}
+    policies = write_policy(tmp_path, files) / "policies"
+    assert run("convert", policies, "--to", "yaml", "-o", tmp_path / "yaml").exit_code == 0
+    text = (tmp_path / "yaml" / "agent_to_tool.yaml").read_text()
+    assert "approval: {by: role:oncall, within: 1h, reason: required}\n    reason: Runbook 12" in text
+    assert "approval: {by: role:oncall, valid: 1d, reason: required}" in text
+    assert run("convert", tmp_path / "yaml", "--to", "csv", "-o", tmp_path / "csv").exit_code == 0
+    back = (tmp_path / "csv" / "agent_to_tool.csv").read_text()
+    assert "#: id=more approval=role:oncall valid=1d reason=required\n" in back
+    revisions = [in_folder(tmp_path / name).load().revision for name in (".", "yaml", "csv")]
+    assert len(set(revisions)) == 1
+    assert run("fmt", "--check", tmp_path / "csv").exit_code == 0
+
+
+def test_terms_without_an_approval_are_no_row_of_the_other_form(tmp_path: Path) -> None:
+    policies = write_policy(tmp_path, {"agent_to_tool": f"#: id=a within=15m\n{ROW}"}) / "policies"
+    result = run("convert", policies, "--to", "yaml", "-o", tmp_path / "yaml")
+    assert (result.exit_code, "within means nothing without approval" in result.output) == (3, True)

@@ -102,6 +102,9 @@ actions = st.lists(st.sampled_from([*known, "tasks/*", "*"]), min_size=1, max_si
 pers, shadows = st.sampled_from(["subject", "origin", "rule"]), st.sampled_from(["true", "false"])
 noted = {"owner": texts, "reason": texts, "per": pers, "shadow": shadows, "created_at": st.just("2026-01-01T00:00:00Z")}
 notes = st.fixed_dictionaries({}, optional=noted)
+words = st.sampled_from(["required", "15m", "once", "1h"]) | texts
+approvals = {"within": words, "valid": words, "approval_reason": words, "reason": words}
+approved = st.fixed_dictionaries({"approval": st.just("role:r") | texts}, optional={**noted, **approvals})
 
 
 @st.composite
@@ -111,7 +114,7 @@ def rules(draw: st.DrawFn, number: int) -> list[str]:
     limit = draw(st.sampled_from(["-", "7", "120"])) if effect == "allow" else "-"
     rest = [draw(actions), draw(st.sampled_from(["-", "2027-01-01T00:00:00Z"])), limit, draw(names), effect]
     pairs = draw(st.lists(st.tuples(names, names), min_size=1, max_size=5, unique=True))
-    said_of = draw(notes)
+    said_of = draw(notes | approved)
     if len(pairs) > 1 or draw(st.booleans()):
         said_of = {"id": f"rule-{number}", **said_of}
     lines = draw(st.lists(st.sampled_from(["# a comment", "", "#", "# : x"]), max_size=2))
