@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from tests.flow.world import ACCEPT, SESSION, Upstream, World, request, stateless, until, world
+from tests.valkey import Valkey
 
 RULES = """\
 #: id=deletes approval=role:oncall within=15m
@@ -28,16 +29,18 @@ admin:
     - {role: viewer, secret_path: dmitri, name: dmitri, principal: user:dmitri}
     - {role: operator, secret_path: alice, name: alice, principal: user:alice}
     - {role: operator, secret_path: machine, name: machine}
-approvals: {hold: 30s}
 """
 TOOL, PATH = "get_file", {"path": "secret-name"}
 STATES = "approval-pending"
 
 
 @asynccontextmanager
-async def asking(folder: Path, rules: str = RULES, settings: str = "", **more: Any) -> AsyncIterator[World]:
+async def asking(
+    folder: Path, rules: str = RULES, approvals: str = "hold: 30s", settings: str = "", **more: Any
+) -> AsyncIterator[World]:
+    settings = f"{SETTINGS}approvals: {{{approvals}}}\n{settings}"
     files = {"policies/roles.csv": ROLES, **KEYS, **more.pop("files", {})}
-    async with world(folder, rules=rules, settings=SETTINGS + settings, files=files, **more) as running:
+    async with world(folder, rules=rules, settings=settings, files=files, **more) as running:
         yield running
 
 
@@ -190,8 +193,7 @@ async def test_a_call_of_a_session_is_held_until_it_is_approved(token: str | Non
 async def test_a_held_call_is_refused_with_the_id_and_the_same_call_finds_the_answer(
     token: str | None, tmp_path: Path
 ) -> None:
-    async with asking(tmp_path, settings="") as running:
-        running.app.live.current.settings.approvals.__dict__["hold"] = 0.05
+    async with asking(tmp_path, approvals="hold: 50ms") as running:
         status, text = await session_call(running, token)
         refused = json.loads(text.removeprefix("data: ") if token is None else text.split("data: ")[-1])
         assert (status, refused["error"]["code"]) == (200, 403)
@@ -263,6 +265,27 @@ async def test_an_approver_who_lost_the_role_approved_nothing(tmp_path: Path) ->
         assert running.upstream.calls() == []
 
 
+async def test_an_approver_who_is_disabled_approved_nothing(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        _, asked, _ = await running.call(TOOL, PATH)
+        await answer(running, "dmitri", "approve")
+        await admin(running, "alice", "/api/principals/user:dmitri/disable", {"reason": "left"})
+        assert (await again(running, asked))[1]["error"]["data"]["reason"] == "approval-expired"
+        assert running.upstream.calls() == []
+
+
+async def test_a_held_call_is_decided_again_when_it_goes_on(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        held = asyncio.create_task(session_call(running))
+        await until(lambda: bool(running.app.approvals._held))
+        (one,) = await waiting(running)
+        (tmp_path / "policies" / "agent_to_tool.csv").write_text(RULES.replace("get_file", "search_code", 1))
+        await running.app.reload("test")
+        await admin(running, "dmitri", f"/api/approvals/{one['id']}/approve", {})
+        assert json.loads((await held)[1])["error"]["data"]["reason"] == "no-matching-rule"
+        assert running.upstream.calls() == []
+
+
 async def test_an_approval_may_last(tmp_path: Path) -> None:
     rules = RULES.replace("within=15m", "within=15m valid=1h")
     async with asking(tmp_path, rules) as running:
@@ -307,12 +330,27 @@ async def test_a_restart_loses_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_principal_has_only_so_many(tmp_path: Path) -> None:
-    async with asking(tmp_path, settings="") as running:
-        running.app.live.current.settings.approvals.__dict__["max_per_principal"] = 2
+    async with asking(tmp_path, approvals="max_per_principal: 2") as running:
         for number in range(2):
             await running.call(TOOL, {"path": f"p{number}"})
         _, told, _ = await running.call(TOOL, {"path": "p2"})
         assert told["error"]["data"]["reason"] == "too-many-concurrent"
+
+
+async def test_any_replica_takes_the_answer_and_a_call_at_another_one_goes_on(tmp_path: Path, valkey: Valkey) -> None:
+    settings = f'store: {{url: "{valkey.url}"}}\ntasks: {{store: redis}}\n'
+    async with asking(tmp_path / "a", settings=settings) as one:
+        keys = {name: (tmp_path / "a" / "data" / "keys" / name).read_text() for name in ("audit.key",)}
+        files = {f"data/keys/{name}": text for name, text in keys.items()}
+        async with asking(tmp_path / "b", settings=settings, files=files) as other:
+            held = asyncio.create_task(session_call(one))
+            await until(lambda: bool(one.app.approvals._held))
+            assert (await answer(other, "dmitri", "approve"))[0] == 200
+            assert json.loads((await held)[1])["result"]["content"][0]["text"] == "done"
+            refused = (await other.call(TOOL, PATH))[1]
+            assert refused["result"]["resultType"] == "input_required"
+            assert [record["what"] for record in controls(other, "approval-given")] == ["approval-given"]
+            assert other.upstream.calls() == []
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------

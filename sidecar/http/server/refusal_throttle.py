@@ -11,8 +11,8 @@
 An enforcement point that asks about strangers is answered always. Those beyond the limit in its minute are counted as
 records are. Its questions count for no address and no principal.
 
-Counted are refusals that the caller caused: not limits, which have their own `Retry-After`, and no outages or errors of
-sidecar or its upstreams. A minute begins with its first refusal. The tables are bounded: strangers that do not fit are
+Counted are refusals that the caller caused: not limits, which have their own `Retry-After`, no approvals that are still
+waited for, and no outages or errors of sidecar or its upstreams. A minute begins with its first refusal. The tables are bounded: strangers that do not fit are
 counted together, principals that do not fit are not counted.
 """
 
@@ -192,7 +192,8 @@ class RefusalThrottle:
 
 def _is_own_doing(refusal: Refusal) -> bool:
     answer = ANSWERS[refusal.reason]
-    return answer.http < 500 and answer.status != "rate_limited"
+    waits = refusal.reason is Reason.APPROVAL_PENDING
+    return answer.http < 500 and answer.status != "rate_limited" and not waits
 
 
 def _name_of(peer: str) -> str:
