@@ -12,8 +12,8 @@ An enforcement point that asks about strangers is answered always. Those beyond 
 records are. Its questions count for no address and no principal.
 
 Counted are refusals that the caller caused: not limits, which have their own `Retry-After`, no approvals that are still
-waited for, and no outages or errors of sidecar or its upstreams. A minute begins with its first refusal. The tables are bounded: strangers that do not fit are
-counted together, principals that do not fit are not counted.
+waited for, and no outages or errors of sidecar or its upstreams. A minute begins with its first refusal. The tables are
+bounded: strangers that do not fit are counted together, principals that do not fit are not counted.
 """
 
 from __future__ import annotations
