@@ -172,7 +172,7 @@ class Application:
         # Operators' requests
         self.readiness, self.status, self.banners = report.readiness, report.whole, report.banners
         self.upstreams, self.disabled_principals = report.upstreams, report.disabled_principals
-        self.switched_off = report.switched_off
+        self.switched_off, self.traffic = report.switched_off, recent.series
         self.approvals = self.pipeline.stages.approvals
         self.disable, self.enable = self.switch.disable, self.switch.enable
         self.hear_of_switches = self.switch.sync

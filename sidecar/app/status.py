@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sidecar import __version__
@@ -19,6 +20,7 @@ from sidecar.gateway.kill_switch import SwitchEntry, object_of
 from sidecar.gateway.pipeline import Pipeline
 from sidecar.gateway.snapshot import Service
 from sidecar.limits.store_monitor import StoreMonitor
+from sidecar.observability.metrics import STATUSES
 from sidecar.settings import Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.storage.peers import Peers
@@ -28,28 +30,62 @@ from sidecar.tasks.schedules.scheduler import ShownSchedule
 from sidecar.upstreams.agents import AgentUpstream
 
 PERIOD_S, SAMPLE_EVERY_S = 300, 5
+KEPT_S = 3_660  # the last hour, and the minute before it
 SHADOW, ENFORCE = "shadow", "enforce"
 SHADOWED = "what policy or a limit would refuse is recorded and let pass"
 
 
-class RecentRequests:
-    """Counts the requests of the last minutes, by the difference of two samples of the counters."""
+class RequestSample(NamedTuple):
+    """The counters at one time, by `STATUSES`. `step` numbers the steps of SAMPLE_EVERY_S since the epoch."""
 
-    def __init__(self, count: Callable[[], Mapping[str, int]], clock_mono: Callable[[], float]) -> None:
-        self._count, self._clock_mono = count, clock_mono
-        samples = PERIOD_S // SAMPLE_EVERY_S + 1
-        self._samples = deque([(clock_mono(), count())], maxlen=samples)
+    step: int
+    mono_s: float
+    counts: tuple[int, ...]
+
+
+class RecentRequests:
+    """Counts the requests of the last hour, by the difference of samples of the counters. Samples are taken where a
+    step of the clock begins, so that those of several workers can be added."""
+
+    def __init__(
+        self,
+        count: Callable[[], Mapping[str, int]],
+        clock_mono: Callable[[], float],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._count, self._clock_mono, self._clock = count, clock_mono, clock
+        self._samples = deque([self._sample()], maxlen=KEPT_S // SAMPLE_EVERY_S + 1)
+
+    def _sample(self) -> RequestSample:
+        counts = self._count()
+        step = int(self._clock() // SAMPLE_EVERY_S)
+        return RequestSample(step, self._clock_mono(), tuple(counts.get(status, 0) for status in STATUSES))
 
     def look(self) -> None:
         """Take a sample if one is due."""
-        now_s = self._clock_mono()
-        if now_s - self._samples[-1][0] >= SAMPLE_EVERY_S:
-            self._samples.append((now_s, self._count()))
+        if int(self._clock() // SAMPLE_EVERY_S) > self._samples[-1].step:
+            self._samples.append(self._sample())
 
     def plain(self) -> Mapping[str, Any]:
-        since_s, before = self._samples[0]
-        counts = {status: count - before.get(status, 0) for status, count in self._count().items()}
-        return {"period_s": round(self._clock_mono() - since_s, 3), "by_status": counts}
+        """The counts of the last PERIOD_S by status."""
+        now = self._sample()
+        before = self._samples[-min(len(self._samples), PERIOD_S // SAMPLE_EVERY_S + 1)]
+        return {"period_s": round(now.mono_s - before.mono_s, 3), "by_status": _by_status(before, now)}
+
+    def series(self) -> Mapping[str, Any]:
+        """The counts of each step of the last hour by status; `at` is the end of a step in seconds since the epoch. The
+        last step is still going on."""
+        samples = [*self._samples, self._sample()._replace(step=int(self._clock() // SAMPLE_EVERY_S) + 1)]
+        steps = [(after.step * SAMPLE_EVERY_S, _by_status(before, after)) for before, after in pairwise(samples)]
+        return {
+            "step_s": SAMPLE_EVERY_S,
+            "at": [at for at, _ in steps],
+            "by_status": {status: [counts[status] for _, counts in steps] for status in STATUSES},
+        }
+
+
+def _by_status(before: RequestSample, after: RequestSample) -> dict[str, int]:
+    return {status: now - then for status, then, now in zip(STATUSES, before.counts, after.counts, strict=True)}
 
 
 class Trouble(NamedTuple):

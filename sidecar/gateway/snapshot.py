@@ -6,6 +6,7 @@ failed reload leaves the old one in use (CONTRACT 4).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -60,6 +61,7 @@ from sidecar.vocabulary import Call, Chain, Decision, Question, RuleRef
 if TYPE_CHECKING:
     from sidecar.gateway.request_spans import RequestTracing
 
+MAX_ENDING = 200  # rows that are known to end
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; further ones are labelled `other`
 SelfTest = Callable[[Engine, PolicySource, Path, Budgets], list[Fault]]
 """Runs the tests of a policy. Returns the faults that keep the policy from serving."""
@@ -149,7 +151,8 @@ class Snapshot:
     that requires pins. `lenient` are the servers that may be sent similar keys. `signer` signs sidecar's tokens, `tls`
     and `pdp_tls` apply to the next handshake of the data listener and of enforcement points. `offers` describe how
     agents are offered, `aliases` map agents' own paths to names, `call_routes` are those that the pipeline found, by
-    path, verb and prefix. `operators` are the credentials of the admin listener by
+    path, verb and prefix. `ending` are the rows that end next.
+    `operators` are the credentials of the admin listener by
     their secrets. `waiting` are the changed sections of settings that need a restart; `settings` has them as
     they run.
     """
@@ -167,6 +170,7 @@ class Snapshot:
     limit_labels: tuple[str, ...] = ()
     budget_labels: tuple[str, ...] = ()
     limited: tuple[RuleRef, ...] = ()
+    ending: tuple[RuleRef, ...] = ()
     disabled: Disabled = NONE_DISABLED
     shadow_until: float | None = None
     keys_digest: str = ""
@@ -438,6 +442,7 @@ def snapshot_from(
         ),
         budget_labels=budgets.spending_labels,
         limited=limited,
+        ending=source.ending(MAX_ENDING, time.time()),
         disabled=beside.disabled,
         shadow_until=policy.shadow_until if policy.mode == "shadow" else None,
         keys_digest=keys_digest,

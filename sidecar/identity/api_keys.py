@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -108,6 +108,12 @@ class ApiKeys:
         if not record.lives(now):
             raise bad_credential("the API key has expired", CredentialFault.EXPIRED)
         return self._workloads[record.id]
+
+    def ending(self) -> Iterator[tuple[str, str, float]]:
+        """The keys that expire: id, principal, and when (seconds since the epoch)."""
+        for record in self._records.values():
+            if record.expires_at is not None:
+                yield record.id, record.principal, record.expires_at
 
     def knows(self, key_id: str, principal: str, now: float) -> bool:
         record = self._records.get(key_id)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -218,6 +218,10 @@ class Identity:
     def vouches_for(self, caller: Caller) -> bool:
         """Whether a caller authenticated under older settings is still valid under these."""
         return all(self._stands(credential, caller) for credential in caller.credentials)
+
+    def keys_ending(self) -> Iterator[tuple[str, str, float]]:
+        """The API keys that expire: id, principal, and when (seconds since the epoch)."""
+        return self._api_keys.ending()
 
     def key_owners(self) -> frozenset[str]:
         return self._api_keys.owners()

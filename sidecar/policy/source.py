@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from heapq import nsmallest
 from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -88,6 +90,12 @@ class PolicySource:
         """Return up to `most` rows that have a limit; a rule may have several."""
         tables: Iterable[RowTable | StockTable] = (*self.tables.values(), *self.stock.values())
         return tuple(islice((table.rule(row) for table in tables for row in table.limited()), most))
+
+    def ending(self, most: int, after_s: float) -> tuple[RuleRef, ...]:
+        """Return up to `most` rows that expire after a time (seconds since the epoch), those that end first."""
+        tables: Iterable[RowTable | StockTable] = (*self.tables.values(), *self.stock.values())
+        found = ((end_s, row, table) for table in tables for row, end_s in table.ending(after_s))
+        return tuple(table.rule(row) for _, row, table in nsmallest(most, found, key=itemgetter(0)))
 
 
 NO_IDS: Final[Mapping[str, str]] = {}

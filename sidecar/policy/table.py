@@ -111,6 +111,10 @@ class RuleRows(ABC):
         """Yield the rows that have a limit."""
 
     @abstractmethod
+    def ending(self, after_s: float) -> Iterator[tuple[int, float]]:
+        """Yield the rows that expire after a time, and when (seconds since the epoch)."""
+
+    @abstractmethod
     def _made(self, row: int) -> RuleRef: ...
 
 
@@ -196,6 +200,11 @@ class RowTable(RuleRows):
                 while True:
                     at = column.index(number, at) + 1
                     yield at - 1
+
+    def ending(self, after_s: float) -> Iterator[tuple[int, float]]:
+        shapes = {number for number, end_s in enumerate(self._ends) if end_s is not None and end_s > after_s}
+        if shapes:  # otherwise no row need be looked at
+            yield from ((row, self.end_of(row)) for row, shape in enumerate(self.shape) if shape in shapes)
 
     def in_shadow(self) -> Iterator[int]:
         """Yield the rows that are only recorded."""

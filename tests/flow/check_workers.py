@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from sidecar.cli.free_ports import free_ports
 from tests.flow.idp import bearer
 from tests.flow.test_kill import KEY, Client, process
 from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, request, stateless, until
@@ -149,10 +150,12 @@ def message(run_id: str, tool: str = "search_code") -> tuple[Any, dict[str, str]
 
 
 @asynccontextmanager
-async def serving(count: int, more: str = "") -> AsyncIterator[Workers]:
+async def serving(
+    count: int, more: str = "", rest: str = "", files: dict[str, str] | None = None
+) -> AsyncIterator[Workers]:
     upstream = Upstream()
     with running_valkey() as store, patch.dict(os.environ, PROGRAM):
-        async with process(upstream, rules=RULES, settings=settings(store, count, more)) as client:
+        async with process(upstream, rules=RULES, settings=settings(store, count, more) + rest, files=files) as client:
             workers = Workers(client, upstream)
             await workers.serve(count)
             yield workers
@@ -211,6 +214,43 @@ async def test_a_reload_and_the_kill_switch_reach_all_before_they_are_answered(w
 async def test_the_status_on_one_screen_names_the_workers(workers: Workers) -> None:
     code, text = await asyncio.to_thread(workers.command, "status")
     assert code == 0 and re.search(r"^workers +1 ready, 2 ready, 3 ready, 4 ready; .* worker \d$", text, re.MULTILINE)
+
+
+async def test_a_login_to_the_console_holds_at_each_worker_and_its_pages_are_of_all() -> None:
+    (port,) = free_ports(1)
+    credentials = "credentials: [{role: operator, secret_path: op.key}]"
+    admin = f'admin: {{listen: "127.0.0.1:{port}", console: {{enabled: true}}, {credentials}}}\n'
+    key, base = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c", f"http://127.0.0.1:{port}/console"
+
+    async def anew(verb: str, path: str, **more: Any) -> tuple[int, str, str]:
+        """The answer on a connection of its own, which any of the workers may accept."""
+        headers = {"Accept": "text/html", "Origin": f"http://127.0.0.1:{port}", **more.pop("headers", {})}
+        async with (
+            aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http,
+            http.request(verb, f"{base}{path}", headers=headers, allow_redirects=False, **more) as response,
+        ):
+            return response.status, await response.text(), response.headers.get("Set-Cookie", "")
+
+    async with serving(3, rest=admin, files={"op.key": key}) as three:
+        assert await three.ask_anew("search_code", 24) == {200: 24}
+        logins = [(await anew("POST", "/login", data={"key": key}))[2].partition(";")[0] for _ in range(6)]
+        for cookie in logins:
+            pages = [await anew("GET", "/now", headers={"Cookie": cookie}) for _ in range(6)]
+            assert {status for status, _, _ in pages} == {200}
+            assert {'<dd id="calls">24</dd>' in page for _, page, _ in pages} == {True}
+        assert len({cookie.partition("=")[2].partition(".")[0] for cookie in logins}) > 1  # began at several workers
+        for cookie in logins:
+            token = re.search(
+                r'name="csrf" value="([^"]+)"', (await anew("GET", "/now", headers={"Cookie": cookie}))[1]
+            )
+            assert token
+            out = await anew("POST", "/logout", headers={"Cookie": cookie}, data={"csrf": token[1]})
+            assert out[0] == 303
+            statuses = {(await anew("GET", "/now", headers={"Cookie": cookie}))[0] for _ in range(6)}
+            assert statuses == {303}
+        events = [one["control"] for found in three.records().values() for one in found if one["event"] == "control"]
+        told = Counter(event["what"] for event in events if event["what"].startswith("console"))
+        assert told == {"console-login": 6, "console-logout": 6}
 
 
 async def post_anew(

@@ -137,10 +137,13 @@ def test_recent_requests_are_those_of_the_last_minutes() -> None:
     def counted() -> Mapping[str, int]:
         return {"success": count}
 
-    recent = RecentRequests(counted, lambda: now_s)
+    recent = RecentRequests(counted, lambda: now_s, lambda: now_s)
     for second in range(2 * PERIOD_S):  # one request in each second
         now_s, count = float(second), second
         recent.look()
     told = recent.plain()
     assert PERIOD_S <= told["period_s"] < PERIOD_S + SAMPLE_EVERY_S
-    assert told["by_status"] == {"success": int(told["period_s"])}
+    assert told["by_status"]["success"] == int(told["period_s"]) == sum(told["by_status"].values())
+    series = recent.series()
+    assert series["at"] == [*range(SAMPLE_EVERY_S, 2 * PERIOD_S + 1, SAMPLE_EVERY_S)]
+    assert series["by_status"]["success"] == [SAMPLE_EVERY_S] * (len(series["at"]) - 1) + [SAMPLE_EVERY_S - 1]

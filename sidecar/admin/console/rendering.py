@@ -149,10 +149,10 @@ def duration(value: object) -> str:
 
 
 def count(value: object) -> str:
-    """A number with thin spaces between thousands; `–` for none."""
+    """A number with commas between thousands; `–` for none."""
     if not isinstance(value, int | float):
         return NONE
-    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"{value:,}"
 
 
 def amount(value: object) -> str:

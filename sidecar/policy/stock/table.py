@@ -48,6 +48,12 @@ class StockTable(RuleRows):
     def limited(self) -> Iterator[int]:
         return (row for row in range(len(self)) if self.text(LIMIT, row) != NONE) if LIMIT in self._places else iter(())
 
+    def ending(self, after_s: float) -> Iterator[tuple[int, float]]:
+        if EXPIRES_AT in self._places:
+            for row in range(len(self)):
+                if (end_s := self.end_of(row)) is not None and end_s > after_s:
+                    yield row, end_s
+
     def _made(self, row: int) -> RuleRef:
         source, values = self.source, self.source.rows[row]
         limit, when = self.text(LIMIT, row), self.text(WHEN, row)
