@@ -20,6 +20,7 @@ from sidecar.admin.requests import HEADERS, MAX_ORDER_BYTES, answered, body_of, 
 from sidecar.admin.run_stream import RunNews
 from sidecar.admin.schemas import Schema, order_in, query_in, whole_number
 from sidecar.admin.views import approval_in_full, approval_of, schedule_of
+from sidecar.audit.log_blocks import RecentLines
 from sidecar.errors import ConfigError, Refusal
 from sidecar.gateway.approvals import ApprovalError, Approvals, ApprovalState, Approver, Outcome
 from sidecar.gateway.kill_switch import SwitchEntry, SwitchError, is_name
@@ -73,6 +74,7 @@ class OperatorAction(Protocol):
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry: ...
     async def enable(self, principal: str, *, by: str) -> bool: ...
     async def hear_of_switches(self) -> None: ...
+    def recent_records(self) -> RecentLines | None: ...
 
 
 class OperatorOrder(NamedTuple):

@@ -175,7 +175,7 @@ class Application:
         self.switched_off, self.traffic = report.switched_off, recent.series
         self.approvals = self.pipeline.stages.approvals
         self.disable, self.enable = self.switch.disable, self.switch.enable
-        self.hear_of_switches = self.switch.sync
+        self.hear_of_switches, self.recent_records = self.switch.sync, self.audit.recent
 
     @property
     def base_url(self) -> str:

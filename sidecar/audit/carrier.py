@@ -13,12 +13,15 @@ A carrier retries until it is told to give up; the writer refuses waiting caller
 import errno
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
+from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
 from sidecar.audit.chain import ChainEnd, Unsealed, seal
+from sidecar.audit.log_blocks import RecentLines
 
 PAUSES_S: Final = (0.05, 0.1, 0.2, 0.5)
 LONGEST_PAUSE_S: Final = 1.0
+UNSEEN_S: Final = 60.0  # after which lines that nobody looks at are no longer kept
 
 
 class AppendLines(NamedTuple):
@@ -58,6 +61,15 @@ class ChainedCarrier:
         self.abandon, self.close = carrier.give_up, carrier.close
         self._carrier = carrier
         self._begun: AppendLines | None = None
+        self._recent: RecentLines | None = None
+        self._seen_mono_s = 0.0
+
+    def recent(self) -> RecentLines:
+        """The newest lines that were delivered, kept from the first time on that they are asked for."""
+        self._seen_mono_s = monotonic()
+        if self._recent is None:
+            self._recent = RecentLines()
+        return self._recent
 
     def append(self, records: Sequence[Unsealed]) -> int:
         self.settle()
@@ -72,6 +84,8 @@ class ChainedCarrier:
                 self.end = after
             raise
         self.end = after
+        if self._recent is not None:
+            self._keep(self._recent, append.lines)
         return len(append.lines)
 
     def quick_append(self, count: int) -> None:
@@ -86,6 +100,12 @@ class ChainedCarrier:
             # The caller's records are certainly not written: their append did not start.
             raise OSError(errno.EBUSY, "what came before is not there yet") from error
         self.end, self._begun = self._begun.after, None
+
+    def _keep(self, recent: RecentLines, lines: Sequence[bytes]) -> None:
+        if monotonic() - self._seen_mono_s < UNSEEN_S:
+            recent.add(lines)
+        else:
+            self._recent = None
 
 
 def pauses() -> Iterator[float]:

@@ -1,22 +1,28 @@
 """Reads a log in blocks of whole lines, from its end or from any place in it.
 
-Lines are found by their sequence or their time without reading what is before them: both only rise in a log, and a
-binary search over its bytes finds the first line that has them. Files that are rotated meanwhile are followed.
+Lines of a file are found by their sequence or their time without reading what is before them: both only rise in a log,
+and a binary search over its bytes finds the first line that has them. Files that are rotated meanwhile are followed. Of
+a log without a file, the newest lines are kept here while they are looked at.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from threading import Lock
+from typing import BinaryIO, Final, NamedTuple, Protocol
 
 from sidecar.audit.chain import MAX_LINE_BYTES
 from sidecar.audit.segments import parts_of
 
 BLOCK_BYTES: Final = 256 * 1024
+RECENT_LINES: Final = 2_000  # about 4 MB
 HEAD_BYTES: Final = 512  # of a line, which hold its sequence and its time
 _NEAR_BYTES: Final = 16 * 1024  # from here on, lines are read one after another
 _HEAD: Final = re.compile(rb'"seq":(\d{1,19}),(?:[^{}]{0,200}?,)??"timestamp":"([^"]{1,40})"')
@@ -39,28 +45,70 @@ Reached = Callable[[LineHead], bool]
 """Whether a line is at a place or after it."""
 
 
+class Log(Protocol):
+    """One log. Both methods block, and raise OSError."""
+
+    def before(self, reached: Reached | None = None) -> Iterator[LogBlock]:
+        """The blocks, newest first; only lines before the first one that `reached` is true of."""
+
+    def since(self, reached: Reached) -> Iterator[LogBlock]:
+        """The blocks, oldest first, from the first line on that `reached` is true of."""
+
+
+class LogFiles(NamedTuple):
+    """A log in files: the current one, and its parts beside it."""
+
+    path: Path
+
+    def before(self, reached: Reached | None = None) -> Iterator[LogBlock]:
+        with ExitStack() as opened:
+            for file in reversed(_open_files(self.path, opened)):
+                size = os.fstat(file.fileno()).st_size
+                end = size if reached is None else _offset_of(file, size, reached)
+                yield from _backwards(file, end)
+
+    def since(self, reached: Reached) -> Iterator[LogBlock]:
+        with ExitStack() as opened:
+            files = _open_files(self.path, opened)
+            starts = [_offset_of(file, os.fstat(file.fileno()).st_size, reached) for file in files]
+            for file, start in zip(files, starts, strict=True):
+                yield from _forwards(file, start)
+
+
+@dataclass(slots=True)
+class RecentLines:
+    """The newest lines of a log without a file, each with its newline. Safe to use from several threads."""
+
+    count: int = 0
+    """How many there were in all."""
+    _lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=RECENT_LINES))
+    _lock: Lock = field(default_factory=Lock)
+
+    def add(self, lines: Sequence[bytes]) -> None:
+        with self._lock:
+            self._lines.extend(lines)
+            self.count += len(lines)
+
+    def newest(self, most: int) -> Sequence[bytes]:
+        with self._lock:
+            return list(islice(self._lines, max(0, len(self._lines) - most), None))
+
+    def before(self, reached: Reached | None = None) -> Iterator[LogBlock]:
+        yield from self._blocks(lambda head: reached is None or not reached(head))
+
+    def since(self, reached: Reached) -> Iterator[LogBlock]:
+        yield from self._blocks(reached)
+
+    def _blocks(self, wanted: Reached) -> Iterator[LogBlock]:
+        lines = [line for line in self.newest(RECENT_LINES) if (head := head_of(line)) is not None and wanted(head)]
+        if (block := _block(b"".join(lines))) is not None:
+            yield block
+
+
 def head_of(line: bytes) -> LineHead | None:
     """The sequence and time of a line; None if it is no record."""
     found = _HEAD.search(line, 0, HEAD_BYTES)
     return None if found is None else LineHead(int(found[1]), found[2].decode("ascii", "replace"))
-
-
-def blocks_before(path: Path, reached: Reached | None = None) -> Iterator[LogBlock]:
-    """The blocks of a log, newest first; only lines before the first one that `reached` is true of. Raises OSError."""
-    with ExitStack() as opened:
-        for file in reversed(_open_files(path, opened)):
-            size = os.fstat(file.fileno()).st_size
-            end = size if reached is None else _offset_of(file, size, reached)
-            yield from _backwards(file, end)
-
-
-def blocks_from(path: Path, reached: Reached) -> Iterator[LogBlock]:
-    """The blocks of a log, oldest first, from the first line on that `reached` is true of. Raises OSError."""
-    with ExitStack() as opened:
-        files = _open_files(path, opened)
-        starts = [_offset_of(file, os.fstat(file.fileno()).st_size, reached) for file in files]
-        for file, start in zip(files, starts, strict=True):
-            yield from _forwards(file, start)
 
 
 def _open_files(path: Path, opened: ExitStack) -> list[BinaryIO]:

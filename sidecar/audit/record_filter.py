@@ -1,10 +1,13 @@
-"""Selects records of the log, by their fields and before that by the bytes of their lines."""
+"""Selects records of the log by their fields, and before that by the bytes of their lines."""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Final
+
+from sidecar.settings.field_types import seconds_from
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9 _.:/@+~=,;-]+")  # what no line of JSON escapes
 _EXACT: Final = ("event", "status", "reason", "protocol", "decision_id", "run_id", "trace_id")
@@ -63,6 +66,32 @@ class RecordFilter:
             longest = max(pattern.split("*"), key=len)
             if _PLAIN.fullmatch(longest):
                 yield longest.encode()
+
+
+def moment_from(text: str) -> str:
+    """A time, or a span back from now such as `15m`, in the records' format. Raises ValueError."""
+    span_s = _span_s(text)
+    try:
+        moment = datetime.fromisoformat(text) if span_s is None else datetime.now(UTC) - timedelta(seconds=span_s)
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
+    return _in_utc(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
+
+
+def earlier(moment: str, span_s: float) -> str:
+    """A time in the records' format that is so much earlier; later by a negative span."""
+    return _in_utc(datetime.fromisoformat(moment) - timedelta(seconds=span_s))
+
+
+def _in_utc(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+
+
+def _span_s(text: str) -> float | None:
+    try:
+        return float(str(seconds_from(text)))
+    except ValueError:
+        return None
 
 
 def _matches(pattern: str, names: object) -> bool:

@@ -24,9 +24,11 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from sidecar.audit import record as shape
+from sidecar.audit.carrier import ChainedCarrier
 from sidecar.audit.chain import Unsealed
 from sidecar.audit.digest import AuditKey
 from sidecar.audit.file_sink import FoundEnd
+from sidecar.audit.log_blocks import RecentLines
 from sidecar.audit.record import Event, Record
 from sidecar.audit.record_ids import Clock, date_of, time_ordered_ids, timestamp
 from sidecar.audit.result_store import NamedResult, ResultFile, evidence_line, evidence_record
@@ -134,6 +136,11 @@ class Audit:
         if self.trail.is_due():
             with suppress(OSError):  # the next call tries again
                 await self.writer.run(self.trail.look)
+
+    def recent(self) -> RecentLines | None:
+        """The newest lines of a log without a file, for those who look at it now; None for a file."""
+        sink = self.trail.sink
+        return sink.recent() if isinstance(sink, ChainedCarrier) else None
 
     async def seal(self) -> None:
         """Write a checkpoint of everything written so far. Raises OSError."""

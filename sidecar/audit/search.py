@@ -11,22 +11,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from heapq import merge
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from sidecar.audit.chain import json_object
-from sidecar.audit.log_blocks import LineHead, LogBlock, blocks_before, blocks_from, head_of
+from sidecar.audit.log_blocks import LineHead, Log, LogBlock, head_of
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.record_ids import timestamp
 
 PARSED_AT_ONCE: Final = 32  # lines; then other threads have their turn
 AROUND_S: Final = 120.0  # a decision's record is written within this time of its id
 
-Logs = Mapping[int, Path]
-"""The current file of each log, by worker."""
+Logs = Mapping[int, Log]
+"""Each log, by worker."""
 LogPlaces = Mapping[int, int]
 """A sequence in each log."""
 Takes = Callable[[Mapping[str, Any]], bool]
@@ -80,8 +78,8 @@ def search(
     found: list[FoundRecord] = []
     back_to = ""
     searched = [
-        _looks_back(worker, path, wanted, (before or {}).get(worker), (after or {}).get(worker, 0), takes)
-        for worker, path in logs.items()
+        _looks_back(worker, log, wanted, (before or {}).get(worker), (after or {}).get(worker, 0), takes)
+        for worker, log in logs.items()
         if before is None or worker in before
     ]
     for look in merge(*searched, key=_time, reverse=True):
@@ -128,8 +126,8 @@ def records_of(logs: Logs, decision_id: str, *, within_s: float) -> Sequence[Fou
 
 def record_at(logs: Logs, worker: int, seq: int) -> FoundRecord | None:
     """One record by its place; None if the log does not have it. Blocks. Raises OSError."""
-    path = logs.get(worker)
-    for block in () if path is None else blocks_from(path, lambda head: head.seq >= seq):
+    log = logs.get(worker)
+    for block in () if log is None else log.since(lambda head: head.seq >= seq):
         for line in block.lines.split(b"\n"):
             head = head_of(line)
             if head is not None and head.seq >= seq:
@@ -152,19 +150,13 @@ def time_of_id(text: str) -> float | None:
     return None
 
 
-def earlier(moment: str, span_s: float) -> str:
-    """A timestamp that is so much earlier, or later by a negative span."""
-    at = datetime.fromisoformat(moment) - timedelta(seconds=span_s)
-    return at.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
-
-
 def _looks_back(
-    worker: int, path: Path, wanted: RecordFilter, before: int | None, after: int, takes: Takes
+    worker: int, log: Log, wanted: RecordFilter, before: int | None, after: int, takes: Takes
 ) -> Iterator[_Look]:
     def reached(head: LineHead) -> bool:
         return (before is not None and head.seq >= before) or (wanted.until != "" and head.timestamp >= wanted.until)
 
-    for block in blocks_before(path, reached if before is not None or wanted.until else None):
+    for block in log.before(reached if before is not None or wanted.until else None):
         lines = block.lines.split(b"\n") if wanted.may_want(block.lines) else []
         for record in _records(reversed(lines), wanted):
             seq = record["seq"]
@@ -196,7 +188,7 @@ def _records(lines: Iterator[bytes], wanted: RecordFilter) -> Iterator[Mapping[s
 
 
 def _blocks_by_time(logs: Logs, since: str) -> Iterator[tuple[int, LogBlock]]:
-    def each(worker: int, path: Path) -> Iterator[tuple[int, LogBlock]]:
-        return ((worker, block) for block in blocks_from(path, lambda head: head.timestamp >= since))
+    def each(worker: int, log: Log) -> Iterator[tuple[int, LogBlock]]:
+        return ((worker, block) for block in log.since(lambda head: head.timestamp >= since))
 
     return merge(*(each(*log) for log in logs.items()), key=lambda pair: pair[1].first.timestamp)

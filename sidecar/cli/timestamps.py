@@ -1,9 +1,8 @@
 """Reads times and durations from the command line."""
 
-from datetime import UTC, datetime, timedelta
-
 import click
 
+from sidecar.audit.record_filter import moment_from
 from sidecar.settings.field_types import seconds_from
 
 
@@ -20,14 +19,10 @@ class Moment(click.ParamType[str]):
     name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        span_s = _span_s(str(value))
         try:
-            past = None if span_s is None else datetime.now(UTC) - timedelta(seconds=span_s)
-            moment = past or datetime.fromisoformat(str(value))
-        except (ValueError, OverflowError):
+            return moment_from(str(value))
+        except ValueError:
             self.fail("write a time like 2026-11-27T12:00:00Z, or a span like 15m, 2h, 7d", param, ctx)
-        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return moment.astimezone(UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 class Duration(click.ParamType[float]):

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from sidecar.audit.record_filter import RecordFilter
+from sidecar.audit.log_blocks import LogFiles, RecentLines
+from sidecar.audit.record_filter import RecordFilter, earlier
 from sidecar.audit.record_ids import time_ordered_ids, timestamp
-from sidecar.audit.search import SearchPage, earlier, following, record_at, records_of, search, time_of_id
+from sidecar.audit.search import SearchPage, following, record_at, records_of, search, time_of_id
 from sidecar.audit.segments import files_of
 from sidecar.audit.tail import NewestLines
 from sidecar.errors import Reason
@@ -21,7 +22,7 @@ CALLS = 60
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Iterator[dict[int, Path]]:
+def logs(tmp_path: Path) -> Iterator[dict[int, LogFiles]]:
     """Those of two workers that take turns, a second between calls; every tenth call is refused."""
     clock = FakeClock()
     paths = {1: tmp_path / "1" / "audit.jsonl", 2: tmp_path / "2" / "audit.jsonl"}
@@ -37,11 +38,11 @@ def logs(tmp_path: Path) -> Iterator[dict[int, Path]]:
     for audit in audits.values():
         at_once(audit.close())
     assert all(len(files_of(path)) > 2 for path in paths.values())
-    yield paths
+    yield {worker: LogFiles(path) for worker, path in paths.items()}
 
 
-def all_records(logs: dict[int, Path]) -> list[dict[str, Any]]:
-    found = [record for path in logs.values() for file in files_of(path) for record in records(file)]
+def all_records(logs: dict[int, LogFiles]) -> list[dict[str, Any]]:
+    found = [record for log in logs.values() for file in files_of(log.path) for record in records(file)]
     return sorted(found, key=lambda record: (record["timestamp"], record["seq"]), reverse=True)
 
 
@@ -49,7 +50,7 @@ def ids_of(page: SearchPage) -> list[str]:
     return [one.record["id"] for one in page.found]
 
 
-def test_pages_give_each_record_once_newest_first(logs: dict[int, Path]) -> None:
+def test_pages_give_each_record_once_newest_first(logs: dict[int, LogFiles]) -> None:
     wanted, seen, places = RecordFilter(event="outcome"), list[str](), None
     while True:
         page = search(logs, wanted, limit=7, within_s=30.0, before=places)
@@ -75,13 +76,13 @@ def test_pages_give_each_record_once_newest_first(logs: dict[int, Path]) -> None
         (RecordFilter(since=timestamp(START_S + 20), until=timestamp(START_S + 30)), 19),
     ],
 )
-def test_filters_find_what_they_name(logs: dict[int, Path], wanted: RecordFilter, expected: int) -> None:
+def test_filters_find_what_they_name(logs: dict[int, LogFiles], wanted: RecordFilter, expected: int) -> None:
     page = search(logs, wanted, limit=1000, within_s=30.0, takes=lambda record: record["event"] != "control")
     assert len(page.found) == expected and page.next is None
     assert ids_of(page) == [r["id"] for r in all_records(logs) if wanted.wants(r) and r["event"] != "control"]
 
 
-def test_a_search_ends_in_time_and_says_where_it_goes_on(logs: dict[int, Path]) -> None:
+def test_a_search_ends_in_time_and_says_where_it_goes_on(logs: dict[int, LogFiles]) -> None:
     wanted, places, looks = RecordFilter(object="tool:github/tool-1"), None, 0
     while True:
         ticks = count()
@@ -94,15 +95,15 @@ def test_a_search_ends_in_time_and_says_where_it_goes_on(logs: dict[int, Path]) 
     assert looks > 2 and page.found[0].record["object"] == "tool:github/tool-1"
 
 
-def test_only_what_came_after_some_places_is_found(logs: dict[int, Path]) -> None:
+def test_only_what_came_after_some_places_is_found(logs: dict[int, LogFiles]) -> None:
     newest = search(logs, RecordFilter(), limit=1, within_s=30.0).found[0]
-    ends = {worker: records(path)[-1]["seq"] for worker, path in logs.items()}
+    ends = {worker: records(log.path)[-1]["seq"] for worker, log in logs.items()}
     assert search(logs, RecordFilter(), limit=9, within_s=30.0, after=ends).found == []
     found = search(logs, RecordFilter(), limit=9, within_s=30.0, after={**ends, newest.worker: ends[newest.worker] - 1})
     assert ids_of(found) == [newest.record["id"]]
 
 
-def test_a_decision_is_found_by_the_time_in_its_id(logs: dict[int, Path]) -> None:
+def test_a_decision_is_found_by_the_time_in_its_id(logs: dict[int, LogFiles]) -> None:
     for record in all_records(logs)[:: CALLS // 4]:
         if (decision_id := record["decision_id"]) is None:
             continue
@@ -116,9 +117,9 @@ def test_a_decision_is_found_by_the_time_in_its_id(logs: dict[int, Path]) -> Non
     assert time_of_id("zzzzzzzz-zzzz-7zzz-8zzz-zzzzzzzzzzzz") is None
 
 
-def test_a_record_is_found_by_its_place_and_with_what_came_after_it(logs: dict[int, Path]) -> None:
-    for worker, path in logs.items():
-        for file in files_of(path):
+def test_a_record_is_found_by_its_place_and_with_what_came_after_it(logs: dict[int, LogFiles]) -> None:
+    for worker, log in logs.items():
+        for file in files_of(log.path):
             for expected in records(file)[::5]:
                 found = record_at(logs, worker, expected["seq"])
                 assert found is not None and found.record == expected
@@ -136,10 +137,12 @@ def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:
     at_once(audit.close())
     line = path.read_bytes()
     path.write_bytes(b"no record\n" + line + b'{"v":2,"x":\n' + b"y" * 3_000_000 + b"\n" + line[:50])
-    found = search({0: path}, RecordFilter(), limit=9, within_s=30.0).found
+    found = search({0: LogFiles(path)}, RecordFilter(), limit=9, within_s=30.0).found
     assert [one.record["seq"] for one in found] == [1]
-    assert record_at({0: path}, 0, 1) is not None
-    assert search({0: tmp_path / "none.jsonl"}, RecordFilter(), limit=9, within_s=30.0) == SearchPage([], None, "")
+    assert record_at({0: LogFiles(path)}, 0, 1) is not None
+    assert search({0: LogFiles(tmp_path / "none.jsonl")}, RecordFilter(), limit=9, within_s=30.0) == SearchPage(
+        [], None, ""
+    )
 
 
 def test_the_newest_lines_come_whole_and_across_files(tmp_path: Path) -> None:
@@ -167,3 +170,17 @@ def test_the_newest_lines_come_whole_and_across_files(tmp_path: Path) -> None:
     assert tail.read(100) == (b'{"seq":5}\n', 0)
     tail.close()
     late.close()
+
+
+def test_what_is_kept_of_a_log_without_a_file_is_searched_alike(tmp_path: Path) -> None:
+    path, recent = tmp_path / "audit.jsonl", RecentLines()
+    audit = open_audit(path)
+    for _ in range(5):
+        forward(audit)
+    at_once(audit.close())
+    recent.add(path.read_bytes().splitlines(keepends=True))
+    for wanted, before in ((RecordFilter(event="outcome"), None), (RecordFilter(), {0: 4})):
+        in_file = search({0: LogFiles(path)}, wanted, limit=3, within_s=30.0, before=before)
+        assert search({0: recent}, wanted, limit=3, within_s=30.0, before=before).found == in_file.found
+    assert record_at({0: recent}, 0, 7) == record_at({0: LogFiles(path)}, 0, 7)
+    assert (recent.count, len(recent.newest(3))) == (10, 3)

@@ -1,0 +1,132 @@
+"""Gives pages the audit log: where it is, what a query selects of it, and its records without what no page shows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Final, TypeVar
+
+from sidecar.admin.console.audit_feed import AuditFeed
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields
+from sidecar.admin.routes import OperatorAction
+from sidecar.audit.log_blocks import LogFiles
+from sidecar.audit.record import BLANK
+from sidecar.audit.record_filter import RecordFilter, moment_from
+from sidecar.audit.search import LogPlaces, Logs
+from sidecar.audit.sinks import place_of
+from sidecar.protocols.jsonrpc import malformed
+from sidecar.settings import Settings
+
+SEARCH_S: Final = 0.15
+READ_S: Final = 5.0
+MAX_READERS: Final = 2
+_PLACES: Final = re.compile(r"(\d{1,3}\.\d{1,19})(,\d{1,3}\.\d{1,19})*")
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class AuditView:
+    """The logs of all workers of this sidecar, the feed of what is new, and a bound on those who read at a time. Of
+    logs that are not in files, that of this worker is there: what was written since somebody looks."""
+
+    app: OperatorAction
+    feed: AuditFeed = field(init=False)
+    _readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_READERS))
+
+    def __post_init__(self) -> None:
+        self.feed = AuditFeed(self.logs())
+
+    @property
+    def settings(self) -> Settings:
+        return self.app.desk.live.current.settings
+
+    @property
+    def is_in_files(self) -> bool:
+        return self.settings.audit.sink == "file"
+
+    def logs(self) -> Logs:
+        settings = self.settings
+        if (recent := self.app.recent_records()) is not None:
+            return {settings.server.worker: recent}
+        return {worker: LogFiles(path) for worker, path in settings.audit_logs.items()}
+
+    def source(self) -> Mapping[str, Any]:
+        """Where the log is, for pages to say."""
+        settings = self.settings
+        return {"in_files": self.is_in_files, "place": place_of(settings), "workers": len(settings.worker_numbers) or 1}
+
+    async def read(self, work: Callable[[Logs], T]) -> T:
+        """What `work` finds in the logs, in a thread. Raises ConsoleFault when it cannot be read in time."""
+        try:
+            async with asyncio.timeout(READ_S), self._readers:
+                return await asyncio.to_thread(work, self.logs())
+        except TimeoutError:
+            raise ConsoleFault(503, "the audit log cannot be read in time: look again in a moment") from None
+        except OSError as error:
+            raise ConsoleFault(503, f"the audit log cannot be read: {error.strerror or error}") from None
+
+
+async def audit_view(asked: ConsoleRequest) -> AuditView:
+    """The one view of this process."""
+
+    async def make() -> AuditView:
+        return AuditView(asked.app)
+
+    return await asked.shared("audit-view", inf, make)
+
+
+def name_pattern(text: str) -> str:
+    """A filter's pattern for a name: a part of a name matches anywhere in it, a whole one (`user:alice`) alone."""
+    return text if not text or ":" in text or "*" in text else f"*{text}*"
+
+
+def moment_in(query: FormFields, name: str) -> str:
+    """A time in the records' format, given as RFC 3339 or as a span back from now; "" if there is none. Raises
+    Refusal(MALFORMED_CALL)."""
+    text = query.text(name, most=64)
+    try:
+        return moment_from(text) if text else ""
+    except ValueError:
+        raise malformed(f"{name}: a time such as 2026-11-27T12:00:00Z, or a span back from now: 15m, 2h, 7d") from None
+
+
+def places_in(query: FormFields, name: str) -> LogPlaces | None:
+    """Places in the logs, as `text_of` writes them; None if there are none. Raises Refusal(MALFORMED_CALL)."""
+    text = query.text(name, most=2048)
+    if not text:
+        return None
+    if not _PLACES.fullmatch(text):
+        raise malformed(f"{name}: this is not the place of a page")
+    pairs = (part.split(".") for part in text.split(","))
+    return {int(worker): int(seq) for worker, seq in pairs}
+
+
+def text_of(places: LogPlaces | None) -> str:
+    return ",".join(f"{worker}.{seq}" for worker, seq in sorted((places or {}).items()))
+
+
+def filter_of(query: FormFields, names: Sequence[str]) -> RecordFilter:
+    """The filter of a query, by the names of its fields. Raises Refusal(MALFORMED_CALL)."""
+    given: dict[str, Any] = {}
+    for name in names:
+        if name in ("since", "until"):
+            given[name] = moment_in(query, name)
+        elif name in ("principal", "object", "upstream"):
+            given[name] = name_pattern(query.text(name, most=2400))
+        else:
+            given[name] = query.text(name)
+    return RecordFilter(**given)
+
+
+def shown_record(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record with every field, as older ones lack some, and without arguments: of those that are recorded in clear,
+    only which they are."""
+    whole, clear = {**BLANK, **record}, record.get("clear_arguments")
+    if isinstance(clear, Mapping):
+        whole["clear_arguments"] = sorted(clear)
+    whole["limits"] = [{"unit": None, **limit} for limit in whole["limits"] or ()]
+    return whole

@@ -1,0 +1,234 @@
+"""Shows calls and what became of them, live, and explains one of them link by link."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from sidecar.admin.console.audit_view import (
+    SEARCH_S,
+    audit_view,
+    filter_of,
+    moment_in,
+    places_in,
+    shown_record,
+    text_of,
+)
+from sidecar.admin.console.registry import StreamEvent, page, stream
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
+from sidecar.audit.digest import AuditKey, load_key
+from sidecar.audit.record_filter import RecordFilter
+from sidecar.audit.record_ids import timestamp
+from sidecar.audit.search import FoundRecord, LogPlaces, Logs, SearchPage, is_terminal, records_of, search
+from sidecar.errors import ANSWERS, Reason, SettingsError
+from sidecar.gateway.snapshot import Snapshot
+from sidecar.observability.metrics import PROTOCOLS
+from sidecar.policy_tools.audit_records import RecordedQuestion, UnreadableAuditLine, asked_in
+from sidecar.policy_tools.explain import explain_record
+from sidecar.policy_tools.explanation import as_data
+from sidecar.policy_tools.replay import Candidate
+
+CALLS: Final = 60  # on a page
+MAX_ROWS: Final = 40  # of new calls at a time
+FIND_S, EXPLAIN_S = 2.0, 5.0
+FILTERS: Final = ("principal", "object", "upstream", "protocol", "status", "reason", "since", "until")
+STATUSES: Final[Mapping[str, tuple[str, str]]] = {
+    "success": ("allowed", "good"),
+    "permission_denied": ("denied", "bad"),
+    "rate_limited": ("limited", "warn"),
+    "error": ("failed", "warn"),
+}
+UNDER_WAY: Final = ("under way", "plain")
+
+
+@page("decisions", title="Decisions", template="decisions.html")
+async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """The newest calls that the query selects, or with `before` those before some places in the logs."""
+    query, view = asked.query, await audit_view(asked)
+    wanted, before, began = filter_of(query, FILTERS), places_in(query, "before"), timestamp(time.time())
+    found = await view.read(partial(_search, wanted=wanted, before=before))
+    rows = [_row(one) for one in found.found]
+    if not view.is_in_files:
+        rows = _united(rows, await asked.of_others())
+    now = asked.app.desk.live.current
+    return {
+        "rows": rows,
+        "next": text_of(found.next) or None,
+        "back_to": found.back_to,
+        "is_first": before is None,
+        "is_live": before is None and not wanted.until and query.choice("live", ("on", "off"), "on") == "on",
+        "now": began,
+        "filter": {name: query.text(name, most=2400) for name in FILTERS},
+        "choices": {
+            "status": {status: word for status, (word, _) in STATUSES.items()},
+            "reason": sorted(map(str, Reason)),
+            "protocol": sorted(PROTOCOLS),
+            "upstream": sorted((*now.services, *now.agents)),
+        },
+        "source": view.source(),
+    }
+
+
+@stream("decisions/live")
+async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
+    """The calls that the query selects: first those since `now` of the page, then new ones as they come."""
+    query, view = asked.query, await audit_view(asked)
+    wanted, since, was_full = filter_of(query, FILTERS), moment_in(query, "now"), False
+    async with aclosing(view.feed.watch(wanted)) as feed:
+        async for news in feed:
+            found: Sequence[FoundRecord] = news.found
+            if since:  # the tails have begun: nothing is missed between the page and this stream
+                caught_up = replace(wanted, since=max(since, wanted.since))
+                found, since = (await view.read(partial(_search, wanted=caught_up, before=None))).found, ""
+            rows = [_row(one) for one in _calls_in(found)]
+            left_out = news.left_out + max(0, len(rows) - MAX_ROWS)
+            if rows:
+                yield StreamEvent("calls", {"rows": rows[:MAX_ROWS]}, "decisions_rows.html")
+            if was_full or left_out:
+                yield StreamEvent("full", {"left_out": left_out, "shown": len(rows[:MAX_ROWS])}, "decisions_full.html")
+            was_full = left_out > 0
+            yield None
+
+
+@page("decisions/{id}", title="Decision", template="decision.html")
+async def decision(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """One call: what is recorded of it, and how the policy that serves now explains it. Raises ConsoleFault."""
+    decision_id, view = asked.parts["id"], await audit_view(asked)
+    found = await view.read(partial(records_of, decision_id=decision_id, within_s=FIND_S))
+    if not found and not view.is_in_files:
+        found = [FoundRecord(**one) for other in await asked.of_others() for one in other.get("records", ())]
+    if not found:
+        where = "" if view.is_in_files else ": this log is not in files, and only what is new can be looked at here"
+        raise ConsoleFault(404, f"no record of this decision is found in the log{where}")
+    whole = found[-1].record
+    now = asked.app.desk.live.current
+    return {
+        "id": decision_id,
+        "call": _row(found[-1]),
+        "record": shown_record(whole),
+        "records": [{"worker": one.worker, "record": shown_record(one.record)} for one in found],
+        "stages": _stages(whole),
+        **await asked.shared((decision_id, now.engine.revision), 10.0, partial(_explained, now, found)),
+    }
+
+
+def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None) -> SearchPage:
+    """A page of calls. Those without an end are on the first one alone: the end of others may be on the one before."""
+    ended = set[str]()
+
+    def is_call(record: Mapping[str, Any]) -> bool:
+        if record.get("event") == "control":
+            return False
+        if is_terminal(record):
+            ended.add(str(record.get("decision_id")))
+            return True
+        return _is_inner(record) or (before is None and record.get("decision_id") not in ended)
+
+    return search(logs, wanted, limit=CALLS, within_s=SEARCH_S, before=before, takes=is_call)
+
+
+def _calls_in(found: Sequence[FoundRecord]) -> Iterator[FoundRecord]:
+    """The calls among records: of one that has ended, its end."""
+    ended = {one.record.get("decision_id") for one in found if is_terminal(one.record)}
+    for one in found:
+        if one.record.get("event") == "control":
+            continue
+        if is_terminal(one.record) or one.record.get("decision_id") not in ended:
+            yield one
+
+
+def _is_inner(record: Mapping[str, Any]) -> bool:
+    """Whether a decision was taken within a request, such as on what a server asks of its client. It has no end."""
+    return record.get("event") == "decision" and record.get("args_hash") is None
+
+
+def _row(found: FoundRecord) -> Mapping[str, Any]:
+    record = found.record
+    if is_terminal(record):
+        word, tone = STATUSES.get(str(record.get("status")), ("recorded", "plain"))
+    elif _is_inner(record):
+        word, tone = STATUSES["permission_denied" if record.get("reason") else "success"]
+    else:
+        word, tone = UNDER_WAY
+    links = record.get("links") or ()
+    return {
+        "id": record.get("decision_id"),
+        "worker": found.worker,
+        "seq": record.get("seq"),
+        "at": str(record.get("timestamp")),
+        "chain": list(record.get("chain") or ()),
+        "object": record.get("object") or record.get("upstream"),
+        "action": record.get("action") or record.get("method"),
+        "outcome": word,
+        "tone": tone,
+        "reason": record.get("reason"),
+        "would_deny": list(record.get("would_deny") or ()),
+        "enforcement": record.get("enforcement"),
+        "protocol": record.get("protocol"),
+        "upstream": record.get("upstream"),
+        "http_status": record.get("http_status"),
+        "duration_ms": record.get("duration_ms"),
+        "rules": list(dict.fromkeys(rule for link in links for rule in link.get("rules") or ())),
+    }
+
+
+def _united(own: Sequence[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The newest calls of all workers."""
+    rows = [*own, *(row for other in others for row in other.get("rows", ()))]
+    return sorted(rows, key=lambda row: str(row["at"]), reverse=True)[:CALLS]
+
+
+def _stages(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """How long each stage took, in milliseconds, and its share of the longest."""
+    latency = {name: took for name, took in (record.get("latency") or {}).items() if isinstance(took, int | float)}
+    longest = max(latency.values(), default=0) or 1
+    return [{"name": name, "ms": took, "share": took / longest} for name, took in latency.items()]
+
+
+async def _explained(now: Snapshot, found: Sequence[FoundRecord]) -> Mapping[str, Any]:
+    """How the policy explains a call; or with `explanation` None, why it does not."""
+    record = next((one.record for one in found if one.record.get("event") != "outcome"), found[-1].record)
+    try:
+        question = asked_in(record)
+        if question is None:
+            return {"explanation": None, "unexplained": _unasked(record)}
+        async with asyncio.timeout(EXPLAIN_S):
+            explained = await asyncio.to_thread(_explanation, now, question)
+    except UnreadableAuditLine as error:
+        return {"explanation": None, "unexplained": str(error)}
+    except TimeoutError:
+        told = f"the explanation takes more than {EXPLAIN_S:g} s: sidecar policy explain --decision gives it"
+        return {"explanation": None, "unexplained": told}
+    return {"explanation": explained, "unexplained": None}
+
+
+def _explanation(now: Snapshot, question: RecordedQuestion) -> Mapping[str, Any]:
+    candidate = Candidate(now.engine.source, _key(now.settings.audit_key_path))
+    data = as_data(explain_record(candidate, now.budgets, question), question)
+    for link in data["links"]:
+        for ran in link["conditions"]:
+            if ran["source"] != "the record":  # what is read from the record is a digest
+                ran["read"] = {path: value for path, value in ran["read"].items() if not _is_written(path)}
+    return data
+
+
+def _is_written(path: str) -> bool:
+    """Whether the caller wrote what stands at a path that a condition reads: arguments are on no page."""
+    return path.startswith(("args", "call.meta"))
+
+
+def _key(path: Path) -> AuditKey | None:
+    with suppress(OSError, SettingsError):  # without it, hashed arguments are not compared
+        return load_key(path)
+    return None
+
+
+def _unasked(record: Mapping[str, Any]) -> str:
+    reason = str(record.get("reason"))
+    if reason not in set(Reason):
+        return "Policy was not asked."
+    return f"Policy was not asked: the call ended before. {ANSWERS[Reason(reason)].message}"
