@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.settings.timestamps import rfc3339
+from tests.flow.idp import SETTINGS as IDENTITY, Idp, bearer
+from tests.flow.pairs import pair
 from tests.flow.world import ACCEPT, SESSION, Upstream, World, request, stateless, until, world
 from tests.valkey import Valkey
 
@@ -228,6 +232,75 @@ async def test_a_plain_call_is_accepted_with_an_address_to_poll(tmp_path: Path) 
             assert (await response.json())["state"] == "used"
         async with running.http.get(place[:-1] + ("0" if place[-1] != "0" else "1")) as response:
             assert response.status == 404
+
+
+# --- other ways -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_call_over_http_and_sse_is_held_and_answered_on_its_stream(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running, pair(running, {}) as mine:
+        params = {"name": TOOL, "arguments": PATH, "_meta": {"progressToken": 5}}
+        held = asyncio.create_task(mine.ask("tools/call", params, id=9))
+        await until(lambda: bool(running.app.approvals._held))
+        await answer(running, "dmitri", "approve")
+        assert (await held)["result"]["content"][0]["text"] == "done"
+        assert mine.heard[0]["params"]["progressToken"] == 5
+
+
+async def test_a_call_at_the_address_of_all_servers_waits_as_at_its_own(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        name = f"github__{TOOL}"
+        headers = {"Mcp-Method": "tools/call", "Mcp-Name": name, "MCP-Protocol-Version": "2026-07-28"}
+        params: dict[str, Any] = {"name": name, "arguments": PATH}
+        _, asked, _ = await running.post(stateless("tools/call", params), headers=headers, url=f"{running.url}/mcp")
+        await answer(running, "dmitri", "approve")
+        params["requestState"] = asked["result"]["requestState"]
+        _, done, _ = await running.post(stateless("tools/call", params), headers=headers, url=f"{running.url}/mcp")
+        assert done["result"]["content"][0]["text"] == "done"
+
+
+async def test_shadow_mode_asks_no_one_and_says_what_it_would_have_done(tmp_path: Path) -> None:
+    settings = f"policy: {{mode: shadow, shadow_until: {rfc3339(time.time() + 600)}}}\n"
+    async with asking(tmp_path, settings=settings) as running:
+        assert "content" in (await running.call(TOOL, PATH))[1]["result"]
+        assert running.ends()[-1]["would_deny"] == ["approval-pending"]
+        assert await waiting(running) == []
+
+
+# --- people -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_user_for_whom_a_call_is_made_does_not_approve_it(tmp_path: Path) -> None:
+    idp = Idp()
+    rules = RULES.replace("nhi:planner", "user:alice")
+    delegated = {"policies/user_to_nhi.csv": "p, user:alice, nhi:planner, delegate, -, -, -, allow\n"}
+    files = {**idp.files(), **delegated, "policies/roles.csv": f"{ROLES}g, user:alice, role:oncall\n"}
+    async with asking(
+        tmp_path, RULES + rules.replace("id=", "id=a-"), settings=IDENTITY, files=files, principal=""
+    ) as running:
+        base = running.app.base_url
+        for actors in ((), ("nhi:planner",)):
+            key = bearer(idp.token("user:alice", f"{base}/mcp/github", actors=actors))
+            assert (await running.call(TOOL, PATH, headers=key))[1]["result"]["resultType"] == "input_required"
+            status, told = await answer(running, "alice", "approve")
+            assert (status, told["error"]) == (403, "user:alice stands in the chain of the call")
+            assert (await answer(running, "dmitri", "approve"))[0] == 200
+
+
+async def test_two_rules_may_demand_two_roles(tmp_path: Path) -> None:
+    rules = RULES + "#: id=leads approval=role:lead\np, nhi:planner, tool:github/get_*, use, -, -, -, allow\n"
+    roles = f"{ROLES}g, user:alice, role:lead\n"
+    async with asking(tmp_path, rules, files={"policies/roles.csv": roles}) as running:
+        await running.call(TOOL, PATH)
+        _, one = await answer(running, "dmitri", "approve")
+        assert (one["state"], one["open_roles"]) == ("waiting", ["role:lead"])
+        assert (await answer(running, "dmitri", "approve"))[0] == 403
+        _, one = await answer(running, "alice", "approve")
+        assert (one["state"], [each["principal"] for each in one["answers"]]) == (
+            "approved",
+            ["user:dmitri", "user:alice"],
+        )
+        assert "content" in (await running.call(TOOL, PATH))[1]["result"]
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------

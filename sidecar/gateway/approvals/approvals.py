@@ -47,6 +47,7 @@ MAX_REASON_CHARS: Final = 500
 MAX_SHOWN: Final = 100  # people whom one request names as having seen it
 CHANGED_TIMES: Final = 10  # while others change the same record
 TICK_S: Final = 5.0  # between progress notifications to a caller that waits
+COUNT_EVERY_S: Final = 2.0
 SWEEP_EVERY_S: Final = 60.0  # for requests that another process left
 LOOK_EVERY_S: Final = 0.5  # for answers given at another replica, and for what is late
 PAGE: Final = 100
@@ -125,7 +126,8 @@ class Approvals:
                 raise Refusal(Reason.APPROVAL_PENDING, "the approval was used by another call")
             request.approval = used.next_round
         request.record.approval = used.evidence
-        self.metrics.approval("used")
+        if not used.rounds:
+            self.metrics.approval("used")
         return used
 
     async def give_back(self, record: ApprovalRecord) -> None:
@@ -398,7 +400,7 @@ class Approvals:
         """Wakes held calls that another replica has an answer for, expires what is late, and records what a process
         that died left unrecorded, until cancelled."""
         loop = asyncio.get_running_loop()
-        swept_s = -SWEEP_EVERY_S
+        swept_s = counted_s = -SWEEP_EVERY_S
         while True:
             try:
                 await self._look_for_answers()
@@ -406,7 +408,9 @@ class Approvals:
                 if loop.time() - swept_s >= SWEEP_EVERY_S:
                     swept_s = loop.time()
                     await self._sweep()
-                self.metrics.approvals_waiting((await self.store.counts()).get(ApprovalState.WAITING, 0))
+                if loop.time() - counted_s >= COUNT_EVERY_S:
+                    counted_s = loop.time()
+                    self.metrics.approvals_waiting((await self.store.counts()).get(ApprovalState.WAITING, 0))
             except RecordStoreOut:
                 pass  # the store logs its outages
             except Refusal as refusal:
