@@ -77,7 +77,6 @@ class Templates:
             "short": short,
             "or_none": or_none,
             "machine_time": machine_time,
-            "visible": visible,
             "clipped": clipped,
             "brief": brief,
             "standing": standing_of,
@@ -158,8 +157,7 @@ def count(value: object) -> str:
 def amount(value: object) -> str:
     """A number as `count` shows it, or an amount of money with up to six decimal places; `–` for none."""
     if isinstance(value, float):
-        whole, _, decimals = f"{value:,.6f}".rstrip("0").partition(".")
-        return whole.replace(",", "\N{NARROW NO-BREAK SPACE}") + (f".{decimals}" if decimals else "")
+        return f"{value:,.6f}".rstrip("0").rstrip(".")
     return count(value)
 
 

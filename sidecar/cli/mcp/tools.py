@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -26,45 +26,13 @@ from sidecar.settings import Settings
 from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.writing import UnwrittenError, write_all
 from sidecar.upstreams.mcp.listing import OwnConversation
-from sidecar.upstreams.mcp.pins import MEMBERS, Pin, differing, pin_of, pinned_part
-from sidecar.upstreams.mcp.pins_file import PINS_FILE, file_with, load_pins, readable
-from sidecar.upstreams.mcp.tools import Tool, tools_from
+from sidecar.upstreams.mcp.pin_review import CHANGED, GONE, PINNED, ReviewedTool, approved, member_lines, reviewed
+from sidecar.upstreams.mcp.pins import MEMBERS, Pin
+from sidecar.upstreams.mcp.pins_file import PINS_FILE, file_with, load_pins
+from sidecar.upstreams.mcp.tools import tools_from
 
-PINNED, NEW, CHANGED, GONE = "pinned", "new", "changed", "gone"
 CONTEXT_LINES: Final = 2
 MAX_SHOWN_LINES: Final = 400  # per tool; the file contains the rest
-
-
-@dataclass(frozen=True, slots=True)
-class ToolRow:
-    name: str
-    status: str
-    tool: Tool | None
-    entry: Mapping[str, Any]
-    pin: Pin | None
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """The members that differ, in the order of a definition."""
-        if self.status != CHANGED or self.pin is None or self.tool is None:
-            return ()
-        return differing(self.pin.members, self.tool.definition.members)
-
-    def plain(self) -> dict[str, Any]:
-        tool, pin = self.tool, self.pin
-        return {
-            "name": self.name,
-            "status": self.status,
-            "digest": tool and (tool.definition.digest or None),
-            "pinned_digest": pin and pin.digest,
-            "pinned_at": pin and pin.pinned_at,
-            "pinned_by": pin and pin.pinned_by,
-            "changed": list(self.changed),
-            "quarantined": tool and (tool.quarantine_reason or None),
-            "hidden_text": list(tool.hidden) if tool else [],
-            "definition": pinned_part(self.entry),
-            "pinned_definition": pin and pin.definition,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +42,7 @@ class PinsBook:
     file: Path
     server: str
     pins: Mapping[str, Pin] | None
-    rows: list[ToolRow]
+    rows: list[ReviewedTool]
     left_out: tuple[LeftOut, ...]
 
 
@@ -121,7 +89,7 @@ def _looked_up(config: Path, server: str, *, pinning: bool) -> PinsBook:
     pins = load_pins(file).servers.get(server)
     entries = asyncio.run(_entries(settings, server))
     listed = tools_from(entries, {}, refuse_hidden=settings.upstreams[server].hidden_text == "refuse")
-    return PinsBook(file, server, pins, _compared(entries, listed, pins or {}), unnamed_in("tools", entries))
+    return PinsBook(file, server, pins, reviewed(listed, pins or {}), unnamed_in("tools", entries))
 
 
 async def _entries(settings: Settings, server: str) -> list[object]:
@@ -137,25 +105,7 @@ async def _entries(settings: Settings, server: str) -> list[object]:
             await enquiry.close()
 
 
-def _compared(entries: list[object], listed: Mapping[str, Tool], pinned: Mapping[str, Pin]) -> list[ToolRow]:
-    by_name = {str(entry["name"]): entry for entry in entries if isinstance(entry, dict) and "name" in entry}
-    rows = []
-    for name in sorted({*listed, *pinned}):
-        tool, pin = listed.get(name), pinned.get(name)
-        entry = by_name[name] if tool and tool.definition.digest else {}  # what cannot be digested is not shown
-        rows.append(ToolRow(name, _status(tool, pin), tool, entry, pin))
-    return rows
-
-
-def _status(tool: Tool | None, pin: Pin | None) -> str:
-    if tool is None:
-        return GONE
-    if pin is None:
-        return NEW
-    return PINNED if pin.digest == tool.definition.digest else CHANGED
-
-
-def _show(rows: list[ToolRow], left_out: Collection[LeftOut], *, in_full: bool) -> None:
+def _show(rows: list[ReviewedTool], left_out: Collection[LeftOut], *, in_full: bool) -> None:
     width = max((len(row.name) for row in rows), default=0)
     for row in rows:
         click.echo(f"{row.name:<{width}}  {row.status}{_remarks(row)}")
@@ -169,7 +119,7 @@ def _show(rows: list[ToolRow], left_out: Collection[LeftOut], *, in_full: bool) 
         click.echo("nothing of this server is pinned: --pin approves its tools as they are")
 
 
-def _remarks(row: ToolRow) -> str:
+def _remarks(row: ReviewedTool) -> str:
     if row.tool is None:
         return ""
     remarks = [f"quarantined: {row.tool.quarantine_reason}"] if row.tool.schema is None else []
@@ -177,8 +127,8 @@ def _remarks(row: ToolRow) -> str:
     return "".join(f"  [{shown(remark)}]" for remark in remarks)
 
 
-def _difference(row: ToolRow) -> Iterator[str]:
-    if row.status in (PINNED, GONE) or not row.entry:
+def _difference(row: ReviewedTool) -> Iterator[str]:
+    if row.status in (PINNED, GONE) or not row.definition:
         return
     lines = [line for member in MEMBERS for line in _member_lines(row, member)]
     yield from lines[:MAX_SHOWN_LINES]
@@ -186,11 +136,11 @@ def _difference(row: ToolRow) -> Iterator[str]:
         yield f"… and {len(lines) - MAX_SHOWN_LINES} lines more"
 
 
-def _member_lines(row: ToolRow, member: str) -> Iterator[str]:
+def _member_lines(row: ReviewedTool, member: str) -> Iterator[str]:
     if row.status == CHANGED and member not in row.changed:
         return
-    old = _spelled(row.pin.definition if row.pin else {}, member)
-    new = _spelled(row.entry, member)
+    old = member_lines(row.pin.definition if row.pin else {}, member)
+    new = member_lines(row.definition, member)
     if old or new:
         yield f"{member}:"
         for line in list(unified_diff(old, new, lineterm="", n=CONTEXT_LINES))[2:]:
@@ -198,23 +148,11 @@ def _member_lines(row: ToolRow, member: str) -> Iterator[str]:
                 yield f"  {line[:1]} {shown(line[1:])}"
 
 
-def _spelled(definition: Mapping[str, Any], member: str) -> list[str]:
-    """Return one member, in any of its spellings, as lines of JSON."""
-    found = {key: value for key, value in definition.items() if key.casefold() == member.casefold()}
-    texts = (_lines(value) if key == member else _lines({key: value}) for key, value in sorted(found.items()))
-    return [line for lines in texts for line in lines]
-
-
-def _lines(value: object) -> list[str]:
-    """Return a value as lines of JSON; the lines of a text are quoted each, so that none can imitate other output."""
-    if isinstance(value, str):
-        return [readable(line) for line in value.split("\n")]
-    return readable(value).split("\n")
-
-
-def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> None:
+def _pin(book: PinsBook, chosen: list[ReviewedTool], *, ask: bool, quiet: bool) -> None:
     """Approve the chosen rows after confirmation. A tool that is gone loses its pin."""
-    pins = _approved(book.pins or {}, chosen)
+    pins, unfit = approved(book.pins or {}, chosen, at=rfc3339(time.time()), by=_who())
+    for name, why in unfit.items():
+        click.echo(f"{name} cannot be pinned: {why}", err=True)
     if pins == book.pins:
         if not quiet:
             click.echo("nothing to pin: they are as pinned")
@@ -232,21 +170,6 @@ def _pin(book: PinsBook, chosen: list[ToolRow], *, ask: bool, quiet: bool) -> No
         raise CommandFailed(str(error))
     if not quiet:
         click.echo(f"{book.file}: {len(pins)} tool{'s' * (len(pins) != 1)} of {book.server} pinned")
-
-
-def _approved(pinned: Mapping[str, Pin], chosen: list[ToolRow]) -> dict[str, Pin]:
-    """Return the pins of the server, with those of the chosen rows as the server lists them."""
-    at, by, pins = rfc3339(time.time()), _who(), dict(pinned)
-    for row in chosen:
-        if row.status == PINNED:
-            continue
-        pins.pop(row.name, None)
-        if row.tool is not None and (pin := pin_of(row.entry, at=at, by=by) if row.entry else None):
-            pins[row.name] = pin
-        elif row.tool is not None:
-            why = row.tool.quarantine_reason or "it is no plain JSON"
-            click.echo(f"{row.name} cannot be pinned: {why}", err=True)
-    return pins
 
 
 def _who() -> str:

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from sidecar.errors import Reason, Refusal
 from sidecar.protocols.mcp.messages import LeftOut, named_in, unnamed_in
+from sidecar.settings.timestamps import rfc3339
 from sidecar.settings.uris import fault_in_uri, normal_uri
 from sidecar.upstreams.mcp.listing import OwnConversation
 from sidecar.upstreams.mcp.tools import Tool, tools_from
@@ -56,9 +57,12 @@ class ToolCatalogue:
         refuse_hidden: bool = False,
         checks_output: bool = False,
         clock_mono: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._upstream, self._enquiry, self._clock = upstream, OwnConversation(upstream), clock_mono
+        self._upstream, self._enquiry = upstream, OwnConversation(upstream)
+        self._clock, self._clock_wall = clock_mono, clock
         self._refuse_hidden, self._checks_output = refuse_hidden, checks_output
+        self.listed_at: float | None = None  # seconds since the epoch
         self.lists = 0  # the number of lists so far: a watcher for changes compares only this
         self.tools: Mapping[str, Tool] = {}  # those listed last, by name, quarantined tools too
         self._fresh_until = self._serves_until = self._begun_at = self._forced_at = -inf
@@ -182,6 +186,7 @@ class ToolCatalogue:
         greeting = self._enquiry.greeting
         quarantined = {tool.name: tool.quarantine_reason for tool in self.tools.values() if tool.schema is None}
         return {
+            "listed_at": None if self.listed_at is None else rfc3339(self.listed_at),
             "tools": len(self.tools),
             "prompts": len(self._offers.get("prompts", ())),
             "resources": len(self._offers.get("resources", ())),
@@ -244,6 +249,7 @@ class ToolCatalogue:
             self._left_out["tools"] = unnamed_in("tools", listing.entries)
             self._tell_of_left_out()
             self.lists += 1
+            self.listed_at = self._clock_wall()
             self._covered, self._begun_at = changes, begun_at
             self._fresh_until = begun_at + listing.ttl_s
             self._serves_until = self._fresh_until + MAX_STALE_S

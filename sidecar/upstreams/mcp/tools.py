@@ -13,7 +13,7 @@ import orjson
 from sidecar.protocols.hidden_characters import hidden_in
 from sidecar.protocols.mcp.messages import NAME
 from sidecar.upstreams.mcp.arguments import ArgumentSchema, SchemaRefused, compile_schema, every_subschema
-from sidecar.upstreams.mcp.pins import MEMBERS, UNPINNABLE, Definition, definition_of
+from sidecar.upstreams.mcp.pins import MEMBERS, UNPINNABLE, Definition, definition_of, pinned_part
 
 HEADER_KEYWORD: Final = "x-mcp-header"
 # Patterns are the one part of a schema that takes far more memory than its text.
@@ -26,7 +26,8 @@ _MIRRORED_TYPES = frozenset({"string", "integer", "boolean"})
 class Tool:
     """One tool. `schema` is None while it is quarantined, with the reason in the sidecar's words. `param_headers` maps
     the rest of `Mcp-Param-<rest>` to the property path of the argument that it mirrors. `hidden` lists the hidden
-    characters in each of its texts. `output` is its `outputSchema`, if results are checked."""
+    characters in each of its texts. `output` is its `outputSchema`, if results are checked. `source` is the JSON text
+    of the members that a pin covers."""
 
     name: str
     schema: ArgumentSchema | None
@@ -36,6 +37,12 @@ class Tool:
     definition: Definition = UNPINNABLE
     hidden: tuple[str, ...] = ()
     output: ArgumentSchema | None = None
+    source: bytes = field(default=b"", compare=False, repr=False)
+
+    @property
+    def pinnable(self) -> Mapping[str, Any]:
+        """The members that a pin covers; empty for a definition that cannot be pinned."""
+        return orjson.loads(self.source) if self.source else {}
 
 
 def tools_from(
@@ -54,7 +61,9 @@ def tools_from(
             continue
         output = entry.get("outputSchema") if checks_output else None
         tool = _tool_from(name, entry.get("inputSchema"), output, known.get(name))
-        tool = replace(tool, definition=definition_of(entry), hidden=_hidden_in(entry))
+        definition = definition_of(entry)
+        source = orjson.dumps(pinned_part(entry)) if definition.digest else b""
+        tool = replace(tool, definition=definition, hidden=_hidden_in(entry), source=source)
         if refuse_hidden and tool.hidden:
             tool = replace(tool, schema=None, quarantine_reason="hidden characters in its texts", digest=b"")
         patterns += sum(schema.patterns for schema in (tool.schema, tool.output) if schema is not None)
