@@ -172,10 +172,12 @@ def export(folder: Path, config: Path, force: bool, as_json: bool) -> None:
     write_files({folder / name: raw for name, raw in done.files.items()}, force=force)
     if as_json:
         said = {"files": list(done.files), "rules": done.rules, "shadow_rules_left_out": done.shadows}
-        print_json({**said, "revision": source.revision})
+        print_json({**said, "approvals_denied": done.denied, "revision": source.revision})
         return
     click.echo(f"{done.rules} rules of revision {source.revision[:16]} in {folder}")
     if done.shadows:
         click.echo(f"shadow rules change nothing and were left out: {', '.join(done.shadows)}")
+    if done.denied:
+        click.echo(f"plain Casbin can ask no person, so calls that wait for one are denied: {', '.join(done.denied)}")
     asked = " ".join(first_call(source) or ("nhi:planner", "tool:demo/add", "tools/call"))
     click.echo(visible(f"try: python {folder / 'enforce.py'} {asked}"))

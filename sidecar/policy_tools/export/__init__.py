@@ -5,7 +5,11 @@ reads, and `enforce.py`, which provides our five functions.
 
 That adapter does not support quotes, and interprets brackets and commas (threats K7). Rows therefore contain no
 conditions, only `when:<digest>`, with the texts in conditions.json; the characters `% , ( ) [ ]` in a name are
-percent-encoded (`%2C`). `enforce.py` reverses both. Shadow rules change nothing, and are left out.
+percent-encoded (`%2C`). `enforce.py` reverses both.
+
+Shadow rules change nothing, and are left out. Plain pycasbin cannot ask a person, so what a row allows only with an
+approval is denied, by a row of its own: without it, another row could allow the call. Its condition denies also where
+it fails.
 
 Casbin models of other forms, and their rows, are exported byte for byte; several files of rows become one. Names,
 attributes and what a Casbin program sets in code are in casbin.json, which `enforce.py` follows.
@@ -23,11 +27,12 @@ from sidecar.policy import PolicySource
 from sidecar.policy.faults import Faults
 from sidecar.policy.files import COMMON_MODEL, KINDS, POLICY, read_text
 from sidecar.policy.grammar import NONE
-from sidecar.policy.model import DOMAIN, guardrail_model
+from sidecar.policy.model import ALLOW_AND_DENY, ALLOW_OVERRIDE, DOMAIN, guardrail_model
 from sidecar.policy.stock.expression import text_fields
 from sidecar.policy.stock.model import StockModel
 from sidecar.policy.stock.reading import EXPIRES_AT, LIMIT, WHEN, path_of
 from sidecar.policy_tools.casbin_calls import is_asked
+from sidecar.policy_tools.diff.terms import approvable_actions
 from sidecar.policy_tools.rule_text import columns, place
 from sidecar.vocabulary import PermissionKind, RuleRef
 
@@ -36,11 +41,13 @@ _ENCODED = str.maketrans({character: f"%{ord(character):02X}" for character in _
 
 
 class Exported(NamedTuple):
-    """The files by name, the number of exported rules, and the shadow rules left out."""
+    """The files by name, the number of exported rules, the shadow rules left out, and the rules whose calls are denied
+    because they demand an approval."""
 
     files: Mapping[str, bytes]
     rules: int
     shadows: tuple[str, ...]
+    denied: tuple[str, ...] = ()
 
 
 def export(source: PolicySource, models: Path) -> Exported:
@@ -48,17 +55,18 @@ def export(source: PolicySource, models: Path) -> Exported:
     _check(source, models)
     rows: dict[PermissionKind, list[tuple[RuleRef, list[str]]]] = {kind: [] for kind in PermissionKind}
     shadows: list[str] = []
+    denied: list[str] = []
+    count = 0
     for rule in source.own_rules:
         if rule.shadow:
             shadows.append(rule.id)
-        else:
-            texts = columns(rule) | {
-                "sub": encoded(rule.subject),
-                "obj": encoded(rule.object),
-                "act": "|".join(rule.actions),
-                "when": _name(source.conditions[rule.when].digest) if rule.when else NONE,
-            }
-            rows[rule.kind].append((rule, [texts[column] for column in source.models[rule.kind].columns]))
+            continue
+        if rule.approval is not None:  # the row that denies stands first, where order decides
+            denied.append(rule.id)
+            waiting = tuple(sorted(approvable_actions(rule)))
+            rows[rule.kind].append((rule, _row(rule._replace(actions=waiting, effect="deny"), source)))
+        rows[rule.kind].append((rule, _row(rule, source)))
+        count += 1
     found: dict[str, bytes] = {"enforce.py": files(__package__).joinpath("enforce.py.txt").read_bytes()}
     for kind in source.models:
         found[f"{kind.value}.conf"] = _conf(kind, models).encode()
@@ -85,8 +93,17 @@ def export(source: PolicySource, models: Path) -> Exported:
         found["casbin.json"] = _json({"kinds": kinds, **_asked(source)})
     found["rules.json"] = _json(ids)
     stock = {id(table.source): len(table) for table in source.stock.values()}
-    count = sum(map(len, rows.values())) + sum(stock.values())
-    return Exported(found, count, tuple(dict.fromkeys(shadows)))
+    return Exported(found, count + sum(stock.values()), tuple(dict.fromkeys(shadows)), tuple(dict.fromkeys(denied)))
+
+
+def _row(rule: RuleRef, source: PolicySource) -> list[str]:
+    texts = columns(rule) | {
+        "sub": encoded(rule.subject),
+        "obj": encoded(rule.object),
+        "act": "|".join(rule.actions),
+        "when": _name(source.conditions[rule.when].digest) if rule.when else NONE,
+    }
+    return [texts[column] for column in source.models[rule.kind].columns]
 
 
 def _stock_files(source: PolicySource) -> dict[tuple[str, str], list[PermissionKind]]:
@@ -123,13 +140,18 @@ def _asked(source: PolicySource) -> dict[str, object]:
 
 
 def _check(source: PolicySource, models: Path) -> None:
-    """Refuse models with domains, whose roles differ from caller to caller also in guardrails, and columns that plain
-    pycasbin does not obey."""
+    """Refuse models with domains, whose roles differ from caller to caller also in guardrails, columns that plain
+    pycasbin does not obey, and approvals where no row denies."""
     faults = Faults()
     for kind, model in source.models.items():
         if DOMAIN in (*model.request, *model.columns):
             hint = "only models without domains can be exported"
             faults.whole("P208", "this model cannot be exported", str(models / f"{kind.value}.conf"), hint)
+    for rule in source.own_rules:
+        if rule.approval is not None and not rule.shadow and source.models[rule.kind].effect == ALLOW_OVERRIDE:
+            message, hint = f"what waits for the approval of {rule.id} cannot be denied", f"write e = {ALLOW_AND_DENY}"
+            faults.whole("P208", message, str(models / f"{rule.kind.value}.conf"), hint)
+            break
     for table in source.stock.values():
         if own := [name for name in (EXPIRES_AT, LIMIT, WHEN) if name in table.source.model.columns]:
             message = f"plain pycasbin would not obey {', '.join(own)}"

@@ -14,6 +14,7 @@ from casbin.persist.adapter import _extract_tokens
 from click.testing import CliRunner, Result
 
 from sidecar.cli import main
+from sidecar.errors import PolicyError
 from sidecar.policy import Engine, PolicySource, load_policy
 from sidecar.policy_tools.export import encoded, export
 from sidecar.settings.shipped_files import shipped
@@ -81,18 +82,23 @@ def test_every_answer_is_the_engines(source: PolicySource, folder: Path) -> None
     done = python("-W", "error", "-c", ASK_ALL, folder, told=json.dumps(asked))
     assert done.stderr == ""
     seen: set[tuple[str, bool]] = set()
+    waiting = 0
     for one, links in zip(asked, json.loads(done.stdout), strict=True):
         chain = tuple(Principal(name) for name in one["chain"])
         decision = engine.decide(chain, question(one["obj"], one["act"], one["args"], one["meta"]), NOW)
-        assert all(link[4] for link in links) is decision.allowed, (one, links, decision)
+        assert all(link[4] for link in links) is (decision.answer == "allow"), (one, links, decision)
+        waiting += decision.answer == "approval"
         ours = {(link.kind.value, link.subject, link.object): link for link in decision.links}
         for kind, subject, obj, _, allowed, rules in links:
             link = ours.get((kind, subject, obj))
             if link is not None and not (link.kind == "guardrail" and allowed):
-                assert link.allowed is allowed, (one, link)
-                assert set(rules) <= {rule.id for rule in link.rules}, (one, link, rules)
-                assert bool(rules) is bool(link.rules)
+                waits = any(rule.approval for rule in link.rules)
+                assert (link.allowed and not waits) is allowed, (one, link)
+                # A condition that fails denies what waits for an approval.
+                assert {*rules} - {"asks-sometimes"} <= {rule.id for rule in link.rules}, (one, link, rules)
+                assert bool(rules) is bool(link.rules) or rules == ["asks-sometimes"]
             seen.add((kind, allowed))
+    assert waiting
     kinds = ("agent_to_tool", "user_to_nhi", "nhi_to_nhi", "guardrail")
     assert seen == set(itertools.product(kinds, (True, False)))
 
@@ -136,6 +142,19 @@ def test_two_names_never_become_one() -> None:
     assert len({encoded(name) for name in names}) == len(names)
 
 
+def test_rules_with_an_approval_are_named_and_need_a_model_that_denies(source: PolicySource, tmp_path: Path) -> None:
+    assert export(source, MODELS).denied == ("asks", "asks-sometimes")
+    texts = {path.name: path.read_text() for path in MODELS.glob("*.conf")}
+    deny = " && !some(where (p.eft == deny))"
+    models = write(tmp_path / "models", {name: text.replace(deny, "") for name, text in texts.items()})
+    rows = "#: id=asks approval=role:oncall\np, nhi:a, tool:s/t, use, -, -, -, allow\n"
+    with pytest.raises(PolicyError) as refused:
+        export(load_policy(models, write(tmp_path / "rows", {"agent_to_tool.csv": rows})), models)
+    assert [(fault.code, fault.message) for fault in refused.value.faults] == [
+        ("P208", "what waits for the approval of asks cannot be denied")
+    ]
+
+
 def test_shadow_rules_are_left_out_and_named(source: PolicySource) -> None:
     done = export(source, MODELS)
     assert done.shadows == ("in-the-shadow",)
@@ -158,13 +177,13 @@ def test_the_command_writes_the_folder_once(tmp_path: Path) -> None:
     config, out = tmp_path / "sidecar.yaml", tmp_path / "out"
     done = exported("--casbin", out, "-c", config)
     assert done.exit_code == 0, done.output
-    assert "19 rules" in done.stdout and "in-the-shadow" in done.stdout
+    assert "21 rules" in done.stdout and "in-the-shadow" in done.stdout
     kinds = ("agent_to_tool", "user_to_nhi", "nhi_to_nhi", "guardrail")
     files = {f"{kind}.{end}" for kind in kinds for end in ("conf", "csv")}
     assert {path.name for path in out.iterdir()} == files | {"conditions.json", "rules.json", "enforce.py"}
     assert exported("--casbin", out, "-c", config).exit_code == 2
     again = exported("--casbin", out, "-c", config, "--force", "--json")
-    assert json.loads(again.stdout)["rules"] == 19
+    assert json.loads(again.stdout)["rules"] == 21
 
 
 def with_models(folder: Path, old: str, new: str) -> None:
