@@ -95,10 +95,11 @@ class CallContext:
     """A call with what the stages learn of it. In `shadow` mode `excused` are the refusals by limits that were let
     pass. `lease` holds the reserved limits, once it is `charged`. `large`: the body is large enough to delay the loop,
     so that other calls run between its stages. `wait` is how it waits for an approval; `approval` names the one that an
-    earlier round of the call used, and then the one that it uses, if that is used once."""
+    earlier round of the call used, and then the one that it uses, if that is used once. `held_s` is how long it was
+    held for one, which its time-out does not count."""
 
     wait = NOT_HELD
-    approval = ""
+    approval, held_s = "", 0.0
     large = shadow = charged = False
     server = ""
     plan: LimitPlan | None = None
@@ -437,13 +438,14 @@ class WatchedExchange:
         if self._deadline is not None:
             ends_at = self.clock().at
         else:
-            ends_at = None if timeout_s is None else request.started_s + timeout_s
+            ends_at = None if timeout_s is None else request.started_s + request.held_s + timeout_s
         return endless_s if ends_at is None else max(0.0, ends_at - request.loop.time())
 
     def clock(self) -> Deadline:
         """The running deadline, for readers of the answer. Changes to it apply to them."""
         deadline = self._deadline = self._deadline or Deadline(None)
-        ends_at = None if self.timeout_s is None else self.request.started_s + self.timeout_s
+        began_s = self.request.started_s + self.request.held_s
+        ends_at = None if self.timeout_s is None else began_s + self.timeout_s
         deadline.at = None if ends_at is None else max(ends_at, deadline.at or ends_at)
         return deadline
 
@@ -507,7 +509,8 @@ class UpstreamExchange(WatchedExchange):
         deadline, timeout_s = self._deadline, self.timeout_s
         if deadline is None or deadline.at is None or timeout_s is None or self.longest_s <= timeout_s:
             return
-        again = min(self.request.loop.time() + timeout_s, self.request.started_s + self.longest_s)
+        request = self.request
+        again = min(request.loop.time() + timeout_s, request.started_s + request.held_s + self.longest_s)
         deadline.at = max(deadline.at, again)
 
     def post(self, message: Message | None, last_event_id: str | None = None) -> Coroutine[Any, Any, UpstreamAnswer]:

@@ -193,6 +193,20 @@ async def test_a_call_of_a_session_is_held_until_it_is_approved(token: str | Non
         assert events[-1]["id"] == 7 and events[-1]["result"]["content"][0]["text"] == "done"
 
 
+async def test_the_time_that_a_call_is_held_is_not_the_servers(tmp_path: Path) -> None:
+    async def slowly(_: web.Request, message: dict[str, Any]) -> web.Response:
+        await asyncio.sleep(0.3)
+        return upstream.answer(message)
+
+    upstream = Upstream({"tools/call": slowly})
+    async with asking(tmp_path, upstream=upstream, upstream_settings="timeout: 1s") as running:
+        held = asyncio.create_task(session_call(running))
+        await until(lambda: bool(running.app.approvals._held))
+        await asyncio.sleep(1.0)
+        await answer(running, "dmitri", "approve")
+        assert json.loads((await held)[1])["result"]["content"][0]["text"] == "done"
+
+
 @pytest.mark.parametrize("token", [None, "t-1"])
 async def test_a_held_call_is_refused_with_the_id_and_the_same_call_finds_the_answer(
     token: str | None, tmp_path: Path

@@ -73,7 +73,7 @@ class AgentExchange(WatchedExchange):
         self.open, self.judged_by = open_exchanges, request.now
         self.until = end_of(caller, charged.decision, request.now)
         self.dialect: ResponseWriter = request.dialect
-        left_s = request.started_s + timeout_s - request.loop.time()
+        left_s = request.started_s + request.held_s + timeout_s - request.loop.time()
         self.deadline_s = left_s if left_s > 0 else timeout_s
 
     def outgoing(self, params: dict[str, Any]) -> OutgoingOperation:
