@@ -67,6 +67,7 @@ COMMANDS: Mapping[str, Command] = {
     "unwrap": ("sidecar.cli.wrap", "Undo wrap."),
     "client-config": ("sidecar.cli.wrap", "Print the configuration of an MCP client."),
     "connect": ("sidecar.cli.connect", "Connect an MCP client that only starts programs to a sidecar."),
+    "approval": ("sidecar.cli.approval", "Calls that wait for a person: list, show, approve, refuse."),
     "principal": ("sidecar.cli.principal", "The kill switch: disable an agent, a user or a server everywhere."),
     "limits": ("sidecar.cli.limits", "Show used and remaining limits, and reset them."),
     "audit": (

@@ -1,17 +1,20 @@
-"""Connects commands to the running sidecar, through the Unix socket in its data folder that only its owner can open."""
+"""Connects commands to a running sidecar: through the Unix socket in its data folder, which only the folder's owner can
+open, or at its admin listener with the secret of a credential."""
 
 import http.client
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import quote
 
 import orjson
 
 from sidecar.cli.command import NO, USAGE, CommandFailed, print_json, settings_in
 from sidecar.errors import Reason, Refusal
+from sidecar.http.client.origin import TargetOrigin, parse_origin
 from sidecar.protocols.hidden_characters import shown
 from sidecar.protocols.sse import SseParser
 
@@ -22,16 +25,35 @@ MAX_ANSWER_BYTES = 32 * 2**20  # all principals that can be disabled, with their
 NOT_RUNNING = "is it running?"
 
 
+class AdminListener(NamedTuple):
+    """An admin listener, and the secret of one of its credentials."""
+
+    origin: TargetOrigin
+    secret: str
+
+
+Place = Path | AdminListener
+"""Where a sidecar answers: its control socket, or its admin listener."""
+
+
+def admin_listener(url: str, secret: str) -> AdminListener:
+    """Raises ValueError for what is no URL of a listener."""
+    origin = parse_origin(url)
+    if origin.path != "/":
+        raise ValueError("write the scheme, the host and the port of the admin listener, and nothing more")
+    return AdminListener(origin, secret)
+
+
 def path_of(*parts: str) -> str:
     """The path of these parts, each percent-encoded."""
     return "/".join(["/api", *(quote(part, safe="") for part in parts)])
 
 
 def ask_control(
-    control: Path, target: str, *, verb: str = "GET", order: object = None, deadline_s: float = LOOK_S
+    place: Place, target: str, *, verb: str = "GET", order: object = None, deadline_s: float = LOOK_S
 ) -> tuple[int, bytes]:
     """Return the status and body of the response; `order` is sent as JSON. Raises OSError if there is no response."""
-    with _asked(control, target, verb, order, deadline_s) as response:
+    with _asked(place, target, verb, order, deadline_s) as response:
         return response.status, response.read(MAX_ANSWER_BYTES)
 
 
@@ -55,13 +77,13 @@ def ask(
 
 
 def exchange(
-    control: Path, target: str, order: object = None, *, verb: str = "", hint: str = NOT_RUNNING
+    place: Place, target: str, order: object = None, *, verb: str = "", hint: str = NOT_RUNNING
 ) -> tuple[int, Any]:
     """Return the status and the parsed body of the response. Ends the command if there is none."""
     deadline_s = LOOK_S if order is None and not verb else ORDER_S
     verb = verb or ("GET" if order is None else "POST")
     with reaching(hint):
-        status, body = ask_control(control, target, verb=verb, order=order, deadline_s=deadline_s)
+        status, body = ask_control(place, target, verb=verb, order=order, deadline_s=deadline_s)
         return status, answer_in(status, body)
 
 
@@ -113,17 +135,34 @@ def events(control: Path, target: str) -> Iterator[tuple[str, Mapping[str, Any]]
 
 @contextmanager
 def _asked(
-    control: Path, target: str, verb: str, order: object, deadline_s: float
+    place: Place, target: str, verb: str, order: object, deadline_s: float
 ) -> Iterator[http.client.HTTPResponse]:
-    connection = http.client.HTTPConnection("localhost", timeout=deadline_s)
-    line = connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = _connection(place, deadline_s)
+    headers = {"Authorization": f"Bearer {place.secret}"} if isinstance(place, AdminListener) else {}
     try:
-        line.settimeout(deadline_s)
-        line.connect(str(control))
         with suppress(BrokenPipeError, ConnectionResetError):  # a server that stops reading still sends its reason
-            connection.request(verb, target, None if order is None else orjson.dumps(order))
+            connection.request(verb, target, None if order is None else orjson.dumps(order), headers)
         yield connection.getresponse()
     except http.client.HTTPException as error:  # the response was truncated, or did not come from a sidecar
         raise OSError(f"no whole answer: {type(error).__name__}") from None
     finally:
         connection.close()
+
+
+def _connection(place: Place, deadline_s: float) -> http.client.HTTPConnection:
+    """Connects to the control socket; a connection to an admin listener is made with its first request."""
+    if isinstance(place, AdminListener):
+        origin = place.origin
+        if origin.secure:
+            tls = ssl.create_default_context()
+            return http.client.HTTPSConnection(origin.host, origin.port, timeout=deadline_s, context=tls)
+        return http.client.HTTPConnection(origin.host, origin.port, timeout=deadline_s)
+    connection = http.client.HTTPConnection("localhost", timeout=deadline_s)
+    line = connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.settimeout(deadline_s)
+        line.connect(str(place))
+    except OSError:
+        line.close()
+        raise
+    return connection

@@ -1,52 +1,36 @@
 """`sidecar status`: shows the state of a running sidecar on one screen."""
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from threading import Event
 from typing import Any, Final
 
 import click
 
-from sidecar.cli.command import CommandFailed, config_and_json, print_json, settings_in
+from sidecar.cli.command import config_and_json, print_json, settings_in
 from sidecar.cli.operator_socket import exchange, refused
-from sidecar.cli.terminal import print_table
+from sidecar.cli.terminal import print_table, show_repeatedly, span, watch_options
 from sidecar.errors import visible_lines
 from sidecar.protocols.hidden_characters import shown
 
 NEAR: Final = 0.8  # of a limit: from here on it is shown
 MOST_LIMITS: Final = 5
 LF, INDENTED = "\n", "\n    "
-_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Show it again every --every seconds, until ^C.")
-@click.option("--every", type=click.FloatRange(0.2, 3600.0), default=2.0, show_default=True, help="Seconds.")
+@watch_options
 @config_and_json
 def status(watch: bool, every: float, config: Path, as_json: bool) -> None:
     """Version, policy, requests of the last minutes, upstreams, agents, schedules, and limits near their end.
 
     Exits with 1 if no sidecar answers; with --watch it goes on asking."""
     control = settings_in(config).control_path
-    if not watch:
+    if watch:
+        show_repeatedly(lambda: _found(control), lambda found: _show(found, as_json=as_json, as_line=True), every)
+    else:
         _show(_found(control), as_json=as_json)
-        return
-    with suppress(KeyboardInterrupt):
-        while True:
-            try:
-                found = _found(control)
-            except CommandFailed as failed:  # it may be restarting
-                click.echo(failed.message, err=True)
-            else:
-                if sys.stdout.isatty():
-                    click.clear()
-                _show(found, as_json=as_json, as_line=True)
-            sys.stdout.flush()
-            Event().wait(every)
 
 
 def _show(found: Mapping[str, Any], *, as_json: bool, as_line: bool = False) -> None:
@@ -72,7 +56,7 @@ def _share(limit: Mapping[str, Any]) -> float:
 
 def _print(found: Mapping[str, Any]) -> None:
     up_s = time.time() - datetime.fromisoformat(found["started_at"]).timestamp()
-    click.echo(f"sidecar {found['version']}  {found['status']}  up {_span(up_s)}")
+    click.echo(f"sidecar {found['version']}  {found['status']}  up {span(up_s)}")
     for line in dict.fromkeys((*found["banners"], *_sentences(found))):
         click.echo(f"  ! {visible_lines(line).replace(LF, INDENTED)}")
     for name, facts in _facts(found):
@@ -98,7 +82,7 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "policy", f"{policy['revision']}  {policy['mode']}  {count} rule{'s' if count != 1 else ''}"
     since_s, by_status = requests["period_s"], requests["by_status"]
     counts = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in by_status.items() if count)
-    yield "requests", f"{counts or 'none'} in the last {_span(since_s)}"
+    yield "requests", f"{counts or 'none'} in the last {span(since_s)}"
     yield "sessions", f"{found['sessions']:,}"
     yield "store", f"{store['kind']}  {'degraded' if store['degraded'] else 'up' if store['up'] else 'out'}"
     yield "audit", "written" if found["evidence"]["up"] else "out"
@@ -137,13 +121,3 @@ def _runs(agent: Mapping[str, Any]) -> str:
     if (runs := agent.get("runs")) is None:
         return "-"
     return f"{runs['running']} of {runs['places']}" + (f", {runs['waiting']} wait" if runs["waiting"] else "")
-
-
-def _span(seconds: float) -> str:
-    """Format a span by its two largest units, such as 3d 4h."""
-    left, parts = max(0, int(seconds)), list[str]()
-    for unit, size in _UNITS:
-        if left >= size:
-            parts.append(f"{left // size}{unit}")
-            left %= size
-    return " ".join(parts[:2]) or "0s"

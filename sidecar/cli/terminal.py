@@ -3,13 +3,19 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Event
+from typing import Final, TypeVar
 
 import click
 
+from sidecar.cli.command import CommandFailed
 from sidecar.errors import visible
 
 EVERY_S = 0.2
+_UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
+
+T = TypeVar("T")
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -28,6 +34,37 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in [head, *rows]:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def show_repeatedly(find: Callable[[], T], show: Callable[[T], None], every_s: float) -> None:
+    """Show what is found on a cleared terminal every so many seconds, until ^C; goes on while no sidecar answers."""
+    with suppress(KeyboardInterrupt):
+        while True:
+            try:
+                found = find()
+            except CommandFailed as failed:  # it may be restarting
+                click.echo(failed.message, err=True)
+            else:
+                if sys.stdout.isatty():
+                    click.clear()
+                show(found)
+            sys.stdout.flush()
+            Event().wait(every_s)
+
+
+def watch_options(command: Callable[..., None]) -> Callable[..., None]:
+    every = click.option("--every", type=click.FloatRange(0.2, 3600.0), default=2.0, show_default=True, help="Seconds.")
+    return click.option("--watch", is_flag=True, help="Show it again every --every seconds, until ^C.")(every(command))
+
+
+def span(seconds: float) -> str:
+    """Format a span by its two largest units, such as 3d 4h."""
+    left, parts = max(0, int(seconds)), list[str]()
+    for unit, size in _UNITS:
+        if left >= size:
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return " ".join(parts[:2]) or "0s"
 
 
 @contextmanager
