@@ -141,7 +141,7 @@ def _grants(given: tuple[str, ...], option: str, names: list[str]) -> Mapping[st
     for text in given:
         name, equals, words = text.partition("=")
         if not equals or name not in names:
-            hint = f"write {names[0]}=<name>,…" if not equals else f"{name!r} is not in the chain"
+            hint = f"write {next(iter(names), 'user:<id>')}=<name>,…" if not equals else f"{name!r} is not in the chain"
             raise click.BadParameter(hint, param_hint=option)
         found[name] = found.get(name, frozenset()) | {word.strip() for word in words.split(",") if word.strip()}
     return found
