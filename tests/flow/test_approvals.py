@@ -199,7 +199,7 @@ async def test_the_time_that_a_call_is_held_is_not_the_servers(tmp_path: Path) -
         return upstream.answer(message)
 
     upstream = Upstream({"tools/call": slowly})
-    async with asking(tmp_path, upstream=upstream, upstream_settings="timeout: 1s") as running:
+    async with asking(tmp_path, upstream=upstream, mcp_settings="timeout_s: 1") as running:
         held = asyncio.create_task(session_call(running))
         await until(lambda: bool(running.app.approvals._held))
         await asyncio.sleep(1.0)
