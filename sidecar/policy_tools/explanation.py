@@ -268,7 +268,7 @@ def _link_data(traced: Traced) -> dict[str, Any]:
             for ran in traced.conditions
         ],
         "nearest": [
-            {**_rule_data(near.rule, text), "misfits": [misfit._asdict() for misfit in near.misfits]}
+            {**rule_data(near.rule, text), "misfits": [misfit._asdict() for misfit in near.misfits]}
             for near, text in traced.near
         ],
         "missing": None if traced.missing is None else _missing_data(traced.missing),
@@ -285,10 +285,11 @@ def _casbin_data(asked: CasbinRequest) -> dict[str, Any]:
 
 
 def _ground_data(ground: Ground) -> dict[str, Any]:
-    return {**_rule_data(ground.rule, ground.text), **_members(ground, "roles from_token sets")}
+    return {**rule_data(ground.rule, ground.text), **_members(ground, "roles from_token sets")}
 
 
-def _rule_data(rule: RuleRef, text: str) -> dict[str, Any]:
+def rule_data(rule: RuleRef, text: str) -> dict[str, Any]:
+    """Return a rule with the text of its row as JSON values."""
     data = {**_members(rule, "id effect file line max_calls_per_hour"), "text": text}
     data |= {name: value or None for name, value in _members(rule, "owner reason when").items()}
     data |= {"expires_at": None if rule.expires_at is None else moment(rule.expires_at)}

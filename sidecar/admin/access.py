@@ -1,0 +1,207 @@
+"""Computes who may what: the answers of the engine for every known principal and object, page by page.
+
+Names come from rows, roles and sets, from keys and settings, and from what servers list. Each answer holds for all
+calls of a chain on an object, whatever their arguments, at one moment; limits are not checked. Where rules with
+patterns could allow names that nothing names, the answer says so. Long work passes other requests, or runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from sidecar.gateway.kill_switch import is_name
+from sidecar.gateway.kill_switch.known_names import names_beside_rules
+from sidecar.gateway.snapshot import Snapshot
+from sidecar.policy.engine import PossibleAnswer
+from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.policy_tools.audit_records import question_of
+from sidecar.policy_tools.explanation import rule_data
+from sidecar.policy_tools.rule_text import csv_row
+from sidecar.settings.timestamps import rfc3339
+from sidecar.vocabulary import DELEGATE, Chain, Decision, Link, Principal, Question
+
+T = TypeVar("T")
+PrincipalKind = Literal["user", "nhi"]
+ObjectKind = Literal["tool", "prompt", "resource", "nhi"]
+PRINCIPALS: Final[tuple[PrincipalKind, ...]] = ("user", "nhi")
+OBJECTS: Final[tuple[ObjectKind, ...]] = ("tool", "prompt", "resource", "nhi")
+STATES: Final[tuple[PossibleAnswer, ...]] = ("allow", "approval", "conditional", "deny")
+USUAL: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
+"""The action of a call on each kind of object. An agent is sent messages, any other NHI is lent authority."""
+MAX_ANSWERS: Final = 10_000
+MAX_CASBIN_ANSWERS: Final = 200
+"""Of one view. pycasbin takes milliseconds for each."""
+PASS_EVERY: Final = 32
+MAX_RULES: Final = 5
+UNNAMED: Final = "~"  # the id of a principal that nothing names
+
+
+class KnownNames(NamedTuple):
+    """The names that are known, each once: principals by kind and name, objects by kind and name."""
+
+    principals: Sequence[str]
+    objects: Sequence[str]
+
+
+class Candidates(NamedTuple):
+    """The names that a view looks through: those from `first` on of `total`."""
+
+    names: Sequence[str]
+    first: int
+    total: int
+
+
+def known_names(now: Snapshot) -> KnownNames:
+    """Returns all names that a snapshot knows. Takes a second for millions of names: runs in a thread."""
+    engine = now.engine
+    beside = {name for name in names_beside_rules(now) if is_name(name)}
+    objects: dict[str, set[str]] = {f"{kind}:": set() for kind in OBJECTS}
+    objects["nhi:"] = {f"nhi:{name}" for name in now.agents} | {name for name in beside if name.startswith("nhi:")}
+    for server, service in now.services.items():
+        listed = service.catalogue.discovered()
+        for kind in USUAL:
+            objects[f"{kind}:"].update(f"{kind}:{server}/{name}" for name in listed[f"{kind}s"])
+        beside.add(f"nhi:{server}")
+    servers = {f"nhi:{name}" for name in now.services}  # an MCP server is no agent
+    principals = [_united(engine.names_with(f"{kind}:"), _of(beside, kind) - servers) for kind in PRINCIPALS]
+    found = [_united(engine.names_with(prefix), more) for prefix, more in objects.items()]
+    return KnownNames(
+        [name for names in principals for name in names if name not in servers],
+        [name for names in found for name in names if name not in servers],
+    )
+
+
+def _of(names: Iterable[str], kind: str) -> set[str]:
+    return {name for name in names if name.startswith(f"{kind}:")}
+
+
+def _united(ordered: list[str], more: set[str]) -> list[str]:
+    return sorted({*ordered, *more}) if more else ordered
+
+
+def selected(names: Sequence[str], kind: str, wanted: str) -> Sequence[str]:
+    """Returns the names of a kind, "" for all, that fit a pattern with `*`, or that hold a text."""
+    if kind:
+        names = [name for name in names if name.startswith(f"{kind}:")]
+    if not wanted:
+        return names
+    if WILDCARD in wanted:
+        return [name for name in names if glob(name, wanted)]
+    text = wanted.casefold()
+    return [name for name in names if text in name.casefold()]
+
+
+@dataclass(frozen=True)
+class AccessView:
+    """Answers at one moment for chains whose first principal varies, and which go through `via`. An empty `action` is
+    the usual one of each object."""
+
+    now: Snapshot
+    now_s: float
+    via: tuple[Principal, ...] = ()
+    action: str = ""
+
+    @cached_property
+    def most(self) -> int:
+        return MAX_CASBIN_ANSWERS if self.now.engine.asks_casbin else MAX_ANSWERS
+
+    def question(self, obj: str) -> Question:
+        kind, _, name = obj.partition(":")
+        usual = USUAL.get(kind) or ("message/send" if name in self.now.agents else DELEGATE)
+        return question_of(obj, self.action or usual)
+
+    def chain(self, principal: str) -> Chain:
+        return (Principal(principal), *self.via)
+
+    def answer(self, principal: str, obj: str) -> tuple[PossibleAnswer, Decision]:
+        return self.now.engine.survey(self.chain(principal), self.question(obj), self.now_s)
+
+    def cell(self, principal: str, obj: str) -> Mapping[str, Any]:
+        """Returns the answer as data, with the rules that it rests on; of a denial the first link that denies."""
+        state, decision = self.answer(principal, obj)
+        links = decision.links[: len(self.via) + 1]
+        link = next((one for one in decision.links if not one.allowed), links[-1])
+        return {
+            "principal": principal,
+            "object": obj,
+            "action": self.question(obj).action,
+            "state": state,
+            "reason": decision.reason.value if decision.reason else None,
+            "until": None if decision.until is None else rfc3339(decision.until),
+            "rules": [rule_data(rule, csv_row(rule)) for rule in link.rules[:MAX_RULES]],
+            "more_rules": max(0, len(link.rules) - MAX_RULES),
+            "denied_link": None if link.allowed or link is decision.links[len(self.via)] else _link(link),
+        }
+
+    async def table(self, principals: Sequence[str], objects: Sequence[str]) -> list[list[Mapping[str, Any]]]:
+        """Returns the cells of a matrix, row by row."""
+        pairs = [(principal, obj) for principal in principals for obj in objects]
+        cells = [self.cell(*pair) async for pair in self._passing(pairs)]
+        return [cells[first : first + len(objects)] for first in range(0, len(cells), len(objects))] if objects else []
+
+    async def objects_of(self, principal: str, names: Sequence[str]) -> list[tuple[str, PossibleAnswer]]:
+        """Returns each object with what the principal gets."""
+        return [(name, self.answer(principal, name)[0]) async for name in self._passing(names)]
+
+    async def principals_of(self, obj: str, names: Sequence[str]) -> list[tuple[str, PossibleAnswer]]:
+        """Returns each principal with what it gets of the object."""
+        return [(name, self.answer(name, obj)[0]) async for name in self._passing(names)]
+
+    def granted_objects(self, principal: str) -> frozenset[str] | None:
+        """Returns the objects that allow rows hold for a principal; None if any name is in question."""
+        chain, found = self.chain(principal), set[str]()
+        for kind in OBJECTS:
+            held = self.now.engine.objects_of(chain, Question(f"{kind}:*", "", ""))
+            if held is None:
+                return None
+            found |= {name for name in held if name.startswith(f"{kind}:")}
+        return frozenset(found)
+
+    def granted_principals(self, obj: str) -> frozenset[str] | None:
+        """The same for the principals of an object."""
+        found = set[str]()
+        for kind in PRINCIPALS:
+            example = self.chain(f"{kind}:{UNNAMED}")
+            held = self.now.engine.subjects_of(example, self.question(obj), f"{kind}:*")
+            if held is None:
+                return None
+            found |= {name for name in held if name.startswith(f"{kind}:")}
+        return frozenset(found)
+
+    def open_objects(self, principal: str) -> list[str]:
+        """Returns the patterns of objects of which rules could allow names that are not known. The tools of a server
+        that has listed them are all known."""
+        chain, engine = self.chain(principal), self.now.engine
+        patterns = [
+            *(f"tool:{name}/*" for name, service in self.now.services.items() if not service.catalogue.lists),
+            *(f"{kind}:{name}/*" for kind in ("prompt", "resource") for name in self.now.services),
+            "nhi:*",
+        ]
+        return [pattern for pattern in patterns if engine.may_allow_more(chain, self.question(pattern))]
+
+    def open_principals(self, obj: str) -> list[str]:
+        """The same for the principals of an object: those of patterns, and those whose tokens bring a role."""
+        grants = any(issuer.roles_from is not None for issuer in self.now.settings.identity.issuers)
+        question, engine = self.question(obj), self.now.engine
+        examples = {f"{kind}:*": self.chain(f"{kind}:{UNNAMED}") for kind in PRINCIPALS}
+        return [
+            pattern
+            for pattern, chain in examples.items()
+            if engine.may_allow_more(chain, question, pattern, open_roles=grants)
+        ]
+
+    async def _passing(self, asked: Sequence[T]) -> AsyncIterator[T]:
+        """Yields what is asked about, and lets other requests pass between them."""
+        every = 1 if self.now.engine.asks_casbin else PASS_EVERY
+        for number, one in enumerate(asked, start=1):
+            yield one
+            if number % every == 0:
+                await asyncio.sleep(0)
+
+
+def _link(link: Link) -> Mapping[str, str]:
+    return {"kind": link.kind.value, "subject": link.subject, "object": link.object, "action": link.action}
