@@ -40,22 +40,14 @@ MAX_RULES: Final = 5
 UNNAMED: Final = "~"  # the id of a principal that nothing names
 
 
-class KnownNames(NamedTuple):
+class AccessNames(NamedTuple):
     """The names that are known, each once: principals by kind and name, objects by kind and name."""
 
     principals: Sequence[str]
     objects: Sequence[str]
 
 
-class Candidates(NamedTuple):
-    """The names that a view looks through: those from `first` on of `total`."""
-
-    names: Sequence[str]
-    first: int
-    total: int
-
-
-def known_names(now: Snapshot) -> KnownNames:
+def known_names(now: Snapshot) -> AccessNames:
     """Returns all names that a snapshot knows. Takes a second for millions of names: runs in a thread."""
     engine = now.engine
     beside = {name for name in names_beside_rules(now) if is_name(name)}
@@ -69,7 +61,7 @@ def known_names(now: Snapshot) -> KnownNames:
     servers = {f"nhi:{name}" for name in now.services}  # an MCP server is no agent
     principals = [_united(engine.names_with(f"{kind}:"), _of(beside, kind) - servers) for kind in PRINCIPALS]
     found = [_united(engine.names_with(prefix), more) for prefix, more in objects.items()]
-    return KnownNames(
+    return AccessNames(
         [name for names in principals for name in names if name not in servers],
         [name for names in found for name in names if name not in servers],
     )
