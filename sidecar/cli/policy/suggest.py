@@ -55,8 +55,8 @@ def suggest(
     """Write the fewest rules that allow every recorded use and nothing else that is known.
 
     AUDIT are audit logs, or their folders (`-` is standard input). Known are the names in them, in the present policy
-    and in --catalogue. Only allowed calls count. Conditions, limits and expiries of the rows that allowed a call are
-    kept, and denying rows are copied: no rule allows more than the present policy.
+    and in --catalogue. Only allowed calls count. Conditions, limits, expiries and approvals of the rows that allowed a
+    call are kept, and denying rows are copied: no rule allows more than the present policy.
 
     Exits with 1 if nothing was recorded, or something recorded cannot be written as a rule."""
     if output is not None and output.exists() and any(output.iterdir()):

@@ -44,7 +44,8 @@ class Triple(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """What the records contain about one triple. Times are RFC 3339 in UTC, so that text order is time order."""
+    """What the records contain about one triple. Times are RFC 3339 in UTC, so that text order is time order.
+    `approved` is true if a person approved one of the calls."""
 
     uses: int = 0
     first: str = ""
@@ -52,6 +53,7 @@ class Trace:
     decisions: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     without_rule: bool = False
+    approved: bool = False
 
     def add(self, time: str, decision: str, rules: Sequence[str], *, allowed: bool) -> None:
         """Add one use; `allowed` is false if it passed in shadow mode, or was requested but refused."""
@@ -153,6 +155,7 @@ class UsageEvidence:
             if trace is None:
                 trace = self.traces[Triple(triple.kind, *map(intern, triple[1:]))] = Trace()
             trace.add(time, decision, link["rules"], allowed=link["decision"] == "allow")
+            trace.approved = trace.approved or record.get("approval") is not None
         if _texts(record.get("would_deny")):
             self.would_deny.update(record["would_deny"])
         if obj.startswith("resource:") and record.get("redaction_applied"):

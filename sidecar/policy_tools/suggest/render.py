@@ -12,7 +12,7 @@ from sidecar.policy.rows import CsvField, CsvRow
 from sidecar.policy_tools.catalogue import server_of
 from sidecar.policy_tools.convert.content import Content, ContentEntry
 from sidecar.policy_tools.convert.writer import csv_of
-from sidecar.policy_tools.rule_text import columns, cut, moment
+from sidecar.policy_tools.rule_text import approval_notes, columns, cut, moment
 from sidecar.policy_tools.suggest.evidence import UsageEvidence
 from sidecar.policy_tools.suggest.suggestion import Suggested, Suggestion
 from sidecar.policy_tools.suggest.terms import GONE, PLAIN, Present
@@ -69,7 +69,8 @@ def _rules(suggestion: Suggestion, present: Present) -> Iterator[ContentEntry]:
             one.id, one.kind, one.subject, one.object, one.actions, "allow", kept.expires_at, kept.limit, kept.when
         )
         per = {} if kept.per == "subject" else {"per": kept.per}
-        notes = {"part_of": one.id} if one.part else {"id": one.id, **per, "reason": _reason(one)}
+        asks = {} if kept.approval is None else approval_notes(kept.approval)
+        notes = {"part_of": one.id} if one.part else {"id": one.id, **per, **asks, "reason": _reason(one)}
         yield _entry(rule, notes, ("", *_commented(_comments(one, present))), present)
 
 
@@ -147,6 +148,7 @@ def _rule_data(rule: Suggested) -> dict[str, Any]:
         "when": rule.terms.when,
         "max_calls_per_hour": rule.terms.limit,
         "per": rule.terms.per,
+        "approval": None if rule.terms.approval is None else rule.terms.approval._asdict(),
         "expires_at": None if ends is None else moment(ends),
     }
 
@@ -172,7 +174,9 @@ def notes(suggestion: Suggestion, evidence: UsageEvidence, present: Present) -> 
     beyond = sum(trace.uses for trace in traces if trace.without_rule)
     tell(beyond, "call", "rules for {} may allow more than the policy that denied some of them")
     if not present.taken and any(trace.rules for trace in traces):
-        found.append("no present policy was given: the conditions, limits and expiries of its rules are not known")
+        found.append(
+            "no present policy was given: the conditions, limits, expiries and approvals of its rules are not known"
+        )
     tell(len(denies), "row", "carried over from the present policy: {} with the effect deny")
     if shadows := sorted(evidence.would_deny):
         found.append(f"calls that are allowed here would be denied by the shadow rules {_some(shadows)}")

@@ -208,7 +208,7 @@ def rule_id(draft: RuleDraft, subject: str, obj: str, taken: set[str]) -> str:
     stem = f"{SUGGESTED}-{who.removeprefix(f'{SUGGESTED}-')}-{thing.removeprefix(f'{who}-')}"
     if len(stem) > _MAX_ID - 9 or stem in taken:
         box = (sorted(draft.subjects), sorted(draft.objects), draft.object, draft.actions)
-        said = repr((draft.kind.value, *box, draft.terms[:4]))
+        said = repr((draft.kind.value, *box, draft.terms.stated))
         stem = f"{stem[: _MAX_ID - 9]}-{sha256(said.encode()).hexdigest()[:8]}"
     taken.add(stem)
     return stem

@@ -1,9 +1,9 @@
 """Finds what the present policy contributes to a suggestion: roles and sets, deny rows, and the terms of its rows.
 
-Terms are a condition, a limit and an expiry. Each recorded use takes the present terms of the rows that it rested on;
-if none of these rows is left, those of every row that allows it today. A suggestion is therefore always inside a row of
-the present policy, with all its requirements. A row with a limit counts every call that it matches, also if another row
-allows the call without one: such rows are always kept.
+Terms are a condition, a limit, an expiry and an approval. Each recorded use takes the present terms of the rows that it
+rested on; if none of these rows is left, those of every row that allows it today. A suggestion is therefore always
+inside a row of the present policy, with all its requirements. A row with a limit counts every call that it matches, and
+one with an approval demands it, also if another row allows the call without: such rows are always kept.
 """
 
 from collections import Counter
@@ -17,12 +17,13 @@ from sidecar.policy.model import COLUMNS
 from sidecar.policy.patterns import WILDCARD, covers, glob
 from sidecar.policy.roles import RoleLinks
 from sidecar.policy_tools.diff.condition_parts import roles_asked
-from sidecar.policy_tools.diff.terms import actions_of, place_of
+from sidecar.policy_tools.diff.terms import actions_of, approvable_actions, place_of
 from sidecar.policy_tools.suggest.evidence import KINDS, Trace, Triple, UsageEvidence
-from sidecar.vocabulary import ANONYMOUS, DELEGATE, PermissionKind, RuleRef
+from sidecar.vocabulary import ANONYMOUS, DELEGATE, ApprovalTerms, PermissionKind, RuleRef
 
 GONE = "gone"  # the count of calls that no row allows any more
 SPLIT_LIMIT = "one limit counts rows for several roles of tokens"
+APPROVED = "a person approved it, and without the present policy it is not known who must"
 
 
 class Terms(NamedTuple):
@@ -32,10 +33,18 @@ class Terms(NamedTuple):
     expires_at: float | None = None
     limit: int | None = None
     per: Literal["subject", "origin", "rule"] = "subject"
+    approval: ApprovalTerms | None = None
     of: str = ""
 
+    @property
+    def stated(self) -> tuple[object, ...]:
+        """What the row says."""
+        return self[:5]
+
     def within(self, other: Self) -> bool:
-        """Whether a row with the other terms, which has no limit, allows all that one with these does."""
+        """Whether a row with the other terms, and no limit or approval, allows all that one with these does."""
+        if self.approval is not None or other.approval is not None:
+            return False
         lasts = other.expires_at is None or (self.expires_at is not None and self.expires_at <= other.expires_at)
         return self.limit is None and other.limit is None and lasts and other.when in ("", self.when)
 
@@ -81,7 +90,9 @@ class Backing:
         }
         rested = [rule for rule in held if rule.id in trace.rules]
         chosen = rested or [rule for rule in held if not self._by_token(rule, triple)]
-        chosen += [rule for rule in held if rule.max_calls_per_hour is not None] if chosen else []
+        if chosen:
+            kept = (rule for rule in held if rule.max_calls_per_hour is not None or rule.approval is not None)
+            chosen += kept
         found: dict[Terms, set[RuleRef]] = {}
         for rule in chosen:
             found.setdefault(held[rule], set()).add(rule)
@@ -103,9 +114,10 @@ class Backing:
             when = f"{has_role} && ({when})" if when else has_role
         elif not self._means(rule.subject, triple.subject):
             return None
+        approval = rule.approval if triple.action in approvable_actions(rule) else None
         if rule.max_calls_per_hour is None or triple.action == DELEGATE:  # lending authority is not charged
-            return Terms(when, rule.expires_at)
-        return Terms(when, rule.expires_at, rule.max_calls_per_hour, rule.per, rule.id)
+            return Terms(when, rule.expires_at, approval=approval)
+        return Terms(when, rule.expires_at, rule.max_calls_per_hour, rule.per, approval, rule.id)
 
     def _by_token(self, rule: RuleRef, triple: Triple) -> bool:
         return rule.subject.startswith("role:") and not self._means(rule.subject, triple.subject)
@@ -126,6 +138,10 @@ def grouped(evidence: UsageEvidence, source: PolicySource | None) -> Groups:
     groups: dict[PermissionKind, dict[Terms, Backed]] = {}
     backing = Backing(source) if source else None
     for triple, trace in list(evidence.traces.items()):
+        if backing is None and trace.approved:
+            evidence.leave_out(APPROVED, next(iter(trace.decisions), ""))
+            del evidence.traces[triple]
+            continue
         held: Mapping[Terms, Collection[RuleRef]] = backing.terms_of(triple, trace) if backing else {}
         if not held and backing and not trace.without_rule:
             evidence.counts[GONE] += trace.uses
@@ -209,12 +225,14 @@ class Present:
         """Read a loaded policy. Roles with a slash may be granted by tokens too, so their members are unknown."""
         taken = {name for links in (source.roles, source.sets) for above in links.parents.values() for name in above}
         taken.update(name for rule in source.own_rules for name in (rule.id, rule.subject, rule.object))
-        asks = ((rule.id, rule.when, rule.expires_at, rule.max_calls_per_hour) for rule in source.own_rules)
+        asks = (
+            (rule.id, rule.when, rule.approval, rule.expires_at, rule.max_calls_per_hour) for rule in source.own_rules
+        )
         return cls(
             roles=_by_contents(source.roles, lambda name: "/" not in name),
             sets=_by_contents(source.sets, lambda _: True),
             taken=frozenset(taken),
-            asking=frozenset(name for name, when, end, limit in asks if when or (end, limit) != (None, None)),
+            asking=frozenset(name for name, when, *others in asks if when or others != [None, None, None]),
             columns={kind: tuple(model.columns) for kind, model in source.models.items()},
             source=source,
         )

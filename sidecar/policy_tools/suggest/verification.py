@@ -21,9 +21,9 @@ class ProofFailed(Exception):
 def read_back(files: Mapping[str, str], models: Path, suggestion: Suggestion) -> None:
     """Check the terms and denies of `files`. Raises ProofFailed, and PolicyError if they are no valid policy."""
     source = _loaded(files, models)
-    said = {(rule.id, rule.terms[:4]) for rule in suggestion.rules}
+    said = {(rule.id, rule.terms.stated) for rule in suggestion.rules}
     rules = [rule for rule in source.rules if rule.effect == "allow"]
-    read = {(rule.id, (rule.when, rule.expires_at, rule.max_calls_per_hour, rule.per)) for rule in rules}
+    read = {(r.id, (r.when, r.expires_at, r.max_calls_per_hour, r.per, r.approval)) for r in rules}
     denies = {(rule.id, rule.when, rule.expires_at) for rule in source.rules if rule.effect == "deny"}
     if said != read or denies != {(rule.id, rule.when, rule.expires_at) for rule in suggestion.carried.denies}:
         raise ProofFailed("the terms that are read back are not those that were suggested")

@@ -92,6 +92,51 @@ def a_day_at_work(world: World) -> None:
     at_once(world.audit.close())
 
 
+ASKING = {
+    "agent_to_tool": "#: id=wide approval=role:oncall within=1h valid=2h reason=required\n"
+    "p, nhi:*, tool:bank/*, use, -, -, -, allow\n"
+    "#: id=free\np, nhi:*, tool:bank/get_*, use, -, -, -, allow\n"
+    "#: id=plain\np, nhi:*, tool:github/*, use, -, -, -, allow\n",
+    "user_to_nhi": "#: id=lends approval=role:lead\np, user:*, nhi:planner, use, -, -, -, allow\n",
+}
+
+
+def test_a_suggestion_keeps_the_approvals_of_the_rows_that_it_tightens(tmp_path: Path) -> None:
+    world = World(tmp_path, ASKING)
+    for obj in ("tool:bank/get_balance", "tool:bank/post_refund", "tool:github/get_file"):
+        world.call("nhi:planner", obj)
+    world.call("user:ann nhi:planner", "tool:bank/post_refund")
+    world.call("user:ann", "nhi:planner", "tasks/get")
+    at_once(world.audit.close())
+    assert wider(world) == []
+    suggested = engine(world.folder / "out" / "policies", {})
+    for names, obj, action in world.asked:
+        server = "" if obj.startswith("nhi:") else obj[5:].split("/")[0]
+        question = Question(obj, action, server, "", {})
+        before, after = (each.decide(chain(*names), question, world.clock.now) for each in (world.engine, suggested))
+        assert after.allowed
+        assert {rule.approval for rule in after.approvals} == {rule.approval for rule in before.approvals}
+    rules = json.loads(world.suggest("--json").stdout)["rules"]
+    (refund,) = [rule for rule in rules if "tool:bank/post_refund" in rule["objects"]]
+    assert refund["approval"] == {"role": "role:oncall", "within_s": 3600.0, "valid_s": 7200.0, "reason": True}
+
+
+def test_without_the_present_policy_what_a_person_approved_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    link = {"kind": "agent_to_tool", "action": "tools/call", "decision": "allow", "rules": ["r"]}
+    line = {"event": "decision", "timestamp": "2027-01-15T08:00:00Z", "decision_id": "d", "reason": None}
+    line |= {"chain": ["nhi:a"], "object": "tool:s/t", "action": "tools/call", "links": [link]}
+    lines = [line | {"object": "tool:s/u"}, line, line | {"approval": {"id": "a"}}]
+    (tmp_path / "audit.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    done = CliRunner().invoke(main, ["policy", "suggest", "audit.jsonl", "--json"])
+    data = json.loads(done.stdout)
+    assert [rule["object"] for rule in data["rules"]] == ["tool:s/u"]
+    why = "a person approved it, and without the present policy it is not known who must"
+    assert [one["why"] for one in data["left_out"]] == [why]
+
+
 def test_a_day_at_work_is_suggested_as_agreed(world: World) -> None:
     a_day_at_work(world)
     result = world.suggest()
