@@ -134,7 +134,7 @@ async def test_an_agent_is_run_and_its_run_looked_at(made: tuple[World, Browser]
 async def test_output_is_seen_as_it_comes(made: tuple[World, Browser]) -> None:
     running, browser = made
     run = await acted(browser, "agents/programs/steps/run")
-    assert f'sse-connect="/console/{run}/live"' in await shown(browser, run)
+    assert f'sse-connect="/console/{run}/live?actions=False+TASK_STATE_' in await shown(browser, run)
     seen = list[tuple[str, str]]()
     async with heard(browser, f"{run}/live") as events:
         (running.folder / "go1").touch()

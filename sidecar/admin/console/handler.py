@@ -281,7 +281,7 @@ class Console:
         asked = replace(self._asked(request, user, name, parts, FormFields.parsed(query)), form=form)
         answer = await action.handler(asked)
         if isinstance(answer, Fragment):
-            return self._html(answer.template, {**self._context(asked, None), **answer.data})
+            return self._html(answer.template, {**self._context(asked, None), **answer.data}, answer.status)
         return _see(f"{BASE}{answer.removeprefix(BASE)}")
 
     async def _stream(

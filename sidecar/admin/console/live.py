@@ -1,9 +1,9 @@
 """Sends the data of a page to the browsers that show it, each time it changes."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from sidecar.admin.console.registry import PageFunction, StreamEvent
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
@@ -13,12 +13,14 @@ LOOK_S: Final = 0.5
 
 
 async def watched(
-    asked: ConsoleRequest, page: PageFunction, event: str, template: str
+    asked: ConsoleRequest, page: PageFunction, event: str, template: str, *, is_personal: bool = False
 ) -> AsyncGenerator[StreamEvent | None]:
     """The data of a page at once, and each time it changes. A moment at which it cannot be read is passed over.
 
-    Browsers that show the same view share one look at its data, so that ten of them cost as much as one."""
-    view, before = (asked.path, asked.query.with_changes({}), asked.role), None
+    Browsers that show the same view share one look at its data, so that ten of them cost as much as one; of what
+    `is_personal`, only those of one person."""
+    view = (asked.path, asked.query.with_changes({}), asked.role, asked.person if is_personal else None)
+    before: Mapping[str, Any] | None = None
     while True:
         try:
             found = await asked.shared(view, LOOK_S / 2, partial(page, asked))

@@ -80,7 +80,7 @@ class Templates:
             "clipped": clipped,
             "brief": brief,
             "standing": standing_of,
-            "lines": visible_lines,
+            "pretty": pretty,
         }
         environment.globals |= {"static": lambda name: self._addresses[name], "base": BASE, "navigation": _navigation()}
         return environment
@@ -165,6 +165,11 @@ def json_text(value: object, characters: int = 300) -> str:
     """The beginning of a value as JSON."""
     text = orjson.dumps(value, default=str).decode()
     return text if len(text) <= characters else f"{text[:characters]}…"
+
+
+def pretty(value: object) -> str:
+    """A value as JSON in several lines, all of it."""
+    return orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode()
 
 
 def size(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -15,12 +15,12 @@ import orjson
 from aiohttp import web
 
 from sidecar.admin.console.addresses import BASE
+from sidecar.admin.operator_api import MAX_OFFSET
 from sidecar.admin.routes import OperatorAction, OperatorOrder, Role, carry_out
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.vocabulary import Principal
 
 if TYPE_CHECKING:
-    from sidecar.admin.console.registry import PageFunction
     from sidecar.admin.console.sessions import ConsoleSession
     from sidecar.admin.other_workers import OtherWorkers
 
@@ -29,8 +29,6 @@ MAX_FIELDS: Final = 200
 MAX_SHARED: Final = 64
 PAGE_ROWS, MAX_PAGE_ROWS = 50, 200
 OTHERS_S: Final = 2.0
-LOOK_S, FRESH_S = 0.4, 0.3
-"""How often a live view looks for news, and how old what several viewers share may be."""
 
 
 class ConsoleFault(Exception):
@@ -46,6 +44,7 @@ class Fragment(NamedTuple):
 
     template: str
     data: Mapping[str, Any]
+    status: int = 200
 
 
 class FormFields(Mapping[str, str]):
@@ -200,21 +199,6 @@ class ConsoleRequest:
         and that every role may see."""
         return await self.results.get((self.is_of_worker, key), within_s, make)
 
-    async def changes(self, look: PageFunction) -> AsyncGenerator[Mapping[str, Any] | None]:
-        """The data of this page, which every role may see, each time that it differs; None while it does not. A store
-        that is out is waited for; another fault ends the view."""
-        key, before = (self.path, self.query.with_changes({})), None
-        while True:
-            found = before
-            try:
-                found = await self.shared(key, FRESH_S, lambda: look(self))
-            except ConsoleFault as fault:
-                if fault.status != 503:
-                    return
-            yield found if found != before else None
-            before = found
-            await asyncio.sleep(LOOK_S)
-
     def is_draining(self) -> bool:
         return self.app.desk.is_draining()
 
@@ -246,6 +230,20 @@ def paged(rows: Sequence[Any], query: FormFields, *, size: int = PAGE_ROWS) -> M
     """`rows` of the page that the query names, and its `paging`. Raises Refusal(MALFORMED_CALL)."""
     at = Paging.of(len(rows), query, size=size)
     return {"rows": rows[at.first : at.first + at.size], "paging": at.plain()}
+
+
+async def fetched(
+    query: FormFields, fetch: Callable[[int, int], Awaitable[tuple[Sequence[T], int]]]
+) -> tuple[Sequence[T], Paging]:
+    """The rows of the page that the query names, from a source that knows limit and offset and answers with the total
+    too. Raises Refusal(MALFORMED_CALL)."""
+    at = Paging.of(MAX_OFFSET, query)
+    while True:
+        rows, total = await fetch(at.size, at.first)
+        known = Paging.of(total, query)
+        if known.first >= at.first:
+            return rows, known
+        at = known  # the page that was asked for is behind the last one
 
 
 def matches(wanted: str, *texts: object) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from sidecar.admin.console.live import watched
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleRequest, matches, paged
 
@@ -35,8 +36,8 @@ async def agents(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("agents/live")
 async def agents_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    async for found in asked.changes(agents):
-        yield None if found is None else StreamEvent("state", found, "agents_state.html")
+    async for event in watched(asked, agents, "state", "agents_state.html"):
+        yield event
 
 
 @page("agents/programs/{name}", title="Agent", template="agent.html")
@@ -52,8 +53,8 @@ async def agent(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("agents/programs/{name}/live")
 async def agent_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    async for found in asked.changes(agent):
-        yield None if found is None else StreamEvent("state", found, "agent_state.html")
+    async for event in watched(asked, agent, "state", "agent_state.html"):
+        yield event
 
 
 @action("agents/programs/{name}/run", max_bytes=MAX_ORDER_BYTES)

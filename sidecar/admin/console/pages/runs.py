@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote
 
+from sidecar.admin.console.live import watched
 from sidecar.admin.console.pages.agents import MAX_ORDER_BYTES, after_order, prompt_in
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import MAX_PAGE_ROWS, PAGE_ROWS, ConsoleRequest
@@ -51,8 +52,8 @@ async def runs(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("agents/runs/live")
 async def runs_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    async for found in asked.changes(runs):
-        yield None if found is None else StreamEvent("rows", found, "runs_rows.html")
+    async for event in watched(asked, runs, "rows", "runs_rows.html"):
+        yield event
 
 
 @page("agents/runs/{id}", title="Run", template="run.html")
@@ -64,7 +65,9 @@ async def run(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("agents/runs/{id}/live")
 async def run_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    """The state and the actions each time they change, and the output as it comes; `end` after the end."""
+    """The state and the actions each time they change, and the output as it comes; `end` after the end. `actions` of
+    the query are those on the page: a person may be typing there."""
+    actions = asked.query.text("actions")
     shown, before, is_over = LiveOutput(), dict[str, Any](), False
     async with aclosing(asked.app.desk.follow(asked.parts["id"])) as news:
         coming: asyncio.Future[RunNews | None] = asyncio.ensure_future(anext(news))
@@ -75,8 +78,9 @@ async def run_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
                 if facts != before:
                     yield StreamEvent("state", facts, "run_state.html")
                     yield StreamEvent("facts", facts, "run_facts.html")
-                if [facts["run"][name] for name in _ACTING] != [before.get("run", {}).get(name) for name in _ACTING]:
+                if actions != (now := " ".join(str(facts["run"][name]) for name in _ACTING)):
                     yield StreamEvent("actions", facts, "run_actions.html")
+                    actions = now
                 before = facts
                 yield shown.event()
         finally:

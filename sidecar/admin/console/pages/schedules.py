@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
+from sidecar.admin.console.live import watched
 from sidecar.admin.console.pages.agents import LATEST, after_order
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, matches, paged
@@ -26,8 +27,8 @@ async def schedules(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("agents/schedules/live")
 async def schedules_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    async for found in asked.changes(schedules):
-        yield None if found is None else StreamEvent("rows", found, "schedules_rows.html")
+    async for event in watched(asked, schedules, "rows", "schedules_rows.html"):
+        yield event
 
 
 @page("agents/schedules/{name}", title="Schedule", template="schedule.html")
@@ -44,8 +45,8 @@ async def schedule(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("agents/schedules/{name}/live")
 async def schedule_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    async for found in asked.changes(schedule):
-        yield None if found is None else StreamEvent("state", found, "schedule_state.html")
+    async for event in watched(asked, schedule, "state", "schedule_state.html"):
+        yield event
 
 
 @action("agents/schedules/{name}/run")
