@@ -29,6 +29,7 @@ CHUNK_BYTES = 1 << 20
 
 _ON_SERVERS = SESSION_ACTIONS | messages.SERVER_REQUESTS  # actions on an MCP server as a whole
 POLICY_REASONS = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
+APPROVAL_REASONS = (Reason.APPROVAL_PENDING, Reason.APPROVAL_REFUSED, Reason.APPROVAL_EXPIRED)
 
 # Why a record cannot be decided again: the names by which a replay counts.
 SEVERAL_QUESTIONS = "the call asked about several objects, and a record names the first"
@@ -52,12 +53,18 @@ class RecordedFact(NamedTuple):
     inputs: Mapping[str, str | None]
 
 
+class RecordedApproval(NamedTuple):
+    """Whether a call needed a person's approval, None if it ended before that was asked; and who gave it."""
+
+    waited: bool | None
+    by: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedQuestion:
     """One recorded question that policy answered. `at_s` is its time in seconds since the epoch; `rules` are the ids of
     the rules that its links rested on; `ended` is why the call was refused, by policy or later; `enforced` is false in
-    shadow mode, where a denial refuses nothing; `waited` says whether it needed a person's approval, None if it ended
-    before that was asked; `without_arguments` is true if the call is known to have had none.
+    shadow mode, where a denial refuses nothing; `without_arguments` is true if the call is known to have had none.
     `clear` are the arguments recorded in clear, by path: what `audit.clear` records of each."""
 
     seq: int
@@ -75,7 +82,7 @@ class RecordedQuestion:
     rules: tuple[str, ...]
     facts: tuple[RecordedFact, ...]
     key_id: str
-    waited: bool | None
+    approval: RecordedApproval
     without_arguments: bool
     gaps: tuple[str, ...] = ()
     clear: Mapping[tuple[str, ...], Mapping[str, Any]] = field(default_factory=dict)
@@ -83,9 +90,10 @@ class RecordedQuestion:
     @property
     def answers(self) -> tuple[Answer, ...]:
         """The recorded answer, or those of which it is one."""
+        waited = self.approval.waited
         if not self.allowed:
             return ("deny",)
-        return ("allow", "approval") if self.waited is None else ("approval",) if self.waited else ("allow",)
+        return ("allow", "approval") if waited is None else ("approval",) if waited else ("allow",)
 
 
 def question_of(
@@ -153,17 +161,18 @@ def _asked(fields: Mapping[str, Any]) -> RecordedQuestion:
         rules=tuple(dict.fromkeys(_word(rule) for link in links for rule in link["rules"])),
         facts=tuple(map(_fact, fields["facts"])),
         key_id=str(fields.get("key_id") or ""),
-        waited=_waited(fields, str(reason)),
+        approval=_approval(fields, str(reason)),
         without_arguments=fields["redaction_applied"] is False,
         gaps=tuple(_gaps(fields, question)),
         clear={parse_pointer(text): _entry(entry) for text, entry in (fields.get("clear_arguments") or {}).items()},
     )
 
 
-def _waited(fields: Mapping[str, Any], reason: str) -> bool | None:
-    if fields.get("approval") is not None or reason.startswith("approval-"):
-        return True
-    return None if fields["event"] == "refusal" else False
+def _approval(fields: Mapping[str, Any], reason: str) -> RecordedApproval:
+    used = fields.get("approval")
+    if used is not None:
+        return RecordedApproval(True, tuple(map(_word, used.get("by", ()))))
+    return RecordedApproval(True if reason in APPROVAL_REASONS else None if fields["event"] == "refusal" else False)
 
 
 def _gaps(fields: Mapping[str, Any], question: Question) -> Iterator[str]:

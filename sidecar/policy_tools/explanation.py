@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from sidecar.errors import visible
+from sidecar.errors import Reason, visible
 from sidecar.limits.amounts import in_units
 from sidecar.policy.stock.expression import text_fields
 from sidecar.policy_tools.audit_records import RecordedQuestion
@@ -49,7 +49,7 @@ def _because(found: Explanation) -> str:
 
 def _about_record(found: Explanation, asked: RecordedQuestion) -> Iterator[str]:
     was = "allowed" if asked.allowed else f"denied, {asked.reason}".rstrip(", ")
-    was += " with a person's approval" if asked.waited and not asked.ended else ""
+    was += f" with the approval of {' and '.join(asked.approval.by)}" if asked.approval.by else ""
     if asked.allowed and asked.ended:
         was += f", and refused after that: {asked.ended}"
     if not asked.allowed and not asked.enforced:
@@ -230,7 +230,7 @@ def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[s
     data: dict[str, Any] = {
         "outcome": found.answer or "undecidable",
         "allowed": found.allowed,
-        "reason": (decision.reason or "approval-pending") if found.allowed is False else None,
+        "reason": (decision.reason or Reason.APPROVAL_PENDING) if found.allowed is False else None,
         "undecidable": found.why or None,
         "revision": decision.revision,
         "now": moment(found.at_s),
@@ -248,7 +248,8 @@ def as_data(found: Explanation, asked: RecordedQuestion | None = None) -> dict[s
     }
     if asked is not None:
         record = _members(asked, "seq decision_id timestamp allowed enforced revision")
-        record |= {"reason": asked.reason or None, "ended": asked.ended or None, "waited": asked.waited}
+        record |= {"reason": asked.reason or None, "ended": asked.ended or None}
+        record |= {"waited": asked.approval.waited, "approved_by": list(asked.approval.by)}
         data["record"] = {**record, "same_revision": asked.revision == decision.revision}
     return data
 

@@ -118,6 +118,30 @@ def test_a_replay_counts_what_would_wait_now(tmp_path: Path) -> None:
     assert "1 would wait for a person's approval now; 0 no longer would" in told
 
 
+def test_a_replay_counts_what_waits_no_more(tmp_path: Path) -> None:
+    old, new = (write_policy(tmp_path / name, files) for name, files in (("old", ASKING), ("new", PLAIN)))
+    record(tmp_path / "audit.jsonl", engine_of(old), [DELETED])
+    arguments = (tmp_path / "audit.jsonl", "--policy", new)
+    data = orjson.loads(run("replay", *arguments, "--json").stdout)
+    assert (data["wider"], data["waits_no_more"], data["now_waits"]) == (1, 1, 0)
+    (example,) = data["examples"]
+    assert (example["was"], example["now"]) == ("approval", "allow")
+    assert run("replay", *arguments, "--fail-on", "narrower").exit_code == 0
+    same = orjson.loads(run("replay", tmp_path / "audit.jsonl", "--policy", old, "--json").stdout)
+    assert (same["same"], same["wider"]) == (1, 0)
+
+
+def test_a_record_is_explained_with_who_approved_it(tmp_path: Path) -> None:
+    folder = write_policy(tmp_path / "old", ASKING)
+    record(tmp_path / "audit.jsonl", engine_of(folder), [DELETED])
+    line = next(line for line in (tmp_path / "audit.jsonl").read_text().splitlines() if '"event":"decision"' in line)
+    (tmp_path / "line").write_text(line)
+    result = run("explain", "--record", tmp_path / "line", "--policy", folder)
+    told = result.output.splitlines()
+    assert (result.exit_code, told[0]) == (1, "APPROVAL  a person with role:oncall must approve it")
+    assert told[3].startswith("  on record as allowed with the approval of user:dmitri (record ")
+
+
 @pytest.mark.parametrize(
     ("fields", "files", "answers", "answer"),
     [

@@ -265,7 +265,7 @@ def test_whatever_a_replay_decides_is_what_the_real_arguments_give(
 
 
 @settings(max_examples=20)
-@given(old=POLICY, calls=st.lists(SENT, min_size=1, max_size=6))
+@given(old=POLICY | WITH_APPROVALS, calls=st.lists(SENT, min_size=1, max_size=6))
 def test_the_policy_that_decided_decides_the_same_again(
     tmp_path_factory: pytest.TempPathFactory, old: dict[str, str], calls: list[Sent]
 ) -> None:

@@ -92,6 +92,8 @@ def write_down(
     version, upstream = ("2026-07-28", question.server) if protocol == "mcp" else ("1.0", question.object[4:])
     recording.call = Call(protocol, version, upstream, question.action, (question,), session=session)
     recording.decision = decision
+    if decision.approvals:
+        recording.approval = {"id": "a", "by": ["user:dmitri"]}
     if decision.allowed:
         at_once(recording.decided())
         at_once(recording.outcome(http_status=200, bytes_out=2))
