@@ -85,7 +85,7 @@ def files_of(draw: random.Random) -> Mapping[str, str]:
     ]
     guards = [f"p, {_row(draw, SUBJECTS, OBJECTS, 'deny')}" for _ in range(draw.choice((0, 0, 1)))]
     return {
-        "agent_to_tool.csv": _text(rows),
+        "agent_to_tool.csv": _text(rows, draw),
         "user_to_nhi.csv": _text(users),
         "nhi_to_nhi.csv": _text(nhis),
         "guardrails.csv": _text(guards),
@@ -93,10 +93,16 @@ def files_of(draw: random.Random) -> Mapping[str, str]:
     }
 
 
-def _text(rows: list[str]) -> str:
-    """A file of these rows, without those that differ only in their expiry or not at all."""
+def _text(rows: list[str], approving: random.Random | None = None) -> str:
+    """A file of these rows, without those that differ only in their expiry or not at all. Some of those that are about
+    nothing with a schema demand an approval, which is asked after the arguments."""
     distinct = {row.replace(ENDS[3], "-").replace(ENDS[4], "-"): row for row in rows}
-    return "".join(f"{row}\n" for row in distinct.values())
+    text = ""
+    for row in distinct.values():
+        asks = row.endswith("allow") and any(f"{word}s/" in row for word in ("record", "letter", "note"))
+        note = asks and approving is not None and approving.random() < 0.2
+        text += f"#: approval=role:r\n{row}\n" if note else f"{row}\n"
+    return text
 
 
 def _row(draw: random.Random, subjects: Any, objects: Any, effect: str = "") -> str:
