@@ -19,7 +19,16 @@ from sidecar.admin.schemas import Schema, ref, schema_of, whole_number
 from sidecar.errors import ANSWERS, Reason
 from sidecar.gateway.error_responses import JSON, PROBLEM_JSON, McpError, plain_status
 from sidecar.gateway.frontends.rest import ERROR_STATUS, McpApproval, McpCall, McpCallResult, McpTool, McpTools
-from sidecar.tasks.api.models import AGENT, A2aTask, A2aTasks, A2aWords, TaskCancelled, TaskCreated, TaskOrder
+from sidecar.tasks.api.models import (
+    AGENT,
+    A2aTask,
+    A2aTasks,
+    A2aWords,
+    AwaitedApproval,
+    TaskCancelled,
+    TaskCreated,
+    TaskOrder,
+)
 from sidecar.tasks.api.request_reader import DEFAULT_LIMIT, MAX_LIMIT, MAX_OFFSET
 from sidecar.tasks.api.task_record import TaskState
 
@@ -164,7 +173,7 @@ _SUMMARIES: Final = {
 }
 MODELS: Final = (
     *(McpTool, McpTools, McpCall, McpCallResult, McpError),
-    *(TaskOrder, TaskCreated, A2aWords, A2aTask, A2aTasks, TaskCancelled),
+    *(TaskOrder, TaskCreated, A2aWords, AwaitedApproval, A2aTask, A2aTasks, TaskCancelled),
     *(models.RunError, models.RunUsage, models.RunTry, models.RunTransition, models.Run, models.RunInFull, models.Runs),
     *(models.Agent, models.AgentInFull, models.Agents, models.RunOrder, models.RunAnswer, models.RunOrdered),
     *(models.CancelOrder, models.Schedule, models.Schedules, models.NewSchedule, models.ScheduleOrdered),

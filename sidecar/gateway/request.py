@@ -7,7 +7,7 @@ fill them in; no stage reads them to repeat a decision of an earlier one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
@@ -70,14 +70,14 @@ class ParsedOperation(NamedTuple):
 
 class ApprovalWait(NamedTuple):
     """How a call waits for a person's approval: for `hold_s`, with a `tick` to its caller now and then, before it is
-    refused by `pending`, which gets the request for approval, and the address at which people answer it."""
+    refused by `pending`. Both get the request for approval, and the address at which people answer it."""
 
-    pending: Callable[[Any, str | None], Refusal]
+    pending: Callable[[Any, str | None], Awaitable[Refusal]]
     hold_s: float = 0.0
-    tick: Callable[[], Coroutine[Any, Any, None]] | None = None
+    tick: Callable[[Any, str | None], Awaitable[None]] | None = None
 
 
-def pending_approval(record: Any, page: str | None) -> Refusal:
+async def pending_approval(record: Any, page: str | None) -> Refusal:
     """Returns the refusal of a call that waits for a person, who answers at `page`; the same call again finds it."""
     return Refusal(Reason.APPROVAL_PENDING, "call again to find the answer", data=approval_data(record, page))
 
@@ -96,11 +96,13 @@ class CallContext:
     pass. `lease` holds the reserved limits, once it is `charged`. `large`: the body is large enough to delay the loop,
     so that other calls run between its stages. `wait` is how it waits for an approval; `approval` names the one that an
     earlier round of the call used, and then the one that it uses, if that is used once. `held_s` is how long it was
-    held for one, which its time-out does not count."""
+    held for one, which its time-out does not count. A call that `defers` is stored, and carried out by another one
+    later, which uses the approval: `awaited` is the request for it."""
 
     wait = NOT_HELD
     approval, held_s = "", 0.0
-    large = shadow = charged = False
+    awaited: Any = None
+    large = shadow = charged = defers = False
     server = ""
     plan: LimitPlan | None = None
     lease: Lease | None = None

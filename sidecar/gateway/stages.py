@@ -138,9 +138,13 @@ class Stages:
     async def _approval(
         self, request: CallContext, caller: Caller, call: Call, decision: Decision
     ) -> ApprovalRecord | None:
-        """Returns the approval of a call that needs one; in shadow mode it is recorded that none was asked for."""
+        """Returns the approval of a call that needs one; None if another call will use it. In shadow mode it records
+        that none was asked for."""
         if request.shadow:
             request.excuse(Refusal(Reason.APPROVAL_PENDING))
+            return None
+        if request.defers:
+            request.awaited = await self.approvals.ask(request, caller, call, decision)
             return None
         asked_s = request.record.now_s()
         approval = await self.approvals.require(request, caller, call, decision)

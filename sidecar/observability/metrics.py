@@ -38,7 +38,7 @@ APPROVAL_BUCKETS_S = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3
 STAGE_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0)
 
 ASKED = ("authzen", "ext_authz", "auth_request")  # decisions for other enforcement points
-APPROVAL_OUTCOMES = ("asked", "approved", "refused", "expired", "used")
+APPROVAL_OUTCOMES = ("asked", "approved", "refused", "expired", "withdrawn", "used")
 PROTOCOLS = ("mcp", "a2a", "http", *ASKED)  # http: plain calls, and bytes that are not a request
 TOOL_ERROR = "tool_error"  # delivered, with a failure of the tool: `success` with `tool_error` in the audit
 # The same values as in the audit, so that the two can be compared.
@@ -76,7 +76,7 @@ DEGRADED_REASONS = (
 )  # fmt: skip
 CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "withheld", "given_up")
 SCHEDULE_RESULTS = ("success", "failure", "timeout", "cancelled", "refused", "missed", "skipped")
-TASK_STATES = ("pending", "running", "completed", "failed", "cancelled")
+TASK_STATES = ("pending", "waiting", "running", "completed", "failed", "cancelled")
 AGENT_STATUSES = ("success", "failure", "timeout", "cancelled")  # the seed's ExecutionStatus
 AGENT_STATES = ("idle", "starting", "running", "completed", "failed", "timeout", "cancelled", "cleanup")
 AUDIT_EVENTS, AUDIT_RESULTS = ("decision", "outcome", "refusal", "control", "evidence"), ("written", "failed")

@@ -8,8 +8,9 @@ recorded. Rows of policy demand them (`vocabulary.ApprovalTerms`).
 """
 
 from sidecar.gateway.approvals.approval_record import APPROVALS, ApprovalRecord, ApprovalState, Approver, PersonAnswer
-from sidecar.gateway.approvals.approvals import ApprovalError, Approvals, Outcome
+from sidecar.gateway.approvals.approvals import ApprovalError, Approvals, Outcome, ended_without
 
 __all__ = [
     "APPROVALS", "ApprovalError", "ApprovalRecord", "ApprovalState", "Approvals", "Approver", "Outcome", "PersonAnswer",
+    "ended_without",
 ]  # fmt: skip

@@ -20,8 +20,8 @@ from sidecar.vocabulary import Caller, Principal
 
 KEPT_S: Final = 86_400.0  # after its last deadline, so that lists show what became of it
 TARGET: Final = "approvals"  # one list of all of them
-ASKED, SHOWN, GIVEN, REFUSED, EXPIRED = (
-    f"approval-{word}" for word in ("asked", "shown", "given", "refused", "expired")
+ASKED, SHOWN, GIVEN, REFUSED, EXPIRED, WITHDRAWN = (
+    f"approval-{word}" for word in ("asked", "shown", "given", "refused", "expired", "withdrawn")
 )
 """The control events of the audit."""
 
@@ -32,14 +32,17 @@ class ApprovalState(StrEnum):
     USED = "used"  # by the one call that it was for
     REFUSED = "refused"
     EXPIRED = "expired"  # not answered, or not used, in time; or its approver lost the role
+    WITHDRAWN = "withdrawn"  # its caller cancelled what waited for it
 
 
+_ENDS: Final = (ApprovalState.REFUSED, ApprovalState.EXPIRED, ApprovalState.WITHDRAWN)
 MOVES: Final[Mapping[ApprovalState, frozenset[ApprovalState]]] = {
-    ApprovalState.WAITING: frozenset({ApprovalState.APPROVED, ApprovalState.REFUSED, ApprovalState.EXPIRED}),
-    ApprovalState.APPROVED: frozenset({ApprovalState.USED, ApprovalState.REFUSED, ApprovalState.EXPIRED}),
+    ApprovalState.WAITING: frozenset({ApprovalState.APPROVED, *_ENDS}),
+    ApprovalState.APPROVED: frozenset({ApprovalState.USED, *_ENDS}),
     ApprovalState.USED: frozenset({ApprovalState.APPROVED}),  # given back by a call that could not be recorded
     ApprovalState.REFUSED: frozenset(),
     ApprovalState.EXPIRED: frozenset(),
+    ApprovalState.WITHDRAWN: frozenset(),
 }
 
 

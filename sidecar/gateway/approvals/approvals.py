@@ -23,8 +23,11 @@ import orjson
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.approvals.approval_record import (
     EXPIRED,
+    GIVEN,
+    REFUSED,
     SHOWN,
     TARGET,
+    WITHDRAWN,
     ApprovalRecord,
     ApprovalState,
     Approver,
@@ -33,7 +36,7 @@ from sidecar.gateway.approvals.approval_record import (
     PersonAnswer,
 )
 from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.request import CallContext
+from sidecar.gateway.request import ApprovalWait, CallContext
 from sidecar.gateway.snapshot import Live
 from sidecar.observability.metrics import Metrics
 from sidecar.storage import AddedRecord, RecordBounds, RecordPage, RecordStore, RecordStoreOut, UnreadableRecord
@@ -99,19 +102,26 @@ class Approvals:
             record = await self._ask(key, caller, call, args_hash, decision, request.record.decision_id)
         wait = request.wait
         if record.state is ApprovalState.WAITING and wait.hold_s > 0.0:
-            record = await self._held_for(record, wait.hold_s, wait.tick)
+            record = await self._held_for(record, wait)
         if record.state is ApprovalState.APPROVED:
             return record
         if record.state is ApprovalState.WAITING:
-            page = self.live.current.settings.approvals.page
-            raise wait.pending(record, None if page is None else f"{page}{record.name}")
+            raise await wait.pending(record, self.page_of(record))
         if record.state is ApprovalState.EXPIRED:
             await self._replace(record._replace(told=True, revision=record.revision + 1))
-            raise Refusal(Reason.APPROVAL_EXPIRED, "call again to ask anew", data={"approval": record.name})
-        data = {"approval": record.name}
-        if record.state is ApprovalState.REFUSED and (said := record.given[-1].reason):
-            data["answer"] = said
-        raise Refusal(Reason.APPROVAL_REFUSED, data=data)
+        raise ended_without(record)
+
+    async def ask(self, request: CallContext, caller: Caller, call: Call, decision: Decision) -> ApprovalRecord:
+        """Returns the request for approval of a call that is stored, and carried out when it is approved. Asks if no
+        call alike has done so. Raises Refusal: see `require`, but for APPROVAL_PENDING and APPROVAL_EXPIRED."""
+        args_hash = await request.record.hashed()
+        key = self._key(caller, call, args_hash, decision)
+        record = await self._current(key)
+        if record is None or record.state is ApprovalState.EXPIRED:
+            return await self._ask(key, caller, call, args_hash, decision, request.record.decision_id)
+        if record.state is ApprovalState.REFUSED:
+            raise ended_without(record)
+        return record
 
     async def use(self, record: ApprovalRecord, request: CallContext) -> ApprovalRecord:
         """Uses an approval for one decision, which is recorded next; returns it as it is stored. Raises
@@ -135,9 +145,29 @@ class Approvals:
         if record.state is ApprovalState.USED and not record.rounds:
             await self.store.reopen(record._replace(used_by="").moved(ApprovalState.APPROVED), "", 0.0)
 
+    async def withdraw(self, name: str, caller: Caller) -> None:
+        """Ends the caller's request for approval, which nothing waits for any more, unless it is over. Raises
+        RecordStoreOut, Refusal(AUDIT_UNAVAILABLE)."""
+        for _ in range(CHANGED_TIMES):
+            record = await self.state_for(caller, name)
+            if record is None or record.is_done:
+                return
+            changed = record._replace(unrecorded=WITHDRAWN).moved(ApprovalState.WITHDRAWN)
+            if await self._replace(changed):
+                self.metrics.approval("withdrawn")
+                await self._recorded(changed)
+                self._wake(changed.id)
+                return
+        raise _contended()
+
+    def page_of(self, record: ApprovalRecord) -> str | None:
+        """Returns the address at which people answer a request, if there is one."""
+        page = self.live.current.settings.approvals.page
+        return None if page is None else f"{page}{record.name}"
+
     async def state_for(self, caller: Caller, name: str) -> ApprovalRecord | None:
         """Returns the caller's own request for approval; None if there is none of this name."""
-        record = await self._find(name)
+        record = await self.find(name)
         return record if record is not None and record.caller.binding == caller.binding else None
 
     def is_bound(self, record: ApprovalRecord, caller: Caller, call: Call, decision: Decision) -> bool:
@@ -152,7 +182,7 @@ class Approvals:
 
     async def _of_round(self, key: str, round_: str) -> ApprovalRecord | None:
         """Returns the approval that a call used which goes on now; None if that is not its next round."""
-        record = await self._find(round_.rpartition("-")[0])
+        record = await self.find(round_.rpartition("-")[0])
         is_next = record is not None and record.id == key and record.next_round == round_
         return record if is_next and record is not None and record.state is ApprovalState.USED else None
 
@@ -167,7 +197,9 @@ class Approvals:
             return None
         record = await self._up_to_date(record)
         now_s = self.clock()
-        if record.state is ApprovalState.USED or (record.state is ApprovalState.EXPIRED and record.told):
+        if record.state in (ApprovalState.USED, ApprovalState.WITHDRAWN):
+            return None
+        if record.state is ApprovalState.EXPIRED and record.told:
             return None
         if record.state is ApprovalState.REFUSED and now_s >= record.deadline_s:
             return None
@@ -230,18 +262,16 @@ class Approvals:
             await self.notify(record)
         return record
 
-    async def _held_for(
-        self, record: ApprovalRecord, hold_s: float, tick: Callable[[], Awaitable[None]] | None
-    ) -> ApprovalRecord:
-        """Waits for an answer, `hold_s` at most."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + hold_s
-        with self._listening(record.id) as answered:
+    async def _held_for(self, record: ApprovalRecord, wait: ApprovalWait) -> ApprovalRecord:
+        """Waits for an answer, `wait.hold_s` at most."""
+        loop, answered, tick = asyncio.get_running_loop(), asyncio.Event(), wait.tick
+        until_s = loop.time() + wait.hold_s
+        with self.listening(record.name, answered):
             while record.state is ApprovalState.WAITING and not self._is_stopping:
                 if (left_s := until_s - loop.time()) <= 0.0:
                     break
                 if tick is not None:
-                    await tick()
+                    await tick(record, self.page_of(record))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(min(left_s, TICK_S)):
                         await answered.wait()
@@ -253,11 +283,12 @@ class Approvals:
         return record
 
     @contextmanager
-    def _listening(self, key: str) -> Iterator[asyncio.Event]:
-        event = asyncio.Event()
+    def listening(self, name: str, event: asyncio.Event) -> Iterator[None]:
+        """Sets `event` when the request of this name is answered, at any replica, or ends."""
+        key = name.partition("-")[0]
         self._held[key].add(event)
         try:
-            yield event
+            yield
         finally:
             self._held[key].discard(event)
             if not self._held[key]:
@@ -283,7 +314,7 @@ class Approvals:
 
     async def get(self, name: str) -> ApprovalRecord:
         """Returns one request for approval. Raises ApprovalError, RecordStoreOut."""
-        if (record := await self._find(name)) is None:
+        if (record := await self.find(name)) is None:
             raise ApprovalError(f"no request for approval is named {name}", 404)
         return record
 
@@ -357,7 +388,9 @@ class Approvals:
 
     # --- records ---
 
-    async def _find(self, name: str) -> ApprovalRecord | None:
+    async def find(self, name: str) -> ApprovalRecord | None:
+        """Returns a request for approval as it stands; None if there is none of this name. Raises RecordStoreOut,
+        Refusal(AUDIT_UNAVAILABLE)."""
         key, _, serial = name.partition("-")
         record = await self.store.get(key) if len(key) == KEY_CHARS and serial else None
         if record is None or record.serial != serial:
@@ -382,7 +415,7 @@ class Approvals:
         """Records the event of the last change, unless that is done. Raises Refusal(AUDIT_UNAVAILABLE)."""
         if not record.unrecorded:
             return record
-        by = record.given[-1].by if record.given and record.unrecorded != EXPIRED else "sidecar"
+        by = record.given[-1].by if record.unrecorded in (GIVEN, REFUSED) else "sidecar"
         await self.witness(record.unrecorded, by, **record.facts)
         done = record._replace(unrecorded="", revision=record.revision + 1)
         return done if await self._replace(done) else await self.store.get(record.id) or done
@@ -438,6 +471,17 @@ class Approvals:
                 _, total = await self.page(state, PAGE, offset)
                 offset += PAGE
                 await asyncio.sleep(0)
+
+
+def ended_without(record: ApprovalRecord) -> Refusal:
+    """Returns the refusal of a call whose request for approval ended without an approval."""
+    data = {"approval": record.name}
+    if record.state is not ApprovalState.REFUSED:
+        why = "it was withdrawn" if record.state is ApprovalState.WITHDRAWN else "call again to ask anew"
+        return Refusal(Reason.APPROVAL_EXPIRED, why, data=data)
+    if said := record.given[-1].reason:
+        data["answer"] = said
+    return Refusal(Reason.APPROVAL_REFUSED, said, data=data)
 
 
 def _contended() -> RecordStoreOut:

@@ -43,7 +43,7 @@ def wait_of(
         return ApprovalWait(pending_approval, hold_s, None if token is None else HeldProgress(request, token).tell)
     capabilities = meta.get(META_CAPABILITIES)
 
-    def pending(record: ApprovalRecord, page: str | None) -> Refusal:
+    async def pending(record: ApprovalRecord, page: str | None) -> Refusal:
         result: dict[str, Any] = {"resultType": "input_required"}
         asked = {"mode": "url", "message": MESSAGE, "url": page}
         if page is not None and translation.may_be_asked(capabilities or {}, ELICITATION, asked):
@@ -69,7 +69,7 @@ class HeldProgress:
     token: Id
     count: int = 0
 
-    async def tell(self) -> None:
+    async def tell(self, *_: object) -> None:
         """Raises Refusal(CALLER_GONE)."""
         outlet = await self.request.hold_outlet()
         self.count += 1

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
+from sidecar.gateway.approvals import ApprovalState
 from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.mcp_requests import JSON
@@ -95,6 +96,7 @@ class TaskFrontend:
         self, request: RequestContext, caller: Caller, asked: TaskRequest, decision: Decision
     ) -> TaskRequest:
         if asked.order is not None and asked.intent is not None:
+            request.defers = True
             await self.orders.check_agent(request.now, caller, asked.intent)
             if asked.order.callback_url:
                 await self.check_url(asked.order.callback_url, caller.binding)
@@ -106,7 +108,7 @@ class TaskFrontend:
         asked: TaskRequest = charged.content
         if asked.order is not None:
             trace = "" if request.spans is None else request.spans.traceparent(request)
-            new = self.orders.new(caller, asked.order, asked.task_id, trace)
+            new = self.orders.new(caller, asked.order, asked.task_id, trace, request.awaited)
             body = orjson.dumps(created(new))
             if not await self.orders.keep(new, lease, partial(request.ended, 201, len(body))):
                 raise ValueError("an id came twice")  # a task must not be returned to another caller
@@ -117,6 +119,10 @@ class TaskFrontend:
         assert asked.record is not None
         if asked.here:
             lease.forwarded = True
+            if asked.record.state is TaskState.WAITING and request.now.agent(asked.record.target).needs_token:
+                approval = await self.orders.stages.approvals.find(asked.record.approval)
+                if approval is not None and approval.state is ApprovalState.APPROVED:
+                    self.runner.go_on(asked.record, caller)
             return await _respond(request, shown(asked.record, request.now))
         return await self._cancel(charged, asked.record)
 
@@ -149,6 +155,8 @@ class TaskFrontend:
                     if record.step is TaskStep.UNSENT:
                         ended = await self.runner.end(record, TaskState.CANCELLED)
                         if ended is not None:
+                            if record.approval:
+                                await self.orders.stages.approvals.withdraw(record.approval, caller)
                             return await _respond(request, cancelled(ended))
                     await asyncio.sleep(pause_s)
                     pause_s = min(SLOWEST_LOOK_S, pause_s * 2)

@@ -27,7 +27,7 @@ class TaskCreated(TypedDict):
     """A task that was taken."""
 
     task_id: Annotated[str, "its name here"]
-    status: Annotated[TaskState, "pending"]
+    status: Annotated[TaskState, "pending, or waiting for a person's approval"]
     created_at: Annotated[str | None, "RFC 3339, UTC"]
 
 
@@ -39,6 +39,13 @@ class A2aWords(TypedDict):
     state: Annotated[str | None, "A2A 1.0's TaskState"]
 
 
+class AwaitedApproval(TypedDict):
+    """The approval that a task waits for."""
+
+    id: Annotated[str, "the name of the request for approval"]
+    answer_before: Annotated[str | None, "RFC 3339, UTC"]
+
+
 class A2aTask(TypedDict):
     """A task."""
 
@@ -46,7 +53,7 @@ class A2aTask(TypedDict):
     source_agent_id: Annotated[str | None, "the agent that created it; nothing if that is a person"]
     target_agent_id: Annotated[str, "the agent that it is for: its UUID, where it has one, or its name"]
     task_type: Annotated[str, "as it was ordered"]
-    state: Annotated[TaskState, "in the seed's words"]
+    state: Annotated[TaskState, "in the seed's words; waiting is for a person's approval"]
     result: Annotated[Mapping[str, Any] | None, "artifacts and message, each part as A2A 1.0 has it"]
     error_code: Annotated[str | None, "of a task that failed, one of the seed's words"]
     error_message: Annotated[str | None, "of a task that failed: the agent's sentence, or ours"]
@@ -54,6 +61,7 @@ class A2aTask(TypedDict):
     started_at: Annotated[str | None, "RFC 3339, UTC"]
     completed_at: Annotated[str | None, "RFC 3339, UTC"]
     a2a: Annotated[A2aWords, "the same task over A2A"]
+    approval: NotRequired[Annotated[AwaitedApproval, "of a task that is waiting"]]
     result_omitted: NotRequired[Annotated[bool, "whether the result is too large for here; see the task's address"]]
 
 
@@ -82,7 +90,7 @@ def id_of(now: Snapshot, name: str) -> str:
 def shown(record: Task, now: Snapshot) -> A2aTask:
     """Returns the seed's task object, with the agent's own values beside it."""
     source = record.caller.last
-    return {
+    said: A2aTask = {
         "id": record.id,
         "source_agent_id": id_of(now, source.id) if source.kind == "nhi" else None,
         "target_agent_id": id_of(now, record.target),
@@ -100,6 +108,9 @@ def shown(record: Task, now: Snapshot) -> A2aTask:
             "state": record.a2a_state or None,
         },
     }
+    if record.state is TaskState.WAITING:
+        said["approval"] = {"id": record.approval, "answer_before": moment(record.approve_by)}
+    return said
 
 
 def without_result(said: A2aTask) -> A2aTask:

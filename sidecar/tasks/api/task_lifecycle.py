@@ -3,7 +3,8 @@
 A task is sent once; each step is stored before the next begins. Before each request to the agent, policy and the kill
 switch decide again for the whole chain: one that loses the permission loses the task, here and at the agent.
 
-    unsent     rules, a slot where budgets have some, audit, then `sending` is stored, then the message is sent
+    unsent     a person's approval where rules demand one, rules, a slot where budgets have some, audit, then `sending`
+               is stored, then the message is sent
     sending    found after a crash: the agent may or may not have it. The task failed, and is never sent again
     sent       polled, less and less often, and whenever its stream has an event, until the agent reports its end
     telling    the completion callback is queued
@@ -22,11 +23,12 @@ import orjson
 
 from sidecar.audit import Audit, Recording
 from sidecar.errors import Reason, Refusal, Unsent
+from sidecar.gateway.approvals import ApprovalRecord, ApprovalState, ended_without
 from sidecar.gateway.error_responses import facts_of, message_of
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
 from sidecar.gateway.frontends.a2a.task_ownership import TERMINAL, TaskOwnership
 from sidecar.gateway.kill_switch import KillSwitch
-from sidecar.gateway.request import CallContext, Charged, ParsedOperation
+from sidecar.gateway.request import ApprovalWait, CallContext, Charged, ParsedOperation, pending_approval
 from sidecar.gateway.routing import AGENTS, trace_id_in
 from sidecar.gateway.snapshot import Live, Snapshot
 from sidecar.gateway.stages import Stages
@@ -102,6 +104,7 @@ class TaskLifecycle:
     awake: asyncio.Event = field(default_factory=asyncio.Event)
     recording: Recording | None = None
     ear: asyncio.Task[None] | None = None
+    _awaited: ApprovalRecord | None = None
     _pause_s: float = FIRST_PAUSE_S
     _away_since_s: float | None = None
 
@@ -136,16 +139,19 @@ class TaskLifecycle:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     async def _send(self) -> None:
+        if self.record.state is TaskState.WAITING and not await self._is_approved():
+            return
         record, now, context = self.record, self.means.live.take(), None
         try:
-            about = (record.id, record.target, record.task_type, record.input or {})
-            intent = sends(*about, record.a2a_context, record.answers)
+            intent = self._message()
             recording = self.recording = self._new_recording(intent)
             if self.caller.expires_at is not None and self._now_s() >= self.caller.expires_at:
                 raise Refusal(Reason.EXPIRED, "the credential that it was created with has ended")
-            self._check_time()
+            if not record.approval:
+                self._check_time()
             check_standing(self.means.switch, now, self.caller, intent.call, self._now_s())
             context = CallContext(now, recording)
+            context.wait = ApprovalWait(self._await)
             if now.shadows(self._now_s()):
                 context.shadow, recording.enforcement = True, "shadow"
             # All but the slots of budgets' `concurrency` was charged when the task was created.
@@ -154,8 +160,12 @@ class TaskLifecycle:
         except UnreadableRecord:  # another version may continue it
             raise
         except Refusal as refusal:
-            if context is not None and context.plan is not None and not context.charged:
-                self.recording = None  # there is no slot: nothing has begun, and the task waits
+            if refusal.reason is Reason.APPROVAL_PENDING:
+                self.recording = None  # nothing has begun, and the task waits
+                if (awaited := self._awaited) is not None and awaited.name != self.record.approval:
+                    await self._save(self.record.waits(awaited.name, awaited.deadline_s))
+            elif context is not None and context.plan is not None and not context.charged:
+                self.recording = None  # there is no slot, likewise
             else:
                 await self._refused(refusal)
         finally:
@@ -163,6 +173,49 @@ class TaskLifecycle:
         if self.record.step is TaskStep.UNSENT:
             await self._rest()
             await self._look_again()
+
+    def _message(self) -> AgentOperation:
+        record = self.record
+        about = (record.id, record.target, record.task_type, record.input or {})
+        return sends(*about, record.a2a_context, record.answers)
+
+    async def _is_approved(self) -> bool:
+        """Waits for a person's answer. Returns whether to go on: then the stages look for the approval."""
+        record, approvals, approval = self.record, self.means.stages.approvals, None
+        with approvals.listening(record.approval, self.awake):
+            try:
+                approval = await approvals.find(record.approval)
+                waits = self._waits_on(approval)
+            except RecordStoreOut:
+                raise
+            except Refusal:  # its state cannot be recorded at present
+                waits = True
+            if waits:
+                await self._rest()
+                await self._look_again()
+                return False
+        refusal = None
+        if approval is None and self._now_s() >= record.approve_by:  # another call has asked anew since
+            refusal = Refusal(Reason.APPROVAL_EXPIRED)
+        elif approval is not None and approval.state in (ApprovalState.REFUSED, ApprovalState.EXPIRED):
+            refusal = ended_without(approval)
+        if refusal is not None:
+            self.recording = self._new_recording(self._message())
+            await self._refused(refusal)
+        return refusal is None
+
+    def _waits_on(self, approval: ApprovalRecord | None) -> bool:
+        if approval is None or approval.state not in (ApprovalState.WAITING, ApprovalState.APPROVED):
+            return False
+        if approval.state is ApprovalState.WAITING:
+            return True
+        # The agent gets the caller's own token, which is not stored: the caller must come again.
+        agent = self.means.live.current.agents.get(self.record.target)
+        return agent is not None and agent.needs_token and not self.caller.token
+
+    async def _await(self, awaited: ApprovalRecord, page: str | None) -> Refusal:
+        self._awaited = awaited
+        return await pending_approval(awaited, page)
 
     async def check(
         self, request: CallContext, caller: Caller, content: AgentOperation, decision: Decision
@@ -178,7 +231,8 @@ class TaskLifecycle:
         intent, loop = owning.intent, asyncio.get_running_loop()
         decided_s = loop.time()
         await owning.begin()
-        await self._save(self.record.at(TaskStep.SENDING)._replace(sender=token_hex(8)))
+        record = self.record.goes_on(self._now_s())
+        await self._save(record.at(TaskStep.SENDING)._replace(sender=token_hex(8)))
         await agent.cards.prepare()
         charged.lease.forwarded, limit_s = True, min(agent.timeout_s, charged.timeout_s or agent.timeout_s)
         outgoing = self._outgoing(intent, limit_s)._replace(params=owning.outward(intent.params))
@@ -401,7 +455,7 @@ class TaskLifecycle:
             decision.or_refuse()
 
     def _check_time(self) -> None:
-        if self._now_s() - self.record.created_at > self.means.rules.follow_s:
+        if self._now_s() - max(self.record.created_at, self.record.approved_at) > self.means.rules.follow_s:
             raise TookTooLong(Reason.UPSTREAM_TIMEOUT, "the task took too long")
 
     def _outgoing(self, intent: AgentOperation, limit_s: float) -> OutgoingOperation:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from sidecar.audit import Recording
 from sidecar.errors import Reason, Refusal
+from sidecar.gateway.approvals import ApprovalRecord
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.request import CallContext, Charged, ParsedOperation
@@ -89,13 +90,14 @@ class TaskOrders:
         self, request: CallContext, caller: Caller, content: PlacedOrder, decision: Decision
     ) -> PlacedOrder:
         await self.check_agent(request.now, caller, content.intent)
+        request.defers = True
         return content
 
     async def carry_out(self, charged: Charged) -> Task:
         """Stores the task. Returns the one that exists if another process was faster."""
         order: PlacedOrder = charged.content
         caller, recording = charged.caller, charged.request.record
-        record = self.new(caller, order.task, order.task_id)
+        record = self.new(caller, order.task, order.task_id, awaited=charged.request.awaited)
         put_down = partial(recording.outcome, http_status=CREATED, bytes_out=0)
         if await self.keep(record, charged.lease, put_down, once_more=True):
             return record
@@ -106,13 +108,17 @@ class TaskOrders:
             raise Refusal(Reason.TASK_UNKNOWN)
         return there
 
-    def new(self, caller: Caller, order: NewTask, task_id: str, trace: str = "") -> Task:
+    def new(
+        self, caller: Caller, order: NewTask, task_id: str, trace: str = "", awaited: ApprovalRecord | None = None
+    ) -> Task:
+        """Returns a new task; one whose approval is `awaited` waits for it."""
         live = self.runner.means.live
         now_s, keep_s = live.clock(), live.current.settings.tasks.keep_s
         about = (order.target, order.task_type, now_s, now_s + keep_s, order.input, order.callback_url)
-        return Task(
+        record = Task(
             task_id, caller.binding, caller, *about, a2a_context=order.context, answers=order.answers, trace=trace
         )
+        return record if awaited is None else record.waits(awaited.name, awaited.deadline_s)
 
     async def check_agent(self, now: Snapshot, caller: Caller, intent: AgentOperation) -> None:
         """Checks that the task could be sent, before anything is charged. Raises Refusal."""

@@ -1,10 +1,11 @@
 """The stored record of a task and its state tables.
 
-`MOVES` are the seed's states, which callers see. `STEPS` are the steps of the sidecar's own part, so that a restart
-knows what it may still do. The agent's own state is stored unchanged beside them.
+`MOVES` are the seed's states, which callers see, and `waiting`, for a person's approval. `STEPS` are the steps of the
+sidecar's own part, so that a restart knows what it may still do. The agent's own state is stored unchanged beside them.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
@@ -15,9 +16,10 @@ from sidecar.vocabulary import Caller
 
 
 class TaskState(StrEnum):
-    """The seed's A2aTaskState."""
+    """The seed's A2aTaskState, and `waiting`."""
 
     PENDING = "pending"
+    WAITING = "waiting"
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
@@ -25,12 +27,14 @@ class TaskState(StrEnum):
 
 
 MOVES: Final[Mapping[TaskState, frozenset[TaskState]]] = {
-    TaskState.PENDING: frozenset({TaskState.RUNNING, TaskState.CANCELLED}),
+    TaskState.PENDING: frozenset({TaskState.WAITING, TaskState.RUNNING, TaskState.CANCELLED}),
+    TaskState.WAITING: frozenset({TaskState.PENDING, TaskState.FAILED, TaskState.CANCELLED}),
     TaskState.RUNNING: frozenset({TaskState.COMPLETED, TaskState.FAILED, TaskState.CANCELLED}),
     TaskState.COMPLETED: frozenset(),
     TaskState.FAILED: frozenset(),
     TaskState.CANCELLED: frozenset(),
 }
+_BETWEEN: Final = {TaskState.WAITING: TaskState.PENDING, TaskState.PENDING: TaskState.RUNNING}
 # A2A's states as states of the seed. A state that A2A does not define is neither progress nor an end.
 SEEN: Final[Mapping[str, TaskState]] = {
     "TASK_STATE_UNSPECIFIED": TaskState.PENDING,
@@ -69,7 +73,8 @@ class Task(NamedTuple):
     behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is kept until it was sent.
     `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values; `answers` is the agent's task that asked
     for this one. `refused` is why its agent did not get or take it. `sender` identifies one attempt to send it.
-    `trace` is the trace context of the request that created it."""
+    `trace` is the trace context of the request that created it. A task that waits for a person names the request for
+    `approval`, and the time `approve_by` of its deadline; `approved_at` is when it went on."""
 
     id: str
     owner: str
@@ -95,6 +100,9 @@ class Task(NamedTuple):
     refused: Reason | None = None
     sender: str = ""
     trace: str = ""
+    approval: str = ""
+    approve_by: float = 0.0
+    approved_at: float = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -123,13 +131,24 @@ class Task(NamedTuple):
         if state is self.state:
             return self
         if state not in MOVES[self.state]:
-            if self.state is not TaskState.PENDING or TaskState.RUNNING not in MOVES[self.state]:
+            if self.state not in _BETWEEN:
                 raise ValueError(f"a task that is {self.state} cannot be {state}")
-            return self.moved(TaskState.RUNNING, now_s).moved(state, now_s)
+            return self.moved(_BETWEEN[self.state], now_s).moved(state, now_s)
         moved = self._replace(state=state)
         if state is TaskState.RUNNING:
             return moved._replace(started_at=now_s)
-        return moved._replace(completed_at=now_s)
+        return moved._replace(completed_at=now_s) if moved.is_over else moved
+
+    def waits(self, approval: str, approve_by: float) -> Self:
+        """Returns the task as it waits for this approval."""
+        waiting = self.moved(TaskState.WAITING, self.created_at)
+        return waiting._replace(approval=approval, approve_by=approve_by, caller=replace(self.caller, token=""))
+
+    def goes_on(self, now_s: float) -> Self:
+        """Returns the task as it is sent, with its approval if it needed one."""
+        if self.state is not TaskState.WAITING:
+            return self
+        return self.moved(TaskState.PENDING, now_s)._replace(approved_at=now_s)
 
     def ended(self, state: TaskState, now_s: float, **facts: Any) -> Self:
         step = TaskStep.TELLING if self.callback_url else TaskStep.OVER

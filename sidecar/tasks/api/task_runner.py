@@ -57,6 +57,14 @@ class TaskRunner:
         else:
             self.begin(record, record.caller)
 
+    def go_on(self, record: Task, caller: Caller) -> None:
+        """Sends an approved task whose agent receives its caller's own token, which is not stored, with that token."""
+        if (course := self.worker.jobs.get(record.id)) is not None:
+            course.caller = caller
+            course.awake.set()
+        else:
+            self.begin(record, caller)
+
     async def end(self, record: Task, state: TaskState) -> Task | None:
         """Stores a task's end. Returns None if another process was faster. Raises Refusal(STORE_UNAVAILABLE)."""
         ended = record.ended(state, self.means.live.clock())._replace(revision=record.revision + 1)
