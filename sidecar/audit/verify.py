@@ -26,7 +26,7 @@ both ends may be elsewhere. A file that is being written can be verified: the an
 after it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,7 @@ from sidecar.audit.line_walk import LineWalk, Progress
 from sidecar.audit.result_store import NamedResult, read_evidence
 from sidecar.audit.verification_report import VerificationReport
 
+ATTEMPTS: Final = 3
 MAX_CHECKPOINTS: Final = 1_000_000  # published checkpoints that are read; each takes about 500 bytes
 
 
@@ -83,6 +84,25 @@ def verify(
     _sum_up_checkpoints(walk, published, public_keys)
     _sum_up_end(walk, public_keys)
     return report
+
+
+def verify_current(
+    files_now: Callable[[], tuple[Path, ...]], check: Callable[[Sequence[Path]], VerificationReport]
+) -> tuple[tuple[Path, ...], VerificationReport]:
+    """The report on a log that is being written, and its files. The log is read again if files were set aside or
+    deleted while it was read. Raises OSError."""
+    attempt = 0
+    while True:
+        attempt += 1
+        files = files_now()
+        try:
+            report = check(files)
+        except OSError as error:
+            if attempt == ATTEMPTS or not isinstance(error, FileNotFoundError):
+                raise
+            continue
+        if report.ok or attempt == ATTEMPTS or files == files_now():
+            return files, report
 
 
 def lies_beside(key_path: Path, path: Path) -> bool:

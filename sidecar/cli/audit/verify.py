@@ -17,14 +17,13 @@ from sidecar.audit.gather import gather, lines_in
 from sidecar.audit.rendering import plain, plain_data
 from sidecar.audit.segments import files_of
 from sidecar.audit.verification_report import Ending, VerificationReport
-from sidecar.audit.verify import lies_beside, verify as verified
+from sidecar.audit.verify import lies_beside, verify as verified, verify_current
 from sidecar.cli.audit.log_files import CONFIG, LOG, configured, logs, logs_named
 from sidecar.cli.command import EXISTING_FILE, INVALID, UNVERIFIED, CommandFailed, json_option
 from sidecar.cli.terminal import progress
 
 LOG_OR_INPUT = click.Path(exists=True, allow_dash=True, path_type=Path)
 STANDARD_INPUT = (Path("-"),)
-ATTEMPTS = 3
 MAX_NAMED = 3  # writers named in text output
 _ENDS: Mapping[Ending, str] = {
     "sealed": "sealed: a stop, and a checkpoint of it",
@@ -102,7 +101,7 @@ def verify(
     with TemporaryDirectory(prefix="sidecar-audit") as aside:
         for chain in (chain for one in named for chain in _chains(one, part, Path(aside))):
             started = time.monotonic()
-            files, report = _checked(chain, check)
+            files, report = verify_current(chain, check)
             took_s = time.monotonic() - started
             if any(lies_beside(key_path, path) for key_path in key_paths for path in files):
                 report.unproved.append(
@@ -137,24 +136,6 @@ def _chains(paths: tuple[Path, ...], part: bool, aside: Path) -> Iterator[Chain]
         yield partial(files_of, paths[0])
     else:
         yield partial(logs, paths)
-
-
-def _checked(
-    chain: Chain, check: Callable[[Sequence[Path]], VerificationReport]
-) -> tuple[tuple[Path, ...], VerificationReport]:
-    """Return the report on a chain, read again if files were set aside or deleted while it was read."""
-    attempt = 0
-    while True:
-        attempt += 1
-        files = chain()
-        try:
-            report = check(files)
-        except OSError as error:
-            if attempt == ATTEMPTS or not isinstance(error, FileNotFoundError):
-                raise
-            continue
-        if report.ok or attempt == ATTEMPTS or files == chain():
-            return files, report
 
 
 def _public_keys(paths: tuple[Path, ...]) -> Keys | None:

@@ -1,0 +1,235 @@
+"""Shows the audit log: its records, who did what to the sidecar, and whether it holds."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+from sidecar.admin.console.audit_view import (
+    SEARCH_S,
+    AuditView,
+    audit_view,
+    filter_of,
+    places_in,
+    shown_record,
+    text_of,
+)
+from sidecar.admin.console.live import watched
+from sidecar.admin.console.registry import StreamEvent, action, page, stream
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
+from sidecar.admin.console.verification import Verifier
+from sidecar.audit.checkpoints import load_attesting_key
+from sidecar.audit.digest import load_key
+from sidecar.audit.record import CHECKPOINT, EVENTS
+from sidecar.audit.record_filter import RecordFilter, earlier
+from sidecar.audit.search import FoundRecord, Logs, following, record_at, search
+from sidecar.audit.segments import last_seq_of, parts_of
+from sidecar.errors import Reason, SettingsError
+from sidecar.settings import Settings
+
+RECORDS: Final = 60  # on a page
+AROUND: Final = 5  # records of the same run, before and after
+CHECKPOINTS, PARTS = 10, 50
+FILTERS: Final = (
+    *("event", "principal", "object", "upstream", "status", "reason"),
+    *("decision_id", "run_id", "trace_id", "what", "by", "since", "until"),
+)
+_RELATIONS: Final = ("run_id", "trace_id", "principal", "event", "reason")
+_STATUS_TONES: Final = {"success": "good", "permission_denied": "bad", "rate_limited": "warn", "error": "warn"}
+
+
+@page("audit", title="Audit", template="audit.html")
+async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """The newest records that the query selects, or with `before` those before some places in the logs."""
+    query, view = asked.query, await audit_view(asked)
+    wanted, before = filter_of(query, FILTERS), places_in(query, "before")
+    found = await view.read(partial(search, wanted=wanted, limit=RECORDS, within_s=SEARCH_S, before=before))
+    rows = [_row(one) for one in found.found]
+    if not view.is_in_files:
+        others = [row for one in await asked.of_others() for row in one.get("rows", ())]
+        rows = sorted([*rows, *others], key=lambda row: str(row["at"]), reverse=True)[:RECORDS]
+    return {
+        "rows": rows,
+        "next": text_of(found.next) or None,
+        "back_to": found.back_to,
+        "is_first": before is None,
+        "filter": {name: query.text(name, most=2400) for name in FILTERS},
+        "choices": {"event": list(EVENTS), "reason": sorted(map(str, Reason)), "status": list(_STATUS_TONES)},
+        "source": view.source(),
+    }
+
+
+@page("audit/{worker}/{seq}", title="Record", template="audit_record.html")
+async def record(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """One record in full, with those of the same run, trace or caller before and after it."""
+    view, parts = await audit_view(asked), asked.parts
+    if not (parts["worker"].isdecimal() and parts["seq"].isdecimal() and len(parts["seq"]) < 20):
+        raise ConsoleFault(404, "a record has the address audit/<worker>/<sequence>")
+    worker, seq = int(parts["worker"]), int(parts["seq"])
+    found = await view.read(partial(record_at, worker=worker, seq=seq))
+    if found is None:
+        raise ConsoleFault(404, "the log has no record with this sequence, or no longer")
+    about, same = _relation(found.record)
+    before, after = await view.read(partial(_around, found=found, same=same))
+    return {
+        "row": _row(found),
+        "record": shown_record(found.record),
+        "related_by": about,
+        "before": [_row(one) for one in before],
+        "after": [_row(one) for one in after],
+        "related": {name: value for name in _RELATIONS if (value := getattr(same, name))},
+    }
+
+
+@page("audit/log", title="The log", template="audit_log.html")
+async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """The files, keys and checkpoints of the log, and its last verification."""
+    view = await audit_view(asked)
+    settings = view.settings
+    status = await asked.operate("GET", "/status")
+    wanted = RecordFilter(event="control", what=CHECKPOINT)
+    checkpoints = await view.read(partial(search, wanted=wanted, limit=CHECKPOINTS, within_s=SEARCH_S))
+    return {
+        **await verification(asked),
+        "source": view.source(),
+        "sink": settings.audit.sink,
+        "durability": settings.audit.durability,
+        "evidence": status["evidence"],
+        "logs": await view.read(partial(_files_of, settings=settings)) if view.is_in_files else [],
+        "keys": await asyncio.to_thread(_keys_of, settings),
+        "checkpoints": [_row(one) for one in checkpoints.found],
+        "checkpoints_complete": checkpoints.next is None,
+        "published_to": list(settings.audit.checkpoints.to),
+    }
+
+
+@page("audit/log/verification", title="Verification", template="audit_verification.html")
+async def verification(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """The verification that runs at any worker, and the last one that ended."""
+    view = await audit_view(asked)
+    verifier = await _verifier(asked, view)
+    running = verifier.running
+    if running is None and not asked.is_of_worker:
+        others = await asked.of_others("audit/log/verification")
+        running = next((one["running"] for one in others if one.get("running")), None)
+    return {"running": running, "last": await verifier.last(), "in_files": view.is_in_files}
+
+
+@stream("audit/log/verification/live")
+async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
+    async for event in watched(asked, verification, "verification", "audit_verification_state.html"):
+        yield event
+
+
+@action("audit/verify")
+async def verify(asked: ConsoleRequest) -> str:
+    """Begin to verify all logs in the background. Raises ConsoleFault."""
+    view = await audit_view(asked)
+    if not view.is_in_files:
+        raise ConsoleFault(409, "this log is not in files: sidecar audit gather collects it, audit verify checks it")
+    if (await verification(asked))["running"] is None:
+        try:
+            await (await _verifier(asked, view)).begin(asked.by)
+        except OSError as error:
+            raise ConsoleFault(503, f"the log cannot be read: {error.strerror or error}") from None
+    return "audit/log"
+
+
+async def _verifier(asked: ConsoleRequest, view: AuditView) -> Verifier:
+    async def make() -> Verifier:
+        return Verifier(lambda: view.settings, asked.app.desk.witness)
+
+    return await asked.shared("audit-verifier", inf, make)
+
+
+def _row(found: FoundRecord) -> Mapping[str, Any]:
+    """A record as lists show it: for a control record what was done and by whom."""
+    record = found.record
+    control = record.get("control")
+    done: Mapping[str, Any] = control if isinstance(control, Mapping) else {}
+    particulars = {name: value for name, value in done.items() if name not in ("what", "by")}
+    return {
+        "worker": found.worker,
+        "seq": record.get("seq"),
+        "at": str(record.get("timestamp")),
+        "event": str(record.get("event")),
+        "status": record.get("status"),
+        "tone": _STATUS_TONES.get(str(record.get("status")), "plain"),
+        "reason": record.get("reason"),
+        "chain": list(record.get("chain") or ()),
+        "object": record.get("object") or record.get("upstream"),
+        "action": record.get("action") or record.get("method"),
+        "decision_id": record.get("decision_id"),
+        "what": done.get("what"),
+        "by": done.get("by"),
+        "particulars": {name: value for name, value in islice(particulars.items(), 16) if value is not None},
+    }
+
+
+def _relation(record: Mapping[str, Any]) -> tuple[str, RecordFilter]:
+    """By what a record belongs to others, in words, and the filter of these."""
+    if record.get("event") == "control":
+        return "control events", RecordFilter(event="control")
+    if run_id := record.get("run_id"):
+        return "records of the same run", RecordFilter(run_id=str(run_id))
+    if trace_id := record.get("trace_id"):
+        return "records of the same trace", RecordFilter(trace_id=str(trace_id))
+    if caller := record.get("agent_id"):
+        return "records of the same caller", RecordFilter(principal=str(caller))
+    return "refusals for the same reason", RecordFilter(event="refusal", reason=str(record.get("reason") or ""))
+
+
+def _around(logs: Logs, found: FoundRecord, same: RecordFilter) -> tuple[Sequence[FoundRecord], Sequence[FoundRecord]]:
+    """The records of a relation before and after one record, in the order of their time."""
+    place, at = (found.worker, found.record["seq"]), str(found.record.get("timestamp"))
+
+    def is_other(one: FoundRecord) -> bool:
+        return (one.worker, one.record["seq"]) != place
+
+    until = replace(same, until=earlier(at, -1e-6))
+    before = search(logs, until, limit=AROUND + 1, within_s=SEARCH_S).found
+    after = following(logs, same, at, limit=2 * AROUND + 1, within_s=SEARCH_S)
+    earlier_ones = [one for one in reversed(before) if is_other(one)]
+    known_places = {(one.worker, one.record["seq"]) for one in earlier_ones} | {place}
+    later = [one for one in after if (one.worker, one.record["seq"]) not in known_places]
+    return earlier_ones[-AROUND:], later[:AROUND]
+
+
+def _files_of(logs: Logs, settings: Settings) -> list[Mapping[str, Any]]:
+    """The files of each log, newest first, up to a number."""
+    return [{"worker": worker, **_log_files(path)} for worker, path in settings.audit_logs.items()]
+
+
+def _log_files(path: Path) -> Mapping[str, Any]:
+    parts = parts_of(path)
+    newest = [path, *reversed(parts[-PARTS:])]
+    files = [{"name": one.name, "last_seq": last_seq_of(one), **_size_and_time(one)} for one in newest if one.exists()]
+    return {"folder": str(path.parent), "files": files, "parts": len(parts)}
+
+
+def _size_and_time(path: Path) -> Mapping[str, Any]:
+    status = path.stat()
+    return {"bytes": status.st_size, "changed_at": status.st_mtime}
+
+
+def _keys_of(settings: Settings) -> list[Mapping[str, Any]]:
+    """The names of the keys; never a key."""
+    found: list[Mapping[str, Any]] = []
+    for use, path in (
+        ("hashes and anchors", settings.audit_key_path),
+        *(("hashes and anchors, earlier", path) for path in settings.previous_audit_key_paths),
+    ):
+        try:
+            found.append({"use": use, "id": load_key(path).id, "path": str(path)})
+        except (OSError, SettingsError):  # an earlier one, as a rule, is not there
+            continue
+    for path in settings.checkpoint_key_paths:
+        try:
+            found.append({"use": "checkpoints", "id": load_attesting_key(path).kid, "path": str(path)})
+        except (OSError, SettingsError):
+            continue
+    return found
