@@ -52,7 +52,7 @@ class Verification:
 
 
 @dataclass(slots=True)
-class Verifier:
+class LogVerifier:
     """Runs verifications of this sidecar's logs. `witness` records who began one and what it found."""
 
     settings: Callable[[], Settings]

@@ -21,7 +21,7 @@ from sidecar.admin.console.audit_view import (
 from sidecar.admin.console.live import watched
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
-from sidecar.admin.console.verification import Verifier
+from sidecar.admin.console.verification import LogVerifier
 from sidecar.audit.checkpoints import load_attesting_key
 from sidecar.audit.digest import load_key
 from sidecar.audit.record import CHECKPOINT, EVENTS
@@ -139,9 +139,9 @@ async def verify(asked: ConsoleRequest) -> str:
     return "audit/log"
 
 
-async def _verifier(asked: ConsoleRequest, view: AuditView) -> Verifier:
-    async def make() -> Verifier:
-        return Verifier(lambda: view.settings, asked.app.desk.witness)
+async def _verifier(asked: ConsoleRequest, view: AuditView) -> LogVerifier:
+    async def make() -> LogVerifier:
+        return LogVerifier(lambda: view.settings, asked.app.desk.witness)
 
     return await asked.shared("audit-verifier", inf, make)
 
