@@ -288,8 +288,8 @@ class Schedule(TypedDict):
     enabled: Annotated[bool, "whether it runs at all"]
     state: Annotated[
         str,
-        "`created` while it is not enabled, `active`, `executing`, `paused` by an operator, or `unreadable`: its state "
-        "was damaged or written by another version, and it does not run",
+        "`created` while it is not enabled, `active`, `executing`, `waiting` for a person's approval, `paused` by an "
+        "operator, or `unreadable`: its state was damaged or written by another version, and it does not run",
     ]
     paused_by: Annotated[str | None, "who paused it"]
     paused_at: Annotated[str | None, "when"]

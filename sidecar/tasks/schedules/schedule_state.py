@@ -31,13 +31,19 @@ class ScheduleState(StrEnum):
     CREATED = "created"  # defined, and disabled or not yet seen to be enabled
     ACTIVE = "active"  # waits for its next due time
     EXECUTING = "executing"  # a run is under way
+    WAITING = "waiting"  # each run under way waits for a person's approval
     PAUSED = "paused"  # by an operator; runs ordered before may continue
 
 
 MOVES: Final[Mapping[ScheduleState, frozenset[ScheduleState]]] = {
     ScheduleState.CREATED: frozenset({ScheduleState.ACTIVE, ScheduleState.EXECUTING, ScheduleState.PAUSED}),
     ScheduleState.ACTIVE: frozenset({ScheduleState.EXECUTING, ScheduleState.PAUSED, ScheduleState.CREATED}),
-    ScheduleState.EXECUTING: frozenset({ScheduleState.ACTIVE, ScheduleState.PAUSED, ScheduleState.CREATED}),
+    ScheduleState.EXECUTING: frozenset(
+        {ScheduleState.ACTIVE, ScheduleState.WAITING, ScheduleState.PAUSED, ScheduleState.CREATED}
+    ),
+    ScheduleState.WAITING: frozenset(
+        {ScheduleState.ACTIVE, ScheduleState.EXECUTING, ScheduleState.PAUSED, ScheduleState.CREATED}
+    ),
     ScheduleState.PAUSED: frozenset({ScheduleState.ACTIVE, ScheduleState.EXECUTING}),
 }
 
@@ -47,8 +53,8 @@ class DueResult(StrEnum):
     FAILURE = "failure"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
-    REFUSED = "refused"  # by policy, a limit or the kill switch: nothing was started
-    MISSED = "missed"  # no sidecar was running in time
+    REFUSED = "refused"  # by policy, a limit, the kill switch or a person: nothing was started
+    MISSED = "missed"  # no sidecar was running in time, or no person approved it in time
     SKIPPED = "skipped"  # the previous run was still under way
 
 
@@ -158,7 +164,15 @@ class ScheduleStanding(NamedTuple):
         ended = self._replace(running=running, last_result=result, last_why=why)
         if result is DueResult.SUCCESS:
             ended = ended._replace(last_success_s=at_s)
-        return ended._moved(ScheduleState.ACTIVE) if self.state is ScheduleState.EXECUTING and not running else ended
+        is_idle = not running and self.state in (ScheduleState.EXECUTING, ScheduleState.WAITING)
+        return ended._moved(ScheduleState.ACTIVE) if is_idle else ended
+
+    def waits(self, *, waits: bool) -> ScheduleStanding:
+        """Returns the schedule as its runs under way wait for approvals, or go on."""
+        before, after = ScheduleState.WAITING, ScheduleState.EXECUTING
+        if waits:
+            before, after = after, before
+        return self._moved(after) if self.state is before else self
 
     def defined(self, added: Added) -> ScheduleStanding:
         """Adds a definition under a free name. The salt of an earlier one stays: no due time is ordered twice."""

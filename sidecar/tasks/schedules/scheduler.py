@@ -65,6 +65,10 @@ ENDS: Final[Mapping[TaskState, DueResult]] = {
     TaskState.FAILED: DueResult.FAILURE,
     TaskState.CANCELLED: DueResult.CANCELLED,
 }
+UNAPPROVED: Final[Mapping[Reason | None, DueResult]] = {
+    Reason.APPROVAL_REFUSED: DueResult.REFUSED,
+    Reason.APPROVAL_EXPIRED: DueResult.MISSED,
+}
 AT_REST: Final = frozenset({ScheduleState.CREATED, ScheduleState.PAUSED})
 FORGOTTEN: Final = "forgotten"  # the task was deleted before its end was seen
 
@@ -305,8 +309,8 @@ class Scheduler:
         if self._now_s < rest.until_s <= self._now_s + LONGEST_REST_S:
             return
         try:
-            if await self.orders.runner.means.store.get(task) is None:  # else its process died, or was slow
-                await self._place(one, task, BY_CLOCK)
+            record = await self.orders.runner.means.store.get(task)  # if there is one, its process died, or was slow
+            record = record or await self._place(one, task, BY_CLOCK)
         except Refusal as refusal:
             if refusal.reason not in PASSING:
                 await self._settle(one, owes, DueResult.REFUSED, refusal.reason)
@@ -315,7 +319,12 @@ class Scheduler:
             self._rests[one.id] = _Rest(owes.due_s, rest.failed + 1, self._now_s + pause_s, refusal.reason)
             log.warning("a scheduled run cannot begin yet", extra={**one.about, "reason": refusal.reason.value})
             return
-        _, is_ours = await self._change(one, lambda was: was.ordered(ScheduledRun(task, owes.due_s)))
+        run, waits = ScheduledRun(task, owes.due_s), record.state is TaskState.WAITING and not standing.running
+
+        def ordered(was: ScheduleStanding) -> ScheduleStanding:
+            return was.ordered(run).waits(waits=True) if waits else was.ordered(run)
+
+        _, is_ours = await self._change(one, ordered)
         if is_ours:
             self._count(one, DueResult.MISSED, owes.missed)
 
@@ -331,9 +340,12 @@ class Scheduler:
             self._count(one, DueResult.MISSED, owes.missed)
 
     async def _follow(self, one: NamedSchedule, standing: ScheduleStanding) -> ScheduleStanding:
+        """Settles runs that have ended, and finds whether those under way wait for approvals."""
+        waits = True
         for run in standing.running:
             record = await self.orders.runner.means.store.get(run.task)
             if record is not None and not record.is_over:
+                waits = waits and record.state is TaskState.WAITING
                 continue
             result, why = _end_of(record)
             at_s = record.completed_at if record is not None else None
@@ -346,6 +358,9 @@ class Scheduler:
                 self._count(one, result, 1)
                 if result is DueResult.SUCCESS and at_s is not None:
                     self.metrics.schedule_succeeded(one.key, at_s)
+        waiting = partial(ScheduleStanding.waits, waits=waits)
+        if waiting(standing) is not standing:
+            standing, _ = await self._change(one, waiting)
         return standing
 
     # --- operators ----------------------------------------------------------------------------------------------------
@@ -579,6 +594,8 @@ def _end_of(record: Task | None) -> tuple[DueResult, str]:
     """Returns the result of a finished task, and the reason in its agent's words, without secrets."""
     if record is None:
         return DueResult.FAILURE, FORGOTTEN
+    if record.refused in UNAPPROVED:
+        return UNAPPROVED[record.refused], str(record.refused)
     result = DueResult.TIMEOUT if record.error_code == "Timeout" else ENDS[record.state]
     return result, sanitized(record.error_message)
 

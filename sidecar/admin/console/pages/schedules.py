@@ -9,7 +9,7 @@ from sidecar.admin.console.pages.agents import LATEST, after_order
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, matches, paged
 
-STATES: Final = ("active", "executing", "paused", "created", "unreadable")
+STATES: Final = ("active", "executing", "waiting", "paused", "created", "unreadable")
 
 
 @page("agents/schedules", title="Schedules", template="schedules.html")

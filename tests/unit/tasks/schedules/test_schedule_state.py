@@ -36,6 +36,7 @@ AT: Mapping[ScheduleState, tuple[ScheduleStanding, ...]] = {
     ScheduleState.CREATED: (NEW, EXECUTING.seen(DAILY, enabled=False, now_s=70.0)),
     ScheduleState.ACTIVE: (ACTIVE,),
     ScheduleState.EXECUTING: (EXECUTING, EXECUTING.ordered(BY_HAND)),
+    ScheduleState.WAITING: (EXECUTING.waits(waits=True), EXECUTING.ordered(BY_HAND).waits(waits=True)),
     ScheduleState.PAUSED: (PAUSED, EXECUTING.paused("me", 70.0), NEW.paused("me", 5.0)),
 }
 VERBS: tuple[Callable[[ScheduleStanding], ScheduleStanding], ...] = (
@@ -47,6 +48,8 @@ VERBS: tuple[Callable[[ScheduleStanding], ScheduleStanding], ...] = (
     lambda was: was.ordered(ScheduledRun("t3", 120.0)),
     lambda was: was.ordered(ScheduledRun("t4", None)),
     lambda was: was.settled(120.0, DueResult.REFUSED, "expired"),
+    lambda was: was.waits(waits=True),
+    lambda was: was.waits(waits=False),
     lambda was: was.ended(RUN, DueResult.SUCCESS, "", 75.0),
     lambda was: was.ended(BY_HAND, DueResult.FAILURE, "no", None),
 )
