@@ -70,6 +70,7 @@ class OperatorAction(Protocol):
     async def limits(self, wanted: UsageQuery) -> Mapping[str, Any]: ...
     async def reset_limits(self, principal: str, limit: str, *, by: str) -> Sequence[str]: ...
     def disabled_principals(self) -> Sequence[SwitchEntry]: ...
+    def switched_off(self) -> Sequence[SwitchEntry]: ...
     def known_principal(self, name: str) -> tuple[bool, str]: ...
     async def disable(self, principal: str, *, reason: str, until: float | None, by: str) -> SwitchEntry: ...
     async def enable(self, principal: str, *, by: str) -> bool: ...
@@ -217,7 +218,7 @@ async def reset_limits(asked: AdminRequest) -> Any:
 
 @_get("/api/principals")
 async def principals(asked: AdminRequest) -> Any:
-    return {"disabled": [_plain(entry) for entry in asked.app.disabled_principals()]}
+    return {"disabled": [plain_switch(entry) for entry in asked.app.disabled_principals()]}
 
 
 @_post("/api/principals/{any}/disable", models.PrincipalOrder)
@@ -227,7 +228,7 @@ async def disable(asked: AdminRequest) -> Any:
     if asked.body.get("if_known") and not known and is_name(asked.name):
         return _unknown(asked.name, nearest, "nothing is disabled")
     entry = await asked.app.disable(asked.name, **wanted)
-    return {"principal": asked.name, "disabled": True, "known": known, "entry": _plain(entry)}
+    return {"principal": asked.name, "disabled": True, "known": known, "entry": plain_switch(entry)}
 
 
 @_post("/api/principals/{any}/enable", Nothing)
@@ -236,7 +237,7 @@ async def enable(asked: AdminRequest) -> Any:
     still = [entry for entry in asked.app.disabled_principals() if glob(asked.name, entry.principal)]
     answer: dict[str, Any] = {"principal": asked.name, "disabled": bool(still), "changed": changed}
     if still:
-        return problem(f"{still[0].source} disables it", 409, **answer, entry=_plain(still[0]))
+        return problem(f"{still[0].source} disables it", 409, **answer, entry=plain_switch(still[0]))
     return answer
 
 
@@ -261,7 +262,13 @@ async def switch_off(asked: AdminRequest) -> Any:
     entry = await asked.app.switch_off(asked.name, tool, **_switched(asked))
     listed = asked.app.discovered(asked.name)["tools"]
     known = not tool or not listed or tool in listed  # unknown until the server has sent a list
-    return {"upstream": asked.name, "tool": tool or None, "enabled": False, "known": known, "entry": _plain(entry)}
+    return {
+        "upstream": asked.name,
+        "tool": tool or None,
+        "enabled": False,
+        "known": known,
+        "entry": plain_switch(entry),
+    }
 
 
 @_post("/api/upstreams/{any}/enable", models.ToolOrder)
@@ -286,7 +293,7 @@ def _unknown(name: str, nearest: str, what: str) -> web.Response:
     return problem(told, 404, reason="principal-unknown", nearest=nearest or None)
 
 
-def _plain(entry: SwitchEntry) -> dict[str, Any]:
+def plain_switch(entry: SwitchEntry) -> dict[str, Any]:
     return {
         "principal": entry.principal,
         "reason": entry.reason or None,

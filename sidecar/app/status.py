@@ -240,7 +240,12 @@ class StatusReport:
 
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
         now = self.pipeline.live.current
-        servers = {name: self._server(name, service) for name, service in now.services.items()}
+        sessions = Counter(
+            part.server for one in self.pipeline.forwarder.sessions for part in (one, *one.parts.values())
+        )
+        servers = {
+            name: {**self._server(name, service), "sessions": sessions[name]} for name, service in now.services.items()
+        }
         return servers | {name: self._agent(name, agent) for name, agent in now.agents.items()}
 
     def _server(self, name: str, service: Service) -> Mapping[str, Any]:

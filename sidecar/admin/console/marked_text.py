@@ -6,6 +6,7 @@ change how others look, become escapes such as `\\u200b` with the mark `hidden`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import groupby
 from typing import Final
@@ -15,6 +16,8 @@ from sidecar.protocols.hidden_characters import revealed, shown
 HIDDEN: Final = "hidden"
 MAX_CHARACTERS: Final = 4_000
 
+_ESCAPES: Final = re.compile(r"(?:\\u[0-9a-f]{4})+|\\.")
+
 Piece = tuple[str, str]
 
 
@@ -23,6 +26,19 @@ def pieces_of(text: str, mark: str = "", *, most: int = MAX_CHARACTERS) -> list[
     cut, left_out = text[:most], len(text) - most
     found = [(cut, mark)] if cut.isprintable() and revealed(cut) == cut else list(_revealed(cut, mark))
     return [*found, (f" … {left_out} characters more", "more")] if left_out > 0 else found
+
+
+def json_pieces(text: str, mark: str = "") -> list[Piece]:
+    """The pieces of one line of JSON in which hidden characters are escapes already, as `pins_file.readable` writes."""
+    found, end, most = list[Piece](), 0, min(len(text), MAX_CHARACTERS)
+    for escape in _ESCAPES.finditer(text, 0, most):
+        if escape[0].startswith("\\u"):
+            if escape.start() > end:
+                found += pieces_of(text[end : escape.start()], mark)
+            found.append((escape[0], HIDDEN))
+            end = escape.end()
+    rest = text[end:]
+    return [*found, *pieces_of(rest, mark, most=most - end)] if rest or not found else found
 
 
 def _revealed(text: str, mark: str) -> Iterator[Piece]:

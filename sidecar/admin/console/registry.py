@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NAVIGATION: Final = (
     ("Watch", ("now", "decisions", "limits", "audit")),
-    ("Policy", ("access", "try", "policy", "tools")),
+    ("Policy", ("access", "try", "policy", "tools", "switches")),
     ("Work", ("approvals", "agents")),
 )
 """The names of the pages in the navigation, in groups. A name without a page is left out."""

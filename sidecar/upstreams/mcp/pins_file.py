@@ -64,7 +64,11 @@ def load_pins(path: Path, known: Pins = NO_PINS) -> Pins:
 
 def file_with(path: Path, server: str, pins: Mapping[str, Pin]) -> str:
     """The text of pins.yaml with these pins in place of the server's old ones. Raises PolicyError as `load_pins`."""
-    servers = {**load_pins(path).servers, server: pins}
+    return file_of({**load_pins(path).servers, server: pins})
+
+
+def file_of(servers: Mapping[str, Mapping[str, Pin]]) -> str:
+    """The text of pins.yaml with the pins of these servers."""
     return HEAD + "".join(_server_block(name, servers[name]) for name in servers)
 
 
