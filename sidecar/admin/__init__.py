@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from sidecar.admin.other_workers import BY_HEADER, SERIES, SESSION_SOCKET, SYNC, OtherWorkers
+from sidecar.admin.other_workers import BY_HEADER, FLOW_SOCKET, SERIES, SESSION_SOCKET, SYNC, OtherWorkers
 from sidecar.admin.requests import HEADERS, answered, problem
 from sidecar.errors import Refusal
 from sidecar.gateway.routing import Entrance, check_envelope, headers_of, origin_form
@@ -153,7 +153,7 @@ def credential_of(given: str, secrets: Mapping[bytes, AdminCredential]) -> Admin
 
 
 def _is_of_console(path: str) -> bool:
-    return path in ("/", "/console") or path.startswith(("/console/", SESSION_SOCKET))
+    return path in ("/", "/console") or path.startswith(("/console/", SESSION_SOCKET, FLOW_SOCKET))
 
 
 def _user_at(request: web.BaseRequest) -> str:

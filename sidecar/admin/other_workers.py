@@ -33,6 +33,8 @@ MAX_ANSWER_BYTES: Final = 64 * 2**20
 SERIES, SYNC, RELOAD = "/worker/series", "/worker/sync", "/api/reload"
 SESSION_SOCKET: Final = "/worker/console-session/"
 """Where one worker answers the others about a login to the console, by the digest of its id."""
+FLOW_SOCKET: Final = "/worker/console-login/"
+"""The same about a login at an OpenID provider that was begun, by the digest of its cookie."""
 BY_HEADER: Final = "Sidecar-By"
 """Who gave the order that one worker passes on to the others."""
 _SWITCHES: Final = ("/api/principals/", "/api/upstreams/")

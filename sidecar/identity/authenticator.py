@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sidecar.errors import CredentialFault
 from sidecar.identity.agent_tokens import KIND as AGENT_TOKEN, AgentTokenRule, gate_of
 from sidecar.identity.api_keys import ApiKeys
 from sidecar.identity.certificate_names import ClientCertificate
 from sidecar.identity.certificates import Certificates
-from sidecar.identity.chain_builder import ProvenChain, joined, proven_at, still_names
+from sidecar.identity.chain_builder import ProvenChain, chain_of, joined, proven_at, still_names
 from sidecar.identity.credentials import (
     Audience,
     Presented,
@@ -37,7 +37,7 @@ from sidecar.identity.credentials import (
 from sidecar.identity.from_settings import aliases_in, api_keys_from, certificates_from, gates_from, issuers_from
 from sidecar.identity.issuers import TrustedIssuer, naming_of
 from sidecar.identity.jwks import IssuerKeys, KeyState, read_jwks_file
-from sidecar.identity.jwt import LEEWAY_S, MAX_LIFETIME_S, UNBOUND, TokenBinding, Verifier
+from sidecar.identity.jwt import LEEWAY_S, MAX_LIFETIME_S, UNBOUND, Claims, TokenBinding, Verifier
 from sidecar.identity.key_proofs import KeyProofs, Share, unproven
 from sidecar.settings.schedules import acts_as
 from sidecar.settings.sidecar_file import Settings
@@ -218,6 +218,19 @@ class Identity:
     def vouches_for(self, caller: Caller) -> bool:
         """Whether a caller authenticated under older settings is still valid under these."""
         return all(self._stands(credential, caller) for credential in caller.credentials)
+
+    def person(self, issuer: str, values: Mapping[str, Any]) -> Principal | None:
+        """The user whom the claims of a verified ID token name, as access tokens of the same issuer would; None if the
+        issuer is not configured here. Raises Refusal if it may not name a user so."""
+        trusted = self._issuers.get(issuer)
+        if trusted is None or "user" not in trusted.kinds:
+            return None
+        # The client of an ID token is who asked for it, and the marks of access tokens are missing.
+        kinds = trusted.kinds if trusted.typed_subjects else ("user",)
+        plain = replace(trusted, kinds=kinds, kind_rules=(), actor_from="", must_claim={})
+        claims = Claims(plain, str(values.get("sub", "")), frozenset(), 0.0, values, 0)
+        chain = chain_of(claims, self._naming[issuer])
+        return chain[0] if len(chain) == 1 and chain[0].kind == "user" else None
 
     def keys_ending(self) -> Iterator[tuple[str, str, float]]:
         """The API keys that expire: id, principal, and when (seconds since the epoch)."""

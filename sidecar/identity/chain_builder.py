@@ -247,7 +247,7 @@ def _roles(claims: Claims) -> frozenset[str]:
     source = claims.issuer.roles_from
     if source is None:
         return frozenset()
-    value = _at_path(claims.values, source.claim)
+    value = claim_at(claims.values, source.claim)
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list):
         if source.required:
@@ -264,7 +264,7 @@ def _roles(claims: Claims) -> frozenset[str]:
     return frozenset(f"role:{source.namespace}/{value}" for value in kept)
 
 
-def _at_path(values: Mapping[str, Any], path: str) -> object:
+def claim_at(values: Mapping[str, Any], path: str) -> object:
     """A claim by its name, or else by a path; names such as `https://acme.example/groups` contain dots."""
     if path in values:
         return values[path]

@@ -8,7 +8,7 @@ chooses neither the issuer (it must equal a configured one), nor the algorithm (
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ _KID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _REFUSED_HEADERS = ("crit", "b64", "zip", "enc")
 # Only ID tokens (OpenID Connect Core 3.1.3.6), logout tokens and security events carry these.
 _FOREIGN_CLAIMS = ("at_hash", "c_hash", "s_hash", "events")
+NOT_IN_ID_TOKENS = ("events",)
 _SHA256 = re.compile(r"[A-Za-z0-9_-]{43}")
 _JWS = jwt.PyJWS()
 
@@ -64,7 +65,8 @@ class Claims:
 
 
 class Verifier:
-    """Verifies tokens. `clock` returns seconds since the epoch; `max_lifetime_s` is from `iat` to `exp`."""
+    """Verifies tokens. `clock` returns seconds since the epoch; `max_lifetime_s` is from `iat` to `exp`. A token with
+    one of the `foreign` claims is of another kind than those that are wanted."""
 
     def __init__(
         self,
@@ -72,8 +74,10 @@ class Verifier:
         keys: Mapping[str, IssuerKeys],
         max_lifetime_s: float,
         clock: Callable[[], float],
+        foreign: Sequence[str] = _FOREIGN_CLAIMS,
     ) -> None:
         self._issuers, self._keys, self._max_lifetime_s, self._clock = issuers, keys, max_lifetime_s, clock
+        self._foreign = foreign
         self._of_domain = {one.spiffe.trust_domain: one for one in issuers.values() if one.svid and one.spiffe}
 
     async def verify(self, token: str) -> Claims:
@@ -104,8 +108,8 @@ class Verifier:
         subject = values.get("sub")
         if not isinstance(subject, str) or not subject:
             raise bad_credential("the token's sub must be a string", CredentialFault.MALFORMED)
-        if any(claim in values for claim in _FOREIGN_CLAIMS):
-            raise bad_credential("the token is not an access token", CredentialFault.NOT_ACCEPTED)
+        if any(claim in values for claim in self._foreign):
+            raise bad_credential("the token is of another kind", CredentialFault.NOT_ACCEPTED)
         if any(values.get(claim) != value for claim, value in issuer.must_claim.items()):
             raise bad_credential("the token is not an access token of this issuer", CredentialFault.NOT_ACCEPTED)
         audiences = _audiences(values.get("aud"))

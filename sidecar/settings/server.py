@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from sidecar.settings.addresses import UnixAddress
+from sidecar.settings.console import ConsoleSettings
 from sidecar.settings.field_types import (
     Bytes,
     Count,
@@ -26,7 +27,6 @@ from sidecar.settings.field_types import (
 from sidecar.settings.validation_errors import Finding
 
 MAX_WORKERS = 64
-MAX_SESSION_S = 8 * 3600.0
 
 
 class TlsFiles(Section):
@@ -163,17 +163,6 @@ class AdminCredential(Section):
     """The person who has it. It answers calls that wait for an approval by a role of this person."""
 
 
-class ConsoleSettings(Section):
-    """The web console, at `/console` of the admin listener."""
-
-    enabled: bool = False
-    """Whether it is served. A login needs one of `admin.credentials` with the role `viewer` or `operator`."""
-    url: Origin | None = None
-    """The origin under which browsers reach the admin listener, where a proxy is in front: https://ops.acme.example"""
-    session: Annotated[Seconds, Field(le=MAX_SESSION_S)] = 900.0
-    """A login that is idle for so long ends. Each ends after 8 hours."""
-
-
 class AdminSettings(Section):
     """The admin listener: health, metrics, status, API."""
 
@@ -187,9 +176,14 @@ class AdminSettings(Section):
         if not self.listen.is_loopback and not self.credentials:
             hint = "write credentials: [{role: viewer, secret_path: ...}]"
             yield Finding("an admin listener beyond loopback needs credentials", "S104", hint, at=("listen",))
-        if self.console.enabled and all(one.role == "pdp" for one in self.credentials):
-            hint = "write credentials: [{role: operator, secret_path: ...}]"
+        if not self.console.enabled:
+            return
+        if self.console.oidc is None and all(one.role == "pdp" for one in self.credentials):
+            hint = "write credentials: [{role: operator, secret_path: ...}], or console: {oidc: ...}"
             yield Finding("nobody could log in to the console", "S104", hint, at=("console", "enabled"))
+        if not self.listen.is_loopback and self.console.url is None:
+            hint = "write console: {url: https://<the name that browsers use>}"
+            yield Finding("a console beyond loopback needs its url", "S196", hint, at=("console", "enabled"))
 
 
 class TopTools(Section):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sidecar.settings.server import AdminCredential
 
 CSRF_FIELD, CSRF_HEADER = "csrf", "x-csrf-token"
+FLOW_S: Final = 600
+"""How long a login at the OpenID provider may take."""
 MAX_COOKIES: Final = 8 * 1024
 SEEN: Final[tuple[Role, ...]] = ("viewer", "operator")
 
@@ -64,6 +66,15 @@ class ConsoleAccess:
 
     def session_id(self, headers: Headers) -> str:
         return cookie_in(headers, self.cookie)
+
+    def flow_id(self, headers: Headers) -> str:
+        """The cookie of a login that was begun at the OpenID provider."""
+        return cookie_in(headers, f"{self.cookie}-login")
+
+    def flow_cookie_for(self, flow_id: str) -> str:
+        """Its `Set-Cookie`. The provider's site leads back here, so it cannot be SameSite=Strict."""
+        name, secure = f"{self.cookie}-login", self.is_secure
+        return set_cookie(name, flow_id, is_secure=secure, same_site="Lax", max_age_s=FLOW_S)
 
     def cookie_for(self, session_id: str) -> str:
         """The `Set-Cookie` of a session; of "" the one that removes it."""

@@ -17,7 +17,8 @@ from aiohttp import web
 from sidecar.admin import OperatorSecrets, person_of
 from sidecar.admin.console import pages as _pages  # noqa: F401  # registers them
 from sidecar.admin.console.access import ConsoleAccess, ConsoleUser, check_own_page, check_token, name_of
-from sidecar.admin.console.addresses import BASE, FIRST, LOGIN, LOGOUT, STATIC
+from sidecar.admin.console.addresses import BASE, FIRST, LOGIN, LOGOUT, OIDC_BEGIN, OIDC_FINISH, STATIC
+from sidecar.admin.console.oidc import LoginRefused, OidcLogins, plain_flow
 from sidecar.admin.console.registry import (
     ACTIONS,
     MAX_FORM_BYTES,
@@ -31,7 +32,7 @@ from sidecar.admin.console.registry import (
 from sidecar.admin.console.rendering import Templates
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Fragment, SharedResults
 from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions, LoginAttempts, digest_of, plain_session
-from sidecar.admin.other_workers import SESSION_SOCKET
+from sidecar.admin.other_workers import FLOW_SOCKET, SESSION_SOCKET
 from sidecar.admin.requests import HEADERS, answered, body_of, problem, refused
 from sidecar.errors import Refusal
 from sidecar.gateway.routing import Entrance, check_envelope, headers_of, origin_form
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from sidecar.admin.other_workers import OtherWorkers
     from sidecar.admin.routes import OperatorAction
     from sidecar.gateway.routing import Headers
-    from sidecar.settings.server import ConsoleSettings
+    from sidecar.settings.console import ConsoleSettings
 
 HTML: Final = "text/html; charset=utf-8"
 FORM: Final = "application/x-www-form-urlencoded"
@@ -60,6 +61,8 @@ PAGE_HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 STATIC_HEADERS: Final = {**PAGE_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+OIDC: Final = "oidc"
+"""In place of the digest of a key: a login at the OpenID provider, which ends with its session alone."""
 MAX_STREAMS: Final = 100
 LIVE: Final = "/live"
 """How the path of a page's own stream ends."""
@@ -78,7 +81,9 @@ class Console:
     entrance: Entrance
     access: ConsoleAccess
     templates: Templates
+    oidc: OidcLogins | None = None
     others: OtherWorkers | None = None
+    url: str = ""
     attempts: LoginAttempts = field(default_factory=lambda: LoginAttempts(time.monotonic))
     results: SharedResults = field(default_factory=SharedResults)
     streams: int = 0
@@ -99,7 +104,7 @@ class Console:
 
         def holds(session: ConsoleSession) -> bool:
             """Whether the credential of the login is there, with the same secret, name and role."""
-            return any(
+            return session.credential == OIDC or any(
                 digest_of(secret) == session.credential and (name_of(one), one.role) == (session.by, session.role)
                 for secret, one in secrets().items()
             )
@@ -112,7 +117,10 @@ class Console:
         access = ConsoleAccess(secrets, sessions, f"sidecar-console-{port}", url.startswith("https:"))
         templates = Templates()
         templates.compile_all()
-        return cls(app, reached, access, templates, others)
+        oidc = None
+        if settings.oidc is not None:
+            oidc = OidcLogins(settings.oidc, lambda: app.desk.live.current, others)
+        return cls(app, reached, access, templates, oidc, others, url)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The response to a request of a browser."""
@@ -135,6 +143,9 @@ class Console:
         path, _, query = origin_form(request.raw_path).partition("?")
         if path.startswith(SESSION_SOCKET):
             return self._session_of_worker(request.method, path.removeprefix(SESSION_SOCKET))
+        if path.startswith(FLOW_SOCKET):
+            flow = None if self.oidc is None else self.oidc.take(path.removeprefix(FLOW_SOCKET))
+            return problem("no such login", 404) if flow is None else answered(plain_flow(flow))
         found = PAGES.find(path.removeprefix(BASE))
         if found is None or request.method != "GET":
             return problem("no such address", 404)
@@ -179,6 +190,10 @@ class Console:
             check_own_page(headers)
         if path == LOGIN:
             return await self._login(request, headers, query)
+        if self.oidc is not None and path == OIDC_BEGIN:
+            return await self._begin_oidc(self.oidc, request, headers, query)
+        if self.oidc is not None and path == OIDC_FINISH:
+            return await self._finish_oidc(self.oidc, request, headers, query)
         if path == LOGOUT:
             return await self._logout(request, headers)
         name = path.removeprefix(BASE)
@@ -226,18 +241,61 @@ class Console:
             self.attempts.failed(peer)
             await self.app.desk.witness("console-login-refused", "unknown", peer=peer)
             return self._login_page(request, next_path, 401)
-        by = name_of(credential)
-        await self.app.desk.witness("console-login", by, role=credential.role, peer=peer)
+        user = ConsoleUser(name_of(credential), credential.role, person=person_of(credential))
+        cookie = await self._begun(user, digest_of(key.encode()), headers, peer)
+        return _see(next_path, {"Set-Cookie": cookie})
+
+    async def _begun(self, user: ConsoleUser, credential: str, headers: Headers, peer: str) -> str:
+        """Begin a session with a new id, end the one that the browser had, and record it. Returns its cookie."""
+        await self.app.desk.witness("console-login", user.by, role=user.role, peer=peer)
         if before := self.access.session_id(headers):
             await self.access.sessions.end(before)
-        session_id = self.access.sessions.begin(by, credential.role, digest_of(key.encode()), person_of(credential))
-        return _see(next_path, {"Set-Cookie": self.access.cookie_for(session_id)})
+        return self.access.cookie_for(self.access.sessions.begin(user.by, user.role, credential, user.person))
+
+    async def _begin_oidc(
+        self, oidc: OidcLogins, request: web.BaseRequest, headers: Headers, query: str
+    ) -> web.Response:
+        if request.method != "GET":
+            raise ConsoleFault(405, "follow the link of the login page")
+        if wait_s := self.attempts.wait_s(request.remote or "local"):
+            return self._login_page(request, FIRST, 429, wait_s)
+        origin = self.url or f"http://{headers['host'][0]}"  # Host is one of this listener's names
+        flow_id, address = await oidc.begin(_next_in(FormFields.parsed(query)), f"{origin}{OIDC_FINISH}")
+        return _see(address, {"Set-Cookie": self.access.flow_cookie_for(flow_id)})
+
+    async def _finish_oidc(
+        self, oidc: OidcLogins, request: web.BaseRequest, headers: Headers, query: str
+    ) -> web.Response:
+        if request.method != "GET":
+            raise ConsoleFault(405, "the identity provider sends browsers here")
+        peer = request.remote or "local"
+        if wait_s := self.attempts.wait_s(peer):
+            return self._login_page(request, FIRST, 429, wait_s)
+        try:
+            who = await oidc.finish(self.access.flow_id(headers), FormFields.parsed(query))
+        except LoginRefused as refused_login:
+            self.attempts.failed(peer)
+            await self.app.desk.witness("console-login-refused", "unknown", peer=peer, why=refused_login.reason)
+            raise
+        cookie = await self._begun(ConsoleUser(who.by, who.role, person=who.person), OIDC, headers, peer)
+        # The provider's site led here, so that a redirect would not carry the new cookie, which is SameSite=Strict.
+        response = self._again(who.next_path)
+        response.headers.add("Set-Cookie", cookie)
+        response.headers.add("Set-Cookie", self.access.flow_cookie_for(""))
+        return response
 
     def _login_page(
         self, request: web.BaseRequest, next_path: str, status: int = 200, wait_s: float = 0.0
     ) -> web.Response:
         told = {200: "", 401: "This is no key of an operator or a viewer.", 429: "Too many attempts failed."}[status]
-        data = {"next": next_path, "told": told, "wait_s": wait_s}
+        host = "" if self.oidc is None else self.oidc.host
+        data = {
+            "next": next_path,
+            "told": told,
+            "wait_s": wait_s,
+            "provider": host,
+            "keys": bool(self.access.secrets()),
+        }
         retry = {"Retry-After": str(int(wait_s) + 1)} if wait_s else {}
         return self._html("login.html", data, status, retry)
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.admin.other_workers import SESSION_SOCKET
-from sidecar.settings.server import MAX_SESSION_S
+from sidecar.settings.console import MAX_SESSION_S
 from sidecar.vocabulary import Principal
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ class ConsoleSessions:
 
     async def find(self, session_id: str, *, touch: bool = True) -> ConsoleSession | None:
         """The session of an id, at whichever worker it began. `touch` begins its idle time anew."""
-        worker, key = _worker_of(session_id), digest_of(session_id.encode())
+        worker, key = worker_of(session_id), digest_of(session_id.encode())
         if self.others is None or worker == self.others.me:
             return self.own(key, touch=touch)
         reply = await self.others.ask(worker, "POST" if touch else "GET", f"{SESSION_SOCKET}{key}", ASK_S)
         return _session_in(reply.plain) if reply is not None and reply.status == 200 else None
 
     async def end(self, session_id: str) -> None:
-        worker, key = _worker_of(session_id), digest_of(session_id.encode())
+        worker, key = worker_of(session_id), digest_of(session_id.encode())
         if self.others is None or worker == self.others.me:
             self.end_own(key)
         else:
@@ -119,7 +119,7 @@ def digest_of(secret: bytes) -> str:
     return sha256(secret).hexdigest()
 
 
-def _worker_of(session_id: str) -> int:
+def worker_of(session_id: str) -> int:
     number = session_id.partition(".")[0]
     return int(number) if number.isascii() and number.isdecimal() and len(number) < 4 else -1
 

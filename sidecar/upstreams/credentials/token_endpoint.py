@@ -7,7 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from re import compile as pattern
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote_plus, urlencode
 
 from sidecar.errors import Reason, Refusal, Unsent
@@ -40,6 +40,7 @@ _CODES: Final = frozenset(
 )
 _TYPES: Final = tuple(f"urn:ietf:params:oauth:token-type:{kind}" for kind in ("access_token", "jwt"))
 Form = Sequence[tuple[str, str]]
+T = TypeVar("T")
 
 log = logging.getLogger("sidecar.upstreams.credentials")
 
@@ -50,7 +51,8 @@ class DeniedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClientProof:
-    """The client's authentication: a `secret` in the header, or in the form if `in_body`; with a `key` an assertion."""
+    """The client's authentication: a `secret` in the header, or in the form if `in_body`; with a `key` an assertion. A
+    public client has neither."""
 
     client_id: str
     secret: str = field(default="", repr=False)
@@ -66,6 +68,8 @@ class ClientProof:
             signed = self.key.sign(claims, typ="JWT", kid=self.key_id)
             fields = [("client_id", self.client_id), ("client_assertion_type", _ASSERTION_TYPE)]
             return (), [*fields, ("client_assertion", signed)]
+        if not self.secret:  # a public client
+            return (), [("client_id", self.client_id)]
         if self.in_body:
             return (), [("client_id", self.client_id), ("client_secret", self.secret)]
         # RFC 6749 2.3.1: each half is form-encoded first.
@@ -94,12 +98,19 @@ class TokenEndpoint:
 
     async def ask(self, form: Form) -> GrantedToken:
         """Request a token. Raises Unsent, and DeniedError if the endpoint refuses. A failure is logged."""
+        return await self._posted(form, _granted)
+
+    async def ask_for_id_token(self, form: Form) -> str:
+        """Request an ID token (OpenID Connect Core 3.1.3). Raises as `ask` does."""
+        return await self._posted(form, _id_token)
+
+    async def _posted(self, form: Form, granted: Callable[[int, Mapping[str, Any]], T]) -> T:
         headers, fields = self._proof.shown(self._clock(), self._new_id)
         body = urlencode([*form, *fields]).encode()
         sent = [("Accept", "application/json"), ("Content-Type", "application/x-www-form-urlencoded"), *headers]
         try:
             with await self._client.request("POST", self._origin.path, sent, body, deadline_s=FETCH_S) as response:
-                return _granted(response.status, await _object(response))
+                return granted(response.status, await _object(response))
         except (EgressError, Unsent, DeniedError) as failure:
             unsent = _unsent(failure) if isinstance(failure, EgressError) else failure
             why = f"it denied: {unsent}" if isinstance(unsent, DeniedError) else unsent.detail
@@ -122,12 +133,24 @@ async def _object(response: ClientResponse) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
+def _check_status(status: int, said: Mapping[str, Any]) -> None:
     if status in (400, 401, 403):
         code = said.get("error")
         raise DeniedError(code if isinstance(code, str) and code in _CODES else f"HTTP {status}")
     if status != 200:
         raise _failed(f"its token endpoint answered HTTP {status}")
+
+
+def _id_token(status: int, said: Mapping[str, Any]) -> str:
+    _check_status(status, said)
+    token = said.get("id_token")
+    if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS:
+        raise _failed("its token endpoint gave no ID token")
+    return token
+
+
+def _granted(status: int, said: Mapping[str, Any]) -> GrantedToken:
+    _check_status(status, said)
     token, kind = said.get("access_token"), said.get("token_type")
     if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS or not _TOKEN.fullmatch(token):
         raise _failed("its token endpoint gave no token")
