@@ -8,7 +8,8 @@ patterns could allow names that nothing names, the answer says so. Long work pas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -32,59 +33,64 @@ OBJECTS: Final[tuple[ObjectKind, ...]] = ("tool", "prompt", "resource", "nhi")
 STATES: Final[tuple[PossibleAnswer, ...]] = ("allow", "approval", "conditional", "deny")
 USUAL: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 """The action of a call on each kind of object. An agent is sent messages, any other NHI is lent authority."""
-MAX_ANSWERS: Final = 10_000
+MAX_ANSWERS: Final = 5_000
 MAX_CASBIN_ANSWERS: Final = 200
-"""Of one view. pycasbin takes milliseconds for each."""
+"""Of one window of a list. pycasbin takes milliseconds for each."""
 PASS_EVERY: Final = 32
 MAX_RULES: Final = 5
 UNNAMED: Final = "~"  # the id of a principal that nothing names
 
 
-class AccessNames(NamedTuple):
-    """The names that are known, each once: principals by kind and name, objects by kind and name."""
+@dataclass(frozen=True, slots=True)
+class NamesByKind:
+    """Names, each once: those of each kind in order."""
 
-    principals: Sequence[str]
-    objects: Sequence[str]
+    kinds: Mapping[str, Sequence[str]]
+
+    @property
+    def all(self) -> Sequence[str]:
+        return [name for names in self.kinds.values() for name in names]
+
+    def __contains__(self, name: object) -> bool:
+        names = self.kinds.get(str(name).partition(":")[0], ())
+        at = bisect_left(names, str(name))
+        return at < len(names) and names[at] == name
+
+    def selected(self, kind: str, wanted: str) -> Sequence[str]:
+        """Returns the names of a kind, "" for all, that fit a pattern with `*`, or that hold a text."""
+        names = self.kinds[kind] if kind else self.all
+        if WILDCARD in wanted:
+            return [name for name in names if glob(name, wanted)]
+        text = wanted.casefold()
+        return [name for name in names if text in name.casefold()] if text else names
+
+
+class AccessNames(NamedTuple):
+    """The principals and the objects that are known."""
+
+    principals: NamesByKind
+    objects: NamesByKind
 
 
 def known_names(now: Snapshot) -> AccessNames:
     """Returns all names that a snapshot knows. Takes a second for millions of names: runs in a thread."""
-    engine = now.engine
-    beside = {name for name in names_beside_rules(now) if is_name(name)}
-    objects: dict[str, set[str]] = {f"{kind}:": set() for kind in OBJECTS}
-    objects["nhi:"] = {f"nhi:{name}" for name in now.agents} | {name for name in beside if name.startswith("nhi:")}
+    engine, servers = now.engine, {f"nhi:{name}" for name in now.services}  # an MCP server is no agent
+    beside = {name for name in names_beside_rules(now) if is_name(name)} - servers
+    more: dict[str, set[str]] = {kind: {name for name in beside if name.startswith(f"{kind}:")} for kind in PRINCIPALS}
+    listed: dict[str, set[str]] = {kind: set() for kind in OBJECTS} | {"nhi": more["nhi"]}
     for server, service in now.services.items():
-        listed = service.catalogue.discovered()
+        discovered = service.catalogue.discovered()
         for kind in USUAL:
-            objects[f"{kind}:"].update(f"{kind}:{server}/{name}" for name in listed[f"{kind}s"])
-        beside.add(f"nhi:{server}")
-    servers = {f"nhi:{name}" for name in now.services}  # an MCP server is no agent
-    principals = [_united(engine.names_with(f"{kind}:"), _of(beside, kind) - servers) for kind in PRINCIPALS]
-    found = [_united(engine.names_with(prefix), more) for prefix, more in objects.items()]
+            listed[kind].update(f"{kind}:{server}/{name}" for name in discovered[f"{kind}s"])
+
+    def united(kind: str, others: set[str]) -> Sequence[str]:
+        found = engine.names_with(f"{kind}:")
+        return sorted({*found, *others} - servers) if others or servers else found
+
     return AccessNames(
-        [name for names in principals for name in names if name not in servers],
-        [name for names in found for name in names if name not in servers],
+        NamesByKind({kind: united(kind, more[kind]) for kind in PRINCIPALS}),
+        NamesByKind({kind: united(kind, listed[kind]) for kind in OBJECTS}),
     )
-
-
-def _of(names: Iterable[str], kind: str) -> set[str]:
-    return {name for name in names if name.startswith(f"{kind}:")}
-
-
-def _united(ordered: list[str], more: set[str]) -> list[str]:
-    return sorted({*ordered, *more}) if more else ordered
-
-
-def selected(names: Sequence[str], kind: str, wanted: str) -> Sequence[str]:
-    """Returns the names of a kind, "" for all, that fit a pattern with `*`, or that hold a text."""
-    if kind:
-        names = [name for name in names if name.startswith(f"{kind}:")]
-    if not wanted:
-        return names
-    if WILDCARD in wanted:
-        return [name for name in names if glob(name, wanted)]
-    text = wanted.casefold()
-    return [name for name in names if text in name.casefold()]
 
 
 @dataclass(frozen=True)

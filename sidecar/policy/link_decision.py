@@ -7,6 +7,7 @@ conditions or keeps results: the engine does.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
@@ -17,7 +18,7 @@ from sidecar.errors import Reason
 from sidecar.policy.compiler import RowTest
 from sidecar.policy.conditions import Condition, ConditionContext, Outcome, lets_match
 from sidecar.policy.grammar import ON_SERVERS
-from sidecar.policy.matching import Index, Matcher
+from sidecar.policy.matching import Index, Matcher, rows_with
 from sidecar.policy.model import ALLOW_AND_DENY, DENY_OVERRIDE, PRIORITY, Model
 from sidecar.policy.patterns import WILDCARD, glob, globs, meets
 from sidecar.policy.plain_conditions import PlainCondition, Ran
@@ -189,6 +190,7 @@ class KindPolicy:
         compared = {facet.field: (facet.column, *facet.groups) for facet in self._matcher.plan.index}
         # Whether names match as in our own models, so that a name's rows are those with its text, role or set.
         self._compares_names = self._matcher.plan.is_compiled and compared == _COMPARED
+        self._wild = {facet.column: wild for facet, wild in zip(self._matcher.plan.index, index.wild, strict=False)}
         self._open: dict[tuple[str, str, bool], Sequence[int]] = {}
         self._casbin: OwnRows | None = None
         if self.engine != "compiled" and len(table):
@@ -258,13 +260,10 @@ class KindPolicy:
             return known
         table = self.table
         texts, numbers = table.texts.texts, table.column(column)
-        wide = {
-            number
-            for number in set(numbers)
-            if (WILDCARD in texts[number] and meets(texts[number], pattern))
-            or (open_roles and texts[number].startswith("role:"))
-        }
-        found = [row for row, number in enumerate(numbers) if number in wide and not table.flags[row] & (DENY | SHADOW)]
+        wide = [number for number in self._wild[column] if meets(texts[number], pattern)]
+        if open_roles:  # ";" follows ":" in ASCII: every role sorts between the two
+            wide += range(bisect_left(texts, "role:"), bisect_left(texts, "role;"))
+        found = [row for row in rows_with(numbers, wide) if not table.flags[row] & (DENY | SHADOW)]
         if len(self._open) >= MAX_OPEN:
             self._open.clear()
         self._open[key] = found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -22,9 +22,10 @@ from sidecar.policy.model import Model
 from sidecar.policy.pattern_index import PatternIndex
 from sidecar.policy.patterns import WILDCARD, globs
 from sidecar.policy.roles import RolePaths
-from sidecar.policy.table import RowTable
+from sidecar.policy.table import RowTable, places_of
 from sidecar.vocabulary import ANONYMOUS
 
+SEARCHED = 30  # numbers that are cheaper to search a column for, one by one, than to read it once
 WALKED = 12  # rows that are cheaper to scan than to search
 MAX_ACTIONS = 128  # cached, of the few dozen that exist
 MAX_SERVERS = 512  # cached
@@ -99,8 +100,7 @@ class Matcher:
     def of_object(self, asked: RowTest) -> Iterator[int]:
         """Yield the rows whose object is this one, if the second facet compares it. Reads the whole column."""
         if self._second is not None:
-            wanted = frozenset(self._second.texts(asked))
-            yield from (row for row, number in enumerate(self._table.obj) if number in wanted)
+            yield from rows_with(self._table.obj, self._second.texts(asked))
 
     def on_server(self, asked: RowTest, server: str) -> Iterator[int]:
         """Yield the rows whose subject is this caller and whose object is the server or something on it, as far as the
@@ -234,6 +234,16 @@ class _Side:
             yield from self._patterns.meeting(prefix)
         exact = (whole, *(container for ways in self._ways for container in ways.holding(server)))
         yield from (self._ids[name] for name in exact if name in self._ids)
+
+
+def rows_with(column: array[int], numbers: Sequence[int]) -> Iterator[int]:
+    """Yield the rows that have one of these numbers in a column."""
+    if len(numbers) <= SEARCHED:
+        for number in numbers:
+            yield from places_of(column, number)
+        return
+    wanted = frozenset(numbers)
+    yield from (row for row, number in enumerate(column) if number in wanted)
 
 
 def _checked(rows: list[int], checks: list[Check], asked: RowTest) -> list[int]:

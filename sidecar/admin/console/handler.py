@@ -322,7 +322,8 @@ class Console:
         data = await page.handler(asked)
         if _wants_json(request):
             return answered(data)
-        return self._html(page.template, {**self._context(asked, page), **data})
+        body = await self.templates.render_in_turns(page.template, {**self._context(asked, page), **data})
+        return _page_of(body)
 
     async def _act(
         self, request: web.BaseRequest, headers: Headers, user: ConsoleUser, name: str, query: str
@@ -339,7 +340,8 @@ class Console:
         asked = replace(self._asked(request, user, name, parts, FormFields.parsed(query)), form=form)
         answer = await action.handler(asked)
         if isinstance(answer, Fragment):
-            return self._html(answer.template, {**self._context(asked, None), **answer.data}, answer.status)
+            context = {**self._context(asked, None), **answer.data}
+            return _page_of(await self.templates.render_in_turns(answer.template, context), answer.status)
         return _see(f"{BASE}{answer.removeprefix(BASE)}")
 
     async def _stream(
@@ -423,8 +425,7 @@ class Console:
     def _html(
         self, template: str, data: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = {}
     ) -> web.Response:
-        body = self.templates.render(template, data)
-        return web.Response(body=body, status=status, headers={**PAGE_HEADERS, "Content-Type": HTML, **headers})
+        return _page_of(self.templates.render(template, data), status, headers)
 
     def _static(self, request: web.BaseRequest, path: str) -> web.Response:
         file = self.templates.static.get(path)
@@ -445,6 +446,10 @@ class Console:
 def _check_role(user: ConsoleUser, one: ConsolePage | ConsoleAction | ConsoleStream) -> None:
     if user.role not in one.roles:
         raise ConsoleFault(403, f"this needs the role {' or '.join(one.roles)}; you are {user.role}")
+
+
+def _page_of(body: bytes, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
+    return web.Response(body=body, status=status, headers={**PAGE_HEADERS, "Content-Type": HTML, **headers})
 
 
 def _wants_json(request: web.BaseRequest) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+TURN_S: Final = 0.002
 NONE: Final = "–"
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -90,6 +92,16 @@ class Templates:
         for name in self.environment.list_templates():
             self.environment.get_template(name)
         assert self.static
+
+    async def render_in_turns(self, template: str, data: Mapping[str, Any]) -> bytes:
+        """Render a page, and let other requests pass: a large table takes many milliseconds."""
+        pieces, turn_s = [], time.perf_counter()
+        for piece in self.environment.get_template(template).generate(data):
+            pieces.append(piece)
+            if time.perf_counter() - turn_s > TURN_S:
+                await asyncio.sleep(0)
+                turn_s = time.perf_counter()
+        return "".join(pieces).encode("utf-8", "replace")
 
     def render(self, template: str, data: Mapping[str, Any]) -> bytes:
         return self.environment.get_template(template).render(data).encode("utf-8", "replace")

@@ -3,21 +3,23 @@ what is in a role or a set."""
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
-from typing import Any, Final
+from itertools import groupby, islice
+from typing import Any, Final, TypeVar
+from urllib.parse import urlencode
 
-from sidecar.admin.access import OBJECTS, PRINCIPALS, STATES, AccessView, known_names, selected
+from sidecar.admin.access import OBJECTS, PRINCIPALS, STATES, AccessView, NamesByKind, known_names
 from sidecar.admin.console.registry import page
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Paging, paged
+from sidecar.policy import Engine
 from sidecar.policy.engine import PossibleAnswer
 from sidecar.policy_tools.explanation import rule_data
 from sidecar.policy_tools.rule_text import csv_row
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.field_types import is_caller
 from sidecar.settings.uris import fault_in_object, named_object
-from sidecar.vocabulary import ACTIONS, Principal
+from sidecar.vocabulary import ACTIONS, Chain, Principal
 
 NAMES_S: Final = 30.0
 ANSWERS_S: Final = 5.0
@@ -27,6 +29,11 @@ MATRIX, CASBIN_MATRIX = (25, 20), (10, 8)
 SHOWN: Final = ("granted", *STATES, "all")
 MAX_GROUP_RULES: Final = 200
 MAX_VIA: Final = 8
+MAX_FROM: Final = 10_000_000
+
+T = TypeVar("T")
+Key = tuple[object, ...]
+Answers = Callable[[Sequence[str]], Awaitable[Sequence[tuple[str, PossibleAnswer]]]]
 
 
 @page("access", title="Who may what", template="access.html")
@@ -36,20 +43,22 @@ async def access(asked: ConsoleRequest) -> Mapping[str, Any]:
     wanted = {name: query.text(name, most=2048) for name in ("who", "what", "via", "action")}
     kinds = {"who": query.choice("who_kind", PRINCIPALS), "what": query.choice("what_kind", OBJECTS)}
     view = _view(asked, wanted)
-    key = now.engine.revision, id(now), tuple(service.catalogue.lists for service in now.services.values())
+    key: Key = now.engine.revision, id(now), tuple(service.catalogue.lists for service in now.services.values())
     names = await asked.shared(("names", *key), NAMES_S, partial(asyncio.to_thread, known_names, now))
     who = await _selected(asked, (*key, "who"), names.principals, kinds["who"], wanted["who"])
     what = await _selected(asked, (*key, "what"), names.objects, kinds["what"], wanted["what"])
-    principal, obj = _exact(wanted["who"], who, is_caller), _exact(wanted["what"], what, _is_object)
+    principal = _exact(wanted["who"], names.principals, who, is_caller)
+    obj = _exact(wanted["what"], names.objects, what, _is_object)
     common: dict[str, Any] = {
         "filter": {**wanted, "who_kind": kinds["who"], "what_kind": kinds["what"]},
         "kinds": {"who": list(PRINCIPALS), "what": list(OBJECTS)},
         "actions": sorted(ACTIONS),
-        "names": {"principals": len(names.principals), "objects": len(names.objects)},
         "revision": now.engine.revision,
     }
+    key = (*key, *wanted.values(), *kinds.values())
     if principal:
-        return {**common, **await _of_principal(asked, view, principal, [obj] if obj else what, key)}
+        is_known = principal in names.principals
+        return {**common, **await _of_principal(asked, view, principal, [obj] if obj else what, key, is_known=is_known)}
     if obj:
         return {**common, **await _of_object(asked, view, obj, who, key)}
     return {**common, **await _matrix(asked, view, who, what)}
@@ -64,20 +73,16 @@ def _view(asked: ConsoleRequest, wanted: Mapping[str, str]) -> AccessView:
     return AccessView(asked.app.desk.live.current, time.time(), tuple(map(Principal, via)), wanted["action"])
 
 
-async def _selected(
-    asked: ConsoleRequest, key: tuple[object, ...], names: Sequence[str], kind: str, wanted: str
-) -> Sequence[str]:
-    if not kind and not wanted:
-        return names
-    select = partial(asyncio.to_thread, selected, names, kind, wanted)
+async def _selected(asked: ConsoleRequest, key: Key, names: NamesByKind, kind: str, wanted: str) -> Sequence[str]:
+    select = partial(asyncio.to_thread, names.selected, kind, wanted)
     return await asked.shared(("selected", *key, kind, wanted), NAMES_S, select)
 
 
-def _exact(wanted: str, fitting: Sequence[str], is_one: Any) -> str:
+def _exact(wanted: str, known: NamesByKind, fitting: Sequence[str], is_name: Callable[[str], bool]) -> str:
     """The one name that a filter is: a known one, or one that nothing else fits."""
-    if "*" in wanted or not is_one(wanted):
+    if "*" in wanted or not is_name(wanted):
         return ""
-    return wanted if wanted in fitting or not fitting else ""
+    return wanted if wanted in known or not fitting else ""
 
 
 def _is_object(text: str) -> bool:
@@ -93,18 +98,15 @@ async def _matrix(
     asked: ConsoleRequest, view: AccessView, who: Sequence[str], what: Sequence[str]
 ) -> Mapping[str, Any]:
     height, width = CASBIN_MATRIX if view.now.engine.asks_casbin else MATRIX
-    down = Paging.of(len(who), asked.query, size=height)
-    across = Paging.of(len(what), FormFields((("page", asked.query.text("across")),)), size=width)
-    principals = who[down.first : down.first + min(down.size, 2 * height)]
-    objects = what[across.first : across.first + width]
-    rows = await view.table(principals, objects)
-    disabled = _disabled(asked, principals)
+    down, across = _paging(asked, "page", len(who), height), _paging(asked, "across", len(what), width)
+    principals, objects = who[down.first : down.first + height], what[across.first : across.first + width]
+    rows, disabled = await view.table(principals, objects), _disabled(asked, principals)
     return {
         "view": "matrix",
         "columns": [_column(asked, view, name) for name in objects],
         "groups": [{"name": name, "columns": len(list(same))} for name, same in groupby(map(_server, objects))],
         "rows": [
-            {"principal": name, "disabled": disabled.get(name), "cells": cells}
+            {"principal": name, "chain": _names(view.chain(name)), "disabled": disabled.get(name), "cells": cells}
             for name, cells in zip(principals, rows, strict=True)
         ],
         "paging": down.plain(),
@@ -112,10 +114,20 @@ async def _matrix(
     }
 
 
+def _paging(asked: ConsoleRequest, field: str, total: int, size: int) -> Paging:
+    return Paging.of(total, FormFields((("page", asked.query.text(field)),)), size=size)
+
+
 def _column(asked: ConsoleRequest, view: AccessView, obj: str) -> Mapping[str, Any]:
     name = obj.partition(":")[2]
     short = name if obj.startswith("nhi:") else name.partition("/")[2]
-    return {"object": obj, "name": short, "action": view.question(obj).action, "off": _off(asked, view, obj)}
+    question = {"calls": obj, "action": view.question(obj).action}
+    more = {"action": question["action"], "question": urlencode(question), "off": _off(asked, view, obj)}
+    return {"object": obj, "name": short, **more}
+
+
+def _names(chain: Chain) -> str:
+    return ",".join(principal.name for principal in chain)
 
 
 def _server(obj: str) -> str:
@@ -128,88 +140,75 @@ def _server(obj: str) -> str:
 
 
 async def _of_principal(
-    asked: ConsoleRequest, view: AccessView, principal: str, objects: Sequence[str], key: tuple[object, ...]
+    asked: ConsoleRequest, view: AccessView, principal: str, objects: Sequence[str], key: Key, *, is_known: bool
 ) -> Mapping[str, Any]:
     show = _show(asked.query, single=len(objects) == 1)
     if show == "granted":
-        held = await asyncio.to_thread(view.granted_objects, principal)
-        if held is not None:
-            objects = [name for name in objects if name in held]
-    states = await _states(asked, (*key, "of", principal), view, objects, partial(view.objects_of, principal))
-    listed = _listed(asked.query, states, show)
-    chain = view.chain(principal)
-    known, nearest = asked.app.known_principal(principal)
+        held = await _shared(asked, ("granted", *key), partial(view.granted_objects, principal))
+        objects = objects if held is None else [name for name in objects if name in held]
+    listed = await _listed(asked, view, key, objects, show, partial(view.objects_of, principal))
+    nearest = ""
+    if not is_known:  # it may have called
+        is_known, nearest = await asyncio.to_thread(asked.app.known_principal, principal)
     return {
-        **_list(asked, view, listed, show, len(objects)),
+        **listed,
         "view": "objects",
         "rows": [{**view.cell(principal, name), "off": _off(asked, view, name)} for name in listed["rows"]],
         "name": principal,
-        "known": known,
+        "known": is_known,
         "nearest": nearest or None,
         "disabled": _disabled(asked, [principal]).get(principal),
-        "groups": sorted(view.now.engine.roles_of(chain[0])),
-        "open": await asyncio.to_thread(view.open_objects, principal),
+        "groups": sorted(view.now.engine.roles_of(view.chain(principal)[0])),
+        "open": await _shared(asked, ("open", *key), partial(view.open_objects, principal)),
     }
 
 
 async def _of_object(
-    asked: ConsoleRequest, view: AccessView, obj: str, principals: Sequence[str], key: tuple[object, ...]
+    asked: ConsoleRequest, view: AccessView, obj: str, principals: Sequence[str], key: Key
 ) -> Mapping[str, Any]:
     show = _show(asked.query, single=len(principals) == 1)
     if show == "granted":
-        held = await asked.shared(
-            ("granted", *key, view.via, view.action, obj),
-            ANSWERS_S,
-            partial(asyncio.to_thread, view.granted_principals, obj),
-        )
-        if held is not None:
-            principals = [name for name in principals if name in held]
-    states = await _states(asked, (*key, "on", obj), view, principals, partial(view.principals_of, obj))
-    listed = _listed(asked.query, states, show)
+        held = await _shared(asked, ("granted", *key), partial(view.granted_principals, obj))
+        principals = principals if held is None else [name for name in principals if name in held]
+    listed = await _listed(asked, view, key, principals, show, partial(view.principals_of, obj))
     disabled = _disabled(asked, listed["rows"])
     return {
-        **_list(asked, view, listed, show, len(principals)),
+        **listed,
         "view": "principals",
         "rows": [{**view.cell(name, obj), "disabled": disabled.get(name)} for name in listed["rows"]],
         "name": obj,
         "known": view.now.has(view.question(obj)),
         "off": _off(asked, view, obj),
         "groups": sorted(view.now.engine.source.sets.closure((obj,))),
-        "open": await asyncio.to_thread(view.open_principals, obj),
+        "open": await _shared(asked, ("open", *key), partial(view.open_principals, obj)),
     }
 
 
-async def _states(
-    asked: ConsoleRequest, key: tuple[object, ...], view: AccessView, names: Sequence[str], answers: Any
-) -> Sequence[tuple[str, PossibleAnswer]]:
-    """The answers for as many names as one view has; many are shared by viewers for a moment."""
-    names = names[: view.most]
-    if len(names) <= 200:
-        found: Sequence[tuple[str, PossibleAnswer]] = await answers(names)
-        return found
-    about = ("answers", *key, view.via, view.action, len(names), names[0], names[-1])
-    return await asked.shared(about, ANSWERS_S, partial(answers, names))
+async def _listed(
+    asked: ConsoleRequest, view: AccessView, key: Key, names: Sequence[str], show: str, answers: Answers
+) -> Mapping[str, Any]:
+    """The names of one page, among a window of all: as many as are asked about at once."""
+    query, total = asked.query, len(names)
+    first = min(query.number("from", 0, least=0, most=MAX_FROM), max(0, total - 1)) // view.most * view.most
+    states = await asked.shared(
+        ("answers", *key, show, first), ANSWERS_S, partial(answers, names[first : first + view.most])
+    )
+    wanted = STATES[:-1] if show == "granted" else STATES if show == "all" else (show,)
+    return {
+        **paged([name for name, state in states if state in wanted], query),
+        "show": show,
+        "shown": list(SHOWN),
+        "window": {"first": first, "size": len(states), "step": view.most, "total": total},
+    }
 
 
 def _show(query: FormFields, *, single: bool) -> str:
     return query.choice("show", SHOWN, "all" if single else "granted")
 
 
-def _listed(query: FormFields, states: Sequence[tuple[str, PossibleAnswer]], show: str) -> Mapping[str, Any]:
-    wanted = STATES[:-1] if show == "granted" else STATES if show == "all" else (show,)
-    return paged([name for name, state in states if state in wanted], query)
-
-
-def _list(
-    asked: ConsoleRequest, view: AccessView, listed: Mapping[str, Any], show: str, total: int
-) -> Mapping[str, Any]:
-    return {
-        "paging": listed["paging"],
-        "show": show,
-        "shown": list(SHOWN),
-        "looked_at": min(total, view.most),
-        "more": max(0, total - view.most),
-    }
+async def _shared(asked: ConsoleRequest, key: Key, make: Callable[[], T]) -> T:
+    """What `make` returns in a thread, for all viewers of a moment."""
+    return await asked.shared(key, ANSWERS_S, partial(asyncio.to_thread, make))
 
 
 def _disabled(asked: ConsoleRequest, names: Sequence[str]) -> Mapping[str, str]:
@@ -237,24 +236,19 @@ async def group(asked: ConsoleRequest) -> Mapping[str, Any]:
     if not name.startswith(("role:", "set:")):
         raise ConsoleFault(400, "name: write role:<name> or set:<name>")
     key = "group", now.engine.revision, id(now), name
-    found = await asked.shared(
-        key, NAMES_S, partial(asyncio.to_thread, _group, asked.app.desk.live.current.engine, name)
-    )
+    found = await _shared(asked, key, partial(_group, now.engine, name))
     if not (found["members"] or found["containers"] or found["rules"]):
         raise ConsoleFault(404, f"no row names {name}")
     return {**found, **paged(found["members"], asked.query), "members": len(found["members"]), "name": name}
 
 
-def _group(engine: Any, name: str) -> Mapping[str, Any]:
+def _group(engine: Engine, name: str) -> Mapping[str, Any]:
     source = engine.source
     links = (source.sets,) if name.startswith("set:") else (source.domains.values() or (source.roles,))
     members = sorted({member for one in links for member in one.members(name)})
-    direct = {member for one in links for member, above in one.parents.items() if name in above}
-    rules = [
-        rule_data(rule, csv_row(rule)) for rule, _ in zip(engine.rules_of(name), range(MAX_GROUP_RULES), strict=False)
-    ]
+    direct = {member for one in links for member in members if name in one.parents.get(member, ())}
     return {
         "members": [{"name": member, "is_direct": member in direct} for member in members],
         "containers": sorted({above for one in links for above in one.closure((name,))}),
-        "rules": rules,
+        "rules": [rule_data(rule, csv_row(rule)) for rule in islice(engine.rules_of(name), MAX_GROUP_RULES)],
     }
