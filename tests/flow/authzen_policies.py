@@ -100,7 +100,7 @@ def _text(rows: list[str], approving: random.Random | None = None) -> str:
     text = ""
     for row in distinct.values():
         asks = row.endswith("allow") and any(f"{word}s/" in row for word in ("record", "letter", "note"))
-        note = asks and approving is not None and approving.random() < 0.2
+        note = asks and approving is not None and approving.random() < 0.5
         text += f"#: approval=role:r\n{row}\n" if note else f"{row}\n"
     return text
 
