@@ -57,6 +57,8 @@ LINTS: Sequence[Lint] = (
     names.alike_ids,
     names.without_owner,
     matching.wide,
+    matching.approved_by_no_one,
+    matching.asks_too_late,
     casbin_names.maps_to_nothing,
     casbin_names.out_of_reach,
     casbin_names.never_counts,

@@ -1,11 +1,11 @@
-"""Lints for rules that can never match, that match too much, and that end."""
+"""Lints for rules that can never match, that match too much, that end, and that demand what no one can give."""
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import chain, islice
 
 from sidecar.policy.faults import meant, shown
-from sidecar.policy.grammar import ACTIONS, USED, Wrong, expires_at, home_of
+from sidecar.policy.grammar import ACTIONS, USED, Wrong, duration_text, expires_at, home_of
 from sidecar.policy.patterns import glob, meets_prefix
 from sidecar.policy.stock.reading import EXPIRES_AT
 from sidecar.policy_tools.catalogue import KnownCatalogue, server_of
@@ -217,3 +217,42 @@ def _created(text: str) -> float | None:
 def _span(seconds: float) -> str:
     days, hours = int(seconds // DAY_S), int(seconds // 3600)
     return f"{days} days" if days >= 2 else f"{hours} hours" if hours >= 2 else f"{int(seconds // 60)} minutes"
+
+
+def approved_by_no_one(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P681: no user has the role that must approve. P682: only the caller has it, who may not."""
+    for rule in policy.rules:
+        if rule.approval is None or rule.shadow:
+            continue
+        role = rule.approval.role
+        users = _users(policy, role)
+        if policy.may_be_granted(role):
+            continue
+        if not users:
+            known = (other for other in policy.members if _users(policy, other))
+            hint = near(role, known) or "write a g row that gives a user the role"
+            yield PolicyFinding("P681", f"no user has {shown(role)}", hint, rule, "approval", role)
+        elif users == _callers(policy, rule.subject):
+            message = f"only {users[0]} has {shown(role)}, who stands in the chain of every call that this allows"
+            hint = "the person who approves is another one than the caller: give the role to more users"
+            yield PolicyFinding("P682", message, hint, rule, "approval", role)
+
+
+def _users(policy: LintedPolicy, role: str) -> list[str]:
+    return [name for name in policy.people(role) if name.startswith("user:")]
+
+
+def _callers(policy: LintedPolicy, subject: str) -> list[str]:
+    """Return the only caller that a subject matches; [] if there are several, or they are not known."""
+    names = policy.people(subject) if subject.startswith("role:") else [subject]
+    return names if len(names) == 1 and "*" not in subject and not policy.may_be_granted(subject) else []
+
+
+def asks_too_late(policy: LintedPolicy) -> Iterator[PolicyFinding]:
+    """P683: an approver has more time to answer than the rule has left."""
+    for rule in policy.rules:
+        left_s = 0 if rule.expires_at is None else rule.expires_at - policy.now_s
+        if rule.approval is not None and not rule.shadow and 0 < left_s < rule.approval.within_s:
+            within = duration_text(rule.approval.within_s)
+            message = f"an approver has {within} to answer, and this rule ends in {_span(left_s)}"
+            yield PolicyFinding("P683", message, "renew the rule, or ask for an answer within less", rule, "within")

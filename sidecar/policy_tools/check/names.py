@@ -18,7 +18,8 @@ _ROLE = re.compile(r"role:[!#-&(-)+\-./0-{}~]+")
 def unused(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     """P631, P632: filled by rows, but named by nothing that decides or counts."""
     counted = [entry.pattern for entry in (*policy.budgets.principals, *policy.budgets.spending)]
-    roles = {name for name in (*counted, *(rule.subject for rule in policy.rules)) if name.startswith("role:")}
+    asked = (rule.approval.role for rule in policy.rules if rule.approval is not None)
+    roles = {name for name in (*counted, *asked, *(rule.subject for rule in policy.rules)) if name.startswith("role:")}
     roles.update(*(_ROLE.findall(text) for text in policy.source.conditions))
     for role in policy.members:
         if role not in roles and not policy.source.roles.closure((role,)) & roles:

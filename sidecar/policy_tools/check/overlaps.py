@@ -12,6 +12,7 @@ from functools import lru_cache
 from sidecar.limits.plan import BudgetRule, LimitCap
 from sidecar.policy.patterns import WILDCARD, covers, glob
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
+from sidecar.policy_tools.diff.terms import approvable_actions, demands_as_much
 from sidecar.policy_tools.glob_algebra import OBJECTS, SUBJECTS, Shapes, TooManyStates, may_overlap, witness
 from sidecar.vocabulary import ANONYMOUS, PermissionKind, RuleRef
 
@@ -161,14 +162,25 @@ def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | N
     """Return the finding for `rule` beside `other`, which covers it. Of two equal rules, the later one is reported."""
     limit, tighter = rule.max_calls_per_hour, other.max_calls_per_hour
     counted_alike = other.per in (rule.per, "rule")
+    demands = _demands_more(rule, other)
     if limit is not None and tighter is not None and tighter < limit and counted_alike:
         message = f"{limit} calls an hour are never reached: {_named(other)} allows {tighter} of the same calls"
-        return PolicyFinding("P613", message, "lower it, or take this row away", rule, "max_calls_per_hour")
-    if limit is not None and (tighter is None or tighter > limit or not counted_alike):
+        hint = "lower it" if demands else "lower it, or take this row away"
+        return PolicyFinding("P613", message, hint, rule, "max_calls_per_hour")
+    if demands or (limit is not None and (tighter is None or tighter > limit or not counted_alike)):
         return None
+    if _demands_more(other, rule):
+        hint = "take this row away: its calls wait for the approval that the other row demands"
+        return PolicyFinding("P612", f"{_named(other)} allows this already", hint, rule, "obj")
     if mutual and _spot(rule) < _spot(other) and (other.max_calls_per_hour is None or limit == tighter):
         return None
     return PolicyFinding("P612", f"{_named(other)} allows this already", "take one of the two away", rule, "obj")
+
+
+def _demands_more(rule: RuleRef, other: RuleRef) -> bool:
+    """Whether some of a rule's calls need an approval that another rule, which covers it, does not demand."""
+    covered = demands_as_much(other.approval, rule.approval)
+    return rule.approval is not None and not (covered and approvable_actions(rule) <= approvable_actions(other))
 
 
 def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]) -> Iterator[PolicyFinding]:
