@@ -109,15 +109,14 @@ def agent_in_full(agent: Agent, definition: CliAgent) -> AgentInFull:
 
 
 def approval_of(record: ApprovalRecord) -> ApprovalRequest:
-    first = record.questions[0]
     return {
         "id": record.name,
         "state": record.state,
         "caller": [principal.name for principal in record.caller.chain],
         "protocol": record.protocol,
         "upstream": record.upstream,
-        "object": first.object,
-        "action": first.action,
+        "object": record.object_name,
+        "action": record.questions[0].action,
         "args_hash": record.args_hash,
         "rules": [demand.rule for demand in record.demands],
         "roles": list(dict.fromkeys(demand.role for demand in record.demands)),

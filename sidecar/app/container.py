@@ -37,6 +37,7 @@ from sidecar.tasks.api.task_runner import FILE, TaskRunner
 from sidecar.tasks.schedules.schedule_state import SCHEDULES
 from sidecar.tasks.schedules.scheduler import Scheduler
 from sidecar.tasks.webhooks import Webhooks, callbacks_from
+from sidecar.tasks.webhooks.approval_notices import ApprovalNotices
 from sidecar.upstreams.mcp.session_store import SessionStore
 from sidecar.upstreams.mcp.sessions import Sessions
 
@@ -86,7 +87,8 @@ def way_from(
     refusals = RefusalThrottle(lambda: live.current.settings.refusals, metrics.refusal_unanswered, time.monotonic)
     key = audit.key.secret
     stored = shared.records.of(APPROVALS.sealed(lambda: AesSeal(key, SEALED_APPROVALS)))
-    approvals = Approvals(live, switch, stored, key, audit.control, metrics, audit.new_id, time.time)
+    notices = ApprovalNotices(lambda: live.current.settings, callbacks.outbox, time.time)
+    approvals = Approvals(live, switch, stored, key, audit.control, metrics, audit.new_id, time.time, notices.queue)
     stages = Stages(shared.limiter, session_calls, switch, shared.tasks, load_shedding, refusals, approvals, time.time)
     means = TaskServices(shared.task_store, shared.tasks, live, switch, audit, callbacks.outbox, stages)
     holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)

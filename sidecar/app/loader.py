@@ -42,6 +42,7 @@ from sidecar.tasks.programs.executions import Executions, MakeRunner
 from sidecar.tasks.programs.run_record import RUNS, Execution
 from sidecar.tasks.schedules.fit_checks import refused_input, refused_run
 from sidecar.tasks.webhooks import check_callbacks
+from sidecar.tasks.webhooks.approval_notices import check_receivers
 from sidecar.upstreams.agents import AgentUpstream, agent_from
 from sidecar.upstreams.credentials.signed_tokens import TokenSigner, signer_from
 from sidecar.upstreams.mcp.assembly import upstream_from
@@ -57,7 +58,8 @@ MAX_KEY_BYTES = 16 * 2**20
 # Each section of the settings is in exactly one of the two sets.
 NEEDS_RESTART = frozenset({"data", "server", "local", "metrics", "store", "audit", "sessions", "tasks"})
 _RELOADED = (
-    "version admin identity pdp policy signing upstreams egress agents streams refusals answers callbacks schedules log"
+    "version admin identity pdp policy signing upstreams egress agents approvals streams refusals answers callbacks "
+    "schedules log"
 )
 RELOADED = frozenset(_RELOADED.split())
 
@@ -341,6 +343,7 @@ def snapshot_of(
         services = services_from(settings, known.services if known else {}, processes, signer, egress)
         agents = agents_from(settings, known.agents if known else {}, signer, executions, processes.environ, egress)
     together.call(_check_schedules, settings, document)
+    together.call(check_receivers, settings, document)
     operators: Mapping[bytes, AdminCredential] = {}
     tls: TlsContexts | None = None
     pdp_tls: TlsContexts | None = None

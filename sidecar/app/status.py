@@ -179,7 +179,12 @@ class StatusReport:
             ("task", now.upstreams, pipeline.stages.tasks.store.up, "tasks is out: tasks cannot be read"),
             ("run", now.settings.agents, self.executions.store.up, "runs is out: no program can be called"),
             ("session", now.services, pipeline.forwarder.roaming.up, "sessions is out: they are answered 503"),
-            ("callback", now.agents, self.way.callbacks.outbox.store.up, "callbacks is out: none is taken"),
+            (
+                "callback",
+                now.agents or now.settings.approvals.notify,
+                self.way.callbacks.outbox.store.up,
+                "callbacks is out: none is taken",
+            ),
             ("task-api", now.agents, api.up, "the task API is out: no task can be created or shown"),
             ("schedule", now.settings.schedules, self.way.scheduler.up, "schedules is out: nothing runs by the clock"),
         ):

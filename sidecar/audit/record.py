@@ -219,7 +219,7 @@ class Describer:
         fields, record, object_ = about(*words), self.blank.copy(), "".join(words[4:5])
         record[PROTOCOL], record[CALL] = segment(PROTOCOL, fields), segment(CALL, fields)
         describe(record, decision, enforcement)
-        known = KnownCall(record, _without_query(object_, object_) == object_, decision and decision[:-1])
+        known = KnownCall(record, without_query(object_, object_) == object_, decision and decision[:-1])
         return known if sum(map(len, words)) > REMEMBERED_CHARS else _keep(self.calls, key, known)
 
 
@@ -278,9 +278,9 @@ def about(
         return fields | dict.fromkeys(("server", "tool", "action", "object"))
     return fields | {
         "server": optional_text(server or upstream),
-        "tool": optional_text(_without_query(object_, name), OBJECT_CHARS),
+        "tool": optional_text(without_query(object_, name), OBJECT_CHARS),
         "action": text(action, ID_CHARS),
-        "object": text(_without_query(object_, object_), OBJECT_CHARS),
+        "object": text(without_query(object_, object_), OBJECT_CHARS),
     }
 
 
@@ -464,7 +464,7 @@ def _keep(known: dict[Any, _Made], key: object, made: _Made) -> _Made:
     return made
 
 
-def _without_query(object_: str, value: str) -> str:
+def without_query(object_: str, value: str) -> str:
     """The object without its query and fragment, which are the caller's own text and are not shown (CONTRACT 7)."""
     return _QUERY.split(value, maxsplit=1)[0] if object_.startswith("resource:") else value
 

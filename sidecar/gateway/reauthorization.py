@@ -132,6 +132,8 @@ class ContinuedPermission:
 
     def objection(self, kind: Kind, behalf: OnBehalfOf) -> Reason | None:
         """Returns why nothing may be sent on this behalf, or None. A lost permission may still be reported."""
+        if kind == "approval":  # to receivers of the operator's own, about what the caller asked for
+            return None
         caller, server, skill = behalf
         if self._disabled(caller, server):
             return Reason.PRINCIPAL_DISABLED

@@ -74,7 +74,10 @@ DEGRADED_REASONS = (
     "schedule-store-out", "schedule-unreadable", "overloaded", "audit-out", "disabled-unsaved", "engines-differ",
     "issuer-without-keys", "keys-differ",
 )  # fmt: skip
-CALLBACK_KINDS, CALLBACK_RESULTS = ("push", "task"), ("delivered", "failed", "refused", "withheld", "given_up")
+CALLBACK_KINDS, CALLBACK_RESULTS = (
+    ("push", "task", "approval"),
+    ("delivered", "failed", "refused", "withheld", "given_up"),
+)
 SCHEDULE_RESULTS = ("success", "failure", "timeout", "cancelled", "refused", "missed", "skipped")
 TASK_STATES = ("pending", "waiting", "running", "completed", "failed", "cancelled")
 AGENT_STATUSES = ("success", "failure", "timeout", "cancelled")  # the seed's ExecutionStatus

@@ -15,8 +15,9 @@ from sidecar.vocabulary import Caller
 if TYPE_CHECKING:
     import sqlite3
 
-Kind = Literal["push", "task"]
-"""The kind of delivery: a push notification from an agent, or the end of a task of the task API."""
+Kind = Literal["push", "task", "approval"]
+"""The kind of delivery: a push notification from an agent, the end of a task of the task API, or news of a request for
+approval."""
 
 Headers = tuple[tuple[str, str], ...]
 GONE: Final = 410
@@ -126,7 +127,7 @@ class DeliveryBounds(NamedTuple):
 
 
 _STANDING: Final = "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(owner = ?), 0) FROM deliveries"
-_PUT: Final = "INSERT INTO deliveries VALUES (NULL, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?)"
+_PUT: Final = "INSERT INTO deliveries VALUES (NULL, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
 _WAITING: Final = """
 SELECT id, kind, ref, owner, url, created_at, attempts, due_at FROM deliveries ORDER BY position
 """
@@ -146,7 +147,8 @@ class DeliveryStore:
         return self._file.up
 
     async def put(self, delivery: Delivery, due_at: float, bounds: DeliveryBounds) -> bool:
-        """Stores a delivery until its end; returns False if there is no room. Once this returns, no crash loses it."""
+        """Stores a delivery until its end; returns False if there is no room. Once this returns, no crash loses it.
+        One that has the id of a stored one is that one."""
         caller, server, skill = delivery.behalf
         behalf = orjson.dumps([plain_caller(caller), server, skill]).decode()
         headers = orjson.dumps(delivery.headers).decode()

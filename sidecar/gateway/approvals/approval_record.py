@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
+from sidecar.audit.record import without_query
 from sidecar.storage.record_kind import RecordKind, record_codec
 from sidecar.vocabulary import Caller, Principal
 
@@ -126,6 +127,12 @@ class ApprovalRecord(NamedTuple):
         return f"{self.name}-{self.rounds}"
 
     @property
+    def object_name(self) -> str:
+        """What is called, without the query of a URI, which only approvers see."""
+        object_ = self.questions[0].object
+        return without_query(object_, object_)
+
+    @property
     def owner(self) -> str:
         return self.caller.last.name
 
@@ -179,12 +186,11 @@ class ApprovalRecord(NamedTuple):
     @property
     def facts(self) -> dict[str, object]:
         """What the audit's events say of it. Arguments are told by their hash."""
-        first = self.questions[0]
         facts: dict[str, object] = {
             "approval": self.name,
             "chain": [principal.name for principal in self.caller.chain],
-            "object": first.object,
-            "action": first.action,
+            "object": self.object_name,
+            "action": self.questions[0].action,
             "args_hash": self.args_hash,
             "rules": [demand.rule for demand in self.demands],
             "roles": list(dict.fromkeys(demand.role for demand in self.demands)),

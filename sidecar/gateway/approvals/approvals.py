@@ -72,7 +72,7 @@ class ApprovalError(Exception):
 @dataclass(slots=True)
 class Approvals:
     """All requests for approval. `clock` gives seconds since the epoch; `key` derives their ids, and is shared by
-    replicas. `notify` tells people of a request once it is recorded."""
+    replicas. `notify` queues the news of an event once it is recorded, at least once, and raises nothing."""
 
     live: Live
     switch: KillSwitch
@@ -257,9 +257,7 @@ class Approvals:
         record = await self._recorded(record)
         heappush(self._due, (record.deadline_s, record.id))
         self.metrics.approval("asked")
-        log.info("a call waits for approval", extra={"approval": record.name, "object": record.questions[0].object})
-        if self.notify is not None:
-            await self.notify(record)
+        log.info("a call waits for approval", extra={"approval": record.name, "object": record.object_name})
         return record
 
     async def _held_for(self, record: ApprovalRecord, wait: ApprovalWait) -> ApprovalRecord:
@@ -417,6 +415,8 @@ class Approvals:
             return record
         by = record.given[-1].by if record.unrecorded in (GIVEN, REFUSED) else "sidecar"
         await self.witness(record.unrecorded, by, **record.facts)
+        if self.notify is not None:
+            await self.notify(record)
         done = record._replace(unrecorded="", revision=record.revision + 1)
         return done if await self._replace(done) else await self.store.get(record.id) or done
 

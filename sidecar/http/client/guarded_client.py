@@ -69,7 +69,7 @@ class GuardedClient:
         name's addresses: MALFORMED_CALL, or TOO_MANY_CONCURRENT for a chain with too many lookups."""
         rules = self.rules()
         try:
-            origin = _allowed(url, rules)
+            origin = allowed_origin(url, rules)
             with self._asking(owner):
                 async with asyncio.timeout(rules.timeout_s):
                     await self._addresses(origin, rules)
@@ -99,7 +99,7 @@ class GuardedClient:
         rules = self.rules()
         loop = asyncio.get_running_loop()
         until = loop.time() + rules.timeout_s
-        origin = _allowed(url, rules)
+        origin = allowed_origin(url, rules)
         try:
             async with asyncio.timeout_at(until):
                 addresses = await self._addresses(origin, rules)
@@ -122,11 +122,10 @@ class GuardedClient:
     async def _addresses(self, origin: TargetOrigin, rules: CallbackSettings) -> Sequence[str]:
         """Returns every address of the origin, each of which is allowed; "" for a name that the proxy looks up."""
         host, egress = origin.host, self.egress()
-        is_address = ":" in host or host.replace(".", "").isdigit()
-        if not is_address and egress.resolves_callbacks and egress.proxy_for(origin) is not None:
+        if not is_address(host) and egress.resolves_callbacks and egress.proxy_for(origin) is not None:
             return ("",)
         try:
-            found = [host] if is_address else await self.resolve(host, origin.port)
+            found = [host] if is_address(host) else await self.resolve(host, origin.port)
         except (OSError, UnicodeError) as error:
             raise ConnectFailed("the name cannot be looked up") from error
         addresses = tuple(dict.fromkeys(found))
@@ -165,8 +164,13 @@ class SystemResolver:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _allowed(url: str, rules: CallbackSettings) -> TargetOrigin:
-    """Returns the origin of a URL whose text is allowed. Raises NotAllowed."""
+def is_address(host: str) -> bool:
+    """Whether the host of an allowed URL is an address, and no name."""
+    return ":" in host or host.replace(".", "").isdigit()
+
+
+def allowed_origin(url: str, rules: CallbackSettings) -> TargetOrigin:
+    """Returns the origin of a URL whose text is allowed; addresses of a name are not looked up. Raises NotAllowed."""
     try:
         origin = parse_strictly(url)
     except ValueError as error:

@@ -1,8 +1,9 @@
-"""Delivers webhooks: completion callbacks and push notifications.
+"""Delivers webhooks: completion callbacks, push notifications, and news of requests for approval.
 
-delivery_order.py   which delivery is sent next
-outbox.py           sends each delivery at least once
-signature.py        signs deliveries
+approval_notices.py   tells people of requests for approval
+delivery_order.py     which delivery is sent next
+outbox.py             sends each delivery at least once
+signature.py          signs deliveries
 """
 
 import secrets

@@ -89,12 +89,15 @@ class Outbox:
         """Registers the listener for results of deliveries of this kind, including those of an earlier process."""
         self._listeners[kind] = told
 
-    async def put(self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes) -> str:
-        """Queues a delivery; returns its id. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
+    async def put(
+        self, kind: Kind, ref: str, behalf: OnBehalfOf, url: str, headers: Headers, body: bytes, id_: str = ""
+    ) -> str:
+        """Queues a delivery; returns its id, which is new unless `id_` is given: what is queued twice under one id is
+        one delivery. Raises Refusal: TOO_LARGE, TOO_MANY_CONCURRENT, STORE_UNAVAILABLE."""
         now_s = self.clock()
         if len(body) > MAX_BODY_BYTES:
             raise Refusal(Reason.TOO_LARGE, "the callback is too large")
-        callback = Delivery(self.new_id(), kind, ref, behalf.caller.binding, url, now_s, headers, body, behalf)
+        callback = Delivery(id_ or self.new_id(), kind, ref, behalf.caller.binding, url, now_s, headers, body, behalf)
         if not await self.store.put(callback, now_s, BOUNDS):
             raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many callbacks wait")
         self._known(PendingDelivery(*callback[:6], 0, now_s))
