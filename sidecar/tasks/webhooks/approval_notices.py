@@ -78,7 +78,7 @@ def check_receivers(settings: Settings, document: Document) -> None:
             faults += error.faults
         if why:
             loc = ("approvals", "notify", index, "url" if receiver.url else "url_path")
-            faults.append(document.fault(loc, f"nothing can be sent there: {why}", "S196", hint))
+            faults.append(document.fault(loc, f"nothing can be sent there: {why}", "S197", hint))
     if faults:
         raise SettingsError(faults)
 
