@@ -119,10 +119,11 @@ class AccessView:
         return self.now.engine.survey(self.chain(principal), self.question(obj), self.now_s)
 
     def cell(self, principal: str, obj: str) -> Mapping[str, Any]:
-        """Returns the answer as data, with the rules that it rests on; of a denial the first link that denies."""
+        """Returns the answer as data, with the rules that it rests on; of a denial those of the link that decides."""
         state, decision = self.answer(principal, obj)
-        links = decision.links[: len(self.via) + 1]
-        link = next((one for one in decision.links if not one.allowed), links[-1])
+        own = decision.links[len(self.via)]
+        denied = [one for one in decision.links if not one.allowed]
+        link = next((one for one in denied if one.reason is decision.reason), own)
         return {
             "principal": principal,
             "object": obj,
@@ -132,7 +133,7 @@ class AccessView:
             "until": None if decision.until is None else rfc3339(decision.until),
             "rules": [rule_data(rule, csv_row(rule)) for rule in link.rules[:MAX_RULES]],
             "more_rules": max(0, len(link.rules) - MAX_RULES),
-            "denied_link": None if link.allowed or link is decision.links[len(self.via)] else _link(link),
+            "denied_link": None if link.allowed or link is own else _link(link),
         }
 
     async def table(self, principals: Sequence[str], objects: Sequence[str]) -> list[list[Mapping[str, Any]]]:

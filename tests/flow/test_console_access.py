@@ -103,9 +103,9 @@ async def test_a_chain_is_asked_as_a_whole(tmp_path: Path) -> None:
         await browser.log_in(VIEWER)
         view = await told(browser, "who=user:alice&via=nhi:planner")
         assert {row["object"] for row in view["rows"]} == {"tool:github/search_code", "tool:github/delete_repo"}
-        denied = await told(browser, "who=user:zoe&via=nhi:planner&show=all&what=tool:github/search_code")
+        denied = await told(browser, "who=user:pia&via=nhi:planner&show=all&what=tool:github/search_code")
         assert denied["rows"][0]["denied_link"] == {
-            "kind": "user_to_nhi", "subject": "user:zoe", "object": "nhi:planner", "action": "delegate"
+            "kind": "user_to_nhi", "subject": "user:pia", "object": "nhi:planner", "action": "delegate"
         }  # fmt: skip
         view = await told(browser, "what=tool:github/search_code&via=nhi:planner")
         assert [row["principal"] for row in view["rows"]] == ["user:alice"]
