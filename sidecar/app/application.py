@@ -26,6 +26,7 @@ from sidecar.app.container import RequestPath, way_from
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.file_watcher import FileWatcher, WatchLook, look_at, with_made
 from sidecar.app.loader import check_keeping, executions_from, next_snapshot, snapshot_of
+from sidecar.app.policy_examinations import PolicyExaminations
 from sidecar.app.policy_sources.poller import SourcePoller
 from sidecar.app.reload import Reloader, policy_facts
 from sidecar.app.sampled_gauges import SampledGauges
@@ -157,6 +158,8 @@ class Application:
         self.watcher = FileWatcher(path, lambda: live.current.settings, seen)
         build = partial(next_snapshot, path, environ, processes, executions)
         self.reloader = Reloader(live, build, self.watcher, metrics, witness=witness, serves=self._now_serving)
+        self.examinations = PolicyExaminations(path, processes, lambda: self.watcher.seen)
+        self.examined = self.examinations.see
         self.drift = ToolDrift(live, metrics, witness, time.monotonic)
         self.replicas = Peers(
             secrets.token_hex(8), self.limiter.store.run, self._serving, self._heard_of_news, self._key_digests
@@ -202,6 +205,7 @@ class Application:
         await self.task_api.runner.stop(max(0.0, until_s - now_s()))
         await self.executions.close(max(0.0, until_s - now_s()))
         await self.reloader.close()
+        await self.examinations.close()
         await asyncio.gather(*(one.close() for one in self.live.current.upstreams.values()))
         await self.processes.close()
         await self.live.current.identity.close()

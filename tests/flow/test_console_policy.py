@@ -4,9 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.flow.test_console import JSON, VIEWER, Browser, browsed
+from tests.flow.test_console import JSON, SETTINGS, VIEWER, Browser, browsed
 from tests.flow.world import RULES, until
 
 TESTS = """\
@@ -51,16 +49,15 @@ async def test_a_deep_link_leads_to_a_line_of_a_file(tmp_path: Path) -> None:
         assert (await data(browser, "policy/file?name=agent_to_tool.csv&page=9"))["paging"]["number"] == 3
 
 
-@pytest.mark.parametrize(
-    "name", ["../sidecar.yaml", "policies/../op.key", "/etc/passwd", "policies/away.csv", ".x", ""]
-)
-async def test_no_other_file_is_shown(tmp_path: Path, name: str) -> None:
+async def test_no_other_file_is_shown(tmp_path: Path) -> None:
     async with browsed(tmp_path, files={"policies/.x": "secret"}) as (_, browser):
-        (tmp_path / "policies" / "away.csv").symlink_to(tmp_path / "op.key")
+        away = tmp_path / "policies" / "away.csv"
+        away.symlink_to(tmp_path / "op.key")
         await browser.log_in()
-        status, page, _ = await browser.get(f"/console/policy/file?name={name}")
-        assert status == 404 and "lists its files" in page
-        assert (await browser.get(f"/console/policy/file?name={tmp_path / 'policies' / 'away.csv'}"))[0] == 404
+        names = ["../sidecar.yaml", "policies/../op.key", "/etc/passwd", "policies/away.csv", str(away), ".x", ""]
+        for name in names:
+            status, page, _ = await browser.get(f"/console/policy/file?name={name}")
+            assert status == 404 and "lists its files" in page, name
 
 
 async def test_refused_files_are_shown_with_their_places_within_a_second(tmp_path: Path) -> None:
@@ -111,3 +108,43 @@ async def next_event(stream: Any) -> str:
         if line == "\n" and any(one.startswith("data:") for one in lines):
             return "".join(lines)
         lines.append(line)
+
+
+async def report(browser: Browser, path: str) -> Any:
+    """The data of a report, once it is made."""
+    async with asyncio.timeout(30):
+        while (told := await data(browser, path))["run"]["state"] == "running":
+            await asyncio.sleep(0.05)
+    return told
+
+
+async def test_what_check_and_the_tests_say_is_shown_and_made_again_after_a_change(tmp_path: Path) -> None:
+    wrong = TESTS.splitlines(keepends=True)[-1].replace("searches", f'"{HOSTILE}"').replace("allow", "deny")
+    rules = RULES + "p, nhi:planner, set:nothing, use, -, -, -, allow\n"
+    files = {"policies/tests/planner.yaml": TESTS + wrong}
+    settings = f"{SETTINGS}policy: {{self_test: false}}\n"
+    async with browsed(tmp_path, rules=rules, files=files, settings=settings) as (running, browser):
+        await browser.log_in()
+        stream = await browser.http.get(f"{browser.base}/console/policy/tests/live")
+        async with asyncio.timeout(30):
+            while "Coverage" not in (await next_event(stream)):
+                pass
+        stream.close()
+        told = await report(browser, "policy/tests")
+        assert told["counts"] == {"suites": 1, "tests": 2, "passed": 1, "failed": 1, "skipped": 0}
+        assert told["rows"][0]["name"] == HOSTILE and told["rows"][0]["problems"]
+        assert (told["coverage"]["rules"], told["coverage"]["exercised"], told["coverage"]["missing"]) == (3, 1, 2)
+        missing = await report(browser, "policy/tests?show=rules&text=search")
+        assert [one["id"] for one in missing["rows"]] == ["planner-searches"]
+        _, page, _ = await browser.get("/console/policy/tests?outcome=failed")
+        assert HOSTILE not in page and "&lt;img src=x onerror=alert(1)&gt;" in page
+        found = await report(browser, "policy/check?severity=warning")
+        assert found["valid"] is True and found["rows"][0]["code"] == "P305" and found["summary"]["errors"] == 0
+        _, page, _ = await browser.get("/console/policy/check?severity=warning")
+        assert "agent_to_tool.csv:5" in page
+        seen = running.app.watcher.seen
+        (tmp_path / "policies" / "agent_to_tool.csv").write_text("p, x\n")
+        await until(lambda: running.app.watcher.seen is not seen)
+        told = await report(browser, "policy/tests")
+        assert told["run"]["state"] == "failed" and "agent_to_tool.csv:1" in told["run"]["why"]
+        assert (await report(browser, "policy/check"))["valid"] is False

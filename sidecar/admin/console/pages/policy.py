@@ -10,9 +10,11 @@ from sidecar.admin.console.policy_files import LineReader, PolicyFolderFile, fil
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, Paging, matches, paged
 from sidecar.errors import Fault
+from sidecar.policy_tools.check.formats import CODES
 from sidecar.settings.timestamps import seconds_of
 
 LINES: Final = 200
+OUTCOMES: Final = ("failed", "skipped", "passed")
 FILES_S: Final = 2.0
 MAX_NAME: Final = 4096
 _reader: Final = LineReader()
@@ -79,6 +81,64 @@ async def file(asked: ConsoleRequest) -> Mapping[str, Any]:
         "loaded_at": status["policy"]["loaded_at"],
         "is_newer": found.written_at > seconds_of(status["policy"]["loaded_at"]),
     }
+
+
+@page("policy/check", title="Policy", template="policy_check.html")
+async def check(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """What `sidecar policy check` finds in the files as they are on disk."""
+    query, told = asked.query, asked.app.examined("check")
+    severity, wanted = query.choice("severity", ("error", "warning")), query.text("text")
+    report = told["report"] or {"faults": [], "summary": None, "valid": None}
+    faults = [
+        {**one, "about": CODES[one["code"]].mend if one["code"] in CODES else None}
+        for one in report["faults"]
+        if severity in ("", one["severity"]) and matches(wanted, one["code"], one["message"], one["file"])
+    ]
+    kept = {name: report[name] for name in ("summary", "valid")}
+    filters = {"severity": severity, "text": wanted}
+    return {**paged(faults, query), **kept, "run": _run_of(told), "filter": filters}
+
+
+@stream("policy/check/live")
+async def check_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
+    async for event in watched(asked, check, "report", "policy_check_report.html"):
+        yield event
+
+
+@page("policy/tests", title="Policy", template="policy_tests.html")
+async def tests(asked: ConsoleRequest) -> Mapping[str, Any]:
+    """The policy's own tests, those that fail first, and the rules that no test exercises."""
+    query, told = asked.query, asked.app.examined("test")
+    outcome, wanted = query.choice("outcome", OUTCOMES), query.text("text")
+    shown = query.choice("show", ("tests", "rules"), "tests")
+    report = told["report"] or {"tests": [], "coverage": None, "counts": None}
+    coverage = report["coverage"]
+    if shown == "rules":
+        missing = [] if coverage is None else coverage["missing"]
+        rows = [one for one in missing if matches(wanted, one["id"], one["kind"], one["file"])]
+    else:
+        rows = [
+            one
+            for one in sorted(report["tests"], key=lambda one: OUTCOMES.index(one["outcome"]))
+            if outcome in ("", one["outcome"]) and matches(wanted, one["suite"], one["name"], one["file"])
+        ]
+    return {
+        **paged(rows, query),
+        "counts": report["counts"],
+        "coverage": None if coverage is None else {**coverage, "missing": len(coverage["missing"])},
+        "run": _run_of(told),
+        "filter": {"outcome": outcome, "text": wanted, "show": shown},
+    }
+
+
+@stream("policy/tests/live")
+async def tests_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
+    async for event in watched(asked, tests, "report", "policy_tests_report.html"):
+        yield event
+
+
+def _run_of(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in told.items() if name != "report"}
 
 
 def _plain(fault: Fault) -> Mapping[str, Any]:
