@@ -21,6 +21,7 @@ from tests.flow.world import PATIENCE_S, Upstream, listening, stateless
 
 T = TypeVar("T")
 OPERATOR, VIEWER = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c", "b2d64c1e8f0a4739a5c7e91d3f6b8a20"
+DMITRI = "d0c9b6b8f5e14c0f8f0c3c6e5a7d9b21"  # a person on call
 HOSTILE = "<img src=x onerror=alert(1)>"
 CALLS_PER_S = 8
 START_S = 30.0
@@ -36,12 +37,23 @@ admin:
   credentials:
     - {{role: operator, name: olga, secret_path: op.key}}
     - {{role: viewer, name: victor, secret_path: view.key}}
+    - {{role: viewer, name: dmitri, secret_path: dmitri.key, principal: "user:dmitri"}}
 agents:
   summariser:
     description: Shortens a text to one line.
     executable: /usr/bin/head
     cli_args: {{"-c": "60"}}
     timeout: 10s
+  counter:
+    description: Counts for a minute.
+    executable: /bin/sh
+    args: [-c, 'for i in $(seq 1 600); do echo "count $i"; sleep 0.1; done']
+  decorator:
+    description: Asks which colour.
+    executable: /bin/sh
+    args: [asks.sh]
+    agent_type: json-rpc
+    working_directory: .
 schedules:
   nightly: {{agent: summariser, cron: "0 2 * * *", input_parameters: {{prompt: "the day's notes"}}}}
 """
@@ -61,15 +73,22 @@ p, role:on-call, tool:issues/*, use, {soon}, 400, -, allow
 p, nhi:researcher, set:reading, use, -, 5000, -, allow
 #: id=billing-for-planner
 p, nhi:planner, tool:billing/*, use, -, -, -, allow
+#: id=closing-needs-a-person approval=role:on-call within=15m reason=required
+p, nhi:planner, tool:issues/close_issue, use, -, -, -, allow
 """
 FILES = {
     "op.key": OPERATOR,
     "view.key": VIEWER,
-    "policies/roles.csv": "g, user:alice, role:on-call\ng, user:bob, role:on-call\n"
+    "dmitri.key": DMITRI,
+    "asks.sh": """read line
+echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": "which colour?"}}'
+""",
+    "policies/roles.csv": "g, user:alice, role:on-call\ng, user:bob, role:on-call\ng, user:dmitri, role:on-call\n"
     "g2, tool:github/get_file, set:reading\ng2, tool:issues/get_issue, set:reading\n",
     "policies/user_to_nhi.csv": "p, role:on-call, nhi:writer, use, -, -, -, allow\n",
     "policies/nhi_to_nhi.csv": "p, nhi:planner, nhi:writer, use, -, -, -, allow\n"
-    "p, nhi:planner, nhi:summariser, use, -, -, -, allow\np, nhi:nightly, nhi:summariser, use, -, -, -, allow\n",
+    "p, nhi:planner, nhi:summariser, use, -, -, -, allow\np, nhi:nightly, nhi:summariser, use, -, -, -, allow\n"
+    "p, nhi:operator, nhi:*, use, -, -, -, allow\n",
     "policies/guardrails.csv": '#: id=nobody-deletes reason="Deletion needs a human"\n'
     "p, *, tool:*/delete_*, tools/call, -, -, -, deny\n",
     "policies/budgets.yaml": "version: 1\n"
@@ -120,6 +139,14 @@ class Scene:
             await response.read()
             return response.status
 
+    async def order(self, path: str, body: Mapping[str, Any] = {}) -> Mapping[str, Any]:
+        """What the admin API answers to an order of the operator."""
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        async with self.http.post(f"{self.base}{path}", json=body, headers=headers) as response:
+            answer: Mapping[str, Any] = await response.json(content_type=None)
+            assert response.status < 300, answer
+            return answer
+
     async def traffic(self) -> None:
         """Calls at a steady rate until the scene ends."""
         alice, bob = self.people["user:alice"], self.people["user:bob"]
@@ -157,6 +184,14 @@ def _github() -> Upstream:
     )
 
 
+def _issue_tools() -> list[dict[str, Any]]:
+    number = {"type": "integer"}
+    return [
+        _tool("get_issue", "Read an issue", id=number),
+        _tool("close_issue", "Close an issue", id=number, why={"type": "string"}),
+    ]
+
+
 def _issues() -> Upstream:
     async def failing(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         number = message["params"]["arguments"]["id"]
@@ -165,7 +200,7 @@ def _issues() -> Upstream:
         error = {"code": -32000, "message": f"no issue {HOSTILE}"}
         return web.json_response({"jsonrpc": "2.0", "id": message["id"], "error": error})
 
-    stub = Upstream(script={"tools/call": failing}, tools=[_tool("get_issue", "Read an issue", id={"type": "integer"})])
+    stub = Upstream(script={"tools/call": failing}, tools=_issue_tools())
     return stub
 
 
@@ -192,6 +227,9 @@ async def _scene(soon: str) -> AsyncIterator[Scene]:
         bases = [f"http://127.0.0.1:{port}" for port in (admin, planner, researcher)]
         scene = Scene(running, github, issues, *bases, people, http, asyncio.get_running_loop())
         scene.going.set()
+        await scene.called(scene.planner, "issues", "close_issue", {"id": 4, "why": f"{HOSTILE} is fixed"})
+        await scene.order("/api/schedules/nightly/run")
+        await scene.order("/api/agents/decorator/runs", {"prompt": HOSTILE})
         traffic = asyncio.create_task(scene.traffic())
         try:
             yield scene

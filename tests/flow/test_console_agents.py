@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from html import unescape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -208,10 +210,12 @@ async def test_a_schedule_is_paused_resumed_and_run(made: tuple[World, Browser])
     assert "0 2 * * *" in page and "nhi:operator" in page
     path = "agents/schedules/nightly"
     assert SHOWN in await shown(browser, path)
-    async with heard(browser, "agents/schedules/live?state=paused") as events:
-        assert "No schedule matches." in (await anext(events))[1]
+    live = re.search(r'sse-connect="/console/([^"]+)"', await shown(browser, "agents/schedules?state=paused"))
+    assert live
+    async with heard(browser, unescape(live[1])) as events, heard(browser, "agents/schedules/live") as anew:
+        assert "nightly" in (await anext(anew))[1]
         assert await acted(browser, f"{path}/pause") == path
-        assert "nightly" in (await anext(events))[1]
+        assert "nightly" in (await anext(events))[1], "a page is not sent what it shows"
     assert "by admin:olga" in await shown(browser, path) and "Resume" in await shown(browser, path)
     await acted(browser, f"{path}/resume")
     assert (await data(browser, path))["one"]["state"] == "active"

@@ -63,7 +63,7 @@ async def test_a_person_sees_the_arguments_and_approves(made: tuple[World, Brows
     assert status == 400 and "a rule requires a reason" in page and 'action="/console/approvals/' in page
     assert await acted(browser, f"{path}/approve", reason=f"fine {EVIL}") == path
     page = await shown(browser, path)
-    assert SHOWN in page and "Withdraw the approval" in page
+    assert SHOWN in page and "Refuse after all" in page
     assert "content" in (await running.call(TOOL, arguments))[1]["result"]
     found = await data(browser, path)
     assert found["one"]["state"] == "used" and found["one"]["used_by"]
@@ -127,7 +127,7 @@ async def test_requests_are_shown_in_pages_by_state(made: tuple[World, Browser])
     await acted(browser, f"{paths[0]}/refuse", reason="no")
     found = await data(browser, "approvals?rows=1&page=2")
     assert [f"approvals/{one['id']}" for one in found["rows"]] == [paths[1]] and found["paging"]["pages"] == 2
-    assert found["states"] == {"waiting": 2, "approved": 0, "used": 0, "refused": 1, "expired": 0}
+    assert {name: count for name, count in found["states"].items() if count} == {"waiting": 2, "refused": 1}
     assert len((await data(browser, "approvals?state=all"))["rows"]) == 3
     page = await shown(browser, "approvals?rows=1")
     assert (

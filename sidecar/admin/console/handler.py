@@ -30,7 +30,14 @@ from sidecar.admin.console.registry import (
     StreamEvent,
 )
 from sidecar.admin.console.rendering import Templates
-from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Fragment, SharedResults
+from sidecar.admin.console.request import (
+    ConsoleFault,
+    ConsoleRequest,
+    FormFields,
+    Fragment,
+    SharedResults,
+    digest_of_view,
+)
 from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions, LoginAttempts, digest_of, plain_session
 from sidecar.admin.other_workers import FLOW_SOCKET, SESSION_SOCKET
 from sidecar.admin.requests import HEADERS, answered, body_of, problem, refused
@@ -66,6 +73,8 @@ OIDC: Final = "oidc"
 MAX_STREAMS: Final = 100
 LIVE: Final = "/live"
 """How the path of a page's own stream ends."""
+SEEN: Final = "seen"
+"""What its query has beside that of the page: the digest of the data that the page shows."""
 STREAM_S: Final = 1.0
 """How often a stream without news looks whether its session still holds."""
 KEEP_ALIVE_S: Final = 15.0
@@ -322,8 +331,9 @@ class Console:
         data = await page.handler(asked)
         if _wants_json(request):
             return answered(data)
-        body = await self.templates.render_in_turns(page.template, {**self._context(asked, page), **data})
-        return _page_of(body)
+        live = f"{BASE}{name}{LIVE}?{asked.query.with_changes({SEEN: digest_of_view(data)})}"
+        context = {**self._context(asked, page), "live": live, **data}
+        return _page_of(await self.templates.render_in_turns(page.template, context))
 
     async def _act(
         self, request: web.BaseRequest, headers: Headers, user: ConsoleUser, name: str, query: str
@@ -357,7 +367,9 @@ class Console:
         _check_role(user, streamed)
         if self.streams >= MAX_STREAMS:
             raise ConsoleFault(503, "too many pages of the console are open")
-        asked = self._asked(request, user, name.removesuffix(LIVE), parts, FormFields.parsed(query))
+        fields, path = FormFields.parsed(query), name.removesuffix(LIVE)
+        asked = self._asked(request, user, path, parts, fields.without(SEEN))
+        asked = replace(asked, seen=fields.text(SEEN))
         self.streams += 1
         try:
             stream = await open_stream(request, PAGE_HEADERS.items())
@@ -418,7 +430,6 @@ class Console:
             "me": {"by": asked.by, "role": asked.role, "is_operator": asked.is_operator},
             "csrf": "" if asked.session is None else asked.session.csrf,
             "query": asked.query,
-            "live": f"{BASE}{quote(asked.path)}{LIVE}?{asked.query.with_changes({})}".rstrip("?"),
             "here": lambda **changes: f"{BASE}{quote(asked.path)}?{asked.query.with_changes(changes)}".rstrip("?"),
         }
 

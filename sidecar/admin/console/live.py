@@ -15,7 +15,8 @@ LOOK_S: Final = 0.5
 async def watched(
     asked: ConsoleRequest, page: PageFunction, event: str, template: str, *, is_personal: bool = False
 ) -> AsyncGenerator[StreamEvent | None]:
-    """The data of a page at once, and each time it changes. A moment at which it cannot be read is passed over.
+    """The data of a page, each time it differs from what the browser shows. A moment at which it cannot be read is
+    passed over.
 
     Browsers that show the same view share one look at its data, so that ten of them cost as much as one; of what
     `is_personal`, only those of one person."""
@@ -26,6 +27,7 @@ async def watched(
             found = await asked.shared(view, LOOK_S / 2, partial(page, asked))
         except (ConsoleFault, Refusal):
             found = before or {}
-        yield StreamEvent(event, found, template) if found and found != before else None
+        is_news = found and found != before and not (before is None and asked.is_seen(found))
+        yield StreamEvent(event, found, template) if is_news else None
         before = found
         await asyncio.sleep(LOOK_S)

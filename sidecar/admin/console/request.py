@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
@@ -100,6 +101,9 @@ class FormFields(Mapping[str, str]):
             raise malformed(f"{name}: one of {', '.join(choices)}")
         return value
 
+    def without(self, name: str) -> FormFields:
+        return FormFields([(key, value) for key, value in self._given if key != name])
+
     def with_changes(self, changes: Mapping[str, object]) -> str:
         """The fields as a query, with changes; a field changed to None or "" is left out."""
         changed = {**self._last, **changes}
@@ -133,7 +137,7 @@ class ConsoleRequest:
     """One authorized request. `path` is below `/console/`; that of a stream `<page>/live` is its page's. `parts` are
     those of the path that a `{name}` stands for. `by` is who asks, as audit records name it; `person` is the principal,
     if the credential names one. `session` is None for a credential in a header, and `is_of_worker` says that another
-    worker asks for the part of this one."""
+    worker asks for the part of this one. `seen` is the digest of what the page of a stream shows."""
 
     app: OperatorAction
     request: web.BaseRequest
@@ -146,6 +150,7 @@ class ConsoleRequest:
     session: ConsoleSession | None = None
     others: OtherWorkers | None = None
     is_of_worker: bool = False
+    seen: str = ""
     results: SharedResults = field(default_factory=lambda: SharedResults())
     person: Principal | None = None
 
@@ -199,8 +204,17 @@ class ConsoleRequest:
         and that every role may see."""
         return await self.results.get((self.is_of_worker, key), within_s, make)
 
+    def is_seen(self, data: Mapping[str, Any]) -> bool:
+        """Whether the page of this stream shows this data already."""
+        return self.seen == digest_of_view(data)
+
     def is_draining(self) -> bool:
         return self.app.desk.is_draining()
+
+
+def digest_of_view(data: Mapping[str, Any]) -> str:
+    """What a page's stream is told of the data that the page shows."""
+    return blake2b(orjson.dumps(data, default=str), digest_size=12).hexdigest()
 
 
 class Paging(NamedTuple):
