@@ -1,14 +1,17 @@
 """`sidecar demo`: official SDKs' server, agent and clients, a sidecar between them, and the audit log of it all."""
 
 import asyncio
+import itertools
 import logging
 import os
+import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +30,13 @@ from sidecar.settings.shipped_files import shipped
 
 READY_WITHIN_S = 20.0
 CALL_WITHIN_S = 20.0
+CALL_EVERY_S = 0.5
+OPERATOR_KEY = "operator.key"
+CONSOLE = """\
+The console: http://127.0.0.1:{admin}/console/
+Its key:     {key}
+Calls go on until Ctrl-C.
+"""
 # The clients and the sidecar share one event loop here: loop lag is expected, and must not refuse calls or be logged.
 UNHURRIED = {"SIDECAR_SERVER__MAX_LAG_S": "60"}
 
@@ -36,7 +46,11 @@ SETTINGS = """\
 # and the sidecar before them:                 sidecar serve -c {folder}/sidecar.yaml
 version: 1
 server: {{listen: "127.0.0.1:{data}"}}
-admin: {{listen: "127.0.0.1:{admin}"}}
+# Operators' API, and the console at http://127.0.0.1:{admin}/console/. Its key is in operator.key.
+admin:
+  listen: "127.0.0.1:{admin}"
+  credentials: [{{role: operator, secret_path: operator.key}}]
+  console: {{enabled: true}}
 # Every caller at this address is the agent `planner`: fit for one machine, and for a demo.
 local: [{{listen: "127.0.0.1:{local}", principal: "nhi:planner"}}]
 upstreams:
@@ -94,7 +108,8 @@ AGENT_SCENES = (
 
 @click.command()
 @click.option("--keep", type=FOLDER, help="Leave the demo's folder here.")
-def demo(keep: Path | None) -> None:
+@click.option("--stay", is_flag=True, help="Go on with calls, and serve the console, until Ctrl-C.")
+def demo(keep: Path | None, stay: bool) -> None:
     """See everything in one minute: a real server, real clients, seven outcomes, and their audit log."""
     try:
         import a2a  # noqa: F401  # only checks that they are installed
@@ -106,7 +121,7 @@ def demo(keep: Path | None) -> None:
         raise CommandFailed(f"{keep} is not empty: choose another folder, so that nothing is overwritten", USAGE)
     folder = keep or Path(tempfile.mkdtemp(prefix="sidecar-demo-"))
     try:
-        good = asyncio.run(_run(folder))
+        good = asyncio.run(_run(folder, stay))
         if keep is not None:
             write_folder(folder, data=8080, admin=9090, local=8090, upstream=9100, agent=9200)
             click.secho(f"\nThe folder stays: {folder}. To go on:", bold=True)
@@ -123,13 +138,15 @@ def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: i
     (folder / "policies").mkdir(parents=True, exist_ok=True)
     for name, rows in {"agent_to_tool": RULES, "nhi_to_nhi": AGENT_RULES, "guardrails": GUARDRAILS}.items():
         (folder / "policies" / f"{name}.csv").write_text(rows)
+    (folder / OPERATOR_KEY).touch(mode=0o600)
+    (folder / OPERATOR_KEY).write_text(secrets.token_hex(32))
     settings = folder / "sidecar.yaml"
     ports = {"data": data, "admin": admin, "local": local, "upstream": upstream, "agent": agent}
     settings.write_text(SETTINGS.format(python="python", folder=folder, **ports))
     return settings
 
 
-async def _run(folder: Path) -> bool:
+async def _run(folder: Path, stay: bool) -> bool:
     logging.getLogger("sidecar.http.server.load_shedding").setLevel(logging.ERROR)
     data, admin, local, upstream, agent = free_ports(5)
     settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent)
@@ -140,9 +157,30 @@ async def _run(folder: Path) -> bool:
         try:
             good = await _play(app, f"http://127.0.0.1:{local}/mcp/notes")
             good &= await _converse(app, f"http://127.0.0.1:{local}/agents/researcher")
+            if stay:
+                key = (folder / OPERATOR_KEY).read_text()
+                click.secho(CONSOLE.format(admin=admin, key=key), bold=True)
+                await _go_on(f"http://127.0.0.1:{local}/mcp/notes")
         finally:
             await app.stop()
         return _verify(folder) and good
+
+
+async def _go_on(url: str) -> None:
+    """Repeat the calls to the server until SIGINT or SIGTERM."""
+    from mcp import Client
+
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with Client(url) as client:
+        for scene in itertools.cycle(SCENES):
+            await _call(client, scene)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CALL_EVERY_S):
+                    await stop.wait()
+            if stop.is_set():
+                return
 
 
 async def _play(app: Application, url: str) -> bool:
