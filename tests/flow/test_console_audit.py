@@ -1,6 +1,7 @@
 """The page Audit: records found by what they say, one in full, and whether the log holds."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,6 +68,18 @@ async def test_pages_go_on_where_the_one_before_ended(tmp_path: Path, monkeypatc
             seen += [row["seq"] for row in found["rows"]]
             before = found["next"]
         assert seen == [record["seq"] for record in reversed(world.records())]
+
+
+async def test_a_search_that_has_no_more_time_offers_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.admin.console.audit_view.SEARCH_S", 0.0)
+    for name in ("audit", "decisions"):
+        async with searched(tmp_path / name) as (_, browser):
+            _, page, _ = await browser.get(f"/console/{name}?principal=user:nobody")
+            assert "Nothing was found back to" in page
+            further = re.search(rf'rel="next" href="(/console/{name}[^"]*search=further[^"]*)"', page)
+            assert further
+            _, page, _ = await browser.get(further[1].replace("&amp;", "&"))
+            assert "fits the filter" in page and 'rel="next"' not in page
 
 
 async def test_a_record_is_shown_in_full_with_those_of_its_run_and_without_arguments(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sidecar.audit.sinks import place_of
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings import Settings
 
-SEARCH_S: Final = 0.15
+SEARCH_S, FURTHER_S = 0.15, 2.0
 READ_S: Final = 5.0
 MAX_READERS: Final = 2
 _PLACES: Final = re.compile(r"(\d{1,3}\.\d{1,19})(,\d{1,3}\.\d{1,19})*")
@@ -103,6 +103,11 @@ def places_in(query: FormFields, name: str) -> LogPlaces | None:
         raise malformed(f"{name}: this is not the place of a page")
     pairs = (part.split(".") for part in text.split(","))
     return {int(worker): int(seq) for worker, seq in pairs}
+
+
+def search_s(query: FormFields) -> float:
+    """How long a search may take: longer where somebody asks to go on with it."""
+    return FURTHER_S if query.choice("search", ("further",)) else SEARCH_S
 
 
 def text_of(places: LogPlaces | None) -> str:

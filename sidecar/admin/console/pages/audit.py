@@ -15,6 +15,7 @@ from sidecar.admin.console.audit_view import (
     audit_view,
     filter_of,
     places_in,
+    search_s,
     shown_record,
     text_of,
 )
@@ -47,7 +48,8 @@ async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The newest records that the query selects, or with `before` those before some places in the logs."""
     query, view = asked.query, await audit_view(asked)
     wanted, before = filter_of(query, FILTERS), places_in(query, "before")
-    found = await view.read(partial(search, wanted=wanted, limit=RECORDS, within_s=SEARCH_S, before=before))
+    looking = partial(search, wanted=wanted, limit=RECORDS, within_s=search_s(query), before=before)
+    found = await view.read(looking)
     rows = [_row(one) for one in found.found]
     if not view.is_in_files:
         others = [row for one in await asked.of_others() for row in one.get("rows", ())]

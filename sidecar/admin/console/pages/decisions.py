@@ -15,6 +15,7 @@ from sidecar.admin.console.audit_view import (
     filter_of,
     moment_in,
     places_in,
+    search_s,
     shown_record,
     text_of,
 )
@@ -50,7 +51,7 @@ async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The newest calls that the query selects, or with `before` those before some places in the logs."""
     query, view = asked.query, await audit_view(asked)
     wanted, before, began = filter_of(query, FILTERS), places_in(query, "before"), timestamp(time.time())
-    found = await view.read(partial(_search, wanted=wanted, before=before))
+    found = await view.read(partial(_search, wanted=wanted, before=before, within_s=search_s(query)))
     rows = [_row(one) for one in found.found]
     if not view.is_in_files:
         rows = _united(rows, await asked.of_others())
@@ -83,7 +84,10 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
             found: Sequence[FoundRecord] = news.found
             if since:  # the tails have begun: nothing is missed between the page and this stream
                 caught_up = replace(wanted, since=max(since, wanted.since))
-                found, since = (await view.read(partial(_search, wanted=caught_up, before=None))).found, ""
+                found, since = (
+                    (await view.read(partial(_search, wanted=caught_up, before=None, within_s=SEARCH_S))).found,
+                    "",
+                )
             rows = [_row(one) for one in _calls_in(found)]
             left_out = news.left_out + max(0, len(rows) - MAX_ROWS)
             if rows:
@@ -116,7 +120,7 @@ async def decision(asked: ConsoleRequest) -> Mapping[str, Any]:
     }
 
 
-def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None) -> SearchPage:
+def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, within_s: float) -> SearchPage:
     """A page of calls. Those without an end are on the first one alone: the end of others may be on the one before."""
     ended = set[str]()
 
@@ -128,7 +132,7 @@ def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None) -> Searc
             return True
         return _is_inner(record) or (before is None and record.get("decision_id") not in ended)
 
-    return search(logs, wanted, limit=CALLS, within_s=SEARCH_S, before=before, takes=is_call)
+    return search(logs, wanted, limit=CALLS, within_s=within_s, before=before, takes=is_call)
 
 
 def _calls_in(found: Sequence[FoundRecord]) -> Iterator[FoundRecord]:
