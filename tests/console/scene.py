@@ -6,7 +6,14 @@ import asyncio
 import itertools
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -239,16 +246,16 @@ async def _scene(soon: str) -> AsyncIterator[Scene]:
 
 
 @contextmanager
-def running_scene(soon: str) -> Iterator[Scene]:
-    """The scene, in a thread of its own; `soon` is when one of its grants ends (RFC 3339)."""
-    ready, found, over, fault = threading.Event(), list[Scene](), list[asyncio.Event](), list[BaseException]()
+def hosted(made: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """What an asynchronous context gives, while it lives in a thread of its own."""
+    ready, fault = threading.Event(), list[BaseException]()
+    found: list[tuple[T, asyncio.AbstractEventLoop, asyncio.Event]] = []
 
     async def serve() -> None:
-        end = asyncio.Event()
         try:
-            async with _scene(soon) as scene:
-                found.append(scene)
-                over.append(end)
+            async with made as given:
+                end = asyncio.Event()
+                found.append((given, asyncio.get_running_loop(), end))
                 ready.set()
                 await end.wait()
         except BaseException as error:  # raised in the other thread, which waits for it
@@ -259,9 +266,15 @@ def running_scene(soon: str) -> Iterator[Scene]:
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
     thread.start()
     if not ready.wait(START_S) or not found:
-        raise RuntimeError("the scene did not begin") from next(iter(fault), None)
+        raise RuntimeError("it did not begin") from next(iter(fault), None)
+    ((given, loop, end),) = found
     try:
-        yield found[0]
+        yield given
     finally:
-        found[0].loop.call_soon_threadsafe(over[0].set)
+        loop.call_soon_threadsafe(end.set)
         thread.join(START_S)
+
+
+def running_scene(soon: str) -> AbstractContextManager[Scene]:
+    """The scene, in a thread of its own; `soon` is when one of its grants ends (RFC 3339)."""
+    return hosted(_scene(soon))
