@@ -174,17 +174,14 @@ class StatusReport:
     def _stores(self) -> Iterator[Trouble]:
         """The stores in use that are out."""
         pipeline, now = self.pipeline, self.pipeline.live.current
-        api = self.way.task_api.runner.means.store
+        api, approvals = self.way.task_api.runner.means.store, pipeline.stages.approvals
+        calls_back = now.agents or now.settings.approvals.notify
         for code, needed, up, told in (
             ("task", now.upstreams, pipeline.stages.tasks.store.up, "tasks is out: tasks cannot be read"),
             ("run", now.settings.agents, self.executions.store.up, "runs is out: no program can be called"),
             ("session", now.services, pipeline.forwarder.roaming.up, "sessions is out: they are answered 503"),
-            (
-                "callback",
-                now.agents or now.settings.approvals.notify,
-                self.way.callbacks.outbox.store.up,
-                "callbacks is out: none is taken",
-            ),
+            ("callback", calls_back, self.way.callbacks.outbox.store.up, "callbacks is out: none is taken"),
+            ("approval", approvals.is_used, approvals.store.up, "approvals is out: calls that need one are refused"),
             ("task-api", now.agents, api.up, "the task API is out: no task can be created or shown"),
             ("schedule", now.settings.schedules, self.way.scheduler.up, "schedules is out: nothing runs by the clock"),
         ):
@@ -199,6 +196,7 @@ class StatusReport:
         store = self.pipeline.stages.limiter.store
         ready, why = self.readiness()
         reasons = [line for trouble in self._troubles() for line in trouble.told]
+        waiting = self.pipeline.stages.approvals.waiting
         return {
             "version": __version__,
             "ready": ready,
@@ -221,6 +219,7 @@ class StatusReport:
             },
             "evidence": {"found_at_start": list(self.pipeline.audit.found), "up": self.pipeline.audit.writer.up},
             "sessions": len(self.pipeline.forwarder.sessions),
+            "approvals": {"waiting": waiting.number, "oldest_asked_at": moment(waiting.oldest_s)},
             "requests": self.recent.plain(),
         }
 

@@ -32,7 +32,7 @@ from sidecar.settings.field_types import is_caller
 from sidecar.settings.secrets import read_secret
 
 WAITING, APPROVED, ALL = "waiting", "approved", "all"
-STATES: Final = (WAITING, APPROVED, "used", "refused", "expired")
+STATES: Final = (WAITING, APPROVED, "used", "refused", "expired", "withdrawn")
 PAGE: Final = 200
 MAX_PAGES: Final = 50  # as many requests as are kept by default
 ID_CHARS: Final = 41

@@ -84,6 +84,10 @@ def _facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     counts = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in by_status.items() if count)
     yield "requests", f"{counts or 'none'} in the last {span(since_s)}"
     yield "sessions", f"{found['sessions']:,}"
+    approvals = found["approvals"]
+    if approvals["waiting"]:
+        asked_s = time.time() - datetime.fromisoformat(approvals["oldest_asked_at"]).timestamp()
+        yield "approvals", f"{approvals['waiting']:,} wait for a person, the oldest for {span(asked_s)}"
     yield "store", f"{store['kind']}  {'degraded' if store['degraded'] else 'up' if store['up'] else 'out'}"
     yield "audit", "written" if found["evidence"]["up"] else "out"
     for issuer, state in found["issuers"].items():

@@ -51,7 +51,7 @@ CARRIED: Final = ("traceparent", "tracestate")
 MAX_SESSION_CHARS: Final = 256  # of an id that may be no session's
 MAX_RULES: Final = 16
 OPERATION_BUCKETS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-DECISION, LIMITS = "sidecar.decision", "sidecar.limits"
+DECISION, LIMITS, APPROVAL = "sidecar.decision", "sidecar.limits", "sidecar.approval"
 _INVOKING: Final = frozenset({SEND.action, STREAM.action})
 _NAMING: Final = {"tools/call": "gen_ai.tool.name", "prompts/get": "gen_ai.prompt.name"}
 _LOCATING: Final = frozenset({"resources/read", "resources/subscribe", "resources/unsubscribe"})
@@ -231,6 +231,8 @@ class RequestSpans:
             if decision.reason is not None:
                 facts["sidecar.decision.reason"] = decision.reason.value
             server.add_event(DECISION, facts, self._at(marks.get("policy")))
+        if (approval := _approval_of(request)) is not None:
+            server.add_event(APPROVAL, approval, self._at(marks.get("approval")))
         limit = None if refusal is None else refusal.limit
         names = [state.name for state in record.limits]
         if names or limit is not None:
@@ -368,6 +370,24 @@ def _context_in(carried: Sequence[tuple[str, str]]) -> Context | None:
 
 def _span_context(context: Context) -> SpanContext:
     return get_current_span(context).get_span_context()
+
+
+def _approval_of(request: RequestContext) -> Attributes | None:
+    """Returns the approval that a call needed: its id, what became of the call, and how long it was held for it."""
+    used, refusal, awaited = request.record.approval, request.refusal, request.awaited
+    if used is not None:
+        name, outcome = used["id"], "used"
+    elif awaited is not None:
+        name, outcome = awaited.name, "pending"
+    elif refusal is not None and "approval" in refusal.data:
+        name, outcome = refusal.data["approval"], refusal.reason.value.removeprefix("approval-")
+    else:
+        return None
+    return {
+        "sidecar.approval.id": name,
+        "sidecar.approval.outcome": outcome,
+        "sidecar.approval.wait_s": round(request.held_s, 3),
+    }
 
 
 def _is_told_as_error(request: RequestContext, refusal: Refusal) -> bool:

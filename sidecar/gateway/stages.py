@@ -147,8 +147,10 @@ class Stages:
             request.awaited = await self.approvals.ask(request, caller, call, decision)
             return None
         asked_s = request.record.now_s()
-        approval = await self.approvals.require(request, caller, call, decision)
-        request.held_s = request.record.now_s() - asked_s
+        try:
+            approval = await self.approvals.require(request, caller, call, decision)
+        finally:
+            request.held_s = request.record.now_s() - asked_s
         # The call may have been held: it must be allowed by what serves now, with the same demands.
         now, now_s = self.approvals.live.current, self.clock()
         if caller.expires_at is not None and caller.expires_at <= now_s:

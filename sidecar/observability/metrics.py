@@ -71,8 +71,8 @@ RELOADS = ("ok", "failed")
 DEGRADED_REASONS = (
     "files-refused", "restart-needed", "source-refused", "store-out", "store-refuses", "store-degraded", "task-ended",
     "task-store-out", "run-store-out", "session-store-out", "callback-store-out", "task-api-store-out",
-    "schedule-store-out", "schedule-unreadable", "overloaded", "audit-out", "disabled-unsaved", "engines-differ",
-    "issuer-without-keys", "keys-differ",
+    "approval-store-out", "schedule-store-out", "schedule-unreadable", "overloaded", "audit-out", "disabled-unsaved",
+    "engines-differ", "issuer-without-keys", "keys-differ",
 )  # fmt: skip
 CALLBACK_KINDS, CALLBACK_RESULTS = (
     ("push", "task", "approval"),
@@ -112,6 +112,7 @@ HELP: Mapping[str, str] = {
     "auth_failures_total": "Requests whose caller was not accepted.",
     "decisions_total": "Policy answers, one for each call.",
     "approvals_waiting": "Calls that wait for a person's approval.",
+    "approvals_oldest_seconds": "How long the oldest of them has waited; 0 if none waits.",
     "approvals_total": "Approvals, by what became of them; each that is asked has a later outcome.",
     "approval_seconds": "Time from asking for an approval to a person's answer.",
     "limit_checks_total": "Limits asked, by answer.",
@@ -230,7 +231,8 @@ class Metrics:
         self._decisions = counter("decisions_total", late=True, kind=KINDS, decision=DECISIONS, reason=reasons)
         self._limit_checks = counter("limit_checks_total", limit=self._limits, outcome=LIMIT_OUTCOMES)
         self.limit_row = self._limit_checks.row
-        self.approvals_waiting = highest("approvals_waiting").put
+        self._approvals_waiting = highest("approvals_waiting").put
+        self._approvals_oldest_s = highest("approvals_oldest_seconds").put
         self._approvals = counter("approvals_total", outcome=APPROVAL_OUTCOMES)
         self._approval_s = table("histogram", "approval_seconds", bounds=APPROVAL_BUCKETS_S)
         self._budget_used = highest("budget_used_ratio", budget=self._budgets)
@@ -428,6 +430,11 @@ class Metrics:
     def decision_row(self, kind: str, decision: str, reason: str | None) -> Row:
         """Finds the row of a policy decision (allow, deny, would_deny), by the kind of the deciding link."""
         return self._decisions.row(kind, decision, NONE if reason is None else reason)
+
+    def approvals_wait(self, count: int, oldest_s: float) -> None:
+        """Takes how many calls wait for approval, and how long the oldest has waited."""
+        self._approvals_waiting(count)
+        self._approvals_oldest_s(oldest_s)
 
     def approval(self, outcome: str, answered_s: float | None = None) -> None:
         """Counts an approval; `answered_s` is the time until a person's answer."""

@@ -41,7 +41,7 @@ class ApprovalSettings(Section):
     page: HttpUrl | None = None
     """The address at which people answer, before the id of a request: that of the console, with `/approvals/`."""
     notify: Annotated[Many[ApprovalReceiver], Field(max_length=MAX_RECEIVERS)] = ()
-    """Webhooks that are told when an approval is asked for, given, refused, or expires."""
+    """Webhooks that are told when an approval is asked for, given, refused or withdrawn, or expires."""
     max_per_principal: Annotated[int, Field(ge=1, le=10_000)] = 100
     """How many approvals of one principal may be kept. Beyond that its further calls are refused."""
     max: Annotated[int, Field(ge=1, le=100_000)] = 10_000

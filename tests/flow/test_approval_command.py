@@ -4,7 +4,9 @@ import asyncio
 import json
 import os
 import pty
+import re
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,10 @@ from click.testing import CliRunner, Result
 
 from sidecar.cli import main
 from sidecar.cli.approval import STATES
-from sidecar.gateway.approvals import ApprovalState
+from sidecar.gateway.approvals import ApprovalState, approvals
 from sidecar.storage import RecordBounds
 from tests.flow.test_approvals import KEYS, PATH, RULES, TOOL, again, asking, controls, waiting
-from tests.flow.world import PATIENCE_S, World
+from tests.flow.world import PATIENCE_S, World, until
 
 DMITRI = ("--as", "user:dmitri")
 
@@ -56,6 +58,27 @@ async def test_a_call_is_listed_shown_and_approved_by_the_first_letters_of_its_i
         assert "content" in (await again(running, asked))[1]["result"]
         assert (await told(running, "list", "--state", "used"))["approvals"][0]["id"] == one["id"]
         assert [each["what"] for each in controls(running)] == ["approval-asked", "approval-shown", "approval-given"]
+
+
+async def test_the_status_counts_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approvals, "COUNT_EVERY_S", 0.1)
+    async with asking(tmp_path) as running:
+        config = ("-c", str(tmp_path / "sidecar.yaml"))
+        assert "approvals" not in (await asyncio.to_thread(CliRunner().invoke, main, ["status", *config])).output
+        for number in range(3):
+            await running.call(TOOL, {"path": f"p{number}"})
+        await until(lambda: running.app.approvals.waiting.number == 3)
+        (*_, oldest) = await waiting(running)
+        status = running.app.status()["approvals"]
+        assert status == {"waiting": 3, "oldest_asked_at": oldest["asked_at"]}
+        shown = (await asyncio.to_thread(CliRunner().invoke, main, ["status", *config])).output
+        assert "\napprovals   3 wait for a person, the oldest for " in shown
+        counted = await running.metrics()
+        assert "sidecar_approvals_waiting 3.0" in counted
+        assert not re.search(r"^sidecar_approvals_oldest_seconds 0.0$", counted, re.MULTILINE)
+        running.app.approvals.clock = lambda: time.time() + 901
+        await until(lambda: running.app.approvals.waiting.number == 0)
+        assert running.app.status()["approvals"] == {"waiting": 0, "oldest_asked_at": None}
 
 
 async def test_without_a_person_the_arguments_are_not_shown_and_nothing_is_answered(tmp_path: Path) -> None:

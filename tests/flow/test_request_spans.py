@@ -27,6 +27,7 @@ from tests.flow.enforcement import KEY, asked_world
 from tests.flow.federated import everywhere, federation
 from tests.flow.streams import event
 from tests.flow.talk import ERAS, Era, Talk
+from tests.flow.test_approvals import PATH, TOOL, answer, asking, waiting
 from tests.flow.test_cli_agents import output_of, sidecar
 from tests.flow.world import SESSION, STATELESS, Upstream, until, world
 
@@ -204,6 +205,33 @@ async def test_failures_are_those_that_the_caller_hears(tmp_path: Path) -> None:
         measured = seen.durations("client")["prompts/get"].attributes  # no code and no name that others make up
         assert measured["error.type"] == "_OTHER"
         assert not measured.keys() & {"rpc.response.status_code", "gen_ai.prompt.name"}
+
+
+async def test_an_approval_is_an_event_of_the_call(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        seen, approvals = Seen(running.app), running.app.approvals
+        clock = approvals.clock
+
+        def last() -> tuple[Any, ...]:
+            (event,) = [one for one in seen.server().events if one.name == "sidecar.approval"]
+            told = dict(event.attributes or {})
+            assert isinstance(told["sidecar.approval.wait_s"], float)
+            return told["sidecar.approval.id"], told["sidecar.approval.outcome"]
+
+        await running.call(TOOL, PATH)
+        (one,) = await waiting(running)
+        assert last() == (one["id"], "pending")
+        await answer(running, "dmitri", "refuse")
+        await running.call(TOOL, PATH)
+        assert last() == (one["id"], "refused")
+        approvals.clock = lambda: clock() + 901
+        await running.call(TOOL, PATH)
+        await answer(running, "dmitri", "approve")
+        await running.call(TOOL, PATH)
+        assert last()[1] == "used"
+        await running.call("search_code", PATH)
+        assert "sidecar.approval" not in {event.name for event in seen.server().events}
+        assert "secret-name" not in repr([span.to_json() for span in seen.spans()])
 
 
 async def test_an_upstream_that_is_away_fails_the_call_with_both_spans(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import orjson
 
@@ -69,10 +69,18 @@ class ApprovalError(Exception):
         self.status = status
 
 
+class WaitingApprovals(NamedTuple):
+    """How many requests wait, and when the oldest was made."""
+
+    number: int = 0
+    oldest_s: float | None = None
+
+
 @dataclass(slots=True)
 class Approvals:
     """All requests for approval. `clock` gives seconds since the epoch; `key` derives their ids, and is shared by
-    replicas. `notify` queues the news of an event once it is recorded, at least once, and raises nothing."""
+    replicas. `notify` queues the news of an event once it is recorded, at least once, and raises nothing.
+    `waiting` are those of all replicas at the last count. `is_used`: a call needed an approval, or waits for one."""
 
     live: Live
     switch: KillSwitch
@@ -83,6 +91,8 @@ class Approvals:
     new_id: Callable[[], str]
     clock: Callable[[], float]
     notify: Notify | None = None
+    waiting: WaitingApprovals = field(default_factory=WaitingApprovals)
+    is_used: bool = False
     _held: defaultdict[str, set[asyncio.Event]] = field(default_factory=lambda: defaultdict(set))
     _due: list[tuple[float, str]] = field(default_factory=list)
     _is_stopping: bool = False
@@ -93,6 +103,7 @@ class Approvals:
         """Returns the approval that allows the call. Asks for one if no call alike has done so. Raises Refusal:
         APPROVAL_PENDING, APPROVAL_REFUSED, APPROVAL_EXPIRED, STORE_UNAVAILABLE, AUDIT_UNAVAILABLE, TOO_LARGE,
         TOO_MANY_CONCURRENT."""
+        self.is_used = True
         args_hash = await request.record.hashed()
         key = self._key(caller, call, args_hash, decision)
         if request.approval and (going_on := await self._of_round(key, request.approval)) is not None:
@@ -114,6 +125,7 @@ class Approvals:
     async def ask(self, request: CallContext, caller: Caller, call: Call, decision: Decision) -> ApprovalRecord:
         """Returns the request for approval of a call that is stored, and carried out when it is approved. Asks if no
         call alike has done so. Raises Refusal: see `require`, but for APPROVAL_PENDING and APPROVAL_EXPIRED."""
+        self.is_used = True
         args_hash = await request.record.hashed()
         key = self._key(caller, call, args_hash, decision)
         record = await self._current(key)
@@ -350,6 +362,8 @@ class Approvals:
             if not await self._replace(changed):
                 continue
             changed = await self._recorded(changed)
+            about = {"approval": changed.name, "state": changed.state.value, "by": approver.by}
+            log.info("a person answered a request for approval", extra=about)
             if changed.state is not ApprovalState.WAITING:
                 self.metrics.approval(changed.state.value, self.clock() - record.created_at)
                 if changed.state is ApprovalState.APPROVED:
@@ -443,12 +457,21 @@ class Approvals:
                     await self._sweep()
                 if loop.time() - counted_s >= COUNT_EVERY_S:
                     counted_s = loop.time()
-                    self.metrics.approvals_waiting((await self.store.counts()).get(ApprovalState.WAITING, 0))
+                    await self._count_waiting()
             except RecordStoreOut:
                 pass  # the store logs its outages
             except Refusal as refusal:
                 log.warning("the state of approvals cannot be recorded", extra={"reason": refusal.reason.value})
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _count_waiting(self) -> None:
+        count, oldest_s = (await self.store.counts()).get(ApprovalState.WAITING, 0), None
+        if count:
+            oldest, _ = await self.store.page(None, RecordPage((TARGET,), ApprovalState.WAITING, 1, count - 1))
+            oldest_s = oldest[0].created_at if oldest else self.waiting.oldest_s  # one was answered meanwhile
+        self.waiting = WaitingApprovals(count, oldest_s)
+        self.is_used = self.is_used or count > 0
+        self.metrics.approvals_wait(count, 0.0 if oldest_s is None else max(0.0, self.clock() - oldest_s))
 
     async def _look_for_answers(self) -> None:
         keys = list(self._held)

@@ -1,4 +1,4 @@
-"""Tells the receivers of `approvals.notify` that an approval is asked for, given, refused, or expired.
+"""Tells the receivers of `approvals.notify` that an approval is asked for, given, refused, withdrawn, or expired.
 
 A delivery never has the arguments of the call. Its id is the same wherever and however often the news is queued, so
 that a receiver knows what it has seen.
@@ -14,7 +14,7 @@ import orjson
 
 from sidecar.errors import Fault, Refusal, SettingsError
 from sidecar.gateway.approvals import ApprovalRecord, ApprovalState
-from sidecar.gateway.approvals.approval_record import ASKED, EXPIRED
+from sidecar.gateway.approvals.approval_record import ASKED, EXPIRED, WITHDRAWN
 from sidecar.http.client import NotAllowed
 from sidecar.http.client.address_rules import AddressRules
 from sidecar.http.client.guarded_client import allowed_origin, is_address
@@ -27,6 +27,7 @@ from sidecar.tasks.webhooks.outbox import Outbox
 
 HEADERS: Final[Headers] = (("Content-Type", "application/json"),)
 ID_CHARS: Final = 32
+_UNANSWERED: Final = {EXPIRED: "The time for an approval is over.", WITHDRAWN: "No approval is needed any more."}
 COMMAND_CHARS: Final = 12  # of an id in a command that a message names
 _SLACK: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "`": "'"})
 
@@ -86,7 +87,7 @@ def check_receivers(settings: Settings, document: Document) -> None:
 def document_of(record: ApprovalRecord, page: str | None, now_s: float) -> dict[str, Any]:
     """The news in our own form: `type`, `timestamp` and `data`, as Standard Webhooks advises."""
     event = record.unrecorded
-    at_s = {ASKED: record.created_at, EXPIRED: now_s}.get(event) or record.given[-1].at_s
+    at_s = record.created_at if event == ASKED else now_s if event in _UNANSWERED else record.given[-1].at_s
     return {
         "type": event,
         "timestamp": moment(at_s),
@@ -124,8 +125,8 @@ def message_of(record: ApprovalRecord, page: str | None) -> str:
         answer = f"<{_plain(page)}|Answer it>, or run {command}" if page else f"See it with {command}"
         until = f"{roles} must answer before {rfc3339(record.deadline_s)}{reason}."
         return f"*A call waits for approval.* {call}.\n{until} {answer}."
-    if record.unrecorded == EXPIRED:
-        return f"*An approval expired.* {call}."
+    if record.unrecorded in _UNANSWERED:
+        return f"*{_UNANSWERED[record.unrecorded]}* {call}."
     last = record.given[-1]
     said = f": {_plain(last.reason)}" if last.reason else "."
     if record.state is ApprovalState.REFUSED:
