@@ -177,6 +177,13 @@ OVERVIEW: Sequence[Row] = [
               "{{revision}}"), about="More than one for long: a sidecar did not take the newest files."),
         graph("Reloads", "short", growth("sidecar_policy_reloads_total", "result")),
     ]),
+    ("Approvals", [
+        graph("Calls that wait for a person", "short", Query(f"max({series('sidecar_approvals_waiting')})", "waiting"),
+              about="Replicas that share a store count the same calls.", span=6),
+        graph("Wait of the oldest", "s", Query(f"max({series('sidecar_approvals_oldest_seconds')})", "oldest"), span=6),
+        graph("Approvals by outcome", "short", growth("sidecar_approvals_total", "outcome"), span=6),
+        graph("Time to an answer", "s", *quantiles("sidecar_approval_seconds"), span=6),
+    ]),
     ("Health", [
         states("Upstreams", Query(f"min by (upstream) ({series('sidecar_upstream_up')})", "{{upstream}}")),
         graph("Why sidecars are degraded", "short", Query(f"{total('sidecar_degraded', 'reason').expr} > 0",
