@@ -24,7 +24,7 @@ from sidecar.vocabulary import Principal, RowLimit, RuleRef
 
 MAX_KNOWN = 2_000  # charged principals that this process remembers
 MAX_SHOWN = 1_000
-WHILE_S, MADE_AT_ONCE = 0.002, 100
+WHILE_S, MADE_AT_ONCE, NAMES_AT_ONCE = 0.002, 100, 100
 READ_AT_ONCE = 50  # about 2 ms of Redis' time, which delays its other callers
 RolesOf = Callable[[Principal], frozenset[str]]
 
@@ -102,22 +102,26 @@ class UsageReport:
     async def show(
         self, wanted: UsageQuery, rules: Sequence[RuleRef], roles_of: RolesOf
     ) -> tuple[list[dict[str, Any]], bool]:
-        """What is left of each limit, the fullest first, and whether some were left out. Raises StoreUnavailable."""
+        """What is left of each limit, the fullest first, and whether some were left out: those of principals that were
+        charged longest ago. Raises StoreUnavailable."""
         self._meet()
-        names = [wanted.principal] if wanted.principal else [*self.known]
-        found: dict[str, CountedLimit] = {}
-        pause = CallsFirst()
-        for some in _counted(wanted, self.budgets, rules, names, roles_of):
+        pause, found = CallsFirst(), dict[str, CountedLimit]()
+        names = [wanted.principal] if wanted.principal else [*reversed(self.known)]
+        pieces = (names[start : start + NAMES_AT_ONCE] for start in range(0, max(1, len(names)), NAMES_AT_ONCE))
+        for some in chain.from_iterable(_counted(wanted, self.budgets, rules, piece, roles_of) for piece in pieces):
             found |= {one.charge.key: one for one in some}
+            if len(found) > MAX_SHOWN:
+                break
             await pause.after_a_while()
         asked = list(islice(found.values(), MAX_SHOWN))
         if not asked:
             await self.store.ping()  # a store that is down must not look unused
-        standings: list[CounterState] = []
+        shown = list[dict[str, Any]]()
         for start in range(0, len(asked), READ_AT_ONCE):
-            standings += await self.store.look(tuple(one.charge for one in asked[start : start + READ_AT_ONCE]))
+            read = asked[start : start + READ_AT_ONCE]
+            standings = await self.store.look(tuple(one.charge for one in read))
+            shown += [one.plain(standing) for one, standing in zip(read, standings, strict=True)]
             await pause.after_a_while()
-        shown = [one.plain(standing) for one, standing in zip(asked, standings, strict=True)]
         if not wanted.principal:  # of principals that might have used something, keep those that did
             shown = [each for each in shown if each["used"] or not each["counted_for"]]
         shown.sort(key=lambda each: (-each["used"] / each["most"], each["limit"], each["counted_for"] or ""))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sidecar.upstreams.mcp.pins import Pin, differing, pin_of
+from sidecar.upstreams.mcp.pins import Pin, differing
 from sidecar.upstreams.mcp.pins_file import readable
 from sidecar.upstreams.mcp.tools import Tool
 
@@ -84,8 +84,9 @@ def approved(
         pins.pop(one.name, None)
         if one.tool is None:
             continue
-        if pin := pin_of(one.definition, at=at, by=by) if one.definition else None:
-            pins[one.name] = pin
+        if definition := one.definition:
+            known = one.tool.definition
+            pins[one.name] = Pin(known.digest, known.members, definition, at, by)
         else:
             unfit[one.name] = one.tool.quarantine_reason or "it is no plain JSON"
     return pins, unfit

@@ -163,7 +163,7 @@ async def tool(asked: ConsoleRequest) -> Mapping[str, Any]:
         "is_pinned_server": pins is not None,
         "listed_at": told["listed_at"],
         "server_off": _switch(off.get(object_of(name))),
-        "approval": await _approval(asked, service, [one]) if needs_pin else None,
+        "approval": await _approval(asked, service, [one]) if needs_pin and pins is not None else None,
         "done": asked.query.text("done"),
         "spans": list(SPANS_S),
     }
@@ -188,27 +188,30 @@ async def _approval(asked: ConsoleRequest, service: Service, chosen: Sequence[Re
     now = asked.app.desk.live.current
     names = [one.name for one in chosen] if len(chosen) == 1 else []
     command = " ".join(["sidecar mcp tools", service.name, *names, "--pin"])
-    pins, unfit = approved(now.pins.servers.get(service.name, {}), chosen, at=rfc3339(int(time.time())), by=asked.by)
     is_fetched, folder = now.settings.policy.is_fetched, now.settings.policy.path
     file = f"policies/{PINS_FILE}" if is_fetched else f"{folder.name}/{PINS_FILE}"
-    servers = {**now.pins.servers, service.name: pins}
-    patch, why = await asyncio.to_thread(_patch, folder / PINS_FILE, file, now.pins, servers)
-    told = {"command": command, "file": file, "is_fetched": is_fetched, "unfit": unfit, "why": why}
-    return {**told, "patch": patch if len(patch) <= MAX_PATCH else "", "is_too_long": len(patch) > MAX_PATCH}
+    made = await asyncio.to_thread(_patch, folder / PINS_FILE, file, now.pins, service.name, chosen, asked.by)
+    return {"command": command, "file": file, "is_fetched": is_fetched, **made}
 
 
-def _patch(path: Path, name: str, serving: Pins, servers: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    """The patch, or why there is none."""
+def _patch(
+    path: Path, name: str, serving: Pins, server: str, chosen: Sequence[ReviewedTool], by: str
+) -> Mapping[str, Any]:
+    """The patch of pins.yaml, or `why` there is none. `unfit` are the tools that cannot be pinned. Runs in a thread."""
+    none: Mapping[str, Any] = {"patch": "", "unfit": {}, "is_too_long": False}
     try:
         with path.open("rb") as file:
             old = file.read(MAX_PINS_BYTES)
     except FileNotFoundError:
         old = b""
     except OSError as error:
-        return "", f"{name} cannot be read: {error.strerror}"
+        return {**none, "why": f"{name} cannot be read: {error.strerror}"}
     if (sha256(old).hexdigest() if old else "") != serving.source:
-        return "", f"{name} differs from the pins that serve: reload first"
-    return patch_of(name, old.decode("utf-8", "replace"), file_of(servers)), ""
+        return {**none, "why": f"{name} differs from the pins that serve: reload first"}
+    pins, unfit = approved(serving.servers.get(server, {}), chosen, at=rfc3339(int(time.time())), by=by)
+    patch = patch_of(name, old.decode("utf-8", "replace"), file_of({**serving.servers, server: pins}))
+    is_too_long = len(patch) > MAX_PATCH
+    return {"patch": "" if is_too_long else patch, "unfit": unfit, "is_too_long": is_too_long, "why": ""}
 
 
 async def _card_of(asked: ConsoleRequest, agent: AgentUpstream) -> Mapping[str, Any]:
