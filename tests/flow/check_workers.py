@@ -18,11 +18,12 @@ from unittest.mock import patch
 import aiohttp
 import pytest
 import pytest_asyncio
+from aiohttp import web
 
 from sidecar.cli.free_ports import free_ports
 from tests.flow.idp import bearer
 from tests.flow.test_kill import KEY, Client, process
-from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, request, stateless, until
+from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, listening, request, stateless, until
 from tests.valkey import Valkey, running_valkey
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -239,6 +240,18 @@ async def test_a_login_to_the_console_holds_at_each_worker_and_its_pages_are_of_
             assert {status for status, _, _ in pages} == {200}
             assert {'<dd id="calls">24</dd>' in page for _, page, _ in pages} == {True}
         assert len({cookie.partition("=")[2].partition(".")[0] for cookie in logins}) > 1  # began at several workers
+        bearing = {"Authorization": f"Bearer {key}", "Accept": "application/json"}
+        for _ in range(4):
+            _, page, _ = await anew("GET", "/decisions", headers=bearing)
+            shown = json.loads(page)["rows"]
+            assert len(shown) == 24 and len({row["worker"] for row in shown}) > 1
+        token = re.search(r'name="csrf" value="([^"]+)"', (await anew("GET", "/now", headers={"Cookie": logins[0]}))[1])
+        assert token
+        await anew("POST", "/audit/verify", headers={"Cookie": logins[0]}, data={"csrf": token[1]})
+        async with asyncio.timeout(PATIENCE_S):
+            while (found := json.loads((await anew("GET", "/audit/log", headers=bearing))[1]))["last"] is None:
+                await asyncio.sleep(0.05)
+        assert found["last"]["holds"] and [one["worker"] for one in found["last"]["logs"]] == [1, 2, 3]
         for cookie in logins:
             token = re.search(
                 r'name="csrf" value="([^"]+)"', (await anew("GET", "/now", headers={"Cookie": cookie}))[1]
@@ -251,6 +264,32 @@ async def test_a_login_to_the_console_holds_at_each_worker_and_its_pages_are_of_
         events = [one["control"] for found in three.records().values() for one in found if one["event"] == "control"]
         told = Counter(event["what"] for event in events if event["what"].startswith("console"))
         assert told == {"console-login": 6, "console-logout": 6}
+
+
+async def test_calls_of_all_workers_are_seen_where_the_log_has_no_file() -> None:
+    async def receive(asked: web.Request) -> web.Response:
+        await asked.read()
+        return web.Response(content_type="application/x-protobuf")
+
+    (port,) = free_ports(1)
+    key = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c"
+    credentials = "credentials: [{role: viewer, secret_path: op.key}]"
+    async with listening(receive) as url:
+        rest = (
+            f'admin: {{listen: "127.0.0.1:{port}", console: {{enabled: true}}, {credentials}}}\n'
+            f'audit: {{sink: otlp, otlp: {{url: "{url}/v1/logs"}}}}\n'
+        )
+        headers = {"Authorization": f"Bearer {key}"}
+        async with (
+            serving(2, rest=rest, files={"op.key": key}) as two,
+            aiohttp.ClientSession(f"http://127.0.0.1:{port}", headers=headers) as http,
+            http.get("/console/decisions/live", headers={"Accept": "text/event-stream"}) as stream,
+            asyncio.timeout(PATIENCE_S),
+        ):
+            seen = set[bytes]()
+            while len({row.split(b"-")[1] for row in seen}) < 2:
+                assert await two.ask_anew("search_code", 4) == {200: 4}
+                seen |= set(re.findall(rb'id="(call-[^"]+)"', await stream.content.readany()))
 
 
 async def post_anew(

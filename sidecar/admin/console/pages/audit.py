@@ -73,6 +73,8 @@ async def record(asked: ConsoleRequest) -> Mapping[str, Any]:
         raise ConsoleFault(404, "a record has the address audit/<worker>/<sequence>")
     worker, seq = int(parts["worker"]), int(parts["seq"])
     found = await view.read(partial(record_at, worker=worker, seq=seq))
+    if found is None and not view.is_in_files and (elsewhere := await asked.of_others()):
+        return elsewhere[0]
     if found is None:
         raise ConsoleFault(404, "the log has no record with this sequence, or no longer")
     about, same = _relation(found.record)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -35,6 +36,8 @@ from sidecar.policy_tools.replay import Candidate
 
 CALLS: Final = 60  # on a page
 MAX_ROWS: Final = 40  # of new calls at a time
+MAX_SEEN: Final = 4096
+OTHERS_EVERY_S: Final = 0.8
 FIND_S, EXPLAIN_S = 2.0, 5.0
 FILTERS: Final = ("principal", "object", "upstream", "protocol", "status", "reason", "since", "until")
 STATUSES: Final[Mapping[str, tuple[str, str]]] = {
@@ -79,6 +82,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
     """The calls that the query selects: first those since `now` of the page, then new ones as they come."""
     query, view = asked.query, await audit_view(asked)
     wanted, since, was_full = filter_of(query, FILTERS), moment_in(query, "now"), False
+    elsewhere = _Elsewhere(since or timestamp(time.time()))
     async with aclosing(view.feed.watch(wanted)) as feed:
         async for news in feed:
             found: Sequence[FoundRecord] = news.found
@@ -89,6 +93,8 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
                     "",
                 )
             rows = [_row(one) for one in _calls_in(found)]
+            if not view.is_in_files:
+                rows = _united(rows, [{"rows": await elsewhere.new(asked)}])
             left_out = news.left_out + max(0, len(rows) - MAX_ROWS)
             if rows:
                 yield StreamEvent("calls", {"rows": rows[:MAX_ROWS]}, "decisions_rows.html")
@@ -118,6 +124,23 @@ async def decision(asked: ConsoleRequest) -> Mapping[str, Any]:
         "stages": _stages(whole),
         **await asked.shared((decision_id, now.engine.revision), 10.0, partial(_explained, now, found)),
     }
+
+
+class _Elsewhere:
+    """The new calls of the other workers, for a log without files that all could read. They are asked each second."""
+
+    def __init__(self, since: str) -> None:
+        self._since, self._next_s = since, 0.0
+        self._seen: deque[tuple[int, int]] = deque(maxlen=MAX_SEEN)
+
+    async def new(self, asked: ConsoleRequest) -> Sequence[Mapping[str, Any]]:
+        if time.monotonic() < self._next_s:
+            return []
+        self._next_s = time.monotonic() + OTHERS_EVERY_S
+        rows = [row for other in await asked.of_others() for row in other.get("rows", ()) if row["at"] >= self._since]
+        found = [row for row in rows if (row["worker"], row["seq"]) not in self._seen]
+        self._seen.extend((row["worker"], row["seq"]) for row in found)
+        return found
 
 
 def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, within_s: float) -> SearchPage:
