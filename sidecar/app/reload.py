@@ -127,7 +127,7 @@ class Reloader:
         return new
 
     async def _serve(self, new: Snapshot, old: Snapshot, by: str) -> None:
-        self.live.current = new
+        self.live.serve(new)
         self.loaded_at = time.time()
         self._well(new)
         await self.serves()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from sidecar.gateway.request_spans import RequestTracing
 
 MAX_ENDING = 200  # rows that are known to end
+MAX_PAST, MAX_PAST_ROWS = 5, 50_000  # policies that served before, and their rows together
 MAX_LIMIT_LABELS = 1_000  # of rules with a limit, in metrics; further ones are labelled `other`
 SelfTest = Callable[[Engine, PolicySource, Path, Budgets], list[Fault]]
 """Runs the tests of a policy. Returns the faults that keep the policy from serving."""
@@ -459,6 +461,14 @@ def snapshot_from(
     )
 
 
+class PastPolicy(NamedTuple):
+    """A policy that served until `until_s`, in seconds since the epoch."""
+
+    until_s: float
+    engine: Engine
+    budgets: Budgets
+
+
 @dataclass(slots=True)
 class Live:
     """The current snapshot. `clock` returns seconds since the epoch. `requests` are those in progress, each with its
@@ -468,7 +478,17 @@ class Live:
     clock: Callable[[], float]
     requests: set[Any] = field(default_factory=set)
     tracing: RequestTracing | None = None
+    past: tuple[PastPolicy, ...] = ()
+    """The policies that served before, the last one first, as far as they are small."""
     _readers: dict[int, int] = field(default_factory=dict)
+
+    def serve(self, new: Snapshot) -> None:
+        """Puts a snapshot in force."""
+        old, self.current = self.current, new
+        if new.engine.revision != old.engine.revision:
+            before = (PastPolicy(self.clock(), old.engine, old.budgets), *self.past)[:MAX_PAST]
+            rows = accumulate(sum(past.engine.rule_counts.values()) for past in before)
+            self.past = tuple(past for past, so_far in zip(before, rows, strict=True) if so_far <= MAX_PAST_ROWS)
 
     def take(self) -> Snapshot:
         """Returns the snapshot for what is no request, and must call `leave` at its end."""

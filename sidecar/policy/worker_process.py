@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -37,11 +37,12 @@ SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
 NICENESS = 5  # calls take precedence
 _BEGINNING = """\
-import ctypes, sys
+import ctypes, importlib, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: before anything that takes long
-from sidecar.policy import worker_process as aside  # under its own name, as the orders name it
-aside._serve(sys.stdin.buffer, sys.stdout.buffer)
+importlib.import_module(sys.argv[1]).serve_order(sys.stdin.buffer, sys.stdout.buffer)  # as the orders name it
+sys.stdout.flush()
+os._exit(0)  # a thread reads the input, for which a normal end would wait
 """
 
 
@@ -82,25 +83,36 @@ def load_policy_aside(
         return load_policy(models, policies, scopes=scopes, names=names, agent_ids=agent_ids, casbin=casbin)
     options = {"scopes": scopes, "names": names, "agent_ids": dict(agent_ids), "casbin": casbin}
     order = (models.absolute() if isinstance(models, Path) else models, policies.absolute()), options
+    try:
+        with process_aside(__name__, DEADLINE_S, reading) as (orders, results):
+            pickle.dump(order, orders)
+            orders.flush()  # left open: the process exits when it is closed
+            faults: list[Fault] | None = pickle.load(results)
+            if faults is not None:
+                raise PolicyError(faults)
+            return unpack(results)
+    except (EOFError, OSError, pickle.UnpicklingError):
+        hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
+        raise PolicyError([fault_in(policies, "the process that reads it died", code="P008", hint=hint)]) from None
+
+
+@contextmanager
+def process_aside(
+    module: str, deadline_s: float, reading: PolicyReading | None = None
+) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Run `serve_order` of a module in a separate process; yields its input and its output. It is killed at the end,
+    and after `deadline_s`: its output then ends. Blocks: call it in a thread."""
     # -P: no module is imported from the working directory. The new session keeps a terminal's signals from the process.
-    command = [sys.executable, "-P", "-c", _BEGINNING]
+    command = [sys.executable, "-P", "-c", _BEGINNING, module]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None
-    killer = threading.Timer(DEADLINE_S, process.kill)
+    killer = threading.Timer(deadline_s, process.kill)
     killer.start()
     try:
         if reading is not None:
             reading.begun_by(process)
-        pickle.dump(order, process.stdin)
-        process.stdin.flush()  # left open: the process exits when it is closed
-        faults: list[Fault] | None = pickle.load(process.stdout)
-        if faults is not None:
-            raise PolicyError(faults)
-        return unpack(process.stdout)
-    except (EOFError, OSError, pickle.UnpicklingError):
-        hint = f"did it run out of memory, or take longer than {DEADLINE_S:.0f} s?"
-        raise PolicyError([fault_in(policies, "the process that reads it died", code="P008", hint=hint)]) from None
+        yield process.stdin, process.stdout
     finally:
         killer.cancel()
         process.kill()
@@ -119,11 +131,9 @@ def _size(models: Models, policies: Path, rows: Path | None) -> int:
     return total
 
 
-def _serve(orders: IO[bytes], out: IO[bytes]) -> None:
+def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
     folders, options = pickle.load(orders)
-    threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
-    with suppress(OSError):
-        os.nice(NICENESS)
+    give_way(orders)
     try:
         source = load_policy(*folders, **options)
     except PolicyError as error:
@@ -131,6 +141,13 @@ def _serve(orders: IO[bytes], out: IO[bytes]) -> None:
         return
     pickle.dump(None, out)
     pack(source, out)
+
+
+def give_way(orders: IO[bytes]) -> None:
+    """End this process when its input is closed, and let calls take precedence. The order was read."""
+    threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
+    with suppress(OSError):
+        os.nice(NICENESS)
 
 
 def _end_with(orders: IO[bytes]) -> None:

@@ -10,6 +10,7 @@ explain              why a call is allowed or denied
 explanation          explanations as text and as data
 nearest_rules        the rules nearest to a denied call, for explain and failed tests
 diff/                the access that changes between two policies, and all other differences
+comparison           the serving policy and another one, compared in a separate process
 glob_algebra         names that match some patterns and not others, for diff and check
 replay               the answers of another policy to recorded decisions
 audit_records        the questions and answers in audit records, for explain and replay

@@ -325,7 +325,12 @@ def _rows(rules: Iterable[RuleRef]) -> Callable[[RuleRef], str]:
         if rule.line and rule.file.endswith(".csv"):
             wanted.setdefault(rule.file, set()).add(rule.line)
     known = {(file, line): text for file, lines in wanted.items() for line, text in _read(file, lines)}
-    return lambda rule: known.get((rule.file, rule.line)) or csv_row(rule)
+
+    def row_of(rule: RuleRef) -> str:
+        text = known.get((rule.file, rule.line), "")
+        return text if rule.subject in text and rule.object in text else csv_row(rule)  # the file may have changed
+
+    return row_of
 
 
 def _read(path: str, wanted: set[int]) -> Iterator[tuple[int, str]]:

@@ -13,7 +13,7 @@ from sidecar.limits.budgets import entries_of
 from sidecar.limits.plan import BudgetRule
 from sidecar.policy import PolicySource, load_policy
 from sidecar.policy.source import NO_CASBIN, Models
-from sidecar.settings import load_settings
+from sidecar.settings import Settings, load_settings
 from sidecar.settings.policy import CasbinSettings, PolicyScope, PolicySettings
 from sidecar.settings.shipped_files import shipped
 from sidecar.settings.yaml_document import read_document
@@ -64,12 +64,16 @@ def configured(path: Path, environ: Mapping[str, str]) -> PolicyLocation:
     """Return the policy that sidecar.yaml names; without that file, the one beside its path. Raises SettingsError."""
     if not path.exists() and (path.parent / POLICIES).is_dir():
         return in_folder(path.parent)
-    settings = load_settings(path, environ, check_files=False)
+    return replace(location_of(load_settings(path, environ, check_files=False)), config=path)
+
+
+def location_of(settings: Settings) -> PolicyLocation:
+    """Return the policy that settings name."""
     policy, offers = settings.policy, {name: offer for name, _, offer in settings.offers()}
     names, programs = frozenset(settings.upstreams), frozenset(settings.agents)
     limits = entries_of(offers)
     ids = settings.agent_ids
-    return PolicyLocation(policy.models, policy.path, policy.scopes, names, programs, limits, ids, policy, path)
+    return PolicyLocation(policy.models, policy.path, policy.scopes, names, programs, limits, ids, policy)
 
 
 def in_folder(folder: Path) -> PolicyLocation:

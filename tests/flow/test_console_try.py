@@ -128,3 +128,39 @@ async def test_arguments_stand_in_no_address_and_names_stay_text(tmp_path: Path)
         assert status == 200 and "<html" in page and "no-matching-rule" in page  # without htmx: a whole page
         status, _, _ = await browser.post("/console/try", {"as": "nhi:planner", "calls": "tool:github/x"})
         assert status == 403
+
+
+async def compared(browser: Browser, **form: str) -> str:
+    return await asked(browser, **{"as": "nhi:planner", "calls": "tool:github/delete_repo"}, **form)
+
+
+async def test_a_question_is_asked_under_the_policy_that_served_before(tmp_path: Path) -> None:
+    async with browsed(tmp_path, rules=RULES) as (running, browser):
+        await browser.log_in(VIEWER)
+        before = running.app.live.current.engine.revision[:16]
+        rows = tmp_path / "policies" / "agent_to_tool.csv"
+        rows.write_text(RULES + "#: id=deletes\np, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n")
+        await running.app.reload("olga")
+        found = await told(browser, "as=nhi:planner&calls=tool:github/delete_repo")
+        assert [one["key"] for one in found["others"]] == ["files", f"past:{before}", "file"]
+        page = await compared(browser, against=f"past:{before}")
+        assert "1 narrower" in page and "was allowed, would be denied" in page and "no-matching-rule" in page
+        assert "another one than now" in page and f"against=past%3A{before}" in page
+        rows.write_text("p, nhi:planner, tool:github/delete_repo, delete, -, -, -, allow\n")
+        page = await compared(browser, against="files")
+        assert "The other policy cannot be used" in page and "agent_to_tool.csv:1" in page and "P104" in page
+        page = await compared(browser, against="past:0000")
+        assert "no longer there" in page
+
+
+async def test_a_pasted_file_is_compared_and_kept_nowhere(tmp_path: Path) -> None:
+    async with browsed(tmp_path, rules=RULES) as (running, browser):
+        await browser.log_in(VIEWER)
+        content = "p, nhi:planner, tool:github/delete_repo, use, -, -, args.repo == '<img src=x>', allow\r\n"
+        page = await compared(browser, against="file", file_name="agent_to_tool.more.csv", content=content)
+        assert "Under policies/agent_to_tool.more.csv replaced" in page and "Rules added (1)" in page
+        assert "condition-false" in page and "&lt;img src=x&gt;" in page and "<img src=x" not in page
+        for name in ("../x.csv", "/etc/x.csv", "a/../../x.csv", "x.txt", ""):
+            assert "File: write its name" in await compared(browser, against="file", file_name=name, content=content)
+        assert sorted(path.name for path in (tmp_path / "policies").rglob("*more*")) == []
+        assert running.app.live.past == ()

@@ -28,7 +28,7 @@ def summary_line(found: Difference) -> str:
 
 def _also(found: Difference) -> list[str]:
     """Return the other differences in one line; nothing if there are none."""
-    told = ", ".join(f"{_SHORT.get(title, title)}: {len(entries)}" for title, entries in _sections(found))
+    told = ", ".join(f"{_SHORT.get(title, title)}: {len(entries)}" for title, entries in sections(found))
     return [f"Also different. {told}"] if told else []
 
 
@@ -43,7 +43,7 @@ def as_text(found: Difference) -> str:
         lines += ["", *_region_lines(region, found)]
     if len(found.regions) > MOST_REGIONS:
         lines += ["", f"and {len(found.regions) - MOST_REGIONS} more regions: --json has them all"]
-    for title, entries in _sections(found):
+    for title, entries in sections(found):
         lines += ["", title, *(f"  {entry}" for entry in cut(entries, MOST_ROWS))]
     return "\n".join(lines)
 
@@ -109,7 +109,8 @@ def _how(rule: RuleRef, found: Difference) -> str:
     return f"is the same, but others are in {' and '.join(moved)} now" if moved else "is the same, but not alone"
 
 
-def _sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
+def sections(found: Difference) -> Iterator[tuple[str, list[str]]]:
+    """Yield the other differences by title, each as a line."""
     rules = found.rules
     sections: tuple[tuple[str, list[str]], ...] = (
         ("rules added", [_rule_text(rule) for rule in rules.added]),
@@ -189,7 +190,7 @@ def as_markdown(found: Difference) -> str:
             for region in found.regions[:MOST_ROWS]
         ]
         lines += ["", *_folded("Why", why)]
-    for title, entries in _sections(found):
+    for title, entries in sections(found):
         lines += ["", *_folded(f"{title[0].upper()}{title[1:]} ({len(entries)})", cut(entries, MOST_ROWS))]
     lines += ["", f"<sub>{_code(found.old)} → {_code(found.new)}, computed from the rules, not from samples.</sub>"]
     return "\n".join(lines)

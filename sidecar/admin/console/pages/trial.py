@@ -3,6 +3,8 @@
 The question is in the address; arguments are not, so that no log or history keeps them: a form sends them.
 """
 
+import asyncio
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -10,12 +12,14 @@ from urllib.parse import urlencode
 
 import orjson
 
+from sidecar.admin.comparison import FILE, PolicyComparison
 from sidecar.admin.console.registry import action, page
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Fragment
 from sidecar.admin.trial import Trial, TriedQuestion
-from sidecar.errors import Refusal
+from sidecar.errors import PolicyError, Refusal
 from sidecar.policy.faults import meant
 from sidecar.policy_tools.audit_records import question_of
+from sidecar.policy_tools.comparison import ComparisonFailed, ReplacedFile
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.field_types import is_caller
 from sidecar.settings.timestamps import seconds_of
@@ -24,6 +28,8 @@ from sidecar.vocabulary import ACTIONS, ANONYMOUS, Principal
 
 MAX_CHAIN: Final = 16
 MAX_ARGUMENTS: Final = 256 * 1024
+MAX_TEXT: Final = 1024 * 1024
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,250}\.(csv|yaml|yml)")
 USUAL: Final = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read", "nhi": "message/send"}
 """The action of a call on each kind of object."""
 
@@ -50,9 +56,9 @@ class QuestionFields(NamedTuple):
         return {"as": fields.pop("as_"), **fields}
 
     @property
-    def address(self) -> str:
-        """The query of the page that asks this question, without arguments."""
-        return urlencode({name: value for name, value in self.plain().items() if value})
+    def filled(self) -> dict[str, str]:
+        """The fields of the address that asks this question, without arguments."""
+        return {name: value for name, value in self.plain().items() if value}
 
     def question(self, arguments: str, meta: str) -> TriedQuestion:
         """What is asked. Raises Refusal(MALFORMED_CALL)."""
@@ -95,40 +101,89 @@ class QuestionFields(NamedTuple):
             raise malformed(f"Time: {error}") from None
 
 
+class OtherFields(NamedTuple):
+    """Another policy as the form has it: which one, and the file that replaces one of this policy."""
+
+    against: str
+    file_name: str
+    content: str
+
+    @classmethod
+    def read(cls, given: FormFields) -> "OtherFields":
+        """The fields as they are given. Raises Refusal(MALFORMED_CALL)."""
+        return cls(given.text("against", most=256), given.text("file_name", most=512), given.get("content", ""))
+
+    @property
+    def filled(self) -> dict[str, str]:
+        return {"against": self.against} if self.against and self.against != FILE else {}
+
+    def file(self) -> ReplacedFile | None:
+        """The replaced file, if that is asked for. Raises Refusal(MALFORMED_CALL)."""
+        if self.against != FILE:
+            return None
+        name = self.file_name.removeprefix("policies/")
+        if not _FILE_NAME.fullmatch(name) or ".." in name.split("/"):
+            raise malformed("File: write its name below policies/, such as agent_to_tool.csv or teams/rules.yaml")
+        if len(self.content) > MAX_TEXT:
+            raise malformed(f"Content: at most {MAX_TEXT} characters")
+        return ReplacedFile(name, self.content.replace("\r\n", "\n"))
+
+
 @page("try", title="Try", template="try.html")
 async def trial(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The form, and the answer if the address asks a question; its arguments are then empty."""
     fields = QuestionFields.read(asked.query)
-    return await _tried(asked, fields, "", "")
+    return await _tried(asked, fields, OtherFields.read(asked.query), "", "")
 
 
-@action("try", role="viewer", max_bytes=2 * MAX_ARGUMENTS)
+@action("try", role="viewer", max_bytes=4 * MAX_TEXT)
 async def answer(asked: ConsoleRequest) -> Fragment:
     """The answer to the question of the form, with its arguments: a part of the page, or without htmx a page."""
     fields, form = QuestionFields.read(asked.form), asked.form
-    data = await _tried(asked, fields, form.get("arguments", ""), form.get("meta", ""))
+    data = await _tried(asked, fields, OtherFields.read(form), form.get("arguments", ""), form.get("meta", ""))
     return Fragment("try_answer.html" if asked.is_htmx else "try.html", data)
 
 
-async def _tried(asked: ConsoleRequest, fields: QuestionFields, arguments: str, meta: str) -> dict[str, Any]:
-    found: Mapping[str, Any] | None = None
+async def _tried(
+    asked: ConsoleRequest, fields: QuestionFields, other: "OtherFields", arguments: str, meta: str
+) -> dict[str, Any]:
+    live = asked.app.desk.live
+    found: Mapping[str, Any] = {"answer": None, "comparison": None, "faults": []}
     fault = ""
-    if fields.as_ or fields.calls:
-        try:
-            tried = fields.question(arguments, meta)
-            found = await Trial(asked.app.desk.live.current, asked.app.stages).answer(tried)
-        except Refusal as refusal:
-            fault = refusal.detail
-        except TimeoutError:
-            raise ConsoleFault(503, "the explanation takes too long: ask `sidecar policy explain`") from None
+    try:
+        tried = fields.question(arguments, meta) if fields.as_ or fields.calls else None
+        file = other.file()
+        if tried is not None:
+            answer = await Trial(live.current, asked.app.stages).answer(tried)
+            found = {**found, "answer": answer}
+        if other.against:
+            found = {**found, **await _compared(PolicyComparison(live), other.against, file, tried)}
+    except Refusal as refusal:
+        fault = refusal.detail
+    except TimeoutError:
+        raise ConsoleFault(503, "the explanation takes too long: ask sidecar policy explain") from None
+    others = await asyncio.to_thread(lambda: list(PolicyComparison(live).others()))
     return {
         "question": fields.plain(),
-        "address": fields.address,
-        "given": {"arguments": arguments, "meta": meta},
+        "address": urlencode(fields.filled | other.filled),
+        "given": {"arguments": arguments, "meta": meta, **other._asdict()},
         "actions": sorted(ACTIONS),
+        "others": [{"key": one.key, "label": one.label} for one in others],
         "fault": fault,
-        "answer": found,
+        **found,
     }
+
+
+async def _compared(
+    comparison: PolicyComparison, against: str, file: ReplacedFile | None, tried: TriedQuestion | None
+) -> Mapping[str, Any]:
+    """The difference, or the faults of the other policy."""
+    try:
+        return {"comparison": await comparison.compare(against, file, tried)}
+    except PolicyError as error:
+        return {"faults": [str(fault) for fault in error.faults]}
+    except ComparisonFailed as error:
+        return {"faults": [str(error)]}
 
 
 def _words(text: str) -> list[str]:
