@@ -1,15 +1,17 @@
-"""Makes the screenshots of the console that stand in docs/: `python -m docs.screenshots`.
+"""Makes the screenshots of the console that stand in docs/: `python -m docs.screenshots`, or some by name.
 
 A sidecar with servers, agents and calls going on is started, as for `make console-check`, and headless Chromium shows
 each page.
 """
 
+import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from sidecar.settings.timestamps import rfc3339
 from tests.console.browser import PHONE, WIDE, ConsoleBrowser, Scheme, browser_at
-from tests.console.scene import OPERATOR, running_scene
+from tests.console.scene import DMITRI, OPERATOR, running_scene
 
 FOLDER = Path(__file__).parent
 TRAFFIC_S = 75.0  # before the first picture, so that charts show something
@@ -27,14 +29,18 @@ PICTURES: tuple[tuple[str, str, tuple[int, int], Scheme], ...] = (
     ("policy", "/console/policy", WIDE, "light"),
     ("tools", "/console/tools", WIDE, "light"),
     ("agents", "/console/agents", WIDE, "light"),
-    ("approvals", "/console/approvals", PHONE, "light"),
+    ("approval", "/console/approvals", PHONE, "light"),
 )
+FIRST_OF: Final = {"approval": ".card"}
+"""The link to follow from a page of which the first entry is shown."""
 
 
 def take(browser: ConsoleBrowser, name: str, path: str, window: tuple[int, int], scheme: Scheme) -> Path:
     browser.resize(window)
     browser.prefer(scheme)
     browser.open(path)
+    if name in FIRST_OF:
+        browser.find(FIRST_OF[name]).click()
     time.sleep(SETTLED_S)
     if complaints := browser.complaints():
         raise RuntimeError(f"{path}: {complaints}")
@@ -46,8 +52,13 @@ def take(browser: ConsoleBrowser, name: str, path: str, window: tuple[int, int],
 def main() -> None:
     with running_scene(rfc3339(time.time() + 3 * DAY_S)) as scene, browser_at(scene.base) as browser:
         browser.log_in(OPERATOR)
+        asked = sys.argv[1:]
+        wanted = [one for one in PICTURES if not asked or one[0] in asked]
         time.sleep(TRAFFIC_S)
-        for name, path, window, scheme in PICTURES:
+        for name, path, window, scheme in wanted:
+            if name == "approval":
+                scene.call("close_issue", {"id": 2041, "why": "Fixed in 2.4, released today."}, server="issues")
+                browser.log_in(DMITRI)
             print(take(browser, name, path, window, scheme).name)
 
 
