@@ -1,0 +1,238 @@
+"""Measures what an open console costs calls, and how soon its pages answer over a large policy.
+
+    python -m bench.console                 ten viewers beside calls at a steady rate, turn by turn with none
+    python -m bench.console --pages         each page over 10,000 principals, 1,000 tools and a million rows
+
+Viewers log in, hold the live streams of pages, and read a page every few seconds. They run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+import click
+
+from bench import subjects
+from bench.call import SERVER, Post, post_to
+from bench.folder import write_folder
+from bench.process import BenchFailed, Running, free_port, ready, running, wait_for_200
+
+OUT = Path(__file__).parent / "console.json"
+KEY = "0b7d51c2a94e4f0c8a6d3e5f7b1920c4d6e8fa0b2c4d6e8f"
+VIEWERS, READ_EVERY_S = 10, 3.0
+CONNECTIONS = 4
+LIVE = ("now/live", "decisions/live", "limits/live", "tools/live", "agents/live")
+PRINCIPALS, TOOLS, ROWS = 10_000, 1_000, 1_000_000
+# The pages that are timed; `--pages` asks for each of them so often.
+PAGES = (
+    "now",
+    "decisions",
+    "limits",
+    "audit",
+    "access",
+    "access?principal=nhi:p7",
+    f"access?object=tool:{SERVER}/t7",
+    "try",
+    "policy",
+    "tools",
+    "switches",
+    "approvals",
+    "agents",
+    "agents/runs",
+)
+TIMES = 15
+START_S = 180.0
+_LINE = re.compile(r'name="csrf" value="([^"]+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Console:
+    """A sidecar whose console is on. `base` is the address of its admin listener, `call` what its caller sends."""
+
+    base: str
+    call: Post
+    process: Running
+
+
+@contextmanager
+def console(folder: Path, large: bool) -> Iterator[Console]:
+    with subjects.upstream(folder) as upstream:
+        ports: dict[str, Any] = {"data_port": free_port(), "admin_port": free_port()}
+        made = write_folder(folder / "sidecar", **ports, upstream_url=upstream.url, store_url="memory://")
+        key = made.config.parent / "op.key"
+        key.touch(mode=0o600)
+        key.write_text(KEY, "utf-8")
+        admin = "credentials: [{role: operator, secret_path: op.key}], console: {enabled: true}"
+        text = made.config.read_text("utf-8")
+        listen = f'listen: "127.0.0.1:{ports["admin_port"]}"'
+        made.config.write_text(text.replace(listen, f"{listen}, {admin}"), "utf-8")
+        if large:
+            _write_rows(made.config.parent / "policies" / "agent_to_tool.large.csv")
+        command = [sys.executable, "-m", "sidecar", "serve", "-c", str(made.config)]
+        with running(command, folder / "sidecar.log") as process:
+            began_s = time.monotonic()
+            while True:
+                try:
+                    wait_for_200(made.ready_url, process)
+                    break
+                except BenchFailed:
+                    if process.child.poll() is not None or time.monotonic() - began_s > START_S:
+                        raise
+            yield Console(f"http://127.0.0.1:{ports['admin_port']}", post_to(made.url, made.token), process)
+
+
+def _write_rows(path: Path) -> None:
+    """A million rows: each principal has a hundred tools, some with a limit or an end."""
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(ROWS):
+            end = "2099-01-01T00:00:00Z" if number % 50 == 0 else "-"
+            limit = "100" if number % 40 == 0 else "-"
+            turn, whose = divmod(number, PRINCIPALS)
+            tool = (37 * whose + 7 * turn) % TOOLS  # a hundred different ones for each
+            file.write(f"p, nhi:p{whose}, tool:{SERVER}/t{tool}, tools/call, {end}, {limit}, -, allow\n")
+
+
+# --- calls at a steady rate -------------------------------------------------------------------------------------------
+
+
+async def latencies(call: Post, rate: int, seconds: float) -> list[float]:
+    """How long each call took, in ms, from the time at which it was due."""
+    found: list[float] = []
+    begins_s, every_s = time.perf_counter() + 0.05, 1 / rate
+
+    async def caller(http: aiohttp.ClientSession, first: int) -> None:
+        for number in range(first, int(rate * seconds), CONNECTIONS):
+            due_s = begins_s + number * every_s
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            async with http.post(call.url, data=call.body, headers=call.headers) as response:
+                await response.read()
+                if response.status != 200:
+                    raise BenchFailed(f"a call was answered {response.status}")
+            found.append((time.perf_counter() - due_s) * 1e3)
+
+    async with aiohttp.ClientSession() as http:
+        await asyncio.gather(*(caller(http, first) for first in range(CONNECTIONS)))
+    return sorted(found)
+
+
+def at(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+async def look_on(base: str) -> None:
+    """Ten viewers, until the process is ended."""
+    headers = {"Accept": "text/html", "Origin": base}
+
+    async def viewer(number: int) -> None:
+        jar = aiohttp.CookieJar(unsafe=True)
+        async with aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(None)) as http:
+            await http.post(f"{base}/console/login", data={"key": KEY}, headers=headers)
+            live = LIVE[number % len(LIVE)]
+
+            async def read() -> None:
+                while True:
+                    async with http.get(f"{base}/console/{live.partition('/')[0]}", headers=headers) as page:
+                        if page.status != 200 or not _LINE.search(await page.text()):
+                            raise BenchFailed(f"{live}: the page was answered {page.status}")
+                    await asyncio.sleep(READ_EVERY_S)
+
+            reading = asyncio.create_task(read())
+            async with http.get(f"{base}/console/{live}", headers=headers) as stream:
+                if stream.status != 200:
+                    raise BenchFailed(f"{live} was answered {stream.status}")
+                async for _ in stream.content.iter_any():
+                    if reading.done():
+                        reading.result()
+
+    viewers = [asyncio.create_task(viewer(number)) for number in range(VIEWERS)]
+    print("ready", flush=True)
+    await asyncio.gather(*viewers)
+
+
+async def beside(folder: Path, rate: int, seconds: float, rounds: int) -> dict[str, Any]:
+    turns: dict[str, list[dict[str, float]]] = {"alone": [], "viewers": []}
+    with console(folder, large=False) as ours:
+        await latencies(ours.call, rate, 2.0)
+        for number in range(rounds):
+            click.echo(f"round {number + 1} of {rounds}", err=True)
+            turns["alone"].append(await _turn(ours, rate, seconds))
+            async with ready(1, "bench.console", "--look", ours.base):
+                await asyncio.sleep(2.0)  # for their logins, and for templates to be compiled
+                turns["viewers"].append(await _turn(ours, rate, seconds))
+            await asyncio.sleep(1.0)
+    return {name: {key: median(turn[key] for turn in found) for key in found[0]} for name, found in turns.items()}
+
+
+async def _turn(ours: Console, rate: int, seconds: float) -> dict[str, float]:
+    before_s = ours.process.cpu_s()
+    ordered = await latencies(ours.call, rate, seconds)
+    cpu = (ours.process.cpu_s() - before_s) / seconds
+    return {"p50_ms": at(ordered, 0.5), "p99_ms": at(ordered, 0.99), "max_ms": ordered[-1], "cpu": cpu}
+
+
+async def pages(folder: Path) -> dict[str, Any]:
+    """How long each page takes, in ms: the first time, at the median, and at most of the later ones."""
+    found: dict[str, Any] = {}
+    headers = {"Accept": "text/html", "Authorization": f"Bearer {KEY}"}
+    with console(folder, large=True) as ours:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as http:
+            for page in PAGES:
+                took_ms = []
+                for _ in range(TIMES):
+                    began_s = time.perf_counter()
+                    async with http.get(f"{ours.base}/console/{page}", headers=headers) as response:
+                        size = len(await response.read())
+                        if response.status != 200:
+                            raise BenchFailed(f"{page} was answered {response.status}")
+                    took_ms.append((time.perf_counter() - began_s) * 1e3)
+                later = sorted(took_ms[1:])
+                found[page] = {"first_ms": took_ms[0], "p50_ms": median(later), "max_ms": later[-1], "bytes": size}
+    return found
+
+
+@click.command()
+@click.option("--pages", "of_pages", is_flag=True, help="Time each page over a large policy.")
+@click.option("--rate", default=200, show_default=True, help="Calls a second.")
+@click.option("--seconds", default=10.0, show_default=True, help="Of one turn.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--look", default="", hidden=True, help="Be the viewers of a console.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
+def main(of_pages: bool, rate: int, seconds: float, rounds: int, look: str, out: Path) -> None:
+    """Measure the console beside calls, or its pages."""
+    if look:
+        asyncio.run(look_on(look))
+        return
+    known = json.loads(out.read_text("utf-8")) if out.is_file() else {}
+    with tempfile.TemporaryDirectory(prefix="bench") as name:
+        if of_pages:
+            known["pages"] = asyncio.run(pages(Path(name)))
+        else:
+            known["beside"] = asyncio.run(beside(Path(name), rate, seconds, rounds)) | {"rate": rate}
+    known["cores"] = os.cpu_count()
+    out.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
+    _tell(known["pages"] if of_pages else known["beside"])
+
+
+def _tell(found: dict[str, Any]) -> None:
+    for name, one in found.items():
+        if isinstance(one, dict):
+            click.echo(f"{name:26} " + "  ".join(f"{key} {value:8.2f}" for key, value in one.items()))
+    if "viewers" in found:
+        click.echo(f"p99 with viewers / alone: {found['viewers']['p99_ms'] / found['alone']['p99_ms']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
