@@ -25,7 +25,7 @@ PICTURES: tuple[tuple[str, str, tuple[int, int], Scheme], ...] = (
     ("limits", "/console/limits", WIDE, "light"),
     ("audit", "/console/audit", WIDE, "light"),
     ("access", "/console/access", WIDE, "light"),
-    ("try", "/console/try", WIDE, "light"),
+    ("try", "/console/try?as=user:alice,nhi:planner&calls=tool:github/get_file", WIDE, "light"),
     ("policy", "/console/policy", WIDE, "light"),
     ("tools", "/console/tools", WIDE, "light"),
     ("agents", "/console/agents", WIDE, "light"),

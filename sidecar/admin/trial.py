@@ -29,11 +29,13 @@ LEARN_S: Final = 2.0
 
 
 class TriedQuestion(NamedTuple):
-    """A chain's question at `at_s`, in seconds since the epoch."""
+    """A chain's question at `at_s`, in seconds since the epoch. Without `has_arguments` it is about calls whose
+    arguments are not written yet."""
 
     chain: Chain
     question: Question
     at_s: float
+    has_arguments: bool = True
 
 
 class CheckResult(NamedTuple):
@@ -55,20 +57,21 @@ class Trial:
     async def answer(self, tried: TriedQuestion) -> Mapping[str, Any]:
         """Returns what every check says, with the explanation of policy and the limits as they stand. Raises
         TimeoutError."""
-        now, (chain, question, at_s) = self.now, tried
+        now, (chain, question, at_s, has_arguments) = self.now, tried
         async with asyncio.timeout(EXPLAIN_S):
             found = await asyncio.to_thread(explain, now.engine, now.budgets, chain, question, at_s)
         call = self._call(question)
         limits = await self._limits(found)
+        depends = not has_arguments and now.engine.survey(chain, question, at_s)[0] == "conditional"
         checks = [
             self._principals(chain, call, at_s),
-            _policy(found),
-            *await self._content(call, found.decision, at_s),
+            CheckResult("policy", None, "it depends on the arguments") if depends else _policy(found),
+            *await self._content(call, found.decision, at_s, has_arguments=has_arguments),
             _limit_check(found, limits),
         ]
         refused = next((check for check in checks if check.passes is False), None)
         return {
-            "outcome": "deny" if refused is not None else found.answer,
+            "outcome": "deny" if refused is not None else "conditional" if depends else found.answer,
             "reason": refused.reason if refused is not None else None,
             "shadow": now.shadows(at_s),
             "checks": [check._asdict() for check in checks],
@@ -88,9 +91,13 @@ class Trial:
             return CheckResult("principals", True, "none of them is disabled")
         return CheckResult("principals", False, _switch_text(found), Reason.PRINCIPAL_DISABLED.value)
 
-    async def _content(self, call: Call, decision: Decision, at_s: float) -> Sequence[CheckResult]:
+    async def _content(
+        self, call: Call, decision: Decision, at_s: float, *, has_arguments: bool
+    ) -> Sequence[CheckResult]:
         if call.method == "tools/call":
-            return await self._tool(call, decision, at_s)
+            found = await self._tool(call, decision, at_s)
+            unwritten = CheckResult("arguments", None, "not checked: none were entered")
+            return [unwritten if one.name == "arguments" and not has_arguments else one for one in found]
         if not call.session and (key := self.now.similar_key(call, decision)) is not None:
             told = f"{key} differs from another name only in case or Unicode form"
             return [CheckResult("arguments", False, told, Reason.MALFORMED_CALL.value)]
@@ -187,7 +194,7 @@ def _limit_check(found: Explanation, limits: Sequence[Mapping[str, Any]] | None)
     spent = [limit["limit"] for limit in limits if not limit["has_room"]]
     if spent:
         return CheckResult("limits", False, f"no room in {', '.join(spent)}", Reason.RATE_LIMITED.value)
-    return CheckResult("limits", True, f"room in all {len(limits)}" if limits else "the call is charged to none")
+    return CheckResult("limits", True, "there is room" if limits else "the call is charged to none")
 
 
 def _told(refusal: Refusal) -> str:

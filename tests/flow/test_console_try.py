@@ -79,7 +79,21 @@ async def test_limits_and_switches_are_told_as_they_stand(tmp_path: Path) -> Non
         assert "tool-disabled" in page and "principal-disabled" in page
         assert "an &lt;img src=x onerror=alert(1)&gt; incident" in page and "<img src=x" not in page
         answer = (await told(browser, "as=nhi:planner&calls=tool:github/search_code"))["answer"]
+        assert answer["outcome"] == "deny"
         assert checks(answer)["principals"] is checks(answer)["switch"] is False
+
+
+async def test_a_question_without_arguments_is_about_all_calls(tmp_path: Path) -> None:
+    async with browsed(tmp_path, rules=RULES, files=LINKS) as (_, browser):
+        await browser.log_in(VIEWER)
+        answer = (await told(browser, "as=nhi:planner&calls=tool:github/search_code"))["answer"]
+        assert (answer["outcome"], answer["reason"]) == ("conditional", None)
+        assert checks(answer)["policy"] is checks(answer)["arguments"] is None
+        assert (await told(browser, "as=nhi:reader&calls=tool:github/get_file"))["answer"]["outcome"] == "allow"
+        _, page, _ = await browser.get("/console/try?as=nhi:planner&calls=tool:github/search_code")
+        assert "Depends on arguments" in page and "/console/access?who=nhi%3Aplanner" in page
+        page = await asked(browser, **{"as": "nhi:planner"}, calls="tool:github/search_code", arguments="{}")
+        assert "condition-false" in page and "bad-arguments" in page
 
 
 async def test_time_and_token_are_part_of_the_question(tmp_path: Path) -> None:
@@ -91,6 +105,8 @@ async def test_time_and_token_are_part_of_the_question(tmp_path: Path) -> None:
         found = await told(browser, "as=user:carol&calls=tool:github/get_file&roles=role:readers")
         assert found["answer"]["explanation"]["links"][0]["rules"][0]["from_token"]
         assert "roles=role%3Areaders" in found["address"]
+        hostile = (await told(browser, "as=user:a&calls=resource:github/x:y;$(reboot)"))["command"]
+        assert hostile == "sidecar policy explain --as user:a --calls 'resource:github/x:y;$(reboot)'"
 
 
 async def test_what_cannot_be_asked_is_told_with_its_remedy(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The question is in the address; arguments are not, so that no log or history kee
 
 import asyncio
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -60,6 +61,13 @@ class QuestionFields(NamedTuple):
         """The fields of the address that asks this question, without arguments."""
         return {name: value for name, value in self.plain().items() if value}
 
+    @property
+    def command(self) -> str:
+        """The same question on a command line, without arguments."""
+        asked = [("--as", ",".join(_chain_names(self.as_))), ("--calls", self.calls), ("--action", self.action)]
+        given = [word for option, value in (*asked, ("--now", self.at)) if value for word in (option, value)]
+        return shlex.join(["sidecar", "policy", "explain", *given])
+
     def question(self, arguments: str, meta: str) -> TriedQuestion:
         """What is asked. Raises Refusal(MALFORMED_CALL)."""
         obj = named_object(self.calls)
@@ -76,10 +84,10 @@ class QuestionFields(NamedTuple):
         if asked not in ACTIONS:
             raise malformed(f"Action: {asked} is unknown. {meant(asked, ACTIONS)}".rstrip())
         question = question_of(obj, asked, _json_object("Arguments", arguments), _json_object("_meta", meta))
-        return TriedQuestion(self._chain(), question, self._at_s())
+        return TriedQuestion(self._chain(), question, self._at_s(), bool(arguments.strip()))
 
     def _chain(self) -> tuple[Principal, ...]:
-        names = _words(self.as_.replace("→", ","))
+        names = _chain_names(self.as_)
         if not names:
             raise malformed("Caller: write who asks, such as user:alice, or a chain: user:alice, nhi:planner")
         if len(names) > MAX_CHAIN:
@@ -170,6 +178,7 @@ async def _tried(
         "actions": sorted(ACTIONS),
         "others": [{"key": one.key, "label": one.label} for one in others],
         "fault": fault,
+        "command": fields.command,
         **found,
     }
 
@@ -179,11 +188,15 @@ async def _compared(
 ) -> Mapping[str, Any]:
     """The difference, or the faults of the other policy."""
     try:
-        return {"comparison": await comparison.compare(against, file, tried)}
+        return {"comparison": await comparison.compare(against, file, tried and tried[:3])}
     except PolicyError as error:
         return {"faults": [str(fault) for fault in error.faults]}
     except ComparisonFailed as error:
         return {"faults": [str(error)]}
+
+
+def _chain_names(text: str) -> list[str]:
+    return _words(text.replace("→", ","))
 
 
 def _words(text: str) -> list[str]:
