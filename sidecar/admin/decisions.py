@@ -113,7 +113,7 @@ def decisions_from(pipeline: Pipeline, settings: Settings, secrets: OperatorSecr
     """The endpoints of decisions. Requests asked about may name any host, because the enforcement point chose it."""
     origins = frozenset(origin.lower() for origin in settings.server.allowed_origins)
     forwarder, agents = pipeline.forwarder, pipeline.agents
-    checked = CheckedAgents(forwarder, agents.pushes, agents.pages)
+    checked = CheckedAgents(forwarder, agents.pushes, agents.pages, agents.messages)
     mcp = CheckedMcp(forwarder, pipeline.stages.switch, pipeline.stages.clock)
     point = DecisionPoint(pipeline, Entrance(None, origins, certificate=""), mcp, checked)
     protocols = (AuthzenEndpoint(AuthzenPoint(point)), AuthRequest(point), ExtAuthzEndpoint(point))

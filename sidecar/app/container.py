@@ -3,16 +3,15 @@
 import hmac
 import secrets
 import time
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 
 from sidecar.app.control_records import ControlRecords
 from sidecar.app.shared_store import SharedStore
 from sidecar.gateway.approvals import APPROVALS, Approvals
 from sidecar.gateway.forwarder import Forwarder
-from sidecar.gateway.frontends.a2a.context_ids import ContextIds
 from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
-from sidecar.gateway.frontends.a2a.task_ownership import TASKS as OF_AGENTS
+from sidecar.gateway.frontends.a2a.task_ownership import TASKS as OF_AGENTS, shown_to
 from sidecar.gateway.frontends.a2a.task_pages import TaskPages
 from sidecar.gateway.frontends.aggregate.frontend import AggregateFrontend
 from sidecar.gateway.frontends.mcp import McpFrontend
@@ -34,6 +33,7 @@ from sidecar.tasks.api.frontend import TaskFrontend
 from sidecar.tasks.api.task_lifecycle import TaskServices
 from sidecar.tasks.api.task_orders import TaskOrders
 from sidecar.tasks.api.task_runner import FILE, TaskRunner
+from sidecar.tasks.api.waiting_messages import WaitingMessages
 from sidecar.tasks.schedules.schedule_state import SCHEDULES
 from sidecar.tasks.schedules.scheduler import Scheduler
 from sidecar.tasks.webhooks import Webhooks, callbacks_from
@@ -42,6 +42,7 @@ from sidecar.upstreams.mcp.session_store import SessionStore
 from sidecar.upstreams.mcp.sessions import Sessions
 
 CURSORS: Final = b"sidecar/aggregate-cursor/1"
+SEALED_TASKS: Final = b"sidecar/waiting-tasks/1"
 SEALED_APPROVALS: Final = b"sidecar/approvals/1"
 
 
@@ -74,7 +75,7 @@ def way_from(
         ContinuedPermission(live, switch).objection,
         audit.control,
         partial(shared.tasks.is_anothers, namespace=OF_AGENTS),
-        lambda owner, agent, said: ContextIds(shared.tasks.secret, owner, agent).shown(said),
+        partial(shown_to, shared.tasks),
         shared.records,
         lambda: live.current.egress,
     )
@@ -90,7 +91,9 @@ def way_from(
     notices = ApprovalNotices(lambda: live.current.settings, callbacks.outbox, time.time)
     approvals = Approvals(live, switch, stored, key, audit.control, metrics, audit.new_id, time.time, notices.queue)
     stages = Stages(shared.limiter, session_calls, switch, shared.tasks, load_shedding, refusals, approvals, time.time)
-    means = TaskServices(shared.task_store, shared.tasks, live, switch, audit, callbacks.outbox, stages)
+    seal = cache(lambda: AesSeal(key, SEALED_TASKS))
+    served = (shared.tasks, live, switch, audit, callbacks.outbox, stages, callbacks.pushes, seal)
+    means = TaskServices(shared.task_store, *served)
     holder = FILE if settings.tasks.store == "file" else secrets.token_hex(8)
     runner = TaskRunner(means, metrics, holder)
     orders = TaskOrders(runner, stages, metrics)
@@ -110,7 +113,7 @@ def way_from(
             session_calls=session_calls,
         ),
         rest=RestFrontend(**mcp, session_calls=session_calls),
-        agents=AgentFrontend(forwarder, callbacks.pushes, TaskPages(audit.key.secret)),
+        agents=AgentFrontend(forwarder, callbacks.pushes, TaskPages(audit.key.secret), WaitingMessages(runner)),
         task_api=task_api,
     )
     scheduler = Scheduler(live, shared.records.of(SCHEDULES), orders, audit.control, metrics, holder, audit.new_id)

@@ -410,10 +410,14 @@ class Pipeline:
             return SilentResponse()
         else:
             counted = self._unrecorded(request, refusal, refusals.only_counts)
+        if request.held is not None and request.last_event is not None:
+            recorded = refusal if counted else await request.remember(refusal, 200)
+            return await request.end_held(await request.last_event(recorded))
         told = self._told(request, refusal)
         recorded = refusal if counted else await request.remember(refusal, told.status)
         if request.held is not None:
-            return await request.end_held((told if recorded is refusal else self._told(request, recorded)).body)
+            body = (told if recorded is refusal else self._told(request, recorded)).body
+            return await request.end_held(sse.encode_event(body))
         if request.begun is not None:  # a stream has begun: no second answer may follow, only its end
             request.break_off()
             return request.begun

@@ -132,7 +132,8 @@ class RequestContext(CallContext):
     callers see sidecar, `base` the base URL for a local caller. `presented_kind` is the kind of the caller's first
     credential. `unanswered`: closed without an answer. `cut`: shutdown does not wait for it any more. `dialect` writes
     refusals in protocols other than MCP. `reason` is why it was refused, once it is answered. `spans` describe it to
-    OpenTelemetry. `held` is the stream on which its caller was told that it is held, until the answer is sent on it.
+    OpenTelemetry. `held` is the stream on which its caller was told that it is held, until the answer is sent on it;
+    `last_event` writes a refusal as its end, in protocols other than MCP.
     `started_s` is in the loop's time.
     """
 
@@ -151,6 +152,7 @@ class RequestContext(CallContext):
     presented_kind = "none"
     reason: Reason | None = None
     held: EventStream | None = None
+    last_event: Callable[[Refusal], Awaitable[bytes]] | None = None
     parameter_headers: Sequence[tuple[str, str]] = ()
     spans: RequestSpans | None = None
 
@@ -279,7 +281,7 @@ class RequestContext(CallContext):
         left to do. Raises Refusal(AUDIT_UNAVAILABLE)."""
         await self.ended(status, len(body))
         if self.held is not None:
-            return await self.end_held(body)
+            return await self.end_held(sse.encode_event(body))
         response = WholeResponse(status, body, media_type, headers)
         if self.paired is None:
             if self.shared:
@@ -328,12 +330,13 @@ class RequestContext(CallContext):
             self.held = outlet
         return self.held
 
-    async def end_held(self, body: bytes) -> web.StreamResponse:
-        """Sends the answer on the stream of a call that was held, and ends it."""
+    async def end_held(self, event: bytes) -> web.StreamResponse:
+        """Sends the answer on the stream of a call that was held, and ends it; no event if it is empty."""
         assert self.held is not None
         outlet, self.held = self.held, None
         with suppress(Refusal):  # the caller left; the outcome is recorded
-            await outlet.write(sse.encode_event(body))
+            if event:
+                await outlet.write(event)
             await outlet.end()
         return outlet.response
 

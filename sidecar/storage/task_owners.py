@@ -26,7 +26,10 @@ AMENDED_TIMES: Final = 20  # while other calls change the same record
 
 class OwnerRecord(NamedTuple):
     """The owner of one task. `owner` is `Caller.binding`; `object`, `action` and `method` are what created it; `state`
-    is how it ended, "" until that is seen."""
+    is how it ended, "" until that is seen.
+
+    A task that begins `here`, because its message waits for approval, has an id of ours. Once its message was sent,
+    `at_agent` is its id at the agent, whose record says `shown_as` with ours."""
 
     namespace: Namespace
     server: str
@@ -39,6 +42,14 @@ class OwnerRecord(NamedTuple):
     expires_at: float
     state: str = ""
     revision: int = 0
+    here: bool = False
+    at_agent: str = ""
+    shown_as: str = ""
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether only the sidecar has the task."""
+        return self.here and not self.at_agent
 
     @property
     def id(self) -> str:
@@ -64,11 +75,14 @@ class OwnerRecord(NamedTuple):
 
 
 class TaskClaim(NamedTuple):
-    """A task, or a context, that a caller begins; `state` is how it ended already."""
+    """A task, or a context, that a caller begins; `state` is how it ended already, `here` and `shown_as` are as in its
+    record."""
 
     namespace: Namespace
     task_id: str
     state: str = ""
+    here: bool = False
+    shown_as: str = ""
 
 
 OWNERS: Final = RecordKind("a task's owner", record_codec(OwnerRecord), key="task-owners", is_work=False)
@@ -145,12 +159,11 @@ class TaskOwners:
         now_s = self.clock()
         expires_at, owner = self._expiry(now_s, ttl_s), caller.binding
         records = []
-        for namespace, task_id, state in claims:
+        for namespace, task_id, state, here, shown_as in claims:
             if not 0 < len(task_id) <= MAX_ID_CHARS:
                 raise Refusal(Reason.RESPONSE_REFUSED, f"its task id is not of 1 to {MAX_ID_CHARS} characters")
-            records.append(
-                OwnerRecord(namespace, server, task_id, owner, by.object, by.action, method, now_s, expires_at, state)
-            )
+            about = (owner, by.object, by.action, method, now_s, expires_at, state)
+            records.append(OwnerRecord(namespace, server, task_id, *about, here=here, shown_as=shown_as))
         added = await self.store.add_all(records, self.bounds)
         for place, record in enumerate(records):
             if added[place] is not AddedRecord.KEPT:
@@ -168,6 +181,18 @@ class TaskOwners:
             await self.used(standing)
         return standing
 
+    async def sent(self, record: OwnerRecord, at_agent: str) -> OwnerRecord:
+        """Records the id at the agent of a task that began here. Raises Refusal."""
+        for _ in range(AMENDED_TIMES):
+            changed = record._replace(at_agent=at_agent, revision=record.revision + 1)
+            if await self.store.replace(changed):
+                return changed
+            stands = await self.store.get(record.id)
+            if stands is None or stands.owner != record.owner:
+                raise Refusal(Reason.TASK_UNKNOWN)
+            record = stands
+        raise RecordStoreOut("the owner of a task is changed by too many calls at once")
+
     async def used(self, record: OwnerRecord) -> None:
         """Extends the record of a task in use; else it would expire, and another caller could claim the id. Raises
         Refusal."""
@@ -178,6 +203,13 @@ class TaskOwners:
     async def is_anothers(self, owner: str, server: str, task_id: str, *, namespace: Namespace) -> bool:
         """Whether the task is on record for another owner. Raises Refusal(STORE_UNAVAILABLE)."""
         return any(record.owner != owner for record in await self._found(namespace, server, (task_id,)))
+
+    async def shown_as(
+        self, owner: str, server: str, task_ids: Collection[str], *, namespace: Namespace
+    ) -> Mapping[str, str]:
+        """Returns the owner's tasks that it knows by other ids, with these. Raises Refusal(STORE_UNAVAILABLE)."""
+        found = await self._found(namespace, server, task_ids)
+        return {record.task_id: record.shown_as for record in found if record.shown_as and record.owner == owner}
 
     async def saw(self, record: OwnerRecord, state: str, ttl_s: float | None) -> None:
         """Records the state that the upstream reported, if the task ended or its lifetime changed. Raises Refusal."""

@@ -27,6 +27,9 @@ def rules_of(demand: str = DEMAND, who: str = "user:alice", kind: str = "user_to
 ROLES = {"policies/roles.csv": "g, user:dmitri, role:oncall\ng, user:alice, role:oncall\n"}
 
 
+DMITRI = Approver(Principal("user:dmitri"), "user:dmitri")
+
+
 class Running(Protocol):
     @property
     def app(self) -> Application: ...

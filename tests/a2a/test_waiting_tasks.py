@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.gateway.approvals import ApprovalError, ApprovalState, Approver
+from sidecar.gateway.approvals import ApprovalError, ApprovalState
 from sidecar.tasks.api import task_runner
-from sidecar.vocabulary import Principal
-from tests.a2a.approving import answer, approving_world, asked, late, requests
+from tests.a2a.approving import DMITRI, answer, approving_world, asked, late, requests
 from tests.a2a.test_task_api import ORDER, QUICK, call, create, ended
 from tests.a2a.world import ScriptedAgent
 from tests.valkey import running_valkey
@@ -115,13 +114,9 @@ async def test_two_replicas_carry_a_task_out_once(tmp_path: Path, monkeypatch: p
                 first, second = await requests(two)
                 for record in (first, second):
                     if record.questions[0].arguments["metadata"]["task_type"] == "search":
-                        await two.app.approvals.answer(record.name, _dmitri(), "approve")
+                        await two.app.approvals.answer(record.name, DMITRI, "approve")
                 assert (await ended(one, kept))["state"] == "completed"
                 assert (await call(two, "GET", f"/{left}"))[1]["state"] == "waiting"
             await answer(two)  # the other replica has stopped
             assert (await ended(two, left))["state"] == "completed"
             assert agent.methods().count("SendMessage") == 2
-
-
-def _dmitri() -> Approver:
-    return Approver(Principal("user:dmitri"), "user:dmitri")

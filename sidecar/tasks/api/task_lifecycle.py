@@ -25,7 +25,8 @@ from sidecar.audit import Audit, Recording
 from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.gateway.approvals import ApprovalRecord, ApprovalState, ended_without
 from sidecar.gateway.error_responses import facts_of, message_of
-from sidecar.gateway.frontends.a2a.request_reader import AgentOperation
+from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs, PushRewriter
+from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, stored
 from sidecar.gateway.frontends.a2a.task_ownership import TERMINAL, TaskOwnership
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import ApprovalWait, CallContext, Charged, ParsedOperation, pending_approval
@@ -35,9 +36,11 @@ from sidecar.gateway.stages import Stages
 from sidecar.http.client import Deadline
 from sidecar.identity import check_caller
 from sidecar.protocols.a2a.errors import BY_REASON, AgentError
+from sidecar.protocols.a2a.operations import BY_ACTION, SEND
 from sidecar.settings.server import TaskSettings
 from sidecar.storage import RecordStore, RecordStoreOut, UnreadableRecord
 from sidecar.storage.deliveries import OnBehalfOf
+from sidecar.storage.sealing import AesSeal
 from sidecar.storage.task_owners import TaskOwners
 from sidecar.tasks.api.models import shown, without_result
 from sidecar.tasks.api.request_reader import cancels, gets, hears, sends
@@ -88,6 +91,8 @@ class TaskServices:
     audit: Audit
     outbox: Outbox
     stages: Stages
+    pushes: PushConfigs
+    seal: Callable[[], AesSeal]
 
     @property
     def rules(self) -> TaskSettings:
@@ -163,7 +168,7 @@ class TaskLifecycle:
             if refusal.reason is Reason.APPROVAL_PENDING:
                 self.recording = None  # nothing has begun, and the task waits
                 if (awaited := self._awaited) is not None and awaited.name != self.record.approval:
-                    await self._save(self.record.waits(awaited.name, awaited.deadline_s))
+                    await self._save(self.record.waits(awaited.name, awaited.deadline_s, self.means.seal()))
             elif context is not None and context.plan is not None and not context.charged:
                 self.recording = None  # there is no slot, likewise
             else:
@@ -175,9 +180,10 @@ class TaskLifecycle:
             await self._look_again()
 
     def _message(self) -> AgentOperation:
-        record = self.record
-        about = (record.id, record.target, record.task_type, record.input or {})
-        return sends(*about, record.a2a_context, record.answers)
+        record, said = self.record, self.record.input_in(self.means.seal())
+        if record.action:
+            return stored(record.target, BY_ACTION[record.action], dict(said), record.version, record.extensions)
+        return sends(record.id, record.target, record.task_type, said, record.a2a_context, record.answers)
 
     async def _is_approved(self) -> bool:
         """Waits for a person's answer. Returns whether to go on: then the stages look for the approval."""
@@ -230,31 +236,54 @@ class TaskLifecycle:
         agent, owning = content
         intent, loop = owning.intent, asyncio.get_running_loop()
         decided_s = loop.time()
+        is_message, pushing = bool(self.record.action), None
+        if is_message:
+            await owning.starts(self.record.id, self.record.a2a_context)
         await owning.begin()
+        params = intent.params
+        if intent.pushes:
+            pushing = PushRewriter(self.means.pushes, self.caller, intent)
+            params = await pushing.rewritten()
         record = self.record.goes_on(self._now_s())
         await self._save(record.at(TaskStep.SENDING)._replace(sender=token_hex(8)))
         await agent.cards.prepare()
         charged.lease.forwarded, limit_s = True, min(agent.timeout_s, charged.timeout_s or agent.timeout_s)
-        outgoing = self._outgoing(intent, limit_s)._replace(params=owning.outward(intent.params))
+        outgoing = self._outgoing(intent, limit_s)._replace(params=owning.outward(params))
+        if is_message:  # which may be a stream's: its caller reads the task
+            configuration = {**outgoing.params.get("configuration", {}), "returnImmediately": True}
+            at_once = {**outgoing.params, "configuration": configuration}
+            outgoing = outgoing._replace(operation=SEND, params=at_once, extensions=intent.extensions)
 
         async def ask() -> Result | AgentError:
             if loop.time() - decided_s >= AGAIN_S:  # the store was out meanwhile
                 self._check(self.means.live.current, intent)
             return await self._ask(agent, outgoing)
 
-        answer = await self._once_up(ask, Unsent)
+        try:
+            answer = await self._once_up(ask, Unsent)
+            if not isinstance(answer, AgentError):
+                answer = await self._once_up(partial(owning.admit, answer))
+                if pushing is not None:
+                    await pushing.settle(answer)
+        finally:
+            if pushing is not None:
+                await pushing.undo()
         if isinstance(answer, AgentError):
             refused = _REFUSED_FOR.get(answer.kind.code, Reason.UPSTREAM_FAILED)
             code = "InvalidParameters" if answer.kind.code in _WRONG_REQUEST else "ExecutionFailed"
             await self._fail(code, _plain(answer.message) or answer.kind.message, refused=refused)
         else:
-            await self._sent(owning, answer)
+            await self._sent(answer)
 
-    async def _sent(self, owning: TaskOwnership, answer: dict[str, Any]) -> None:
-        answer = await self._once_up(partial(owning.admit, answer))
+    async def _sent(self, answer: dict[str, Any]) -> None:
         task = answer.get("task")
         if task is None:
             await self._complete(self.record, {"artifacts": [], "message": answer.get("message")})
+            return
+        if self.record.action:  # the record of the task's owner knows its id at the agent
+            await self.means.store.remove((self.record.id,))
+            self.record = self.record._replace(step=TaskStep.OVER)
+            await self._close(None)
             return
         record = self.record.at(TaskStep.SENT)._replace(a2a_task=task["id"], a2a_context=task.get("contextId", ""))
         try:
@@ -438,18 +467,23 @@ class TaskLifecycle:
         facts = {"error_code": error_code, "error_message": error_message, "result": result}
         await self._save(record.ended(state, self._now_s(), **facts))
         await self._close(refusal)
-        if record.a2a_task and record.a2a_state in TERMINAL:
+        task, as_said = record.a2a_task, TERMINAL.get(record.a2a_state, "")
+        if record.action:
+            task, as_said = record.id, state.value
+        if task and as_said:
             with suppress(Refusal):  # the owner store may be out; the owner's record is only kept longer then
-                mine = await self.means.tasks.mine(self.caller, record.target, (record.a2a_task,), namespace="a2a")
+                mine = await self.means.tasks.mine(self.caller, record.target, (task,), namespace="a2a")
                 for one in mine.values():
-                    await self.means.tasks.saw(one, TERMINAL[record.a2a_state], None)
+                    await self.means.tasks.saw(one, as_said, None)
 
     # --- permission and audit -----------------------------------------------------------------------------------------
 
     def _check(self, now: Snapshot, intent: AgentOperation) -> None:
         now_s = self._now_s()
         check_standing(self.means.switch, now, self.caller, intent.call, now_s)
-        question = sends(self.record.id, self.record.target, self.record.task_type, {}).call.question
+        record = self.record
+        asked = self._message() if record.action else sends(record.id, record.target, record.task_type, {})
+        question = asked.call.question
         decision = now.engine.reconsider(self.caller.chain, question.without_arguments, now_s)
         if not now.shadows(now_s):
             decision.or_refuse()

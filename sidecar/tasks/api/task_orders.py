@@ -118,7 +118,7 @@ class TaskOrders:
         record = Task(
             task_id, caller.binding, caller, *about, a2a_context=order.context, answers=order.answers, trace=trace
         )
-        return record if awaited is None else record.waits(awaited.name, awaited.deadline_s)
+        return record if awaited is None else record.waits(awaited.name, awaited.deadline_s, self.runner.means.seal())
 
     async def check_agent(self, now: Snapshot, caller: Caller, intent: AgentOperation) -> None:
         """Checks that the task could be sent, before anything is charged. Raises Refusal."""

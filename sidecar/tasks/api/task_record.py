@@ -10,8 +10,13 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
 
+import orjson
+
 from sidecar.errors import Reason
+from sidecar.protocols.a2a.operations import Version
+from sidecar.storage import UnreadableRecord
 from sidecar.storage.record_kind import RecordKind, record_codec
+from sidecar.storage.sealing import AesSeal
 from sidecar.vocabulary import Caller
 
 
@@ -70,11 +75,15 @@ STEPS: Final[Mapping[TaskStep, frozenset[TaskStep]]] = {
 
 class Task(NamedTuple):
     """One task. Times are seconds since the epoch; "" and None mean not known yet. `caller` is the chain on whose
-    behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is kept until it was sent.
-    `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values; `answers` is the agent's task that asked
-    for this one. `refused` is why its agent did not get or take it. `sender` identifies one attempt to send it.
-    `trace` is the trace context of the request that created it. A task that waits for a person names the request for
-    `approval`, and the time `approve_by` of its deadline; `approved_at` is when it went on."""
+    behalf it is sent, `owner` its binding; `target` is an agent's name. `input` is kept until it was sent; it is
+    `sealed` if the task waits for approval. `a2a_task`, `a2a_context` and `a2a_state` are the agent's own values;
+    `answers` is the agent's task that asked for this one. `refused` is why its agent did not get or take it. `sender`
+    identifies one attempt to send it. `trace` is the trace context of the request that created it. A task that waits
+    for a person names the request for `approval`, and the time `approve_by` of its deadline; `approved_at` is when it
+    went on.
+
+    A message of A2A that waits for approval is a task too, whose input are the parameters of its operation: `action`,
+    `version` and `extensions` are those that it came with. It is over once it was sent."""
 
     id: str
     owner: str
@@ -103,6 +112,10 @@ class Task(NamedTuple):
     approval: str = ""
     approve_by: float = 0.0
     approved_at: float = 0.0
+    sealed: str = ""
+    action: str = ""
+    version: Version = "1.0"
+    extensions: tuple[str, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -139,10 +152,22 @@ class Task(NamedTuple):
             return moved._replace(started_at=now_s)
         return moved._replace(completed_at=now_s) if moved.is_over else moved
 
-    def waits(self, approval: str, approve_by: float) -> Self:
-        """Returns the task as it waits for this approval."""
+    def waits(self, approval: str, approve_by: float, seal: AesSeal) -> Self:
+        """Returns the task as it waits for this approval: its input is stored for holders of the key alone."""
+        sealed = self.sealed or seal.sealed_text(orjson.dumps(self.input), self.id.encode()).decode()
         waiting = self.moved(TaskState.WAITING, self.created_at)
-        return waiting._replace(approval=approval, approve_by=approve_by, caller=replace(self.caller, token=""))
+        caller = replace(self.caller, token="")
+        return waiting._replace(approval=approval, approve_by=approve_by, caller=caller, input=None, sealed=sealed)
+
+    def input_in(self, seal: AesSeal) -> Mapping[str, Any]:
+        """Returns the input. Raises UnreadableRecord."""
+        if not self.sealed:
+            return self.input or {}
+        try:
+            opened: Mapping[str, Any] = orjson.loads(seal.opened_text(self.sealed, self.id.encode()))
+        except ValueError:
+            raise UnreadableRecord("the input of a task cannot be read: another key sealed it") from None
+        return opened
 
     def goes_on(self, now_s: float) -> Self:
         """Returns the task as it is sent, with its approval if it needed one."""
@@ -152,7 +177,7 @@ class Task(NamedTuple):
 
     def ended(self, state: TaskState, now_s: float, **facts: Any) -> Self:
         step = TaskStep.TELLING if self.callback_url else TaskStep.OVER
-        return self.moved(state, now_s).at(step)._replace(input=None, **facts)
+        return self.moved(state, now_s).at(step)._replace(input=None, sealed="", **facts)
 
 
 TASKS: Final = RecordKind("a task", record_codec(Task), key="a2a-tasks")

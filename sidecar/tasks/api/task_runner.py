@@ -1,5 +1,6 @@
 """Runs the tasks that this sidecar holds: a kind of job (`tasks/worker.py`) that another process may continue."""
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +14,7 @@ from sidecar.vocabulary import Caller
 
 FILE: Final = "file"  # the holder for records in a file, which no other process takes
 LOOK_EVERY_S: Final = 3.0
+RESERVED_S: Final = 12.0  # more than two progress notifications of a held call
 SHARE: Final = RecordShare()
 
 
@@ -23,6 +25,7 @@ class TaskRunner:
     holder: str
     held: HeldRecords[Task] = field(init=False)
     worker: Worker[TaskLifecycle] = field(init=False)
+    _reserved: dict[str, float] = field(default_factory=dict)
     _closing: bool = False
 
     def __post_init__(self) -> None:
@@ -45,11 +48,24 @@ class TaskRunner:
     def begin(self, record: Task, caller: Caller) -> None:
         """Begins a task that this process holds; beyond the bounds it waits for the next look."""
         jobs = self.worker.jobs
+        if self._reserved.get(record.id, 0.0) > asyncio.get_running_loop().time():
+            return
         if self._closing or record.id in jobs or len(jobs) >= SHARE.total:
             return
         if sum(other.record.owner == record.owner for other in jobs.values()) < SHARE.per_owner:
             course = TaskLifecycle(self.means, record, caller)
             self.worker.begin(record.id, course, course.run)
+
+    def reserve(self, task_id: str) -> None:
+        """Leaves a task for `RESERVED_S` to the request that waits with it, which reserves it again in time."""
+        now_s = asyncio.get_running_loop().time()
+        self._reserved = {known: until_s for known, until_s in self._reserved.items() if until_s > now_s}
+        self._reserved[task_id] = now_s + RESERVED_S
+
+    def release(self, record: Task) -> None:
+        """Begins a task that was reserved."""
+        self._reserved.pop(record.id, None)
+        self.begin(record, record.caller)
 
     def wake(self, record: Task) -> None:
         if (course := self.worker.jobs.get(record.id)) is not None:

@@ -2,15 +2,16 @@
 
 `request_reader.py` reads the operation and `task_ownership.py` looks up its tasks. After policy, limits and audit, the
 operation is sent to the agent; its answer is checked and written in the caller's version and binding
-(`response_writers.py`).
+(`response_writers.py`). A message that needs approval waits for it (`approval_wait.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -20,9 +21,20 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a import cards, request_reader
+from sidecar.gateway.frontends.a2a.approval_wait import (
+    KEEP_ALIVE_EVERY,
+    LOOK_EVERY_S,
+    HeldMessage,
+    HeldStream,
+    WaitingMessages,
+    hold,
+    refusal_event,
+    updates_in,
+    waits,
+)
 from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs, PushRewriter
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, CalledName, extensions_of, version_of
-from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonRpcWriter, ResponseWriter
+from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonRpcWriter, ResponseWriter, TaskWaits
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.a2a.task_pages import TaskPages
 from sidecar.gateway.reauthorization import end_of
@@ -33,8 +45,8 @@ from sidecar.http.server.body_admission import cost_of_wire
 from sidecar.http.server.response import WholeResponse
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards as documents, http
-from sidecar.protocols.a2a.errors import AgentError
-from sidecar.protocols.a2a.operations import CANCEL, CARD, LIST, RESUBSCRIBE, Operation
+from sidecar.protocols.a2a.errors import BY_REASON, AgentError
+from sidecar.protocols.a2a.operations import CANCEL, CARD, GET, LIST, RESUBSCRIBE, Operation
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
@@ -49,25 +61,30 @@ _UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED",
 
 class CheckedOperation(NamedTuple):
     """A permitted operation, with its agent and the tasks that it names, which are the caller's; or why the agent is
-    `unable` to carry it out for anyone."""
+    `unable` to carry it out for anyone. `held` is a message that needs approval."""
 
     agent: AgentUpstream
     owning: TaskOwnership
     unable: AgentError | None
+    held: HeldMessage | None = None
 
 
 class AgentExchange(WatchedExchange):
     """One decided operation at its agent. `dialect` writes its answers.
+
+    `held` is its message, if that needed approval. `told` are the ids of task and context with which the caller's
+    held stream began.
 
     The cost that an agent reports is final when the task has ended, and when it waits for its caller (`is_final`): the
     caller's next message is a call of its own, with its own cost.
     """
 
     is_final = False
+    told: tuple[str, str] | None = None
 
     def __init__(self, charged: Charged, timeout_s: float, open_exchanges: OpenExchanges) -> None:
         content: CheckedOperation = charged.content
-        self.agent, self.owning, self.lease = content.agent, content.owning, charged.lease
+        self.agent, self.owning, self.held, self.lease = content.agent, content.owning, content.held, charged.lease
         request, caller = charged.request, charged.caller
         self.request, self.caller, self.call, self.timeout_s = request, caller, self.owning.intent.call, timeout_s
         self.open, self.judged_by = open_exchanges, request.now
@@ -124,9 +141,22 @@ class AgentExchange(WatchedExchange):
             self.request.answered()
 
     async def failed(self, error: AgentError) -> web.StreamResponse:
-        self.request.answered()
-        self.request.tool_failed()
-        return await _whole(self.request, self.dialect.error(error))
+        request = self.request
+        request.answered()
+        request.tool_failed()
+        if self.held is not None:
+            self.held.why = error
+        if request.held is None:
+            return await _whole(request, self.dialect.error(error))
+        event = self.dialect.error_event(error)
+        await request.ended(200, len(event))
+        return await request.end_held(event)
+
+    def events_of(self, event: dict[str, Any]) -> Iterator[bytes]:
+        """Yields an agent's event as the caller is told it."""
+        operation = self.owning.intent.operation
+        for one in (event,) if self.told is None else updates_in(event, *self.told):
+            yield self.dialect.event(operation, one)
 
 
 @dataclass(slots=True)
@@ -134,6 +164,7 @@ class AgentFrontend:
     forwarder: Forwarder
     pushes: PushConfigs
     pages: TaskPages
+    messages: WaitingMessages
     folder: str = routing.AGENTS
     written: cards.CardText = field(default_factory=cards.CardText)
 
@@ -241,28 +272,60 @@ class AgentFrontend:
         if not request.now.speaks(agent.name, cards.TRANSPORT_OF[dialect.binding]):
             raise Refusal(Reason.ROUTE_UNKNOWN)
         owning, unable = TaskOwnership(self.forwarder.tasks, caller, intent), agent.unable(intent.operation)
+        held = None
         if unable is None:  # otherwise no task may be disclosed
             await owning.check()
             request.record.task_id = owning.task
+            if request.record.enforcement_point:
+                pass  # it waits for the decision alone
+            elif intent.sends and owning.unsent is not None:
+                raise TaskWaits(intent.operation, await self._unsent(owning), {})
+            elif decision.approvals and intent.sends and self._may_wait(request, caller):
+                held = HeldMessage(request, owning, self.messages)
+                request.wait = held.wait
         agent.account.breaker.check()
-        return _new(CheckedOperation, (agent, owning, unable))
+        return _new(CheckedOperation, (agent, owning, unable, held))
+
+    def _may_wait(self, request: RequestContext, caller: Caller) -> bool:
+        """Whether a message that needs approval becomes a task: it has an owner, who may know what it waits for."""
+        return not caller.is_anonymous and request.now.manner.disclosure == "reason"
+
+    async def _unsent(self, owning: TaskOwnership) -> dict[str, Any]:
+        """Returns a task whose message waits. An approved one goes on if its agent needs the caller. Raises Refusal."""
+        await self.messages.go_on(owning.task, owning.caller)
+        if (found := await self.messages.find(owning.task)) is None:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        return found
 
     async def carry_out(self, charged: Charged) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
         call that is refused before anything was sent to the agent costs nothing."""
-        agent, owning, unable = charged.content
+        agent, owning, unable, held = charged.content
         request, timeout_s, intent = charged.request, charged.timeout_s, owning.intent
         if unable is not None:
             return await _whole(request, request.dialect.error(unable))
         exchange = AgentExchange(
             charged, min(agent.timeout_s, timeout_s or agent.timeout_s), self.forwarder.oversight.open
         )
+        if owning.unsent is not None and (response := await self._while_unsent(exchange)) is not None:
+            return response
         pushing = PushRewriter(self.pushes, charged.caller, intent) if intent.pushes else None
         if intent.operation.streams:
             # lasts as long as the task, unless a budget ends it earlier
             exchange.endless, exchange.timeout_s = True, timeout_s
             with self.forwarder.places.place(charged.caller, request.now.settings.streams):
-                return await self._stream(exchange, pushing)
+                try:
+                    if held is not None:
+                        await held.take_over()
+                        exchange.told = held.ids
+                    return await self._stream(exchange, pushing)
+                except Refusal as refusal:
+                    if held is not None:
+                        held.why = refusal
+                    raise
+                finally:
+                    if held is not None:
+                        await held.give_up()
         with exchange:
             await agent.cards.prepare()
             if intent.operation is CARD:
@@ -270,7 +333,7 @@ class AgentFrontend:
             if intent.operation is LIST:
                 return await self._listed(exchange)
             try:
-                plain = pushing is None and not intent.context
+                plain = pushing is None and owning.is_plain
                 params = intent.params if plain else await _outward(exchange, pushing)
                 answer = await exchange.ask(params)
                 if isinstance(answer, AgentError):
@@ -288,6 +351,63 @@ class AgentFrontend:
             finally:
                 if pushing is not None:
                     await pushing.undo()
+
+    async def _while_unsent(self, exchange: AgentExchange) -> web.StreamResponse | None:
+        """Answers an operation on a task whose message waits for approval. Returns None once the agent has the task:
+        then the operation goes on there. Raises Refusal."""
+        request, owning, dialect = exchange.request, exchange.owning, exchange.dialect
+        operation, told = owning.intent.operation, None
+        exchange.lease.forwarded = True
+        if operation is RESUBSCRIBE:
+            with self.forwarder.places.place(exchange.caller, request.now.settings.streams):
+                return await self._until_sent(exchange)
+        if operation not in (GET, CANCEL):
+            return await exchange.failed(
+                AgentError(BY_REASON["UNSUPPORTED_OPERATION"].code, "the task waits for approval")
+            )
+        with exchange:
+            while owning.unsent is not None and told is None:
+                if operation is GET:
+                    told = await self._unsent(owning)
+                else:
+                    told = await self.messages.cancel(owning.task, exchange.caller)
+                if told is None:  # its message is being sent
+                    await asyncio.sleep(LOOK_EVERY_S)
+                    await owning.check()
+        if told is None:
+            return None
+        if operation is CANCEL and told["status"]["state"] != "TASK_STATE_CANCELED":
+            kind = BY_REASON["TASK_NOT_CANCELABLE"]
+            return await exchange.failed(AgentError(kind.code, kind.message))
+        return await _whole(request, dialect.result(operation, told))
+
+    async def _until_sent(self, exchange: AgentExchange) -> web.StreamResponse | None:
+        """Holds a stream on a task whose message waits. Returns None once that was sent."""
+        request, owning, loop = exchange.request, exchange.owning, exchange.request.loop
+        told, held = await self._unsent(owning), HeldStream()
+        outlet = await hold(request, partial(_refusal_event, request))
+        until_s, looks = loop.time() + request.now.settings.approvals.hold, 0
+        with exchange.streaming(held, outlet):
+            await outlet.write(exchange.dialect.event(RESUBSCRIBE, {"task": told}))
+            while waits(told) and loop.time() < until_s:
+                await held.rest()
+                if exchange.cut is not None:
+                    raise Refusal(exchange.cut)
+                looks += 1
+                if looks % KEEP_ALIVE_EVERY == 0:
+                    await outlet.write(KEEP_ALIVE)
+                if (found := await self.messages.find(owning.task)) is None:
+                    await owning.check()
+                    exchange.told = told["id"], told["contextId"]
+                    return None
+                if found["status"] != told["status"]:
+                    for event in updates_in({"task": found}, found["id"], found["contextId"]):
+                        await outlet.write(exchange.dialect.event(RESUBSCRIBE, event))
+                told = found
+        request.held = None
+        await request.ended(200, outlet.bytes_out)
+        await outlet.end()
+        return outlet.response
 
     async def _listed(self, exchange: AgentExchange) -> web.StreamResponse:
         async def ask(params: dict[str, Any]) -> dict[str, Any] | AgentError:
@@ -326,15 +446,17 @@ class AgentFrontend:
                 await agent.cards.prepare()
                 heard = await exchange.listen(await _outward(exchange, pushing))
             if isinstance(heard, AgentError):
-                return await exchange.failed(heard)
+                return await self._not_streamed(exchange, heard)
             async with aclosing(_begun(heard, exchange.clock(), agent.timeout_s)) as events:
                 with exchange:
                     first = await anext(events, None)
                     if first is None:
                         raise Refusal(Reason.UPSTREAM_FAILED, "its stream ended without an event")
                     if isinstance(first, AgentError):
-                        return await exchange.failed(first)
+                        return await self._not_streamed(exchange, first)
                     first = await exchange.admit(first)
+                    if exchange.held is not None:
+                        await exchange.held.settle(first)
                     if pushing is not None:
                         await pushing.settle(first)
                 return await self._passed_on(exchange, heard, events, first)
@@ -344,6 +466,20 @@ class AgentFrontend:
             if pushing is not None:
                 await pushing.undo()
 
+    async def _not_streamed(self, exchange: AgentExchange, error: AgentError) -> web.StreamResponse:
+        """Answers with an agent's error. A held stream on a task, which has ended meanwhile, gets its last state."""
+        request, owning = exchange.request, exchange.owning
+        if request.held is None or owning.intent.operation is not RESUBSCRIBE:
+            return await exchange.failed(error)
+        with exchange:
+            params = owning.outward({"id": owning.task})
+            answer = await exchange.agent.wire.ask(exchange.outgoing(params)._replace(operation=GET))
+            if isinstance(answer, AgentError):
+                return await exchange.failed(error)
+            events = b"".join(exchange.events_of(await owning.admit({"task": answer})))
+        await request.ended(200, len(events))
+        return await request.end_held(events)
+
     async def _passed_on(
         self,
         exchange: AgentExchange,
@@ -351,13 +487,15 @@ class AgentFrontend:
         events: AsyncGenerator[dict[str, Any] | AgentError | None, None],
         first: dict[str, Any],
     ) -> web.StreamResponse:
-        request, dialect, operation = exchange.request, exchange.dialect, exchange.owning.intent.operation
+        request, dialect = exchange.request, exchange.dialect
         called = _called(request)
         exchange.hear(first)
         sent = await request.open_outlet() if called is None else called.outlet()
+        request.held = None
         try:
             with exchange.streaming(heard, sent):
-                await sent.write(dialect.event(operation, first))
+                for said in exchange.events_of(first):
+                    await sent.write(said)
                 async for event in events:
                     if event is None:
                         await sent.write(KEEP_ALIVE)
@@ -369,7 +507,8 @@ class AgentFrontend:
                         break
                     else:
                         exchange.hear(event)
-                        await sent.write(dialect.event(operation, await exchange.admit(event)))
+                        for said in exchange.events_of(await exchange.admit(event)):
+                            await sent.write(said)
             exchange.heard_all()
             await request.ended(200, sent.bytes_out)
             await sent.end()
@@ -404,7 +543,7 @@ async def _outward(exchange: AgentExchange, pushing: PushRewriter | None) -> dic
     """Returns the parameters for the agent. Raises Refusal."""
     owning = exchange.owning
     params = owning.intent.params if pushing is None else await pushing.rewritten()
-    if owning.intent.context:
+    if owning.context:
         await owning.begin()
     return owning.outward(params)
 
@@ -455,6 +594,10 @@ async def _json(request: RequestContext, operation: Operation) -> Any:
     if not request.http.body_exists and operation in (CANCEL, RESUBSCRIBE):
         return {}
     return jsonrpc.parse_json(await request.body(a2a=True))
+
+
+async def _refusal_event(request: RequestContext, refusal: Refusal) -> bytes:
+    return refusal_event(request, refusal)
 
 
 async def _whole(request: RequestContext, told: Any) -> web.StreamResponse:

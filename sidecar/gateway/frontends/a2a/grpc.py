@@ -76,7 +76,7 @@ class GrpcWriter(ResponseWriter):
         self.error(error)
         return b""
 
-    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
+    def refusal(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         facts, word = facts_of(refusal, decision_id, manner), word_for(refusal)
         self._fail(
             response_writers.grpc_status(refusal), word, sentence_for(refusal, facts), [info_of(refusal, word, facts)]
@@ -84,7 +84,7 @@ class GrpcWriter(ResponseWriter):
         return ErrorResponse(refusal.answer.http if refusal.answer.http >= 400 else 400, b"", "application/grpc")
 
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
-        self.tell(refusal, decision_id, manner, "")
+        self.refusal(refusal, decision_id, manner, "")
         return b""
 
     def _fail(self, status: str, word: AgentErrorKind | None, message: str, infos: Sequence[dict[str, Any]]) -> None:

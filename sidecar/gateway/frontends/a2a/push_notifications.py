@@ -53,8 +53,8 @@ log = logging.getLogger("sidecar.gateway.push_notifications")
 IsAnothers = Callable[[str, str, str], Awaitable[bool]]
 """Reports whether a task at an agent belongs to another owner. Raises Refusal."""
 
-Shows = Callable[[str, str, dict[str, Any]], dict[str, Any]]
-"""Returns an agent's event as this owner may see it."""
+Shows = Callable[[str, str, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""Returns an agent's event as this owner may see it. Raises Refusal."""
 
 
 class Outbox(Protocol):
@@ -164,11 +164,11 @@ class PushConfigs:
     async def pushed(self, record: PushRecord, body: bytes) -> None:
         """Stores an agent's push for delivery. After it returns, a crash does not lose the push. Raises Refusal:
         MALFORMED_CALL, and what `Outbox.put` raises."""
-        event = _event(body)
+        event = await self.shows(record.owner, record.server, _event(body))
         task_id = _task_in(event)
         if not task_id or task_id != (record.task_id or await self._bound(record, task_id)):
             raise Refusal(Reason.MALFORMED_CALL, "this address is for another task")
-        said = _said(self.shows(record.owner, record.server, event), record.version)
+        said = _said(event, record.version)
         if said is None:
             return
         headers = [("Content-Type", _CONTENT_TYPES[record.version])]

@@ -141,6 +141,13 @@ def canonical(agent: str, operation: Operation, params: dict[str, Any]) -> Agent
     return _operate(agent, operation, _read(JsonRpcWriter("1.0"), operation, params), "1.0", ())
 
 
+def stored(
+    agent: str, operation: Operation, params: dict[str, Any], version: Version, extensions: tuple[str, ...]
+) -> AgentOperation:
+    """Returns an operation that was read before, from its canonical parameters."""
+    return _operate(agent, operation, params, version, extensions)
+
+
 def _given(
     operation: Operation,
     route: OperationRoute,

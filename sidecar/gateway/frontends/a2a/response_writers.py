@@ -41,6 +41,14 @@ _STATUS_OF: Final[Mapping[int, str]] = {
 _CODE_WORDS: Final[Mapping[int, str]] = {kind.code: kind.reason for kind in KINDS if -32700 <= kind.code <= -32600}
 
 
+class TaskWaits(Refusal):
+    """A message waits for approval. `task` is the answer to it, in the form that its `operation` has."""
+
+    def __init__(self, operation: Operation, task: dict[str, Any], data: Mapping[str, Any]) -> None:
+        super().__init__(Reason.APPROVAL_PENDING, "its task goes on when it is approved", data=data)
+        self.operation, self.task = operation, task
+
+
 def word_for(refusal: Refusal) -> AgentErrorKind | None:
     word = WORDS.get(refusal.reason)
     if refusal.reason is Reason.MALFORMED_CALL:
@@ -99,9 +107,18 @@ class ResponseWriter(ABC):
     def error_event(self, error: AgentError) -> bytes:
         """Returns an agent's error as the last event of a stream."""
 
-    @abstractmethod
     def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         """Returns a refusal as a complete answer."""
+        if not isinstance(refusal, TaskWaits):
+            return self.refusal(refusal, decision_id, manner, resource_metadata)
+        answer = {"task": refusal.task}
+        if refusal.operation.streams:
+            return ErrorResponse(200, self.event(refusal.operation, answer), EVENT_STREAM)
+        return self.result(refusal.operation, answer)
+
+    @abstractmethod
+    def refusal(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
+        """Returns a refusal as an error."""
 
     @abstractmethod
     def refusal_event(self, refusal: Refusal, decision_id: str, manner: DenyManner) -> bytes:
@@ -125,7 +142,7 @@ class JsonWriter(ResponseWriter):
     def error_event(self, error: AgentError) -> bytes:
         return _event(self._error(error)[1], self.error_event_name)
 
-    def tell(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
+    def refusal(self, refusal: Refusal, decision_id: str, manner: DenyManner, resource_metadata: str) -> ErrorResponse:
         facts = facts_of(refusal, decision_id, manner)
         status, body = self._refusal(refusal, facts, manner)
         return self._told(status, body, headers_of(refusal, facts, resource_metadata))

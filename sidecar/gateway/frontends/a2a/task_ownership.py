@@ -4,6 +4,9 @@ Before a call goes out, every task that it names must belong to its caller, and 
 claimed for it, under an id that no other owner has (`context_ids.py`). Before an answer reaches the caller, every task
 in it must belong to the caller, and the owner of a new one is recorded. A task of another owner and an unknown task are
 answered alike (threats G1-G3).
+
+A task whose first message waited for approval has an id of ours (`approval_wait.py`), which stays. Its caller's
+operations are sent with the agent's id, and answers about it are shown with ours.
 """
 
 from __future__ import annotations
@@ -35,6 +38,12 @@ _ABOUT_TASKS: Final = frozenset({"Task", "SendMessageResponse", "StreamResponse"
 # The members of a result that are about a task, and where each names it; "" is the result itself.
 _WHOLE: Final = {"": "id"}
 _MEMBERS: Final = {"task": "id", "message": "taskId", "statusUpdate": "taskId", "artifactUpdate": "taskId"}
+# The members of parameters and results that are ids of tasks, or hold some. A push configuration without an id of its
+# own has that of its task.
+_HOLD_TASKS: Final = frozenset(
+    {"id", "taskId", "referenceTaskIds", "task", "tasks", "status", "history", "message"}
+    | {"statusUpdate", "artifactUpdate", "configuration", "taskPushNotificationConfig", "configs"}
+)
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 _FIRST: Final = itemgetter(0)
 
@@ -42,7 +51,8 @@ _FIRST: Final = itemgetter(0)
 class TaskOwnership:
     """The tasks of one caller at one agent, for one operation. `mine` are those that it names, `known` is what became
     the caller's by this operation, `context` the context's id at the agent. `task` is the task that the operation
-    names, or that its answer began; "" for none.
+    names, or that its answer began; "" for none. `began` is the record of the task that began here with this message,
+    and `ours` are ids of the agent with those that its caller knows.
 
     An id has one owner at the agent, whatever tenant it was named under, and is refused under any other tenant: an
     agent may number tasks for each tenant separately, and the same id would be another owner's task there.
@@ -53,6 +63,8 @@ class TaskOwnership:
 
     mine: Mapping[str, OwnerRecord] = _NONE
     task = ""
+    began: OwnerRecord | None = None
+    ours: Mapping[str, str] = _NONE
 
     def __init__(self, tasks: TaskOwners, caller: Caller, intent: AgentOperation) -> None:
         self.tasks, self.caller, self.intent, self.context = tasks, caller, intent, intent.context
@@ -77,6 +89,9 @@ class TaskOwnership:
             self.mine = await self._mine(intent.tasks, TASKS)
             if any(task not in self.mine for task in intent.tasks):
                 raise Refusal(Reason.TASK_UNKNOWN)
+            if any(record.is_unsent and name != self.task for name, record in self.mine.items()):
+                raise Refusal(Reason.TASK_UNKNOWN)  # the agent does not have it yet
+            self.ours = {record.at_agent: name for name, record in self.mine.items() if record.at_agent}
             if intent.sends:
                 for record in self.mine.values():
                     await self.tasks.used(record)
@@ -94,9 +109,36 @@ class TaskOwnership:
 
     async def own(self, entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         mine = await self._mine([entry["id"] for entry in entries if entry.get("id")], TASKS)
-        return [self._contexts.shown(entry) for entry in entries if entry.get("id") in mine]
+        contexts = self._contexts
+        ours = {name: record.shown_as for name, record in mine.items() if record.shown_as}
+        return [contexts.shown(renamed(entry, ours)) for entry in entries if entry.get("id") in mine]
+
+    async def begin_here(self, task: str) -> None:
+        """Records a task of ours as the caller's, before it is told. Raises Refusal."""
+        await self._claim([TaskClaim(TASKS, task, here=True)], Reason.TASK_UNKNOWN)
+        del self.known[TASKS, task]  # it is none that the agent began
+
+    async def starts(self, task: str, context: str) -> None:
+        """Makes the operation's message the first one of a task that began here. Raises Refusal."""
+        self.began, self.task = (await self._mine((task,), TASKS)).get(task), task
+        if self.began is None:
+            raise Refusal(Reason.TASK_UNKNOWN)
+        self.context = self.context or context
+
+    @property
+    def unsent(self) -> OwnerRecord | None:
+        """The task that the operation is about, if only the sidecar has it."""
+        record = self.mine.get(self.task)
+        return record if record is not None and record.is_unsent else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the agent has the ids that the caller named."""
+        return not self.ours and not self.context
 
     def outward(self, params: dict[str, Any]) -> dict[str, Any]:
+        if self.ours:
+            params = renamed(params, {ours: name for name, ours in self.ours.items()})
         if self.context == self.intent.context:
             return params
         if self.intent.operation is LIST:
@@ -137,7 +179,7 @@ class TaskOwnership:
     async def begin(self) -> None:
         """Claims a context that the caller does not have yet, once nothing else can refuse the call. Of concurrent
         claims one succeeds. Raises Refusal: TASK_UNKNOWN, STORE_UNAVAILABLE."""
-        chosen = self.intent.context
+        chosen = self.intent.context or self.context
         if not chosen or not self.intent.sends:
             return
         try:
@@ -153,7 +195,8 @@ class TaskOwnership:
         another owner."""
         call = self.intent.call
         if self.caller.is_anonymous:
-            for namespace, name, _ in claims:
+            for claim in claims:
+                namespace, name = claim[:2]
                 if await self.tasks.is_anothers("", call.upstream, name, namespace=namespace):
                     raise Refusal(otherwise)
                 self.known[namespace, name] = None
@@ -175,6 +218,8 @@ class TaskOwnership:
         """Returns a result, or one event, about the caller's tasks, as the caller may see it; new tasks in it are
         recorded. Lists are read by `task_pages.py`. Raises Refusal."""
         intent, response = self.intent, self.intent.operation.response
+        if self.ours:
+            result = renamed(result, self.ours)
         if intent.operation is PUSH_LIST:
             return result
         named = _named(response, result)
@@ -186,13 +231,18 @@ class TaskOwnership:
             if task and task not in intent.tasks:
                 if not intent.sends:
                     raise Refusal(Reason.RESPONSE_REFUSED, "it answers with another task")
-                self._begin(claims, TaskClaim(TASKS, task, ended))
+                self._begin(claims, TaskClaim(TASKS, task, ended, shown_as=self.began.task_id if self.began else ""))
             if len(context) > MAX_ID_CHARS:
                 raise Refusal(Reason.RESPONSE_REFUSED, f"its context id is of more than {MAX_ID_CHARS} characters")
             if context and context != self.context and intent.sends:
                 self._begin(claims, TaskClaim(CONTEXTS, contexts.key(context), ENDLESS))
         if claims:
             await self._claim(claims, Reason.RESPONSE_REFUSED)
+            if self.began is not None and not self.ours and (begun := [one for one in claims if one.shown_as]):
+                self.began = self.known[TASKS, self.began.task_id] = await self.tasks.sent(self.began, begun[0].task_id)
+                self.ours = {begun[0].task_id: self.began.task_id}
+                result = renamed(result, self.ours)
+                named = _named(response, result)
         for task, _, ended in named:
             if task and ended and not ((record := self.known.get((TASKS, task))) and record.state):
                 await self._ended(task, ended)
@@ -202,7 +252,7 @@ class TaskOwnership:
     def _begin(self, claims: list[TaskClaim], claim: TaskClaim) -> None:
         """Adds a claim of a new task or context. One message begins one task in one context (A2A 1.0, 3.1.2); otherwise
         an agent could name ever more tasks and evict the oldest ones of the caller."""
-        namespace, name, _ = claim
+        namespace, name = claim[:2]
         if (namespace, name) in self.known or claim in claims:
             return
         begun = list(map(_FIRST, claims))
@@ -220,6 +270,26 @@ class TaskOwnership:
             record = self.mine.get(task) or (await self._mine((task,), TASKS)).get(task)
         if record is not None:
             await self.tasks.saw(record, state, None)
+
+
+async def shown_to(tasks: TaskOwners, owner: str, agent: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Returns an agent's event, which it pushed, with the ids that the owner of its task knows. Raises Refusal."""
+    named = [task for task, _, _ in _named("StreamResponse", event) if task]
+    ours = await tasks.shown_as(owner, agent, named, namespace=TASKS)
+    shown: dict[str, Any] = ContextIds(tasks.secret, owner, agent).shown(renamed(event, ours))
+    return shown
+
+
+def renamed(said: Any, names: Mapping[str, str]) -> Any:
+    """Returns canonical parameters, a result or an event with other ids of tasks; texts and data are not read."""
+    if type(said) is list:
+        return [renamed(one, names) for one in said]
+    if type(said) is str:
+        return names.get(said, said)
+    if type(said) is not dict:
+        return said
+    changed = {name: renamed(said[name], names) for name in _HOLD_TASKS & said.keys()}
+    return {**said, **changed}
 
 
 def _named(message: str, result: Mapping[str, Any]) -> list[tuple[str, str, str]]:

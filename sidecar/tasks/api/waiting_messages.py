@@ -1,0 +1,175 @@
+"""Keeps messages of A2A that wait for approval as tasks, which the worker carries out when they are approved.
+
+Each is a task of ours, which its caller reads over A2A (`gateway/frontends/a2a/approval_wait.py`). Its record is kept
+until the message was sent, under an owner of its own, so that the task API does not list it; from then on the agent has
+the task, and the record of its owner both ids.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+
+from sidecar.errors import Reason, Refusal
+from sidecar.gateway.approvals import ApprovalRecord, ApprovalState
+from sidecar.gateway.frontends.a2a.approval_wait import APPROVAL, AUTH_REQUIRED, said_of
+from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
+from sidecar.protocols.a2a.errors import AgentError
+from sidecar.tasks.api.task_lifecycle import UNKNOWN_WHETHER_SENT
+from sidecar.tasks.api.task_record import Task, TaskState, TaskStep, moment
+from sidecar.tasks.api.task_runner import TaskRunner
+from sidecar.vocabulary import Caller, skill_in
+
+PURPOSE: Final = b"sidecar/waiting-message/1\0"
+STATES: Final[Mapping[TaskState, str]] = {
+    TaskState.PENDING: "TASK_STATE_SUBMITTED",
+    TaskState.WAITING: AUTH_REQUIRED,
+    TaskState.COMPLETED: "TASK_STATE_COMPLETED",
+    TaskState.FAILED: "TASK_STATE_FAILED",
+    TaskState.CANCELLED: "TASK_STATE_CANCELED",
+}
+
+
+@dataclass(slots=True)
+class WaitingMessages:
+    runner: TaskRunner
+
+    async def begin(
+        self, owning: TaskOwnership, approval: ApprovalRecord, *, trace: str, reserve: bool
+    ) -> dict[str, Any]:
+        """Stores a message that waits for an approval, and returns its task; the same message has the same one. With
+        `reserve` the request waits with it, and sends it. Raises Refusal."""
+        means, intent, caller = self.runner.means, owning.intent, owning.caller
+        call, now_s = intent.call, means.live.clock()
+        about = [caller.binding, call.upstream, intent.params["message"]["messageId"], approval.name]
+        digest = hmac.digest(means.tasks.secret, PURPOSE + orjson.dumps(about), "sha256")
+        task_id = str(UUID(bytes=digest[:16], version=4))
+        await owning.begin_here(task_id)
+        task_type, until_s = skill_in(intent.params), now_s + means.rules.keep_s
+        record = Task(task_id, _owner(caller), caller, call.upstream, task_type, now_s, until_s, intent.params)
+        record = record._replace(
+            trace=trace,
+            a2a_context=intent.context or str(UUID(bytes=digest[16:], version=4)),
+            action=call.method,
+            version=intent.version,
+            extensions=intent.extensions,
+        ).waits(approval.name, approval.deadline_s, means.seal())
+        if reserve:
+            self.runner.reserve(task_id)
+        if not await self.runner.add(record):
+            record = await means.store.get(task_id) or record
+        elif not reserve:
+            self.runner.begin(record, record.caller)
+        return self._shown(record)
+
+    def reserve(self, task_id: str) -> None:
+        """Leaves a message to its request for some more seconds."""
+        self.runner.reserve(task_id)
+
+    async def release(self, task_id: str) -> None:
+        """Leaves a reserved message to the worker."""
+        if (record := await self._find(task_id)) is not None:
+            self.runner.release(record)
+
+    async def find(self, task_id: str) -> dict[str, Any] | None:
+        """Returns the task of a message as it stands; None if the message was sent. Raises Refusal."""
+        record = await self._find(task_id)
+        return None if record is None else self._shown(record)
+
+    async def cancel(self, task_id: str, caller: Caller) -> dict[str, Any] | None:
+        """Ends a message that was not sent and withdraws its request for approval. Returns its task; None if it is
+        being sent, or was. Raises Refusal."""
+        while (record := await self._find(task_id)) is not None:
+            if record.is_over:
+                return self._shown(record)
+            if record.step is not TaskStep.UNSENT:
+                return None
+            if (ended := await self.runner.end(record, TaskState.CANCELLED)) is not None:
+                await self.runner.means.stages.approvals.withdraw(record.approval, caller)
+                await self._owner_saw(ended)
+                return self._shown(ended)
+        return None
+
+    async def go_on(self, task_id: str, caller: Caller) -> None:
+        """Sends an approved message whose agent receives its caller's own token, with the token of this request."""
+        record = await self._find(task_id)
+        if record is None or record.state is not TaskState.WAITING or not caller.token:
+            return
+        approval = await self.runner.means.stages.approvals.find(record.approval)
+        if approval is not None and approval.state is ApprovalState.APPROVED:
+            self.runner.go_on(record, caller)
+
+    async def take_over(self, task_id: str) -> bool:
+        """Marks a message as being sent by its request. Returns False if that is too late."""
+        record = await self._find(task_id)
+        if record is None or record.step is not TaskStep.UNSENT or record.is_over:
+            return False
+        sending = record.goes_on(self.runner.means.live.clock()).at(TaskStep.SENDING)
+        return await self.runner.means.store.replace(sending._replace(revision=record.revision + 1))
+
+    async def settle(self, task_id: str, first: Mapping[str, Any]) -> None:
+        """Records the agent's first answer to a message that its request sent. Raises Refusal."""
+        if "message" not in first:
+            await self.runner.means.store.remove((task_id,))
+        else:
+            result = {"artifacts": [], "message": first["message"]}
+            await self._end(task_id, TaskState.COMPLETED, result=result)
+
+    async def fail(self, task_id: str, why: Refusal | AgentError | None) -> None:
+        """Ends a message that its request could not send, or of which it is not known. Raises Refusal."""
+        if isinstance(why, Refusal):
+            facts = {"error_code": why.answer.seed, "error_message": why.answer.message, "refused": why.reason}
+        elif why is not None:
+            facts = {"error_code": "ExecutionFailed", "error_message": why.kind.message}
+            facts["refused"] = Reason.UPSTREAM_FAILED
+        else:
+            facts = {"error_code": "ExecutionFailed", "error_message": UNKNOWN_WHETHER_SENT}
+        await self._end(task_id, TaskState.FAILED, **facts)
+
+    async def _end(self, task_id: str, state: TaskState, **facts: Any) -> None:
+        if (record := await self._find(task_id)) is not None and not record.is_over:
+            ended = record.ended(state, self.runner.means.live.clock(), **facts)
+            await self.runner.means.store.replace(ended._replace(revision=record.revision + 1))
+            await self._owner_saw(ended)
+
+    async def _owner_saw(self, record: Task) -> None:
+        tasks = self.runner.means.tasks
+        mine = await tasks.mine(record.caller, record.target, (record.id,), namespace="a2a")
+        for one in mine.values():
+            await tasks.saw(one, record.state.value, None)
+
+    async def _find(self, task_id: str) -> Task | None:
+        record = await self.runner.means.store.get(task_id)
+        return record if record is not None and record.action else None
+
+    def _shown(self, record: Task) -> dict[str, Any]:
+        """Returns the task in canonical form."""
+        state, metadata, text = STATES.get(record.state, "TASK_STATE_SUBMITTED"), {}, record.error_message
+        if record.state is TaskState.WAITING:
+            page, deadline = self.runner.means.live.current.settings.approvals.page, moment(record.approve_by)
+            about = {"id": record.approval, "answer_before": deadline}
+            text = f"A person must approve this message before {deadline} (approval {record.approval})"
+            if page is not None:
+                about["page"] = f"{page}{record.approval}"
+                text = f"{text}: {about['page']}"
+            metadata[APPROVAL] = about
+        elif record.refused is not None:
+            metadata[APPROVAL] = {"id": record.approval, "reason": record.refused.value}
+            if record.refused is Reason.APPROVAL_REFUSED:
+                state = "TASK_STATE_REJECTED"
+        status: dict[str, Any] = {"state": state, "timestamp": moment(record.completed_at or record.created_at)}
+        if record.result is not None:
+            status["message"] = record.result["message"]
+        elif text:
+            status["message"] = said_of(record.id, record.a2a_context, record.state, text)
+        task: dict[str, Any] = {"id": record.id, "contextId": record.a2a_context, "status": status}
+        return {**task, "metadata": metadata} if metadata else task
+
+
+def _owner(caller: Caller) -> str:
+    return f"message/{caller.binding}"
