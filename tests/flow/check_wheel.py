@@ -4,12 +4,15 @@ Built here, installed without its dependencies into an environment of its own th
 from this one: so nothing is downloaded, and no file of the repository can help.
 """
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
 import threading
+import urllib.request
 import zipfile
 from pathlib import Path
 
@@ -62,6 +65,9 @@ def test_it_holds_the_program_and_what_is_shipped_and_nothing_else_and_its_code_
     repository = [*(ROOT / "models").rglob("*.*"), *(ROOT / "policies").rglob("*.*")]
     shipped = {name for name in names if "/_shipped/" in name}
     assert shipped == {f"sidecar/_shipped/{path.relative_to(ROOT)}" for path in repository}
+    console = ROOT / "sidecar" / "admin" / "console"
+    files = [path for folder in ("templates", "static") for path in (console / folder).rglob("*.*")]
+    assert {path.relative_to(ROOT).as_posix() for path in files} <= set(names)
     where = run(elsewhere, "python", "-c", "import sidecar; print(sidecar.__file__)")
     assert Path(where).is_relative_to(elsewhere)
 
@@ -92,3 +98,30 @@ def test_it_shows_the_demo(elsewhere: Path) -> None:
     shown = run(elsewhere, "sidecar", "demo")
     for outcome in ("Allowed", "Denied", "Bad arguments", "Rate-limited"):
         assert outcome in shown
+
+
+def test_the_demo_stays_with_its_console_until_it_is_interrupted(elsewhere: Path) -> None:
+    command = [elsewhere / "venv" / "bin" / "sidecar", "demo", "--stay"]
+    with subprocess.Popen(command, cwd=elsewhere, env=ENVIRON, stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        deadline = threading.Timer(READY_WITHIN_S, demo.kill)
+        deadline.start()
+        try:
+            said = ""
+            while "Calls go on" not in said:
+                line = demo.stdout.readline()
+                assert line, said
+                said += line
+            found = re.search(r"The console: (http://\S+/console/)\nIts key: +(\S+)", said)
+            assert found
+            headers = {"Accept": "application/json", "Authorization": f"Bearer {found[2]}"}
+            request = urllib.request.Request(f"{found[1]}now", headers=headers)
+            with urllib.request.urlopen(request, timeout=30) as response:
+                assert json.loads(response.read())["minute"]["calls"] >= 7
+            demo.send_signal(signal.SIGINT)
+            assert "was changed, removed" in demo.stdout.read()
+            assert demo.wait(READY_WITHIN_S) == 0
+        finally:
+            deadline.cancel()
+            if demo.poll() is None:
+                demo.kill()

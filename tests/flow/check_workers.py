@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from aiohttp import web
 
 from sidecar.cli.free_ports import free_ports
 from tests.flow.idp import bearer
+from tests.flow.openid import openid_provider
+from tests.flow.test_console_oidc import OIDC
 from tests.flow.test_kill import KEY, Client, process
 from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, STATELESS, Upstream, listening, request, stateless, until
 from tests.valkey import Valkey, running_valkey
@@ -220,19 +222,24 @@ async def test_the_status_on_one_screen_names_the_workers(workers: Workers) -> N
 async def test_a_login_to_the_console_holds_at_each_worker_and_its_pages_are_of_all() -> None:
     (port,) = free_ports(1)
     credentials = "credentials: [{role: operator, secret_path: op.key}]"
-    admin = f'admin: {{listen: "127.0.0.1:{port}", console: {{enabled: true}}, {credentials}}}\n'
     key, base = "4f1c9f0b7a6d4e52b8c3d1a09e7f6b5c", f"http://127.0.0.1:{port}/console"
 
     async def anew(verb: str, path: str, **more: Any) -> tuple[int, str, str]:
-        """The answer on a connection of its own, which any of the workers may accept."""
+        """The answer on a connection of its own, which any of the workers may accept; in place of its text, where it
+        leads to."""
         headers = {"Accept": "text/html", "Origin": f"http://127.0.0.1:{port}", **more.pop("headers", {})}
         async with (
             aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http,
             http.request(verb, f"{base}{path}", headers=headers, allow_redirects=False, **more) as response,
         ):
-            return response.status, await response.text(), response.headers.get("Set-Cookie", "")
+            text = await response.text()
+            return response.status, response.headers.get("Location", text), response.headers.get("Set-Cookie", "")
 
-    async with serving(3, rest=admin, files={"op.key": key}) as three:
+    async with AsyncExitStack() as stack:
+        provider = await stack.enter_async_context(openid_provider(secret=""))
+        console = "{" + OIDC % (provider.url, "") + "}"
+        admin = f'admin: {{listen: "127.0.0.1:{port}", console: {console}, {credentials}}}\n'
+        three = await stack.enter_async_context(serving(3, rest=admin, files={"op.key": key}))
         assert await three.ask_anew("search_code", 24) == {200: 24}
         logins = [(await anew("POST", "/login", data={"key": key}))[2].partition(";")[0] for _ in range(6)]
         for cookie in logins:
@@ -264,6 +271,13 @@ async def test_a_login_to_the_console_holds_at_each_worker_and_its_pages_are_of_
         events = [one["control"] for found in three.records().values() for one in found if one["event"] == "control"]
         told = Counter(event["what"] for event in events if event["what"].startswith("console"))
         assert told == {"console-login": 6, "console-logout": 6}
+        for _ in range(6):  # begun at one worker, and come back to another
+            _, address, begun = await anew("GET", "/oidc/login")
+            async with aiohttp.ClientSession() as http, http.get(address, allow_redirects=False) as sent:
+                back = sent.headers["Location"].removeprefix(base)
+            status, _, cookie = await anew("GET", back, headers={"Cookie": begun.partition(";")[0]})
+            assert (status, cookie.partition("=")[0]) == (200, f"sidecar-console-{port}")
+        assert provider.refused == []
 
 
 async def test_calls_of_all_workers_are_seen_where_the_log_has_no_file() -> None:
