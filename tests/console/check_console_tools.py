@@ -1,0 +1,75 @@
+"""What can be done on the pages Tools and Kill switch: pins side by side, switches, disabled principals."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from sidecar.upstreams.mcp.pins import pin_of
+from sidecar.upstreams.mcp.pins_file import file_of
+from tests.console.browser import PHONE, ConsoleBrowser
+from tests.console.scene import HOSTILE, Scene
+
+LIVE_S = 1.0
+PINNED = {"name": "get_issue", "description": "Read one issue", "inputSchema": {"type": "object", "properties": {}}}
+
+
+@pytest.fixture
+def changed(scene: Scene) -> Iterator[None]:
+    """A tool that was approved as it is no longer."""
+    pin = pin_of(PINNED, at="2026-11-01T08:00:00Z", by="alice")
+    assert pin is not None
+    file = scene.served.folder / "policies" / "pins.yaml"
+    file.write_text(file_of({"issues": {"get_issue": pin}}))
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+def press(browser: ConsoleBrowser, words: str) -> None:
+    (found,) = [one for one in browser.all("main button") if one.text == words]
+    found.click()
+
+
+def test_a_changed_tool_appears_and_is_shown_beside_its_pin(
+    scene: Scene, browser: ConsoleBrowser, changed: None
+) -> None:
+    browser.open("/console/tools")
+    browser.until(lambda: " changed" in browser.text("tbody"))
+    browser.open("/console/tools/issues/get_issue")
+    assert "Read one issue" in browser.text("del") + browser.text("table.sides")
+    assert browser.all("table.sides ins") and browser.all("table.sides del")
+    assert "sidecar mcp tools issues get_issue --pin" in browser.text() and "+++ b/policies/pins.yaml" in browser.text()
+    browser.resize(PHONE)
+    assert browser.overflow() == 0 and browser.barriers() == []
+
+
+def test_a_tool_is_switched_off_and_on(scene: Scene, browser: ConsoleBrowser) -> None:
+    browser.open("/console/tools/github/get_file")
+    browser.find("#reason").send_keys(f"looks wrong {HOSTILE}")
+    browser.find("#span option:nth-child(3)").click()
+    press(browser, "Switch the tool off")
+    browser.until(lambda: "The tool is switched off by admin:olga" in browser.text())
+    assert HOSTILE in browser.text() and scene.call("get_file", {"path": "README.md"}) == 403
+    browser.open("/console/switches")
+    browser.until(lambda: "tool:github/get_file" in browser.text())
+    assert browser.barriers() == []
+    press(browser, "Switch on")
+    browser.until(lambda: "It is switched on" in browser.text())
+    assert scene.call("get_file", {"path": "README.md"}) == 200
+
+
+def test_a_principal_is_disabled_and_another_window_hears_of_it(scene: Scene, browser: ConsoleBrowser) -> None:
+    browser.open("/console/switches")
+    browser.find("#principal").send_keys("nhi:plannner")
+    press(browser, "Disable")
+    browser.until(lambda: "Nothing here names" in browser.text())
+    assert browser.barriers() == []
+    browser.find(".notice a").click()
+    browser.until(lambda: browser.find("#principal").get_attribute("value") == "nhi:planner")
+    press(browser, "Disable")
+    browser.until(lambda: "is disabled" in browser.text(".notice"))
+    assert scene.call("get_file", {"path": "README.md"}) == 403
+    press(browser, "Enable")
+    browser.until(lambda: "is enabled" in browser.text(".notice"))
+    assert scene.call("get_file", {"path": "README.md"}) == 200
