@@ -39,8 +39,8 @@ TAKEN_S: Final = 5.0  # longest wait for an agent to take a task
 LOOK_S, SLOWEST_LOOK_S = 0.01, 0.2
 TICK_S: Final = 0.5
 GIVEN_UP: Final = "an operator gave it up"
-PAGE: Final = 100
-MAX_LOOKED_AT: Final = 2_000  # for one request: the next page continues where it ended
+PAGE: Final = 25
+MAX_LOOKED_AT, MAX_LOOK_S = 2_000, 0.15  # for one request: the next page continues where it ended
 DEFAULT_LIMIT: Final = 20
 MAX_LIMIT: Final = 200
 MAX_OFFSET: Final = 1_000_000
@@ -93,7 +93,8 @@ class OperatorApi:
         return agent_in_full(await self._agent(name), self._definition(name))
 
     async def runs(self, wanted: RunQuery) -> models.Runs:
-        """A page of runs, newest first. Raises Refusal: UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
+        """A page of runs, newest first; a shorter one with `next_offset` if few among many runs match. Raises Refusal:
+        UPSTREAM_UNKNOWN, STORE_UNAVAILABLE."""
         targets = list(self._definitions)
         if wanted.agent:
             self._definition(wanted.agent)
@@ -102,8 +103,10 @@ class OperatorApi:
             return await self._active(wanted, targets)
         found: list[Execution] = []
         at, last = wanted.offset, wanted.offset + MAX_LOOKED_AT
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + MAX_LOOK_S
         narrow = wanted.schedule or wanted.owner or (wanted.status and wanted.state)  # stores do not filter by these
-        while len(found) < wanted.limit and at < last:
+        while len(found) < wanted.limit and at < last and (at == wanted.offset or now_s() < until_s):
             size = PAGE if narrow else wanted.limit - len(found)
             page, total = await self.executions.page(None, targets, wanted.status or wanted.state or None, size, at)
             begins, at = at, at + size  # unreadable runs count too

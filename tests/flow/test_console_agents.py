@@ -248,6 +248,25 @@ async def test_tasks_of_all_callers_are_filtered_and_paged(made: tuple[World, Br
     assert (await browser.get("/console/agents/tasks?agent=nobody"))[0] == 404
 
 
+async def test_names_of_callers_and_types_of_their_tasks_stay_text(tmp_path: Path) -> None:
+    caller, text = "nhi:<img/src=x/onerror=alert(1)>", "nhi:&lt;img/src=x/onerror=alert(1)&gt;"
+    files = {"policies/nhi_to_nhi.csv": "p, *, nhi:echo, use, -, -, -, allow\n"}
+    async with browsed(tmp_path, settings=SETTINGS + AGENTS, files=files, principal=caller) as (running, browser):
+        await browser.log_in()
+        order = {"target_agent_id": "echo", "task_type": EVIL, "input": {"prompt": "x"}}
+        async with running.http.post(f"{running.url}/a2a/tasks", json=order) as response:
+            assert response.status == 201
+        async with asyncio.timeout(PATIENCE_S):
+            while not (rows := (await data(browser, "agents/tasks?state=completed"))["rows"]):
+                await asyncio.sleep(0.02)
+        page = await shown(browser, "agents/tasks")
+        assert text in page and SHOWN in page
+        for path in ("agents/runs", "agents/programs/echo", "agents", f"agents/runs/{rows[0]['run_id']}"):
+            page = await shown(browser, path)
+            assert caller not in page and (text in page or path == "agents"), path
+        assert (await data(browser, f"agents/runs?owner={quote(caller)}"))["rows"][0]["caller"] == [caller]
+
+
 async def test_a_viewer_looks_and_does_not_act(made: tuple[World, Browser]) -> None:
     _, browser = made
     run = await acted(browser, "agents/programs/slow/run")

@@ -1,6 +1,7 @@
 """Sends the data of a page to the browsers that show it, each time it changes."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -10,6 +11,8 @@ from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
 from sidecar.errors import Refusal
 
 LOOK_S: Final = 0.5
+REST: Final = 3
+"""How many times as long as a look takes nothing is looked at: of views that cost much."""
 
 
 async def watched(
@@ -23,11 +26,13 @@ async def watched(
     view = (asked.path, asked.query.with_changes({}), asked.role, asked.person if is_personal else None)
     before: Mapping[str, Any] | None = None
     while True:
+        began_s = time.monotonic()
         try:
             found = await asked.shared(view, LOOK_S / 2, partial(page, asked))
         except (ConsoleFault, Refusal):
             found = before or {}
+        took_s = time.monotonic() - began_s
         is_news = found and found != before and not (before is None and asked.is_seen(found))
         yield StreamEvent(event, found, template) if is_news else None
         before = found
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(max(LOOK_S, REST * took_s))
