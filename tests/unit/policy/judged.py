@@ -5,7 +5,9 @@
 Everything is drawn from one random source: a model (matcher, effect, domains, order of columns), rows, roles, sets,
 token roles, and requests. Every answer is held against plain pycasbin over the same model and rows with its own role
 manager; what it names as the deciding rule must be among ours, and, under the shipped effect, our reason must be what
-second runs without clock and without conditions say. A difference ends the run with everything needed to repeat it.
+second runs without clock and without conditions say. Some rows that allow demand an approval, of which pycasbin knows
+nothing: they change no answer, and each that matches alone must be among those that the decision waits for. A
+difference ends the run with everything needed to repeat it.
 """
 
 import argparse
@@ -13,7 +15,7 @@ import random
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -65,7 +67,8 @@ COLUMNS = ("sub", "obj", "act", "expires_at", "max_calls_per_hour", "when", "eft
 
 @dataclass(frozen=True)
 class Case:
-    """One model and policy. `rows` are in the order of `columns`; `roles` with domains where the model has them."""
+    """One model and policy. `rows` are in the order of `columns`, those at `asking` demand an approval; `roles` with
+    domains where the model has them."""
 
     conf: str
     effect: str
@@ -74,6 +77,7 @@ class Case:
     roles: tuple[tuple[str, ...], ...]
     sets: tuple[tuple[str, str], ...]
     by_domain: bool
+    asking: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,16 @@ def drawn_case(rng: random.Random) -> Case:
     links = [(obj, name) for obj in ASKED for name in ("set:m", "set:n")] + [("set:n", "set:m")]
     sets = [rng.choice(links) for _ in range(rng.randint(0, 4))]
     conf = _conf(rng, effect, columns, by_domain)
+    allows = [at for at, row in enumerate(rows) if row[columns.index("eft")] == "allow"]
     return Case(
-        conf, effect, tuple(columns), tuple(rows), tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(sets)), by_domain
+        conf=conf,
+        effect=effect,
+        columns=tuple(columns),
+        rows=tuple(rows),
+        roles=tuple(dict.fromkeys(roles)),
+        sets=tuple(dict.fromkeys(sets)),
+        by_domain=by_domain,
+        asking=frozenset(at for at in allows if rng.random() < 0.3),
     )
 
 
@@ -154,7 +166,8 @@ def _conf(rng: random.Random, effect: str, columns: Sequence[str], by_domain: bo
 
 def ours(case: Case, folder: Path, engine: EngineName) -> Engine:
     quoted = [", ".join(f'"{cell}"' if "," in cell else cell for cell in row) for row in case.rows]
-    rows = "".join(f"p, {row}\n" for row in quoted)
+    notes = [f"#: id=r{at} approval=role:p\n" if at in case.asking else "" for at in range(len(quoted))]
+    rows = "".join(f"{note}p, {row}\n" for note, row in zip(notes, quoted, strict=True))
     links = [f"g, {', '.join(link)}\n" for link in case.roles] + [f"g2, {', '.join(link)}\n" for link in case.sets]
     models = write(
         folder / "models", {f"{kind}.conf": case.conf for kind in ("agent_to_tool", "user_to_nhi", "nhi_to_nhi")}
@@ -199,10 +212,7 @@ class Judge:
         conf = case.conf.replace(f"e = {case.effect}", f"e = {effect}") if effect else case.conf
         model.load_model_from_text(conf)
         enforcer = casbin.Enforcer(model)
-        act = case.columns.index("act")
-        model["p"]["p"].policy = [
-            [expanded(cell) if at == act else cell for at, cell in enumerate(row)] for row in case.rows
-        ]
+        model["p"]["p"].policy = casbin_rows(case)
         granted = [(who.name, role, *([domain_of(who)] if case.by_domain else [])) for role in who.roles]
         for link in dict.fromkeys([*case.roles, *granted]):
             enforcer.add_named_grouping_policy("g", *link)
@@ -211,6 +221,11 @@ class Judge:
         for name, function in {"who": who_, "glob": glob, "globs": globs, "live": live, "holds": holds}.items():
             enforcer.add_function(name, function)
         return enforcer
+
+
+def casbin_rows(case: Case) -> list[list[str]]:
+    act = case.columns.index("act")
+    return [[expanded(cell) if at == act else cell for at, cell in enumerate(row)] for row in case.rows]
 
 
 def expanded(actions: str) -> str:
@@ -239,9 +254,19 @@ def difference(case: Case, engine: Engine, judge: Judge, asked: Request, *, reas
     said = dict(zip(case.columns, named, strict=False))
     if named and (said["sub"], said["obj"], said["act"], said["eft"]) not in mine:
         return f"pycasbin names {named}, ours are {mine}"
+    waiting = {int(rule.id.removeprefix("r")) for rule in decision.approvals}
+    if waiting != (demanded(case, asked, named) if allowed and (reasons or waiting) else set()):
+        return f"it waits by rows {waiting}"
     if reasons and case.effect == EFFECTS[0] and decision.reason != (told := judge.reason(asked)):
         return f"ours says {decision.reason}, second runs say {told}"
     return ""
+
+
+def demanded(case: Case, asked: Request, named: Sequence[str]) -> set[int]:
+    """The rows whose demand counts in an allowed call: those that allow it alone, or the one that decides."""
+    if case.effect == EFFECTS[2]:
+        return {casbin_rows(case).index(list(named))} & case.asking
+    return {at for at in case.asking if Judge(replace(case, rows=(case.rows[at],))).answer(asked)[0]}
 
 
 def judged(rng: random.Random, requests: int, *, reasons: bool, by: EngineName = "compiled") -> int:
