@@ -12,6 +12,8 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import merge
+from itertools import islice, zip_longest
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from sidecar.gateway.kill_switch import is_name
@@ -41,13 +43,13 @@ MAX_RULES: Final = 5
 UNNAMED: Final = "~"  # the id of a principal that nothing names
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NamesByKind:
     """Names, each once: those of each kind in order."""
 
     kinds: Mapping[str, Sequence[str]]
 
-    @property
+    @cached_property
     def all(self) -> Sequence[str]:
         return [name for names in self.kinds.values() for name in names]
 
@@ -84,8 +86,8 @@ def known_names(now: Snapshot) -> AccessNames:
             listed[kind].update(f"{kind}:{server}/{name}" for name in discovered[f"{kind}s"])
 
     def united(kind: str, others: set[str]) -> Sequence[str]:
-        found = engine.names_with(f"{kind}:")
-        return sorted({*found, *others} - servers) if others or servers else found
+        names = list(merge(engine.names_with(f"{kind}:"), sorted(others)))
+        return [one for one, after in zip_longest(names, islice(names, 1, None)) if one != after and one not in servers]
 
     return AccessNames(
         NamesByKind({kind: united(kind, more[kind]) for kind in PRINCIPALS}),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from heapq import merge
-from itertools import takewhile
+from itertools import islice, takewhile, zip_longest
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -275,11 +275,13 @@ class Engine:
     def names_with(self, prefix: str) -> list[str]:
         """Return the `names` that begin with `prefix`, in order, each once, and without patterns."""
         end = f"{prefix}\U0010ffff"
-        found = [
-            name for names in self._all_names() for name in names[bisect_left(names, prefix) : bisect_left(names, end)]
+        parts = [names[bisect_left(names, prefix) : bisect_left(names, end)] for names in self._all_names()]
+        found = [part for part in parts if part]
+        # None of this holds the interpreter for long, as sorting a million names would.
+        names = found[0] if len(found) == 1 else list(merge(*found))
+        return [
+            name for name, after in zip_longest(names, islice(names, 1, None)) if name != after and WILDCARD not in name
         ]
-        found.sort()  # runs that are in order already
-        return [name for name in dict.fromkeys(found) if WILDCARD not in name]
 
     def _all_names(self) -> Sequence[Sequence[str]]:
         if not self._sorted_names:

@@ -74,6 +74,8 @@ def _view(asked: ConsoleRequest, wanted: Mapping[str, str]) -> AccessView:
 
 
 async def _selected(asked: ConsoleRequest, key: Key, names: NamesByKind, kind: str, wanted: str) -> Sequence[str]:
+    if wanted in names and kind in ("", wanted.partition(":")[0]):
+        return [wanted]
     select = partial(asyncio.to_thread, names.selected, kind, wanted)
     return await asked.shared(("selected", *key, kind, wanted), NAMES_S, select)
 
