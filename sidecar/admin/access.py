@@ -35,7 +35,7 @@ OBJECTS: Final[tuple[ObjectKind, ...]] = ("tool", "prompt", "resource", "nhi")
 STATES: Final[tuple[PossibleAnswer, ...]] = ("allow", "approval", "conditional", "deny")
 USUAL: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
 """The action of a call on each kind of object. An agent is sent messages, any other NHI is lent authority."""
-MAX_ANSWERS: Final = 5_000
+MAX_ANSWERS: Final = 3_000
 MAX_CASBIN_ANSWERS: Final = 200
 """Of one window of a list. pycasbin takes milliseconds for each."""
 PASS_EVERY: Final = 32
