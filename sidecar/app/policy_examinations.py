@@ -25,6 +25,7 @@ DEADLINE_S: Final = 120.0
 MAX_REPORT_BYTES: Final = 8 * 2**20
 MAX_TOLD: Final = 2_000  # characters of why there is no report
 ARGUMENTS: Final[Mapping[Examined, tuple[str, ...]]] = {"check": ("--json",), "test": ("--json", "--coverage")}
+OUTCOMES: Final = ("failed", "skipped", "passed")
 _BEGINNING: Final = "import os; os.nice(10); from sidecar.cli import main; main()"
 
 log = logging.getLogger("sidecar.app.policy_examinations")
@@ -100,7 +101,7 @@ class PolicyExaminations:
 
 
 def _report_in(said: CapturedOutput) -> tuple[Mapping[str, Any] | None, str]:
-    """The report, or why there is none."""
+    """The report, with the tests that fail first, or why there is none. Runs in a thread."""
     if len(said.stdout) >= MAX_REPORT_BYTES:
         return None, f"the report is larger than {MAX_REPORT_BYTES // 2**20} MiB: run the command in a shell"
     try:
@@ -108,4 +109,6 @@ def _report_in(said: CapturedOutput) -> tuple[Mapping[str, Any] | None, str]:
     except orjson.JSONDecodeError:
         told = said.stderr.decode("utf-8", "replace").strip()
         return None, told[:MAX_TOLD] or f"it ended with {said.exit}"
+    if "tests" in report:
+        report["tests"].sort(key=lambda one: OUTCOMES.index(one["outcome"]))
     return report, ""

@@ -69,6 +69,7 @@ def _equal_at(old: Sequence[str], new: Sequence[str]) -> int:
 def _equal(lines: Sequence[str], *, is_first: bool, is_last: bool) -> Iterator[LinePair]:
     before, after = 0 if is_first else CONTEXT_LINES, 0 if is_last else CONTEXT_LINES
     skipped = max(0, len(lines) - before - after)
+    skipped = 0 if skipped == 1 else skipped  # to say so would take a line, too
     for line in lines[: len(lines) - after if not skipped else before]:
         yield LinePair(json_pieces(line), json_pieces(line))
     if skipped:

@@ -101,10 +101,13 @@ def _share(one: Mapping[str, Any]) -> float:
 
 
 def _row(one: Mapping[str, Any], rule: RuleRef | None) -> Mapping[str, Any]:
-    """A limit with its share, and where it is written: a rule's own limit in its row, the others in budgets.yaml."""
+    """A limit with its share, and where it is written: a rule's own limit in its row, those of agents in sidecar.yaml,
+    which is not shown, and the others in budgets.yaml."""
     share = _share(one)
     tone = "bad" if share >= SPENT_FROM else "warn" if share >= WARN_FROM else "good"
     file, line = (rule.file, rule.line) if rule is not None else (BUDGETS_FILE, 0)
+    if one["limit"].startswith("agents:"):
+        file = ""
     return {**one, "share": round(share, 4), "tone": tone, "file": file, "line": line}
 
 

@@ -113,15 +113,13 @@ async def tests(asked: ConsoleRequest) -> Mapping[str, Any]:
     shown = query.choice("show", ("tests", "rules"), "tests")
     report = told["report"] or {"tests": [], "coverage": None, "counts": None}
     coverage = report["coverage"]
+    rows = report["tests"]
     if shown == "rules":
         missing = [] if coverage is None else coverage["missing"]
         rows = [one for one in missing if matches(wanted, one["id"], one["kind"], one["file"])]
-    else:
-        rows = [
-            one
-            for one in sorted(report["tests"], key=lambda one: OUTCOMES.index(one["outcome"]))
-            if outcome in ("", one["outcome"]) and matches(wanted, one["suite"], one["name"], one["file"])
-        ]
+    elif outcome or wanted:
+        chosen = (one for one in rows if outcome in ("", one["outcome"]))
+        rows = [one for one in chosen if matches(wanted, one["suite"], one["name"], one["file"])]
     return {
         **paged(rows, query),
         "counts": report["counts"],

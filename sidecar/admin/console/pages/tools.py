@@ -180,7 +180,7 @@ def _members(one: ReviewedTool) -> list[Mapping[str, Any]]:
         elif lines := new or old:
             shown = [json_pieces(line) for line in lines[:MAX_LINES]]
             found.append({"member": member, "pairs": None, "lines": shown, "more": max(0, len(lines) - MAX_LINES)})
-    return found
+    return sorted(found, key=lambda each: each["pairs"] is None)  # what differs comes first
 
 
 async def _approval(asked: ConsoleRequest, service: Service, chosen: Sequence[ReviewedTool]) -> Mapping[str, Any]:
