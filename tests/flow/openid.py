@@ -22,7 +22,8 @@ CLIENT, SECRET = "console", "s3cr3t with blanks & signs"
 @dataclass
 class OpenIdProvider:
     """`claims` are added to each ID token, and those with None are left out; `document` changes what it says of
-    itself; `broken` are paths that answer 500. `refused` lists why a client got no token."""
+    itself; `broken` are paths that answer 500. `refused` lists why a client got no token, `asked`
+    the paths of all requests."""
 
     url: str = ""
     key: SigningKey = field(default_factory=generate)
@@ -33,10 +34,12 @@ class OpenIdProvider:
     answer: dict[str, str] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     signer: SigningKey | None = None
     _codes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.path)
         if request.path in self.broken:
             return web.Response(status=500)
         match request.path:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
+from sidecar.admin.console import oidc, sessions
 from sidecar.admin.console.registry import page
 from sidecar.admin.console.request import ConsoleRequest
 from sidecar.http.signing_keys import generate
@@ -158,36 +159,57 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another provider": ({"answer": {"iss": "https://evil.example"}}, "issuer"),
     "an unknown code": ({"answer": {"code": "x"}}, "invalid_grant"),
     "no tokens": ({"broken": {"/token"}}, "provider-out"),
-    "no keys": ({"broken": {"/keys"}}, "id-token"),
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-async def test_nobody_is_logged_in(tmp_path: Path, case: str) -> None:
-    said, reason = REFUSED[case]
-    async with providing(tmp_path, **said) as (running, browser, _):
-        status, shown, headers = await logged_in(browser)
-        assert status in (400, 403, 502) and "<img src=x" not in shown
-        assert not any(one.partition("=")[0].rpartition("-")[2] != "login" for one in headers.getall("Set-Cookie", ()))
-        assert await whoever(browser) == 401
-        assert [(one["what"], one["why"]) for one in controls(running)] == [("console-login-refused", reason)]
+async def test_nobody_is_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
+    monkeypatch.setattr(sessions, "ATTEMPTS_PER_PEER", len(REFUSED) + 1)
+    async with providing(tmp_path) as (running, browser, provider):
+        await logged_in(browser)  # so that the provider's keys are known
+        usual = {name: getattr(provider, name) for said, _ in REFUSED.values() for name in said}
+        for case, (said, reason) in REFUSED.items():
+            browser.http.cookie_jar.clear()
+            for name, value in {**usual, **said}.items():
+                setattr(provider, name, value)
+            with subtests.test(msg=case):
+                status, shown, headers = await logged_in(browser)
+                assert status in (400, 403, 502) and "<img src=x" not in shown
+                assert [one for one in headers.getall("Set-Cookie", ()) if "-login=" not in one] == []
+                assert await whoever(browser) == 401
+                told = controls(running)[-1]
+                assert (told["what"], told["why"]) == ("console-login-refused", reason)
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"issuer": "https://evil.example"},
-        {"token_endpoint": "http://10.0.0.1/token"},
-        {"jwks_uri": None},
-        {"authorization_endpoint": "javascript:alert(1)"},
-    ],
-)
+async def test_without_the_keys_of_the_provider_nobody_is_logged_in(tmp_path: Path) -> None:
+    async with providing(tmp_path, broken={"/keys"}) as (_, browser, _):
+        assert (await logged_in(browser))[0] == 403
+
+
+DOCUMENTS: list[dict[str, Any]] = [
+    {"issuer": "https://evil.example"},
+    {"token_endpoint": "http://10.0.0.1/token"},
+    {"jwks_uri": None},
+    {"authorization_endpoint": "javascript:alert(1)"},
+]
+
+
 async def test_a_provider_that_says_what_cannot_be_used_sends_nobody_anywhere(
-    tmp_path: Path, document: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with providing(tmp_path, document=document) as (_, browser, _):
-        status, shown, headers = await browser.get("/console/oidc/login")
-        assert status == 502 and "Location" not in headers and "identity provider" in shown
+    monkeypatch.setattr(oidc, "RETRY_S", 0.0)
+    async with providing(tmp_path) as (_, browser, provider):
+        for document in DOCUMENTS:
+            provider.document = document
+            status, shown, headers = await browser.get("/console/oidc/login")
+            assert status == 502 and "Location" not in headers and "identity provider" in shown, document
+        provider.document = {}
+        assert (await browser.get("/console/oidc/login"))[0] == 303
+
+
+async def test_a_provider_that_is_out_is_not_asked_for_each_login(tmp_path: Path) -> None:
+    async with providing(tmp_path, broken={"/.well-known/openid-configuration"}) as (_, browser, provider):
+        assert [(await browser.get("/console/oidc/login"))[0] for _ in range(3)] == [502] * 3
+        assert provider.asked == ["/.well-known/openid-configuration"]
 
 
 async def test_a_login_is_of_the_browser_that_began_it_and_holds_once(tmp_path: Path) -> None:

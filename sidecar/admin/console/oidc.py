@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 MAX_FLOWS: Final = 1_000
 KNOWN_S: Final = 3_600.0
 """How long what the provider says of itself is believed."""
+RETRY_S: Final = 5.0
+"""After a failure the provider is not asked again for so long, however many logins are begun."""
 MAX_GROUPS: Final = 1_000
 _CODE: Final = re.compile(r"[\x20-\x7e]{1,4096}")
 _NAME: Final = re.compile(r"[\x21-\x7e]{1,256}")
@@ -109,6 +111,7 @@ class OidcLogins:
     _flows: OrderedDict[str, LoginFlow] = field(default_factory=OrderedDict)
     _known: ProviderDocument | None = None
     _keys: IssuerKeys | None = None
+    _not_before_s: float = 0.0
 
     @property
     def host(self) -> str:
@@ -249,12 +252,16 @@ class OidcLogins:
 
     async def _provider(self) -> ProviderDocument:
         """What the provider says of itself. Raises LoginRefused."""
-        if self._known is not None and self.clock_mono() - self._known.fetched_at < KNOWN_S:
+        now_s = self.clock_mono()
+        if self._known is not None and now_s - self._known.fetched_at < KNOWN_S:
             return self._known
+        if now_s < self._not_before_s:
+            raise LoginRefused(502, OUT, "provider-out")
+        self._not_before_s = now_s + RETRY_S
         issuer = self.settings.issuer
         try:
             said = parse_json(await self._fetched(f"{issuer}/.well-known/openid-configuration"))
-            self._known = _document_in(said, issuer, self.clock_mono())
+            self._known, self._not_before_s = _document_in(said, issuer, now_s), 0.0
         except (EgressError, Refusal, ValueError) as failure:
             log.warning("what the OpenID provider says of itself cannot be used", extra={"why": str(failure)[:200]})
             raise LoginRefused(502, OUT, "provider-out") from None

@@ -11,7 +11,9 @@ from cryptography import x509
 
 from sidecar.admin.console.registry import StreamEvent, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
+from sidecar.gateway.approvals import ApprovalState
 from sidecar.settings.timestamps import rfc3339
+from sidecar.storage import RecordStoreOut
 
 LOOK_S: Final = 0.5
 SLOW_S: Final = 5.0
@@ -84,7 +86,17 @@ async def _part(asked: ConsoleRequest) -> Mapping[str, Any]:
         "limits": await asked.shared("now limits", SLOW_S, partial(_full_limits, asked)),
         "ending": _ending(asked, time.time()),
         "disabled": (await asked.operate("GET", "/api/principals"))["disabled"],
+        "approvals": await _waiting(asked),
     }
+
+
+async def _waiting(asked: ConsoleRequest) -> int:
+    """How many calls wait for a person. Replicas on one store have the same."""
+    try:
+        _, total = await asked.app.approvals.page(ApprovalState.WAITING, 1, 0)
+    except RecordStoreOut:  # which the state tells
+        return 0
+    return total
 
 
 async def _whole(asked: ConsoleRequest) -> Mapping[str, Any]:
@@ -200,6 +212,9 @@ def _of_state(parts: Sequence[Mapping[str, Any]]) -> Iterator[Attention]:
         for told in part["status"]["banners"]:
             if not told.endswith(_OF_PRINCIPALS):  # they are named below
                 yield Attention("warn", told, "policy")
+    if count := max(part["approvals"] for part in parts):
+        told = "1 call waits" if count == 1 else f"{count} calls wait"
+        yield Attention("warn", f"{told} for a person's approval", "approvals")
     for worker, state in own.get("workers", {}).items():
         if state == "out":
             yield Attention("bad", f"Worker {worker} does not answer")
