@@ -3,8 +3,12 @@
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from tests.flow.test_console import JSON, VIEWER, Browser, browsed
+import pytest
+
+from tests.flow.test_casbin_models import NAMES, files as casbin_files
+from tests.flow.test_console import JSON, SETTINGS, VIEWER, Browser, browsed
 
 HOSTILE = "nhi:<img/src=x/onerror=alert(1)>"
 RULES = """\
@@ -165,3 +169,44 @@ async def test_roles_and_sets_open(tmp_path: Path) -> None:
         assert [row["name"] for row in inside["rows"]] == ["tool:github/get_file"]
         for name, status in (("role:nobody", 404), ("user:alice", 400)):
             assert (await browser.get(f"/console/access/group?name={name}"))[0] == status
+
+
+async def test_a_long_list_is_looked_at_window_by_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.admin.access.MAX_ANSWERS", 20)
+    rules = "".join(f"p, nhi:bot{n:03}, tool:github/t, use, -, -, -, allow\n" for n in range(45))
+    async with browsed(tmp_path, rules=rules) as (_, browser):
+        await browser.log_in(VIEWER)
+        found: list[str] = []
+        for first in (0, 20, 40):
+            view = await told(browser, f"what=tool:github/t&from={first}")
+            assert view["window"] == {"first": first, "size": min(20, 45 - first), "step": 20, "total": 45}
+            found += [row["principal"] for row in view["rows"]]
+        assert found == [f"nhi:bot{n:03}" for n in range(45)]
+        _, page, _ = await browser.get("/console/access?what=tool:github/t&from=20")
+        assert "Look at those before" in page and "from=40" in page
+        assert (await told(browser, "what=tool:github/t&from=999"))["window"]["first"] == 40
+
+
+async def test_rows_of_a_casbin_model_are_asked_as_they_are(tmp_path: Path) -> None:
+    more = SETTINGS + NAMES
+    async with browsed(tmp_path, files=casbin_files(), settings=more) as (running, browser):
+        await browser.log_in(VIEWER)
+        await listed(running)
+        found = states(await told(browser, "what_kind=tool&who=nhi:planner&show=all"))
+        assert found["nhi:planner", "tool:github/search_code"] == "allow"
+        assert found["nhi:planner", "tool:github/delete_repo"] == "deny"
+        answer = await told(browser, "as=nhi:planner&calls=tool:github/search_code", "try")
+        assert answer["answer"]["explanation"]["links"][0]["casbin"]["model"].endswith("agent_to_tool.conf")
+        assert (await browser.get("/console/try?as=nhi:planner&calls=tool:github/delete_repo"))[0] == 200
+        assert (await browser.get("/console/access"))[0] == 200
+
+
+async def test_names_of_roles_and_of_what_servers_list_stay_text(tmp_path: Path) -> None:
+    role, uri = "role:<img/src=x/onerror=alert(1)>", "x:<img%20src=x>"
+    rules = f"p, {role}, resource:github/{uri}, use, -, -, -, allow\n"
+    async with browsed(tmp_path, rules=rules, files={"policies/roles.csv": f"g, {HOSTILE}, {role}\n"}) as (_, browser):
+        await browser.log_in(VIEWER)
+        for path in ("access", f"access?who={quote(HOSTILE)}", f"access/group?name={quote(role)}"):
+            status, page, _ = await browser.get(f"/console/{path}")
+            assert status == 200 and "<img/" not in page and "<img%" not in page, path
+            assert "&lt;img" in page, path
