@@ -2,8 +2,8 @@
 
 `python a2a03_client.py URL BINDING [HEADERS [TEXT]]` plays what `a2a_client.py` plays, as far as this line has it,
 under an interpreter that has `a2a-sdk` 0.3, and prints what each step came to as one JSON object. HEADERS is JSON too.
-With TEXT it says just this, to each agent under the URLs, which a comma parts, and prints a list. It decides nothing:
-the tests do.
+With TEXT it says just this, to each agent under the URLs, which a comma parts, and prints a list; the text `approvals`
+stands for messages that a person must approve. It decides nothing: the tests do.
 """
 
 from __future__ import annotations
@@ -178,6 +178,56 @@ def output(artifacts: Sequence[t.Artifact]) -> str:
     return "".join(part.root.text for artifact in artifacts for part in artifact.parts)
 
 
+async def play_approvals(play: Play) -> None:
+    """What `a2a_client.py` plays under this name."""
+    tag = uuid4().hex[:8]
+
+    async def ends(text: str) -> list[str]:
+        task = await play.send(play.plain, f"echo: {text} {tag}")
+        seen, last = [named_state(task)], task
+        while named_state(last) in ("auth_required", "submitted", "working"):
+            await asyncio.sleep(0.05)
+            last = await play.plain.get_task(t.TaskQueryParams(id=task.id))
+            assert last.id == task.id
+        return [*seen, state(last).removesuffix(f" {tag}")]
+
+    async def cancelled() -> list[str]:
+        task = await play.send(play.plain, f"echo: wait {tag}")
+        ended = await play.plain.cancel_task(t.TaskIdParams(id=task.id))
+        return [named_state(task), named_state(ended)]
+
+    async def streamed(text: str) -> list[str]:
+        steps, ids = list[str](), set[str]()
+        async for task, update in events(play.streaming, f"{text} {tag}"):  # the client changes its task
+            steps.append(_step_of((task, update)))
+            ids.add(task.id if update is None else update.task_id)
+        return [*dict.fromkeys(filter(None, steps)), str(len(ids))]
+
+    async def subscribed() -> list[str]:
+        task = await play.send(play.hasty, f"chunks: yes later {tag}")
+        heard = play.streaming.resubscribe(t.TaskIdParams(id=task.id))
+        return [*dict.fromkeys(filter(None, [_step_of(event) async for event in heard]))]
+
+    await play.step("approved", ends("yes"))
+    await play.step("refused", ends("no"))
+    await play.step("cancelled", cancelled())
+    await play.step("stream", streamed("chunks: yes two three"))
+    await play.step("refused stream", streamed("chunks: no"))
+    await play.step("subscribed", subscribed())
+
+
+def named_state(task: t.Task) -> str:
+    return task.status.state.value.replace("-", "_")
+
+
+def _step_of(event: tuple[t.Task, Any]) -> str:
+    """The state that an event tells, "" for none."""
+    task, update = event
+    if isinstance(update, t.TaskArtifactUpdateEvent):
+        return ""
+    return named_state(task) if update is None else update.status.state.value.replace("-", "_")
+
+
 async def seen_at(url: str, binding: str, headers: Mapping[str, str], text: str | None) -> dict[str, Any]:
     """What each step came to."""
     metadata = [(name.lower(), value) for name, value in headers.items()]
@@ -196,7 +246,10 @@ async def seen_at(url: str, binding: str, headers: Mapping[str, str], text: str 
             factory = ClientFactory(replace(config, streaming=streaming, polling=polling))
             clients.append(await stack.enter_async_context(factory.create(card)))
         play = Play(*clients)
-        await (play_operations(play) if text is None else play_briefly(play, text))
+        if text == "approvals":
+            await play_approvals(play)
+        else:
+            await (play_operations(play) if text is None else play_briefly(play, text))
         return play.seen
 
 

@@ -18,6 +18,7 @@ from a2a.client import A2ACardResolver, Client, ClientCallContext, ClientConfig,
 from a2a.utils.errors import A2AError
 
 PATIENCE_S = 40.0
+UNDER_WAY = ("auth_required", "submitted", "working")
 HOOK = "http://127.0.0.1:9/a2a"
 
 
@@ -159,6 +160,61 @@ async def _in_pieces(play: Play, text: str) -> str:
     heard = [event async for event in play.events(play.streaming, text)]
     pieces = [event.artifact_update.artifact for event in heard if event.HasField("artifact_update")]
     return f"{told(heard[-1])}: {output([*heard[0].task.artifacts, *pieces])}"
+
+
+async def play_approvals(play: Play) -> None:
+    """Messages that a person must approve, who approves those that say `yes` and refuses those that say `no`. Each is
+    tagged, so that it is like no other."""
+    tag = uuid4().hex[:8]
+    call: Mapping[str, Any] = {"context": play.context}
+
+    async def ends(text: str) -> list[str]:
+        task = (await play.send(f"echo: {text} {tag}")).task
+        seen, last = [named_state(task)], task
+        while named_state(last) in UNDER_WAY:
+            await asyncio.sleep(0.05)
+            last = await play.plain.get_task(t.GetTaskRequest(id=task.id), **call)
+            assert last.id == task.id
+        return [*seen, state(last).removesuffix(f" {tag}")]
+
+    async def cancelled() -> list[str]:
+        task = (await play.send(f"echo: wait {tag}")).task
+        ended = await play.plain.cancel_task(t.CancelTaskRequest(id=task.id), **call)
+        return [named_state(task), named_state(ended)]
+
+    async def streamed(text: str) -> list[str]:
+        events = [event async for event in play.events(play.streaming, f"{text} {tag}")]
+        ids = {_id_of(event) for event in events}
+        return [*dict.fromkeys(filter(None, map(_step_of, events))), str(len(ids))]
+
+    async def subscribed() -> list[str]:
+        task = (await play.send(f"chunks: yes later {tag}", wait=False)).task
+        heard = play.streaming.subscribe(t.SubscribeToTaskRequest(id=task.id), **call)
+        return [*dict.fromkeys(filter(None, [_step_of(event) async for event in heard]))]
+
+    await play.step("approved", ends("yes"))
+    await play.step("refused", ends("no"))
+    await play.step("cancelled", cancelled())
+    await play.step("stream", streamed("chunks: yes two three"))
+    await play.step("refused stream", streamed("chunks: no"))
+    await play.step("subscribed", subscribed())
+
+
+def named_state(task: t.Task) -> str:
+    return t.TaskState.Name(task.status.state).removeprefix("TASK_STATE_").lower()
+
+
+def _id_of(event: t.StreamResponse) -> str:
+    if event.HasField("task"):
+        return event.task.id
+    return event.status_update.task_id or event.artifact_update.task_id
+
+
+def _step_of(event: t.StreamResponse) -> str:
+    """The state that an event tells, "" for none."""
+    if event.HasField("task"):
+        return named_state(event.task)
+    return named_state(t.Task(status=event.status_update.status)) if event.HasField("status_update") else ""
 
 
 async def play(

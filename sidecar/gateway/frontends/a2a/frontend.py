@@ -278,8 +278,8 @@ class AgentFrontend:
             request.record.task_id = owning.task
             if request.record.enforcement_point:
                 pass  # it waits for the decision alone
-            elif intent.sends and owning.unsent is not None:
-                raise TaskWaits(intent.operation, await self._unsent(owning), {})
+            elif intent.sends and (waiting := await self._unsent(owning)) is not None:
+                raise TaskWaits(intent.operation, waiting, {})
             elif decision.approvals and intent.sends and self._may_wait(request, caller):
                 held = HeldMessage(request, owning, self.messages)
                 request.wait = held.wait
@@ -290,11 +290,16 @@ class AgentFrontend:
         """Whether a message that needs approval becomes a task: it has an owner, who may know what it waits for."""
         return not caller.is_anonymous and request.now.manner.disclosure == "reason"
 
-    async def _unsent(self, owning: TaskOwnership) -> dict[str, Any]:
-        """Returns a task whose message waits. An approved one goes on if its agent needs the caller. Raises Refusal."""
+    async def _unsent(self, owning: TaskOwnership) -> dict[str, Any] | None:
+        """Returns a task whose message waits; None for one that the agent has, which `owning` knows then. An approved
+        one goes on if its agent needs the caller. Raises Refusal."""
+        if owning.unsent is None:
+            return None
         await self.messages.go_on(owning.task, owning.caller)
         if (found := await self.messages.find(owning.task)) is None:
-            raise Refusal(Reason.TASK_UNKNOWN)
+            await owning.check()
+            if owning.unsent is not None:
+                raise Refusal(Reason.TASK_UNKNOWN)
         return found
 
     async def carry_out(self, charged: Charged) -> web.StreamResponse:
@@ -367,13 +372,11 @@ class AgentFrontend:
             )
         with exchange:
             while owning.unsent is not None and told is None:
-                if operation is GET:
-                    told = await self._unsent(owning)
-                else:
+                told = await self._unsent(owning)
+                if told is not None and operation is CANCEL:
                     told = await self.messages.cancel(owning.task, exchange.caller)
-                if told is None:  # its message is being sent
-                    await asyncio.sleep(LOOK_EVERY_S)
-                    await owning.check()
+                    if told is None:  # its message is being sent
+                        await asyncio.sleep(LOOK_EVERY_S)
         if told is None:
             return None
         if operation is CANCEL and told["status"]["state"] != "TASK_STATE_CANCELED":
@@ -384,7 +387,9 @@ class AgentFrontend:
     async def _until_sent(self, exchange: AgentExchange) -> web.StreamResponse | None:
         """Holds a stream on a task whose message waits. Returns None once that was sent."""
         request, owning, loop = exchange.request, exchange.owning, exchange.request.loop
-        told, held = await self._unsent(owning), HeldStream()
+        if (told := await self._unsent(owning)) is None:
+            return None
+        held = HeldStream()
         outlet = await hold(request, partial(_refusal_event, request))
         until_s, looks = loop.time() + request.now.settings.approvals.hold, 0
         with exchange.streaming(held, outlet):
