@@ -8,7 +8,7 @@ from sidecar import __version__
 from sidecar.cli.lazy_group import Command, Root
 
 COMMANDS: Mapping[str, Command] = {
-    "demo": ("sidecar.cli.demo", "See everything in one minute: a real server, real clients, seven outcomes."),
+    "demo": ("sidecar.cli.demo", "See everything in one minute: a real server, real clients, nine outcomes."),
     "init": ("sidecar.cli.init", "Write a working folder to start from."),
     "serve": ("sidecar.cli.serve", "Check everything, then serve."),
     "check": ("sidecar.cli.check", "Check configuration, models, rules, budgets and keys."),

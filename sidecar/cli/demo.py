@@ -26,6 +26,7 @@ from sidecar.audit.rendering import render_record
 from sidecar.audit.verify import verify
 from sidecar.cli.command import FOLDER, NO, USAGE, CommandFailed
 from sidecar.cli.free_ports import free_ports
+from sidecar.cli.operator_socket import exchange, path_of
 from sidecar.settings.shipped_files import shipped
 
 READY_WITHIN_S = 20.0
@@ -49,7 +50,7 @@ server: {{listen: "127.0.0.1:{data}"}}
 # Operators' API, and the console at http://127.0.0.1:{admin}/console/. Its key is in operator.key.
 admin:
   listen: "127.0.0.1:{admin}"
-  credentials: [{{role: operator, secret_path: operator.key}}]
+  credentials: [{{role: operator, secret_path: operator.key, principal: "user:dmitri"}}]
   console: {{enabled: true}}
 # Every caller at this address is the agent `planner`: fit for one machine, and for a demo.
 local: [{{listen: "127.0.0.1:{local}", principal: "nhi:planner"}}]
@@ -62,7 +63,11 @@ RULES = """\
 p, nhi:planner, tool:notes/search_notes, use, -, 2, args.repo.startsWith('acme/'), allow
 #: id=planner-tidies owner=platform@acme.example
 p, nhi:planner, tool:notes/delete_note, use, -, -, -, allow
+#: id=planner-archives owner=platform@acme.example approval=role:oncall
+p, nhi:planner, tool:notes/archive_notes, use, -, -, -, allow
 """
+ROLES = "g, user:dmitri, role:oncall\n"
+PERSON = "user:dmitri"
 AGENT_RULES = """\
 #: id=planner-asks-researcher owner=platform@acme.example
 p, nhi:planner, nhi:researcher, use, -, -, call.tool == 'summarise', allow
@@ -84,6 +89,7 @@ class DemoScene(NamedTuple):
     arguments: dict[str, Any]
     reason: str
     why: str
+    answer: str = ""  # of a person: approve or refuse
 
 
 _SITE, _API = {"repo": "acme/site"}, {"repo": "acme/api"}
@@ -104,13 +110,20 @@ AGENT_SCENES = (
     DemoScene("An agent asks another", "researcher", {"task_type": "summarise", **_NOTE}, "", _TOKEN),
     DemoScene("Not for that", "researcher", {"task_type": "publish", **_NOTE}, "condition-false", _CARD),
 )
+_ARCHIVE = {"repo": "acme/api"}
+_PERSON = "planner-archives demands a person with role:oncall: user:dmitri approved this call while it waited"
+_ONCE = "the approval was for one call; this one asked anew, and user:dmitri refused it"
+APPROVAL_SCENES = (
+    DemoScene("A person approves", "archive_notes", _ARCHIVE, "", _PERSON, "approve"),
+    DemoScene("Once", "archive_notes", _ARCHIVE, "approval-refused", _ONCE, "refuse"),
+)
 
 
 @click.command()
 @click.option("--keep", type=FOLDER, help="Leave the demo's folder here.")
 @click.option("--stay", is_flag=True, help="Go on with calls, and serve the console, until Ctrl-C.")
 def demo(keep: Path | None, stay: bool) -> None:
-    """See everything in one minute: a real server, real clients, seven outcomes, and their audit log."""
+    """See everything in one minute: a real server, real clients, nine outcomes, and their audit log."""
     try:
         import a2a  # noqa: F401  # only checks that they are installed
         import mcp  # noqa: F401
@@ -136,7 +149,8 @@ def demo(keep: Path | None, stay: bool) -> None:
 def write_folder(folder: Path, *, data: int, admin: int, local: int, upstream: int, agent: int) -> Path:
     shutil.copytree(shipped("models"), folder / "models", dirs_exist_ok=True)
     (folder / "policies").mkdir(parents=True, exist_ok=True)
-    for name, rows in {"agent_to_tool": RULES, "nhi_to_nhi": AGENT_RULES, "guardrails": GUARDRAILS}.items():
+    files = {"agent_to_tool": RULES, "nhi_to_nhi": AGENT_RULES, "guardrails": GUARDRAILS, "roles": ROLES}
+    for name, rows in files.items():
         (folder / "policies" / f"{name}.csv").write_text(rows)
     (folder / OPERATOR_KEY).touch(mode=0o600)
     (folder / OPERATOR_KEY).write_text(secrets.token_hex(32))
@@ -157,6 +171,7 @@ async def _run(folder: Path, stay: bool) -> bool:
         try:
             good = await _play(app, f"http://127.0.0.1:{local}/mcp/notes")
             good &= await _converse(app, f"http://127.0.0.1:{local}/agents/researcher")
+            good &= await _wait_for_a_person(app, f"http://127.0.0.1:{local}/mcp/notes")
             if stay:
                 key = (folder / OPERATOR_KEY).read_text()
                 click.secho(CONSOLE.format(admin=admin, key=key), bold=True)
@@ -203,6 +218,35 @@ async def _converse(app: Application, url: str) -> bool:
         click.secho(f"The researcher's card, for the planner: {skills}   (it can publish, too)\n", dim=True)
         async with ClientFactory(ClientConfig(httpx_client=http, streaming=False)).create(card) as client:
             return await _shown(app, len(SCENES) + 1, AGENT_SCENES, partial(_send, client))
+
+
+async def _wait_for_a_person(app: Application, url: str) -> bool:
+    """Call a tool that needs an approval, and answer as the person who gives it."""
+    from mcp import Client
+
+    async def call(scene: DemoScene) -> str:
+        waiting = asyncio.create_task(_call(client, scene))
+        target = path_of("approvals", await _asked_for(app), scene.answer)
+        await _ask_operator(app, target, {"principal": PERSON})
+        return await waiting
+
+    first = len(SCENES) + len(AGENT_SCENES) + 1
+    async with asyncio.timeout(len(APPROVAL_SCENES) * CALL_WITHIN_S), Client(url) as client:
+        await client.list_tools()
+        return await _shown(app, first, APPROVAL_SCENES, call)
+
+
+async def _asked_for(app: Application) -> str:
+    """The id of the request for approval of the call that waits."""
+    while True:
+        if found := (await _ask_operator(app, "/api/approvals?state=waiting"))["approvals"]:
+            return str(found[0]["id"])
+        await asyncio.sleep(0.05)
+
+
+async def _ask_operator(app: Application, target: str, order: object = None) -> Any:
+    """What `sidecar approval` asks, over the control socket."""
+    return (await asyncio.to_thread(exchange, app.settings.control_path, target, order))[1]
 
 
 async def _shown(

@@ -25,6 +25,12 @@ def delete_note(repo: str, index: int) -> str:
     return NOTES[repo].pop(index)
 
 
+@server.tool()
+def archive_notes(repo: str) -> str:
+    """Archive the notes about a repository."""
+    return f"{len(NOTES[repo])} notes of {repo} are archived"
+
+
 def main() -> None:
     port, host = sys.argv[1], (*sys.argv[2:], "127.0.0.1")[0]
     server.run("streamable-http", host=host, port=int(port))

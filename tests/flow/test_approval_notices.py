@@ -1,5 +1,6 @@
 """Webhooks tell people of calls that wait for approval, whatever their receivers do."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,13 +12,13 @@ import pytest
 
 from sidecar.app.loader import check_files
 from sidecar.errors import SettingsError
-from sidecar.gateway.approvals.approval_record import ASKED, EXPIRED, GIVEN, REFUSED
+from sidecar.gateway.approvals.approval_record import ASKED, EXPIRED, GIVEN, REFUSED, PersonAnswer
 from sidecar.http.client import parse_origin
 from sidecar.tasks.webhooks import outbox
 from sidecar.tasks.webhooks.approval_notices import message_of
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key
 from tests.flow.process import served
-from tests.flow.test_approvals import KEYS, PATH, ROLES, RULES, SETTINGS, TOOL, admin, answer, asking, waiting
+from tests.flow.test_approvals import KEYS, PATH, ROLES, RULES, SETTINGS, TOOL, admin, answer, asking, controls, waiting
 from tests.flow.world import ACCEPT, PATIENCE_S, Upstream, World, listening, stateless, until, world, write_folder
 from tests.unit.http.client.hostile import Conversation, Hostile, Script, response, say, serving, silent
 from tests.unit.tasks.webhooks.receiving import header, in_turn, verified
@@ -230,3 +231,18 @@ async def test_an_address_in_a_file_is_told(tmp_path: Path) -> None:
         async with world(tmp_path, rules=RULES, settings=settings, files=files) as running:
             await running.call(TOOL, PATH)
             await until(lambda: len(receiver.requests) == 1)
+
+
+# --- evidence ---------------------------------------------------------------------------------------------------------
+
+
+async def test_readers_of_a_new_request_record_it_once(tmp_path: Path) -> None:
+    async with serving(in_turn(TAKEN)) as receiver, telling(tmp_path, receiver) as running:
+        approvals = running.app.approvals
+        await running.call(TOOL, PATH)
+        (one,) = await waiting(running)
+        record = await approvals.get(one["id"])
+        owed = record._replace(unrecorded=GIVEN, given=(PersonAnswer("user:dmitri", "", (), "t", (), 0.0, ""),))
+        assert await approvals.store.replace(owed._replace(revision=record.revision + 1))
+        await asyncio.gather(*(approvals.get(one["id"]) for _ in range(20)))
+        assert [each["what"] for each in controls(running)] == [ASKED, GIVEN]

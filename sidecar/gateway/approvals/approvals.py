@@ -94,6 +94,7 @@ class Approvals:
     waiting: WaitingApprovals = field(default_factory=WaitingApprovals)
     is_used: bool = False
     _held: defaultdict[str, set[asyncio.Event]] = field(default_factory=lambda: defaultdict(set))
+    _recording: dict[str, asyncio.Event] = field(default_factory=dict)  # what others wait for, by id
     _due: list[tuple[float, str]] = field(default_factory=list)
     _is_stopping: bool = False
 
@@ -427,6 +428,17 @@ class Approvals:
         """Records the event of the last change, unless that is done. Raises Refusal(AUDIT_UNAVAILABLE)."""
         if not record.unrecorded:
             return record
+        while (other := self._recording.get(record.id)) is not None:
+            await other.wait()
+        self._recording[record.id] = done = asyncio.Event()
+        try:
+            record = await self.store.get(record.id) or record  # another reader may have recorded it meanwhile
+            return await self._record(record) if record.unrecorded else record
+        finally:
+            del self._recording[record.id]
+            done.set()
+
+    async def _record(self, record: ApprovalRecord) -> ApprovalRecord:
         by = record.given[-1].by if record.unrecorded in (GIVEN, REFUSED) else "sidecar"
         await self.witness(record.unrecorded, by, **record.facts)
         if self.notify is not None:
