@@ -25,12 +25,14 @@ from sidecar.policy_tools.audit_records import question_of
 from sidecar.policy_tools.explanation import rule_data
 from sidecar.policy_tools.rule_text import csv_row
 from sidecar.settings.timestamps import rfc3339
-from sidecar.vocabulary import DELEGATE, Chain, Decision, Link, Principal, Question
+from sidecar.vocabulary import ANONYMOUS, DELEGATE, Chain, Decision, Link, Principal, Question
 
 T = TypeVar("T")
-PrincipalKind = Literal["user", "nhi"]
+PrincipalKind = Literal["user", "nhi", "anonymous"]
 ObjectKind = Literal["tool", "prompt", "resource", "nhi"]
-PRINCIPALS: Final[tuple[PrincipalKind, ...]] = ("user", "nhi")
+PRINCIPALS: Final[tuple[PrincipalKind, ...]] = ("user", "nhi", "anonymous")
+NAMED: Final[tuple[PrincipalKind, ...]] = ("user", "nhi")
+"""The kinds of principals that have names of their own."""
 OBJECTS: Final[tuple[ObjectKind, ...]] = ("tool", "prompt", "resource", "nhi")
 STATES: Final[tuple[PossibleAnswer, ...]] = ("allow", "approval", "conditional", "deny")
 USUAL: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
@@ -86,7 +88,7 @@ def known_names(now: Snapshot) -> AccessNames:
             listed[kind].update(f"{kind}:{server}/{name}" for name in discovered[f"{kind}s"])
 
     def united(kind: str, others: set[str]) -> Sequence[str]:
-        names = list(merge(engine.names_with(f"{kind}:"), sorted(others)))
+        names = list(merge(engine.names_with(kind if kind == ANONYMOUS else f"{kind}:"), sorted(others)))
         return [one for one, after in zip_longest(names, islice(names, 1, None)) if one != after and one not in servers]
 
     return AccessNames(
@@ -164,8 +166,8 @@ class AccessView:
 
     def granted_principals(self, obj: str) -> frozenset[str] | None:
         """The same for the principals of an object."""
-        found = set[str]()
-        for kind in PRINCIPALS:
+        found = {ANONYMOUS}
+        for kind in NAMED:
             example = self.chain(f"{kind}:{UNNAMED}")
             held = self.now.engine.subjects_of(example, self.question(obj), f"{kind}:*")
             if held is None:
@@ -188,7 +190,7 @@ class AccessView:
         """The same for the principals of an object: those of patterns, and those whose tokens bring a role."""
         grants = any(issuer.roles_from is not None for issuer in self.now.settings.identity.issuers)
         question, engine = self.question(obj), self.now.engine
-        examples = {f"{kind}:*": self.chain(f"{kind}:{UNNAMED}") for kind in PRINCIPALS}
+        examples = {f"{kind}:*": self.chain(f"{kind}:{UNNAMED}") for kind in NAMED}
         return [
             pattern
             for pattern, chain in examples.items()

@@ -154,6 +154,17 @@ async def test_it_says_where_it_is_not_complete(tmp_path: Path) -> None:
         assert "is <a" in page and "nhi:planner" in page
 
 
+async def test_anonymous_callers_are_a_kind_of_their_own(tmp_path: Path) -> None:
+    rules = RULES + "p, anonymous, tool:github/search_code, use, -, -, -, allow\n"
+    async with browsed(tmp_path, rules=rules, files=FILES) as (_, browser):
+        await browser.log_in(VIEWER)
+        view = await told(browser, "who_kind=anonymous&what_kind=tool")
+        assert states(view)["anonymous", "tool:github/search_code"] == "allow"
+        assert [row["object"] for row in (await told(browser, "who=anonymous"))["rows"]] == ["tool:github/search_code"]
+        users = await told(browser, "what=tool:github/search_code&show=allow")
+        assert [row["principal"] for row in users["rows"]] == ["anonymous"]
+
+
 async def test_roles_and_sets_open(tmp_path: Path) -> None:
     async with browsed(tmp_path, rules=RULES, files=FILES) as (_, browser):
         await browser.log_in(VIEWER)

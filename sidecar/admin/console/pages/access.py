@@ -19,7 +19,7 @@ from sidecar.policy_tools.rule_text import csv_row
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.field_types import is_caller
 from sidecar.settings.uris import fault_in_object, named_object
-from sidecar.vocabulary import ACTIONS, Chain, Principal
+from sidecar.vocabulary import ACTIONS, ANONYMOUS, Chain, Principal
 
 NAMES_S: Final = 30.0
 ANSWERS_S: Final = 5.0
@@ -47,7 +47,7 @@ async def access(asked: ConsoleRequest) -> Mapping[str, Any]:
     names = await asked.shared(("names", *key), NAMES_S, partial(asyncio.to_thread, known_names, now))
     who = await _selected(asked, (*key, "who"), names.principals, kinds["who"], wanted["who"])
     what = await _selected(asked, (*key, "what"), names.objects, kinds["what"], wanted["what"])
-    principal = _exact(wanted["who"], names.principals, who, is_caller)
+    principal = _exact(wanted["who"], names.principals, who, _is_principal)
     obj = _exact(wanted["what"], names.objects, what, _is_object)
     common: dict[str, Any] = {
         "filter": {**wanted, "who_kind": kinds["who"], "what_kind": kinds["what"]},
@@ -85,6 +85,10 @@ def _exact(wanted: str, known: NamesByKind, fitting: Sequence[str], is_name: Cal
     if "*" in wanted or not is_name(wanted):
         return ""
     return wanted if wanted in known or not fitting else ""
+
+
+def _is_principal(text: str) -> bool:
+    return text == ANONYMOUS or is_caller(text)
 
 
 def _is_object(text: str) -> bool:
