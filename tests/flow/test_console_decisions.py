@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.admin.console.audit_feed import MAX_NEWS
+from sidecar.admin.console.audit_feed import MAX_RECORDS, MAX_ROWS
 from tests.flow.test_console import JSON, SETTINGS, VIEWER, Browser, browsed
 from tests.flow.world import PATIENCE_S, World, listening
 
@@ -143,11 +143,11 @@ async def test_of_more_calls_than_can_be_shown_the_newest_are_and_the_page_says_
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0.2)
         line = next(line for line in path.read_bytes().splitlines(keepends=True) if b"delete_repo" in line)
-        many = [line.replace(b'"seq":', b'"seq":9%d' % number) for number in range(3 * MAX_NEWS)]
+        many = [line.replace(b'"seq":', b'"seq":9%d' % number) for number in range(3 * MAX_RECORDS)]
         with path.open("ab") as file:
             file.write(b"".join(many))
         name, rows = await waiting
-        assert name == "calls" and rows.count("<tr") == 40
+        assert name == "calls" and rows.count("<tr") == MAX_ROWS
         name, told = await anext(stream)
         assert name == "full" and re.search(r"about 1[0-9]{2} were left out", told)
 

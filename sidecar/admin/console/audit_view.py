@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final, TypeVar
 
-from sidecar.admin.console.audit_feed import AuditFeed
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields
 from sidecar.admin.routes import OperatorAction
 from sidecar.audit.log_blocks import LogFiles
@@ -30,15 +29,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class AuditView:
-    """The logs of all workers of this sidecar, the feed of what is new, and a bound on those who read at a time. Of
-    logs that are not in files, that of this worker is there: what was written since somebody looks."""
+    """The logs of all workers of this sidecar, and a bound on those who read at a time. Of logs that are not in files,
+    that of this worker is there: what was written since somebody looks."""
 
     app: OperatorAction
-    feed: AuditFeed = field(init=False)
     _readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_READERS))
-
-    def __post_init__(self) -> None:
-        self.feed = AuditFeed(self.logs())
 
     @property
     def settings(self) -> Settings:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -71,6 +72,7 @@ STATIC_HEADERS: Final = {**PAGE_HEADERS, "Cache-Control": "public, max-age=31536
 OIDC: Final = "oidc"
 """In place of the digest of a key: a login at the OpenID provider, which ends with its session alone."""
 MAX_STREAMS: Final = 100
+MAX_RENDERED: Final = 64
 LIVE: Final = "/live"
 """How the path of a page's own stream ends."""
 SEEN: Final = "seen"
@@ -96,6 +98,8 @@ class Console:
     attempts: LoginAttempts = field(default_factory=lambda: LoginAttempts(time.monotonic))
     results: SharedResults = field(default_factory=SharedResults)
     streams: int = 0
+    rendered: OrderedDict[Hashable, bytes] = field(default_factory=OrderedDict)
+    """Events that several streams send, by their keys."""
 
     @classmethod
     def open(
@@ -406,6 +410,17 @@ class Console:
             pass
 
     def _event(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
+        """An event as it is sent; of those with a key, the last ones are kept."""
+        if event.key is not None and (known := self.rendered.get(event.key)) is not None:
+            return known
+        written = self._written(event, context)
+        if event.key is not None:
+            self.rendered[event.key] = written
+            while len(self.rendered) > MAX_RENDERED:
+                self.rendered.popitem(last=False)
+        return written
+
+    def _written(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
         if event.template:
             body = self.templates.render(event.template, {**context, **event.data})
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import unquote
@@ -27,11 +27,13 @@ StreamFunction = Callable[["ConsoleRequest"], AsyncGenerator["StreamEvent | None
 
 
 class StreamEvent(NamedTuple):
-    """One event of a stream: `data` as JSON, or rendered with `template`, which is a file under templates/."""
+    """One event of a stream: `data` as JSON, or rendered with `template`, which is a file under templates/. One with a
+    `key` is rendered once for all streams that send it, and its template uses nothing of the viewer."""
 
     event: str
     data: Mapping[str, Any]
     template: str = ""
+    key: Hashable = None
 
 
 class ConsolePage(NamedTuple):

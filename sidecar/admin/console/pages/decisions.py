@@ -3,15 +3,18 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
+from sidecar.admin.console.audit_feed import AuditFeed
 from sidecar.admin.console.audit_view import (
     SEARCH_S,
+    AuditView,
     audit_view,
     filter_of,
     moment_in,
@@ -35,7 +38,6 @@ from sidecar.policy_tools.explanation import as_data
 from sidecar.policy_tools.replay import Candidate
 
 CALLS: Final = 60  # on a page
-MAX_ROWS: Final = 40  # of new calls at a time
 MAX_SEEN: Final = 4096
 OTHERS_EVERY_S: Final = 0.8
 FIND_S, EXPLAIN_S = 2.0, 5.0
@@ -83,25 +85,31 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
     query, view = asked.query, await audit_view(asked)
     wanted, since, was_full = filter_of(query, FILTERS), moment_in(query, "now"), False
     elsewhere = _Elsewhere(since or timestamp(time.time()))
-    async with aclosing(view.feed.watch(wanted)) as feed:
+    async with aclosing((await _feed(asked, view)).watch(wanted)) as feed:
         async for news in feed:
-            found: Sequence[FoundRecord] = news.found
+            rows, key = news.rows, ("decisions", news.number) if news.number else None
             if since:  # the tails have begun: nothing is missed between the page and this stream
                 caught_up = replace(wanted, since=max(since, wanted.since))
-                found, since = (
-                    (await view.read(partial(_search, wanted=caught_up, before=None, within_s=SEARCH_S))).found,
-                    "",
-                )
-            rows = [_row(one) for one in _calls_in(found)]
-            if not view.is_in_files:
-                rows = _united(rows, [{"rows": await elsewhere.new(asked)}])
-            left_out = news.left_out + max(0, len(rows) - MAX_ROWS)
+                looking = partial(_search, wanted=caught_up, before=None, within_s=SEARCH_S)
+                rows, since, key = [_row(one) for one in (await view.read(looking)).found], "", None
+            if not view.is_in_files and (more := await elsewhere.new(asked)):
+                rows, key = _united(rows, [{"rows": more}]), None
             if rows:
-                yield StreamEvent("calls", {"rows": rows[:MAX_ROWS]}, "decisions_rows.html")
-            if was_full or left_out:
-                yield StreamEvent("full", {"left_out": left_out, "shown": len(rows[:MAX_ROWS])}, "decisions_full.html")
-            was_full = left_out > 0
+                yield StreamEvent("calls", {"rows": rows}, "decisions_rows.html", key)
+            if was_full or news.left_out:
+                told = {"left_out": news.left_out, "shown": len(rows)}
+                yield StreamEvent("full", told, "decisions_full.html")
+            was_full = news.left_out > 0
             yield None
+
+
+async def _feed(asked: ConsoleRequest, view: AuditView) -> AuditFeed:
+    """The one feed of calls of this process."""
+
+    async def make() -> AuditFeed:
+        return AuditFeed(view.logs, _rows_of)
+
+    return await asked.shared("decisions-feed", inf, make)
 
 
 @page("decisions/{id}", title="Decision", template="decision.html")
@@ -158,14 +166,11 @@ def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, within_s
     return search(logs, wanted, limit=CALLS, within_s=within_s, before=before, takes=is_call)
 
 
-def _calls_in(found: Sequence[FoundRecord]) -> Iterator[FoundRecord]:
+def _rows_of(found: Sequence[FoundRecord]) -> list[Mapping[str, Any]]:
     """The calls among records: of one that has ended, its end."""
-    ended = {one.record.get("decision_id") for one in found if is_terminal(one.record)}
-    for one in found:
-        if one.record.get("event") == "control":
-            continue
-        if is_terminal(one.record) or one.record.get("decision_id") not in ended:
-            yield one
+    calls = [one for one in found if one.record.get("event") != "control"]
+    ended = {one.record.get("decision_id") for one in calls if is_terminal(one.record)}
+    return [_row(one) for one in calls if is_terminal(one.record) or one.record.get("decision_id") not in ended]
 
 
 def _is_inner(record: Mapping[str, Any]) -> bool:
@@ -181,26 +186,31 @@ def _row(found: FoundRecord) -> Mapping[str, Any]:
         word, tone = STATUSES["permission_denied" if record.get("reason") else "success"]
     else:
         word, tone = UNDER_WAY
-    links = record.get("links") or ()
+    links = [link for link in _list(record.get("links")) if isinstance(link, Mapping)]
     return {
         "id": record.get("decision_id"),
         "worker": found.worker,
         "seq": record.get("seq"),
         "at": str(record.get("timestamp")),
-        "chain": list(record.get("chain") or ()),
+        "chain": _list(record.get("chain")),
         "object": record.get("object") or record.get("upstream"),
         "action": record.get("action") or record.get("method"),
         "outcome": word,
         "tone": tone,
         "reason": record.get("reason"),
-        "would_deny": list(record.get("would_deny") or ()),
+        "would_deny": _list(record.get("would_deny")),
         "enforcement": record.get("enforcement"),
         "protocol": record.get("protocol"),
         "upstream": record.get("upstream"),
         "http_status": record.get("http_status"),
         "duration_ms": record.get("duration_ms"),
-        "rules": list(dict.fromkeys(rule for link in links for rule in link.get("rules") or ())),
+        "rules": list(dict.fromkeys(str(rule) for link in links for rule in _list(link.get("rules")))),
     }
+
+
+def _list(value: object) -> list[Any]:
+    """A list of a record, whose lines others may have changed."""
+    return value if isinstance(value, list) else []
 
 
 def _united(own: Sequence[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
