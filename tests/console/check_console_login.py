@@ -4,6 +4,7 @@
 other.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,14 +12,14 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tests.console.browser import ConsoleBrowser, browser_at, find_chromium
+from tests.console.browser import WITHIN_S, ConsoleBrowser, browser_at, find_chromium
 from tests.console.scene import OPERATOR, hosted
 from tests.flow.openid import OpenIdProvider
 from tests.flow.test_console import FILES, SETTINGS
 from tests.flow.test_console_oidc import OIDC
 from tests.flow.world import World, listening, world
 
-Site = tuple[World, OpenIdProvider, str]
+Site = tuple[World, OpenIdProvider, str, asyncio.AbstractEventLoop]
 
 
 def elsewhere(url: str) -> str:
@@ -43,7 +44,7 @@ async def _site(folder: Path) -> AsyncIterator[Site]:
         settings = SETTINGS.replace("enabled: true", OIDC % (provider.url, ""))
         async with world(folder, settings=settings, files=FILES) as running:
             console = running.admin_url
-            yield running, provider, elsewhere(page)
+            yield running, provider, elsewhere(page), asyncio.get_running_loop()
 
 
 @pytest.fixture
@@ -94,3 +95,13 @@ def test_another_site_can_neither_frame_the_console_nor_send_its_forms(site: Sit
     browser.find("button").click()
     browser.until(lambda: "403" in browser.text("h1"))
     assert logged_in(browser)
+
+
+def test_a_page_whose_stream_is_lost_says_so(site: Site, browser: ConsoleBrowser) -> None:
+    running = site[0]
+    browser.log_in(OPERATOR)
+    browser.until(lambda: browser.text("h1") == "Now")
+    admin = next(one for one in running.app.listeners if running.admin_url.endswith(f":{one.port}"))
+    closing = asyncio.run_coroutine_threadsafe(admin.close(0.0), site[3])
+    browser.until(lambda: "This page is not live" in browser.text())
+    closing.result(WITHIN_S)

@@ -1,5 +1,6 @@
 """The page Now follows what happens, within a second, and its chart with it."""
 
+import time
 from collections.abc import Callable
 
 from tests.console.browser import ConsoleBrowser
@@ -41,7 +42,7 @@ def test_denied_calls_are_shown_within_a_second(scene: Scene, browser: ConsoleBr
 
 def test_what_wants_attention_comes_and_goes(scene: Scene, browser: ConsoleBrowser) -> None:
     browser.open("/console/now")
-    browser.until(lambda: "billing" in browser.text(".notice"))
+    browser.until(lambda: "The breaker of billing" in browser.text())
 
     def disable(attempt: int) -> None:
         scene.run(scene.order(f"/api/principals/nhi:rogue-{attempt}/disable", {"reason": "a check"}))
@@ -60,3 +61,25 @@ def test_the_time_span_is_in_the_address(browser: ConsoleBrowser) -> None:
     browser.find(".choices a:not([aria-current])").click()
     browser.until(lambda: browser.driver.current_url.endswith("?span=1h"))
     assert browser.text(".choices a[aria-current]") == "1 hour"
+
+
+def test_a_hidden_tab_holds_no_stream_and_goes_on_when_it_is_shown(scene: Scene, browser: ConsoleBrowser) -> None:
+    browser.open("/console/now")
+    browser.run(
+        "window.opened = 0; const Native = window.EventSource;"
+        "window.EventSource = class extends Native { constructor(...given) { super(...given); window.opened += 1; } };"
+        "Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true});"
+        "window.away = true; document.dispatchEvent(new Event('visibilitychange'));"
+    )
+    browser.until(lambda: is_still(browser), 20)
+    browser.run("window.away = false; document.dispatchEvent(new Event('visibilitychange'));")
+    browser.until(lambda: browser.run("return window.opened") == 1)
+    shown = number(browser, "calls")
+    browser.until(lambda: number(browser, "calls") != shown)
+
+
+def is_still(browser: ConsoleBrowser) -> bool:
+    """Whether the figures of traffic that goes on do not change any more."""
+    shown = browser.text("#calls")
+    time.sleep(2)
+    return browser.text("#calls") == shown

@@ -1,4 +1,5 @@
-// What pages of the console do beside htmx: relative times go on, and a page whose login has ended is loaded anew.
+// What pages of the console do beside htmx: relative times go on, streams rest while a tab is hidden, and a page whose
+// login has ended is loaded anew.
 "use strict";
 
 const SPANS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -32,7 +33,77 @@ setInterval(() => {
   }
 }, 1000);
 
+// An EventSource that is closed while its tab is hidden, and opened again when it is shown. A browser holds six
+// connections to one place, so that seven tabs with a stream each would leave none for a page.
+const HIDDEN_MS = 5000;
+
+class TabSource extends EventTarget {
+  onopen = null;
+  onerror = null;
+
+  constructor(url) {
+    super();
+    this.url = url;
+    this.names = new Set();
+    this.isClosed = false;
+    this.turned = () => this.turn();
+    document.addEventListener("visibilitychange", this.turned);
+    this.open();
+  }
+
+  get readyState() {
+    if (this.isClosed) return EventSource.CLOSED;
+    return this.inner === null ? EventSource.CONNECTING : this.inner.readyState;
+  }
+
+  open() {
+    this.inner = new EventSource(this.url);
+    this.inner.onopen = (event) => this.onopen?.(event);
+    this.inner.onerror = (event) => this.onerror?.(event);
+    for (const name of this.names) this.hear(name);
+  }
+
+  hear(name) {
+    this.inner.addEventListener(name, (event) => {
+      this.dispatchEvent(new MessageEvent(name, { data: event.data, lastEventId: event.lastEventId }));
+    });
+  }
+
+  addEventListener(name, listener, options) {
+    super.addEventListener(name, listener, options);
+    if (this.names.has(name)) return;
+    this.names.add(name);
+    if (this.inner !== null) this.hear(name);
+  }
+
+  turn() {
+    clearTimeout(this.timer);
+    if (document.hidden) {
+      this.timer = setTimeout(() => this.rest(), HIDDEN_MS);
+    } else if (this.inner === null && !this.isClosed) {
+      this.open();
+    }
+  }
+
+  rest() {
+    this.inner?.close();
+    this.inner = null;
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    document.removeEventListener("visibilitychange", this.turned);
+    this.isClosed = true;
+    this.rest();
+  }
+}
+
+htmx.createEventSource = (url) => new TabSource(url);
+
+const lost = document.getElementById("stream-lost");
+document.addEventListener("htmx:sseOpen", () => { lost.hidden = true; });
 document.addEventListener("htmx:sseError", async () => {
+  lost.hidden = false;
   const answer = await fetch(location.href, { headers: { Accept: "application/json" } });
   if (answer.status === 401) location.reload();
 });
