@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.flow.test_console import JSON, SETTINGS, VIEWER, Browser, browsed
+from tests.flow.test_sources import shop
 from tests.flow.world import RULES, until
 
 TESTS = """\
@@ -82,6 +83,30 @@ async def test_refused_files_are_shown_with_their_places_within_a_second(tmp_pat
             while "refused" in (await next_event(stream)):
                 pass
         stream.close()
+
+
+async def test_a_policy_from_a_source_is_shown_and_why_the_next_is_refused(tmp_path: Path) -> None:
+    async with shop(tmp_path) as at:
+        at.publish(RULES, 5)
+        bundle = f'{{url: "{at.url}", keys_path: keys.json, every: 50ms}}'
+        settings = f"{SETTINGS}policy: {{source: {{bundle: {bundle}}}}}\n"
+        async with browsed(tmp_path, settings=settings) as (running, browser):
+            await browser.log_in()
+            told = await data(browser, "policy")
+            assert told["policy"]["source"]["version"] == 5 and told["policy"]["source"]["up"]
+            assert "policies/agent_to_tool.csv" in [row["name"] for row in told["rows"]]
+            rule = next(iter(running.app.live.current.engine.source.rules))
+            assert (await data(browser, f"policy/file?name={rule.file}&line=2"))["rows"][1]["line"] == 2
+            assert (await report(browser, "policy/check"))["valid"] is True
+            at.publish(RULES + f"p, nhi:a, tool:github/{HOSTILE}, use, -, -, -, allow\n", 6)
+            await until(lambda: running.app.follower.refused != ())
+            _, page, _ = await browser.get("/console/policy")
+            assert "The newest policy of the source is" in page and "agent_to_tool.csv:5" in page
+            assert HOSTILE not in page and "agent_to_tool.csv&amp;line=5" not in page
+            at.publish(RULES, 4)
+            await until(lambda: any("older" in one for one in running.app.follower.trouble))
+            _, page, _ = await browser.get("/console/policy")
+            assert "does not serve" in page and "older" in page
 
 
 async def test_an_operator_reads_all_files_again_and_a_viewer_cannot(tmp_path: Path) -> None:

@@ -139,8 +139,13 @@ async def test_an_operator_switches_tools_and_servers_and_a_viewer_cannot(tmp_pa
             {**order, "reason": "x" * 513},
         ]
         assert [(await browser.post("/console/tools/switch", one))[0] for one in wrong] == [400, 404, 400, 400]
-        whats = [record["control"]["what"] for record in running.records() if record["event"] == "control"]
-        assert [what for what in whats if "tool" in what or "off" in what or "on" in what.split("-")] != []
+        told = [record["control"] for record in running.records() if record["event"] == "control"]
+        turned = [(one["what"], one["by"], one["object"]) for one in told if one["what"].startswith("tool-")]
+        assert turned == [
+            ("tool-disabled", "admin:olga", "tool:github/read"),
+            ("tool-enabled", "admin:olga", "tool:github/read"),
+            ("tool-disabled", "admin:olga", "mcp:github"),
+        ]
 
 
 async def test_principals_are_disabled_and_enabled(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ class SourcePoller:
             return None
         kept = kept_for(settings)
         said: dict[str, Any] = {"kind": settings.policy.source.kind, "up": not self.trouble}
+        said["why"] = self.trouble[-1] if self.trouble else None
         said["good_at"] = None if self.good_at is None else rfc3339(self.good_at)
         if kept is not None and kept.name == stored_name(settings):  # otherwise it is about to serve
             said |= {"name": kept.name, "version": kept.version, "signer": kept.signer}

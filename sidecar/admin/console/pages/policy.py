@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -11,6 +12,7 @@ from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, Paging, matches, paged
 from sidecar.errors import Fault
 from sidecar.policy_tools.check.formats import CODES
+from sidecar.settings.policy import PolicySettings
 from sidecar.settings.timestamps import seconds_of
 
 LINES: Final = 200
@@ -28,9 +30,9 @@ async def policy(asked: ConsoleRequest) -> Mapping[str, Any]:
     return {
         **paged([one.plain() for one in files if matches(wanted, one.name)], asked.query),
         "filter": {"file": wanted},
-        "policy": status["policy"],
+        "policy": {**status["policy"], "refused": _linked(status["policy"]["refused"], now.settings.policy)},
         "workers": status.get("workers"),
-        "warnings": [_plain(fault) for fault in now.engine.warnings],
+        "warnings": _linked(map(_plain, now.engine.warnings), now.settings.policy),
         "self_test": now.settings.policy.self_test,
         "reloaded": asked.query.text("reloaded"),
     }
@@ -67,7 +69,8 @@ async def file(asked: ConsoleRequest) -> Mapping[str, Any]:
     number = min(number, pages)
     if lines.first > (number - 1) * LINES + 1:  # behind the end
         lines = await asyncio.to_thread(_reader.read, found, (number - 1) * LINES + 1, LINES)
-    told = _by_line(found, [*map(_plain, now.engine.warnings), *status["policy"]["refused"]])
+    every = _linked([*map(_plain, now.engine.warnings), *status["policy"]["refused"]], now.settings.policy)
+    told = _by_line(found, every)
     return {
         "file": found.plain(),
         "line": line,
@@ -96,7 +99,9 @@ async def check(asked: ConsoleRequest) -> Mapping[str, Any]:
     ]
     kept = {name: report[name] for name in ("summary", "valid")}
     filters = {"severity": severity, "text": wanted}
-    return {**paged(faults, query), **kept, "run": _run_of(told), "filter": filters}
+    shown = paged(faults, query)
+    rows = _linked(shown["rows"], asked.app.desk.live.current.settings.policy)
+    return {**shown, "rows": rows, **kept, "run": _run_of(told), "filter": filters}
 
 
 @stream("policy/check/live")
@@ -141,6 +146,17 @@ def _run_of(told: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _plain(fault: Fault) -> Mapping[str, Any]:
     return {"severity": fault.severity, "message": fault.message, **fault.plain()}
+
+
+def _linked(faults: Iterable[Mapping[str, Any]], policy: PolicySettings) -> list[Mapping[str, Any]]:
+    """Faults with whether their file is one of those that the console shows: those in sidecar.yaml are not, nor those
+    in a policy that its source has and that is refused."""
+    folders = [one for one in (policy.models, policy.path) if isinstance(one, Path)]
+
+    def is_shown(file: str) -> bool:
+        return Path(file) in policy.files or any(Path(file).is_relative_to(folder) for folder in folders)
+
+    return [{**one, "is_shown": is_shown(one.get("file", ""))} for one in faults]
 
 
 def _by_line(found: PolicyFolderFile, faults: Iterable[Mapping[str, Any]]) -> Mapping[int, list[Mapping[str, Any]]]:
