@@ -39,6 +39,7 @@ EXPIRES_AT, LIMIT, WHEN, EFFECT = "expires_at", "max_calls_per_hour", "when", "e
 _SEPARATOR: Final = re.compile(r"[,\[\]()]")
 _BRACKET: Final = re.compile(r"[\[\]()]")
 _OPENING: Final = "[("
+_DECIDING_NOTE: Final = re.compile(r"\s*#:(?:[^#]*\s)?(approval|shadow)=")
 
 
 class RowLine(NamedTuple):
@@ -159,9 +160,12 @@ class StockReader:
         self._names.append(file)
         for number, raw in enumerate(text.split("\n"), start=1):
             content = raw.strip()
-            if not content or content[0] == "#":
+            if not content:
                 continue
             line = RowLine(file, number, raw)
+            if content[0] == "#":
+                self._refuse_notes(line)
+                continue
             if len(raw) > MAX_LINE_CHARS:
                 faults.error("P110", f"longer than {MAX_LINE_CHARS} characters", SourceLine(file, number, ""))
                 continue
@@ -187,6 +191,14 @@ class StockReader:
                 hint = meant(key, known) or f"{self._file} defines {', '.join(known)}"
                 message = f"row type {shown(key)} is unknown"
                 faults.error("P101", message, line.source, line.column_of(0), max(1, len(key)), hint)
+
+    def _refuse_notes(self, line: RowLine) -> None:
+        """Report notes that decide in rows of our own models. Here their line is a comment, and the row would allow."""
+        found = _DECIDING_NOTE.match(line.raw)
+        if found is not None:
+            message = f"{found[1]} means nothing in a row of a Casbin policy"
+            hint = "write the rule for one of our own models, or take the note away"
+            self._faults.error("P127", message, line.source, found.start(1) + 1, len(found[1]), hint)
 
     def _warn_of_quotes(self, fields: Sequence[str], line: RowLine) -> None:
         for at, text in enumerate(fields, start=1):
