@@ -252,6 +252,10 @@ async def test_a_login_to_the_console_holds_at_each_worker_and_its_pages_are_of_
             _, page, _ = await anew("GET", "/decisions", headers=bearing)
             shown = json.loads(page)["rows"]
             assert len(shown) == 24 and len({row["worker"] for row in shown}) > 1
+            _, page, _ = await anew("GET", "/limits?principal=planner", headers=bearing)
+            assert [row["used"] for row in json.loads(page)["rows"]] == [24]
+            _, page, _ = await anew("GET", "/tools?name=github", headers=bearing)
+            assert [row["calls"] for row in json.loads(page)["rows"]] == [24]
         token = re.search(r'name="csrf" value="([^"]+)"', (await anew("GET", "/now", headers={"Cookie": logins[0]}))[1])
         assert token
         await anew("POST", "/audit/verify", headers={"Cookie": logins[0]}, data={"csrf": token[1]})
