@@ -54,6 +54,9 @@ p, nhi:planner, tool:example/search, tools/call, -, 600, -, allow
 
 # The same for every tool whose name begins with `get_`, only for one project, until a date:
 # p, nhi:planner, tool:example/get_*, tools/call, 2027-12-31T00:00:00Z, 120, args.project == 'acme', allow
+
+# With this line above a row, a person who has the role (in roles.csv: g, user:you, role:oncall) approves each call:
+# #: approval=role:oncall
 """
 
 _BUDGETS_OF_EXAMPLE = """\

@@ -39,7 +39,8 @@ class ApprovalSettings(Section):
     hold: Annotated[Seconds, Field(ge=0.0, le=MAX_HOLD_S)] = 60.0
     """How long a call of a session is held for the answer before it is refused as `approval-pending`."""
     page: HttpUrl | None = None
-    """The address at which people answer, before the id of a request: that of the console, with `/approvals/`."""
+    """The address at which people answer, before the id of a request. By default that of the console, if
+    `admin.console.url` is set."""
     notify: Annotated[Many[ApprovalReceiver], Field(max_length=MAX_RECEIVERS)] = ()
     """Webhooks that are told when an approval is asked for, given, refused or withdrawn, or expires."""
     max_per_principal: Annotated[int, Field(ge=1, le=10_000)] = 100

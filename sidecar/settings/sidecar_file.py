@@ -167,6 +167,13 @@ class Settings(Section):
         return self.callbacks.key_path or self.data / "keys" / "callbacks.key"
 
     @property
+    def approval_page(self) -> str | None:
+        """The address at which people answer a request for approval, before its id."""
+        console = self.admin.console
+        own = f"{console.url}/console/approvals/" if console.enabled and console.url else None
+        return self.approvals.page or own
+
+    @property
     def base_url(self) -> str:
         """The URL under which callers reach the sidecar. A port 0 is replaced only once the address is bound."""
         scheme = "http" if self.server.tls is None else "https"

@@ -12,8 +12,10 @@ import pytest
 
 from sidecar.app.loader import check_files
 from sidecar.errors import SettingsError
+from sidecar.gateway.approvals import ApprovalState
 from sidecar.gateway.approvals.approval_record import ASKED, EXPIRED, GIVEN, REFUSED, PersonAnswer
 from sidecar.http.client import parse_origin
+from sidecar.settings import load_settings
 from sidecar.tasks.webhooks import outbox
 from sidecar.tasks.webhooks.approval_notices import message_of
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key
@@ -246,3 +248,35 @@ async def test_readers_of_a_new_request_record_it_once(tmp_path: Path) -> None:
         assert await approvals.store.replace(owed._replace(revision=record.revision + 1))
         await asyncio.gather(*(approvals.get(one["id"]) for _ in range(20)))
         assert [each["what"] for each in controls(running)] == [ASKED, GIVEN]
+
+
+async def test_what_an_earlier_process_left_unrecorded_is_recorded_and_told(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        approvals = running.app.approvals
+        await running.call(TOOL, PATH)
+        record = await approvals.get((await waiting(running))[0]["id"])
+        late = record._replace(unrecorded=EXPIRED).moved(ApprovalState.EXPIRED)
+        assert await approvals.store.replace(late)  # and then it is killed
+    async with serving(in_turn(TAKEN)) as receiver, telling(tmp_path, receiver) as running:
+        await until(lambda: len(receiver.requests) == 1)
+        assert told(receiver)[0]["type"] == EXPIRED
+        assert [each["what"] for each in controls(running)] == [ASKED, EXPIRED]
+
+
+@pytest.mark.parametrize(
+    ("settings", "page"),
+    [
+        ("", None),
+        ("admin: {credentials: [{role: viewer, secret_path: k}], console: {enabled: true}}", None),
+        (
+            "admin: {credentials: [{role: viewer, secret_path: k}], console: {enabled: true, url: 'https://a.example'}}",
+            "https://a.example/console/approvals/",
+        ),
+        ("approvals: {page: 'https://b.example/x/'}", "https://b.example/x/"),
+    ],
+)
+def test_the_page_is_that_of_the_console_unless_another_is_named(
+    settings: str, page: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "sidecar.yaml").write_text(f"version: 1\n{settings}\n")
+    assert load_settings(tmp_path / "sidecar.yaml", {}, check_files=False).approval_page == page

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -54,6 +54,7 @@ COUNT_EVERY_S: Final = 2.0
 SWEEP_EVERY_S: Final = 60.0  # for requests that another process left
 LOOK_EVERY_S: Final = 0.5  # for answers given at another replica, and for what is late
 PAGE: Final = 100
+_SWEPT: Final = (ApprovalState.WAITING, ApprovalState.APPROVED, ApprovalState.REFUSED)
 
 Outcome = Literal["approve", "refuse"]
 Notify = Callable[[ApprovalRecord], Awaitable[None]]
@@ -97,6 +98,7 @@ class Approvals:
     _recording: dict[str, asyncio.Event] = field(default_factory=dict)  # what others wait for, by id
     _due: list[tuple[float, str]] = field(default_factory=list)
     _is_stopping: bool = False
+    _is_swept: bool = False  # in all states, since the start
 
     # --- calls ---
 
@@ -175,7 +177,7 @@ class Approvals:
 
     def page_of(self, record: ApprovalRecord) -> str | None:
         """Returns the address at which people answer a request, if there is one."""
-        page = self.live.current.settings.approvals.page
+        page = self.live.current.settings.approval_page
         return None if page is None else f"{page}{record.name}"
 
     async def state_for(self, caller: Caller, name: str) -> ApprovalRecord | None:
@@ -466,7 +468,8 @@ class Approvals:
                 await self._expire_due()
                 if loop.time() - swept_s >= SWEEP_EVERY_S:
                     swept_s = loop.time()
-                    await self._sweep()
+                    await self._sweep(ApprovalState if not self._is_swept else _SWEPT)
+                    self._is_swept = True
                 if loop.time() - counted_s >= COUNT_EVERY_S:
                     counted_s = loop.time()
                     await self._count_waiting()
@@ -499,8 +502,8 @@ class Approvals:
             for record in await self.store.find((key,)):
                 await self._up_to_date(record)
 
-    async def _sweep(self) -> None:
-        for state in (ApprovalState.WAITING, ApprovalState.APPROVED, ApprovalState.REFUSED):
+    async def _sweep(self, states: Iterable[ApprovalState]) -> None:
+        for state in states:
             offset, total = 0, 1
             while offset < total:
                 _, total = await self.page(state, PAGE, offset)

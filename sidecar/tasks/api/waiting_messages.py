@@ -151,7 +151,7 @@ class WaitingMessages:
         """Returns the task in canonical form."""
         state, metadata, text = STATES.get(record.state, "TASK_STATE_SUBMITTED"), {}, record.error_message
         if record.state is TaskState.WAITING:
-            page, deadline = self.runner.means.live.current.settings.approvals.page, moment(record.approve_by)
+            page, deadline = self.runner.means.live.current.settings.approval_page, moment(record.approve_by)
             about = {"id": record.approval, "answer_before": deadline}
             text = f"A person must approve this message before {deadline} (approval {record.approval})"
             if page is not None:

@@ -45,9 +45,9 @@ class ApprovalNotices:
     async def queue(self, record: ApprovalRecord) -> None:
         """Queues the news of a record's unrecorded event for each receiver. What cannot be queued is logged: the call
         waits all the same, and approvers see it in lists."""
-        settings = self.now().approvals
-        page = None if settings.page is None else f"{settings.page}{record.name}"
-        for receiver in settings.notify:
+        settings = self.now()
+        page = None if settings.approval_page is None else f"{settings.approval_page}{record.name}"
+        for receiver in settings.approvals.notify:
             told = document_of(record, page, self.clock())
             body = orjson.dumps({"text": message_of(record, page)} if receiver.format == "slack" else told)
             try:
