@@ -8,9 +8,10 @@ import pytest
 
 from sidecar.gateway.approvals import ApprovalError, ApprovalState
 from sidecar.protocols.a2a.operations import Binding, Version
-from tests.a2a.approving import DMITRI, answer, approving_world, asked, late, requests
+from sidecar.tasks.api import task_runner
+from tests.a2a.approving import DMITRI, SENDS, answer, approving_world, asked, late, requests, rules_of
 from tests.a2a.test_task_api import call
-from tests.a2a.world import BOB, HELLO, SPOKEN, AgentWorld, ScriptedAgent, ask, saying, task
+from tests.a2a.world import BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, ask, saying, task
 from tests.flow.world import until
 
 QUICK = "tasks: {ask_every_s: 0.05}\n"
@@ -123,6 +124,73 @@ async def test_a_stream_is_held_and_goes_on_with_the_agents_events(
         assert (await state(world, first["task"]["id"], way))["status"]["state"] == DONE
         decided = [record for record in world.records("decision") if record["approval"]]
         assert len(decided) == 1
+
+
+async def test_a_stream_whose_agent_takes_long_is_sent_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_runner, "LOOK_EVERY_S", 0.02)
+    agent, go_on = ScriptedAgent(), asyncio.Event()
+
+    async def later(method: str, params: dict[str, Any]) -> Any:
+        await go_on.wait()
+        return agent._answer(method, params)
+
+    agent.script["SendStreamingMessage"] = later
+    async with approving_world(tmp_path, agent, settings=QUICK) as world:
+        call = asyncio.create_task(ask(world, *RPC, "message/stream", {"message": HELLO}))
+        await answer(world)
+        await until(lambda: bool(sent(world)))
+        await asyncio.sleep(0.2)
+        go_on.set()
+        first, *_, last = (await call).results
+        assert last["statusUpdate"]["status"]["state"] == DONE
+        assert (await state(world, first["task"]["id"]))["status"]["state"] == DONE
+        assert len(sent(world)) == 1
+
+
+async def test_an_agent_that_fails_in_a_held_stream_fails_the_task(tmp_path: Path) -> None:
+    error = No({"code": -32603, "message": "broken"})
+    async with approving_world(tmp_path, saying(SendStreamingMessage=error), settings=QUICK) as world:
+        call = asyncio.create_task(ask(world, *RPC, "message/stream", {"message": HELLO}))
+        await answer(world)
+        answered = await call
+        assert answered.error is not None and answered.error["code"] == -32603
+        failed = await until_state(world, answered.results[0]["task"]["id"], "TASK_STATE_FAILED")
+        assert failed["status"]["message"]["parts"] == [{"text": "Internal error"}]
+
+
+async def test_a_stop_ends_held_streams_and_loses_no_task(tmp_path: Path) -> None:
+    async with approving_world(tmp_path, settings=QUICK) as world:
+        stream = asyncio.create_task(ask(world, *RPC, "message/stream", {"message": HELLO}))
+        one = await asked(world)
+        ours = (await send(world, message={"messageId": "m2"}))["id"]
+        heard = asyncio.create_task(ask(world, *RPC, "tasks/resubscribe", {"id": ours}))
+        await until(lambda: len(world.app.pipeline.live.requests) == 2)
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            await world.app.pipeline.drain(4.0)
+        ended = await stream
+        assert ended.error is None and ended.results[0]["task"]["status"]["state"] == WAITS
+        assert (await heard).results[0]["task"]["id"] == ours
+    async with approving_world(tmp_path, world.agent, settings=QUICK) as world:
+        await world.app.approvals.answer(one.name, DMITRI, "approve")
+        await until_state(world, ended.results[0]["task"]["id"], DONE)
+        assert (await state(world, ours))["status"]["state"] == WAITS
+
+
+async def test_limits_are_charged_when_it_is_sent(tmp_path: Path) -> None:
+    rules = {"user_to_nhi": rules_of()["user_to_nhi"].replace(f"{SENDS}, -, -, -", f"{SENDS}, -, 1, -")}
+    async with approving_world(tmp_path, settings=QUICK, rules=rules) as world:
+        tasks = []
+        for number in range(2):
+            tasks.append(
+                (await send(world, message={"messageId": f"m{number}", "parts": [{"text": f"{number}"}]}))["id"]
+            )
+            await answer(world)
+            await until(lambda: not world.app.pipeline.task_api.runner.worker.jobs)
+        await until_state(world, tasks[0], DONE)
+        failed = await until_state(world, tasks[1], "TASK_STATE_FAILED")
+        assert failed["metadata"]["sidecar/approval"]["reason"] == "rate-limited"
+        assert len(sent(world)) == 1
 
 
 @ways

@@ -17,7 +17,7 @@ from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_hex
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import orjson
 
@@ -159,8 +159,9 @@ class TaskLifecycle:
             context.wait = ApprovalWait(self._await)
             if now.shadows(self._now_s()):
                 context.shadow, recording.enforcement = True, "shadow"
-            # All but the slots of budgets' `concurrency` was charged when the task was created.
-            operation = ParsedOperation(intent.call, intent, begins=False, charges="slots")
+            # All but the slots of budgets' `concurrency` was charged when a task of the task API was created.
+            charges: Literal["all", "slots"] = "all" if record.action else "slots"
+            operation = ParsedOperation(intent.call, intent, begins=False, charges=charges)
             await self.means.stages.carry_out(context, self.caller, self, operation)
         except UnreadableRecord:  # another version may continue it
             raise
@@ -169,8 +170,8 @@ class TaskLifecycle:
                 self.recording = None  # nothing has begun, and the task waits
                 if (awaited := self._awaited) is not None and awaited.name != self.record.approval:
                     await self._save(self.record.waits(awaited.name, awaited.deadline_s, self.means.seal()))
-            elif context is not None and context.plan is not None and not context.charged:
-                self.recording = None  # there is no slot, likewise
+            elif self._lacks_slot(context, refusal):
+                self.recording = None  # likewise
             else:
                 await self._refused(refusal)
         finally:
@@ -178,6 +179,12 @@ class TaskLifecycle:
         if self.record.step is TaskStep.UNSENT:
             await self._rest()
             await self._look_again()
+
+    def _lacks_slot(self, context: CallContext | None, refusal: Refusal) -> bool:
+        """Whether the message waits for a slot of budgets, which is the only limit that a task waits for."""
+        if context is None or context.plan is None or context.charged:
+            return False
+        return not self.record.action or refusal.reason in (Reason.TOO_MANY_CONCURRENT, Reason.STORE_UNAVAILABLE)
 
     def _message(self) -> AgentOperation:
         record, said = self.record, self.record.input_in(self.means.seal())

@@ -56,16 +56,19 @@ class TaskRunner:
             course = TaskLifecycle(self.means, record, caller)
             self.worker.begin(record.id, course, course.run)
 
-    def reserve(self, task_id: str) -> None:
-        """Leaves a task for `RESERVED_S` to the request that waits with it, which reserves it again in time."""
+    def reserve(self, task_id: str, for_s: float = RESERVED_S) -> None:
+        """Leaves a task to the request that waits with it, which reserves it again in time, or sends it."""
         now_s = asyncio.get_running_loop().time()
         self._reserved = {known: until_s for known, until_s in self._reserved.items() if until_s > now_s}
-        self._reserved[task_id] = now_s + RESERVED_S
+        self._reserved[task_id] = now_s + for_s
 
     def release(self, record: Task) -> None:
         """Begins a task that was reserved."""
-        self._reserved.pop(record.id, None)
+        self.unreserve(record.id)
         self.begin(record, record.caller)
+
+    def unreserve(self, task_id: str) -> None:
+        self._reserved.pop(task_id, None)
 
     def wake(self, record: Task) -> None:
         if (course := self.worker.jobs.get(record.id)) is not None:

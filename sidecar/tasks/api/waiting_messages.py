@@ -8,6 +8,7 @@ the task, and the record of its owner both ids.
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -109,11 +110,16 @@ class WaitingMessages:
         record = await self._find(task_id)
         if record is None or record.step is not TaskStep.UNSENT or record.is_over:
             return False
+        self.runner.reserve(task_id, math.inf)
         sending = record.goes_on(self.runner.means.live.clock()).at(TaskStep.SENDING)
-        return await self.runner.means.store.replace(sending._replace(revision=record.revision + 1))
+        if await self.runner.means.store.replace(sending._replace(revision=record.revision + 1)):
+            return True
+        self.runner.unreserve(task_id)
+        return False
 
     async def settle(self, task_id: str, first: Mapping[str, Any]) -> None:
         """Records the agent's first answer to a message that its request sent. Raises Refusal."""
+        self.runner.unreserve(task_id)
         if "message" not in first:
             await self.runner.means.store.remove((task_id,))
         else:
@@ -122,6 +128,7 @@ class WaitingMessages:
 
     async def fail(self, task_id: str, why: Refusal | AgentError | None) -> None:
         """Ends a message that its request could not send, or of which it is not known. Raises Refusal."""
+        self.runner.unreserve(task_id)
         if isinstance(why, Refusal):
             facts = {"error_code": why.answer.seed, "error_message": why.answer.message, "refused": why.reason}
         elif why is not None:

@@ -147,7 +147,7 @@ class HeldMessage:
     async def _last_event(self, refusal: Refusal) -> bytes:
         """Returns the end of a held stream that does not go on."""
         assert self.task is not None
-        if isinstance(refusal, TaskWaits):
+        if refusal.reason is Reason.APPROVAL_PENDING:
             return b""
         if not self.sends:
             await self.messages.release(self.task["id"])
@@ -178,7 +178,8 @@ class HeldMessage:
     async def give_up(self) -> None:
         """Ends the task, if the agent has not answered."""
         if self.task is not None and self.sends and not self.is_settled:
-            await self.messages.fail(self.task["id"], self.why)
+            with suppress(Refusal):  # the worker ends it, as one that was being sent
+                await self.messages.fail(self.task["id"], self.why)
 
 
 class HeldStream:

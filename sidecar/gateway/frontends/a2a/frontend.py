@@ -389,7 +389,7 @@ class AgentFrontend:
         request, owning, loop = exchange.request, exchange.owning, exchange.request.loop
         if (told := await self._unsent(owning)) is None:
             return None
-        held = HeldStream()
+        held, exchange.endless = HeldStream(), True
         outlet = await hold(request, partial(_refusal_event, request))
         until_s, looks = loop.time() + request.now.settings.approvals.hold, 0
         with exchange.streaming(held, outlet):
