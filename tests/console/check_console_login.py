@@ -102,6 +102,6 @@ def test_a_page_whose_stream_is_lost_says_so(site: Site, browser: ConsoleBrowser
     browser.log_in(OPERATOR)
     browser.until(lambda: browser.text("h1") == "Now")
     admin = next(one for one in running.app.listeners if running.admin_url.endswith(f":{one.port}"))
-    closing = asyncio.run_coroutine_threadsafe(admin.close(0.0), site[3])
+    closing = asyncio.run_coroutine_threadsafe(admin.close(0.2), site[3])
     browser.until(lambda: "This page is not live" in browser.text())
     closing.result(WITHIN_S)

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -236,9 +235,8 @@ class Console:
         return _see(f"{LOGIN}?next={quote(target, safe='/')}")
 
     def _again(self, target: str) -> web.Response:
-        body = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={escape(target)}">'
-        page = f'{body}<title>Console</title><a href="{escape(target)}">Go on</a>'
-        return web.Response(body=page.encode(), headers={**PAGE_HEADERS, "Content-Type": HTML})
+        """A page that leads on to `target` by itself."""
+        return self._html("again.html", {"target": target})
 
     async def _login(self, request: web.BaseRequest, headers: Headers, query: str) -> web.Response:
         if request.method != "POST":
@@ -395,9 +393,11 @@ class Console:
             async with aclosing(events):
                 async for event in events:
                     now_s = time.monotonic()
+                    if asked.is_draining():
+                        break
                     if now_s - looked_at >= STREAM_S:
                         looked_at = now_s
-                        if asked.is_draining() or await self.access.user(headers, touch=False) is None:
+                        if await self.access.user(headers, touch=False) is None:
                             break
                     if event is not None:
                         heard_at = now_s
