@@ -176,12 +176,13 @@ class AccessView:
         return frozenset(found)
 
     def open_objects(self, principal: str) -> list[str]:
-        """Returns the patterns of objects of which rules could allow names that are not known. The tools of a server
-        that has listed them are all known."""
+        """Returns the patterns of objects of which rules could allow names that are not known. The tools and the
+        prompts of a server that has listed them are all known."""
         chain, engine = self.chain(principal), self.now.engine
         patterns = [
             *(f"tool:{name}/*" for name, service in self.now.services.items() if not service.catalogue.lists),
-            *(f"{kind}:{name}/*" for kind in ("prompt", "resource") for name in self.now.services),
+            *(f"prompt:{name}/*" for name, one in self.now.services.items() if one.catalogue.has("prompt", "") is None),
+            *(f"resource:{name}/*" for name in self.now.services),  # templates may give others than are listed
             "nhi:*",
         ]
         return [pattern for pattern in patterns if engine.may_allow_more(chain, self.question(pattern))]

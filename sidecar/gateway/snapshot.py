@@ -485,8 +485,10 @@ class Live:
     def serve(self, new: Snapshot) -> None:
         """Puts a snapshot in force."""
         old, self.current = self.current, new
-        if new.engine.revision != old.engine.revision:
-            before = (PastPolicy(self.clock(), old.engine, old.budgets), *self.past)[:MAX_PAST]
+        known = {new.engine.revision, old.engine.revision}
+        if len(known) > 1:
+            others = (past for past in self.past if past.engine.revision not in known)
+            before = (PastPolicy(self.clock(), old.engine, old.budgets), *others)[:MAX_PAST]
             rows = accumulate(sum(past.engine.rule_counts.values()) for past in before)
             self.past = tuple(past for past, so_far in zip(before, rows, strict=True) if so_far <= MAX_PAST_ROWS)
 

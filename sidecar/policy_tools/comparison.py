@@ -44,13 +44,15 @@ class ReplacedFile(NamedTuple):
 
 
 class ComparisonOrder(NamedTuple):
-    """What is compared, and what is asked. With `place` None the other policy is sent; `budgets` are those of both."""
+    """What is compared, and what is asked. With `place` None the other policy is sent; `budgets` are those of both.
+    `copy` is where the policy with another file is written."""
 
     label: str
     place: PolicyLocation | None
     file: ReplacedFile | None
     budgets: tuple[Budgets, Budgets | None]
     asked: tuple[Chain, Question, float] | None
+    copy: Path | None = None
 
 
 class ComparisonFailed(Exception):
@@ -62,6 +64,12 @@ def compare_aside(
 ) -> Mapping[str, Any]:
     """Return the differences as `policy diff` has them, and the explanation under the other policy. Blocks: call it in
     a thread. Raises PolicyError for faults of the other policy, ComparisonFailed."""
+    # Removed here, also if the process is killed.
+    with tempfile.TemporaryDirectory(prefix="sidecar-policy-") if order.file else nullcontext() as made:
+        return _found(order._replace(copy=None if made is None else Path(made) / "policies"), serving, other)
+
+
+def _found(order: ComparisonOrder, serving: PolicySource, other: PolicySource | None) -> Mapping[str, Any]:
     try:
         with process_aside(__name__, DEADLINE_S) as (orders, results):
             pickle.dump(order, orders)
@@ -94,31 +102,27 @@ def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
 
 def _compared(order: ComparisonOrder, serving: PolicySource, other: PolicySource | None) -> Mapping[str, Any]:
     budgets, others = order.budgets
-    place = order.place
-    with nullcontext() if place is None or order.file is None else tempfile.TemporaryDirectory() as made:
-        if place is not None:
-            shown = place.policies if made is None else Path(made) / "policies"
-            if made is not None and order.file is not None:
-                _replace(place.policies, shown, order.file)
-                place = replace(place, policies=shown)
-            try:
-                other, others = place.load(), place.budgets()
-            except ConfigError as error:
-                raise PolicyError([replace(one, file=_within(shown, one.file)) for one in error.faults]) from None
-        else:
-            shown = Path()
-        assert other is not None
-        assert others is not None
-        before = ComparedPolicy("the policy that serves", serving, tuple(serving.own_rules), budgets)
-        rules = tuple(rule._replace(file=_within(shown, rule.file)) for rule in other.own_rules)
-        after = ComparedPolicy(order.label, other, rules, others, lambda file: _within(shown, file))
-        if len(before.rules) + len(rules) > MAX_ROWS:
-            told = f"the two policies have more than {MAX_ROWS} rows: compare them with sidecar policy diff"
-            raise PolicyError([fault_in(shown, told, code="P008")])
-        diff = difference(before, after)
-        data = as_data(diff)
-        explained = None if order.asked is None else explanation_data(explain(Engine(other), others, *order.asked))
-        explained = _located(explained, shown)
+    place, shown = order.place, Path()
+    if place is not None:
+        if order.file is not None and order.copy is not None:
+            _replace(place.policies, order.copy, order.file)
+            place = replace(place, policies=order.copy)
+        shown = place.policies
+        try:
+            other, others = place.load(), place.budgets()
+        except ConfigError as error:
+            raise PolicyError([replace(one, file=_within(shown, one.file)) for one in error.faults]) from None
+    assert other is not None
+    assert others is not None
+    before = ComparedPolicy("the policy that serves", serving, tuple(serving.own_rules), budgets)
+    rules = tuple(rule._replace(file=_within(shown, rule.file)) for rule in other.own_rules)
+    after = ComparedPolicy(order.label, other, rules, others, lambda file: _within(shown, file))
+    if len(before.rules) + len(rules) > MAX_ROWS:
+        told = f"the two policies have more than {MAX_ROWS} rows: compare them with sidecar policy diff"
+        raise PolicyError([fault_in(shown, told, code="P008")])
+    diff = difference(before, after)
+    data = as_data(diff)
+    explained = None if order.asked is None else explanation_data(explain(Engine(other), others, *order.asked))
     return {
         "label": order.label,
         "revision": other.revision,
@@ -132,7 +136,7 @@ def _compared(order: ComparisonOrder, serving: PolicySource, other: PolicySource
             {"title": title, "entries": [*entries][:MOST], "more": max(0, len(entries) - MOST)}
             for title, entries in sections(diff)
         ],
-        "explanation": explained,
+        "explanation": _located(explained, shown),
     }
 
 

@@ -274,6 +274,29 @@ async def test_a_policy_that_fails_its_own_tests_does_not_serve(tmp_path: Path) 
         assert await deletes(running) == 200
 
 
+async def test_policies_that_served_before_are_kept_as_far_as_they_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sidecar.gateway.snapshot.MAX_PAST", 2)
+    async with world(tmp_path) as running:
+        live, served = running.app.live, dict[str, str]()
+
+        async def serve(name: str, rules: str) -> list[str]:
+            plain(tmp_path / "policies", rules)
+            served[await running.app.reload("olga")] = name
+            return [served[past.engine.revision] for past in live.past]
+
+        served[live.current.engine.revision] = "first"
+        assert await serve("wider", WIDER) == ["first"]
+        row = "p, nhi:other, tool:github/get_file, use, -, -, -, allow\n"
+        assert await serve("third", RULES + row) == ["wider", "first"]
+        assert await serve("first", RULES) == ["third", "wider"]  # what serves again is not among them
+        assert await serve("fourth", WIDER + row) == ["first", "third"]
+        assert live.past[0].until_s <= time.time() and live.past[0].budgets is not None
+        monkeypatch.setattr("sidecar.gateway.snapshot.MAX_PAST_ROWS", 3)
+        assert await serve("wider", WIDER) == []  # the fourth has more rows
+
+
 def test_a_start_runs_the_tests_of_the_policy(tmp_path: Path) -> None:
     files = {"policies/tests/planner.yaml": SUITE}
     for self_test, code in (("true", 3), ("false", 0)):
