@@ -34,7 +34,7 @@ OUT = Path(__file__).parent / "console.json"
 KEY = "0b7d51c2a94e4f0c8a6d3e5f7b1920c4d6e8fa0b2c4d6e8f"
 VIEWERS, READ_EVERY_S = 10, 3.0
 CONNECTIONS = 4
-LIVE = ("now/live", "decisions/live", "limits/live", "tools/live", "agents/live")
+LIVE = ("now/live", "decisions/live", "limits/live", "tools/live", "agents/live", "approvals/live", "agents/runs/live")
 PRINCIPALS, TOOLS, ROWS = 10_000, 1_000, 1_000_000
 # The pages that are timed; `--pages` asks for each of them so often.
 PAGES = (
@@ -59,6 +59,8 @@ PAGES = (
     "approvals",
     "agents",
     "agents/runs",
+    "agents/schedules",
+    "agents/tasks",
 )
 TIMES = 15
 START_S = 180.0

@@ -310,6 +310,62 @@ async def test_calls_of_all_workers_are_seen_where_the_log_has_no_file() -> None
                 seen |= set(re.findall(rb'id="(call-[^"]+)"', await stream.content.readany()))
 
 
+WORK = """\
+agents:
+  slow: {executable: /bin/sh, args: [-c, "echo begun; exec sleep 60"], max_concurrent_executions: 5}
+"""
+DEMANDS = """\
+#: id=asks approval=role:on-call within=15m
+p, nhi:planner, tool:github/delete_repo, use, -, -, -, allow
+"""
+
+
+async def test_runs_and_approvals_are_seen_and_answered_at_whichever_worker() -> None:
+    (port,) = free_ports(1)
+    key, base = "d0c9b6b8f5e14c0f8f0c3c6e5a7d9b21", f"http://127.0.0.1:{port}"
+    person = "credentials: [{role: operator, name: dmitri, secret_path: op.key, principal: user:dmitri}]"
+    admin = f'admin: {{listen: "127.0.0.1:{port}", console: {{enabled: true}}, {person}}}\n'
+    files = {
+        "op.key": key,
+        "policies/roles.csv": "g, user:dmitri, role:on-call\n",
+        "policies/nhi_to_nhi.csv": "p, nhi:operator, nhi:slow, use, -, -, -, allow\n",
+        "policies/agent_to_tool.demands.csv": DEMANDS,
+    }
+    sent = {"Authorization": f"Bearer {key}", "Accept": "application/json"}
+
+    async def anew(verb: str, path: str, **more: Any) -> Any:
+        """What is answered on a connection of its own, which any of the workers may accept."""
+        async with aiohttp.ClientSession() as http, http.request(verb, base + path, headers=sent, **more) as response:
+            assert response.status < 300, await response.text()
+            return await response.json()
+
+    async with serving(3, rest=admin + WORK, files=files) as three:
+        runs = [(await anew("POST", "/api/agents/slow/runs", json={"prompt": "x"}))["run_id"] for _ in range(4)]
+        for _ in range(6):
+            (agent,) = (await anew("GET", "/console/agents"))["rows"]
+            assert (agent["running"], agent["places"]) == (4, 15)
+        for run in runs:
+            for _ in range(3):
+                page = await anew("GET", f"/console/agents/runs/{run}")
+                assert page["run"]["state"] == "running" and page["output"] == "begun\n"
+            await anew("POST", f"/api/runs/{run}/cancel", json={})
+        assert [one["status"] for one in (await anew("GET", "/console/agents/runs"))["rows"]] == ["cancelled"] * 4
+
+        _, asked = await three.client.call("delete_repo", {"repo": "acme/site"})
+        assert asked["result"]["resultType"] == "input_required"
+        found = [await anew("GET", "/console/approvals") for _ in range(6)]
+        (request_id,) = {one["id"] for page in found for one in page["rows"]}
+        await anew("POST", f"/api/approvals/{request_id}/approve", json={})
+        shown = [await anew("GET", f"/console/approvals/{request_id}") for _ in range(6)]
+        assert {page["one"]["state"] for page in shown} == {"approved"}
+        assert {page["questions"][0]["arguments"]["repo"] for page in shown} == {"acme/site"}
+        assert [await three.ask_anew("delete_repo", 1)] == [{200: 1}] and len(three.upstream.calls()) == 1
+        what = Counter(
+            one["control"]["what"] for all_ in three.records().values() for one in all_ if one.get("control")
+        )
+        assert (what["approval-asked"], what["approval-given"], what["approval-shown"]) == (1, 1, 1)
+
+
 async def post_anew(
     workers: Workers, path: str, message: Any, session: str = "", *, is_chunked: bool = False
 ) -> tuple[int, Any, str]:

@@ -120,6 +120,19 @@ async def test_an_approval_for_a_time_is_withdrawn(made: tuple[World, Browser]) 
     assert found["state"] == "refused" and [one["reason"] for one in found["answers"]] == [None, "changed my mind"]
 
 
+async def test_an_answer_after_the_login_ended_leads_back_to_its_page(made: tuple[World, Browser]) -> None:
+    running, browser = made
+    path = await asked_for(running)
+    form = {"csrf": "of an earlier login", "reason": "because"}
+    referer = {"Referer": f"{browser.base}/console/{path}"}
+    status, _, headers = await browser.post(f"/console/{path}/approve", form, **referer)
+    assert (status, headers["Location"]) == (303, f"/console/login?next=/console/{path}")
+    status, _, headers = await browser.log_in(KEYS["dmitri"], next_path=f"/console/{path}")
+    assert (status, headers["Location"]) == (303, f"/console/{path}")
+    assert (await browser.post(f"/console/{path}/approve", form, **referer))[0] == 403, "the form is of no session"
+    assert (await data(browser, path))["one"]["state"] == "waiting"
+
+
 async def test_requests_are_shown_in_pages_by_state(made: tuple[World, Browser]) -> None:
     running, browser = made
     await named(browser, "dmitri")

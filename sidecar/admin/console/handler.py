@@ -79,6 +79,8 @@ SEEN: Final = "seen"
 STREAM_S: Final = 1.0
 """How often a stream without news looks whether its session still holds."""
 KEEP_ALIVE_S: Final = 15.0
+OPEN_S: Final = 5.0
+"""How long the first request waits for the other workers to open their consoles."""
 
 log = logging.getLogger("sidecar.admin.console")
 
@@ -97,6 +99,7 @@ class Console:
     attempts: LoginAttempts = field(default_factory=lambda: LoginAttempts(time.monotonic))
     results: SharedResults = field(default_factory=SharedResults)
     streams: int = 0
+    are_others_open: bool = False
     rendered: OrderedDict[Hashable, bytes] = field(default_factory=OrderedDict)
     """Events that several streams send, by their keys."""
 
@@ -139,6 +142,9 @@ class Console:
         headers = headers_of(request)
         try:
             check_envelope(request, headers, self.entrance)
+            if self.others is not None and not self.are_others_open:
+                self.are_others_open = True
+                await self.others.ask_all("GET", f"{SESSION_SOCKET}-", OPEN_S)  # a page's data is then soon complete
             return await self._answer(request, headers, origin_form(request.raw_path))
         except Refusal as refusal:
             response = refused(refusal)
@@ -223,9 +229,12 @@ class Console:
 
     def _stranger(self, request: web.BaseRequest, headers: Headers, target: str) -> web.Response:
         """The response to a request without a login: the way to the login page, and from there back to `target`."""
-        wants_data = _wants_json(request) or "authorization" in headers or request.method == "POST"
+        wants_data = _wants_json(request) or "authorization" in headers
         if request.headers.get("HX-Request") == "true":
             return problem("log in first", 401, {"HX-Redirect": LOGIN})
+        if request.method == "POST":  # of a page that was left open for too long
+            wants_data = wants_data or "text/html" not in request.headers.get("Accept", "")
+            target = urlsplit(request.headers.get("Referer", "")).path
         if wants_data or request.headers.get("Accept", "").startswith("text/event-stream"):
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
         # A link on another site leads here without the cookie, which is SameSite=Strict. A second request from a page
