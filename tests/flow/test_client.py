@@ -14,6 +14,8 @@ from aiohttp import web
 
 from sidecar.cli.free_ports import free_ports
 from sidecar.client import Decision, DecisionPoint, DecisionUnavailable, Limit, Question
+from sidecar.gateway.approvals import Approver
+from sidecar.vocabulary import Principal
 from tests.flow.enforcement import NAME, SECRET, asked_world, decisions
 from tests.flow.world import listening
 from tests.unit.identity.authority import authority
@@ -31,6 +33,25 @@ async def test_a_decision_is_that_of_the_call_with_its_arguments(tmp_path: Path)
         records = decisions(running)
         assert [record["decision_id"] for record in records] == [allowed.decision_id, denied.decision_id]
         assert {(record["protocol"], record["enforcement_point"]) for record in records} == {("authzen", NAME)}
+
+
+async def test_a_call_that_a_person_must_approve_is_denied_until_then(tmp_path: Path) -> None:
+    rules = "#: id=deletes approval=role:oncall\np, nhi:planner, tool:github/delete_repo, use, -, -, -, allow\n"
+    files = {"policies/roles.csv": "g, user:dmitri, role:oncall\n"}
+    async with (
+        asked_world(tmp_path, rules=rules, files=files) as (running, _),
+        DecisionPoint(running.admin_url, key=SECRET) as point,
+    ):
+        repo = {"repo": "acme/old"}
+        waiting = await point.decide(PLANNER, "tool:github/delete_repo", repo)
+        assert not waiting and waiting.reason == "approval-pending"
+        approvals = running.app.pipeline.stages.approvals
+        (asked,), _ = await approvals.page(None, 10, 0)
+        person = Approver(Principal("user:dmitri"), "test")
+        await approvals.answer(asked.name, person, "approve")
+        assert await point.decide(PLANNER, "tool:github/delete_repo", repo)
+        assert decisions(running)[-1]["approval"]["by"] == ["user:dmitri"]
+        assert not await point.decide(PLANNER, "tool:github/delete_repo", repo)
 
 
 async def test_an_agent_acts_for_its_caller(tmp_path: Path) -> None:
