@@ -6,10 +6,9 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Final, TypeVar
 
-from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields
+from sidecar.admin.console.request import ConsoleFault, FormFields
 from sidecar.admin.routes import OperatorAction
 from sidecar.audit.log_blocks import LogFiles
 from sidecar.audit.record import BLANK
@@ -63,15 +62,6 @@ class AuditView:
             raise ConsoleFault(503, "the audit log cannot be read in time: look again in a moment") from None
         except OSError as error:
             raise ConsoleFault(503, f"the audit log cannot be read: {error.strerror or error}") from None
-
-
-async def audit_view(asked: ConsoleRequest) -> AuditView:
-    """The one view of this process."""
-
-    async def make() -> AuditView:
-        return AuditView(asked.app)
-
-    return await asked.shared("audit-view", inf, make)
 
 
 def name_pattern(text: str) -> str:

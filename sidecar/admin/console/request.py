@@ -112,9 +112,17 @@ class FormFields(Mapping[str, str]):
 
 @dataclass(slots=True)
 class SharedResults:
-    """Results that several viewers wait for or have seen, by key. The oldest gives way to one too many."""
+    """Results that several viewers wait for or have seen, by key: the oldest gives way to one too many. And parts of
+    pages that live as long as the console, by what makes them."""
 
     _made: OrderedDict[Hashable, tuple[float, asyncio.Task[Any]]] = field(default_factory=OrderedDict)
+    _parts: dict[Hashable, Any] = field(default_factory=dict)
+
+    def part(self, make: Callable[[OperatorAction], T], app: OperatorAction) -> T:
+        if make not in self._parts:
+            self._parts[make] = make(app)
+        part: T = self._parts[make]
+        return part
 
     async def get(self, key: Hashable, within_s: float, make: Callable[[], Awaitable[T]]) -> T:
         now_s = time.monotonic()
@@ -207,6 +215,10 @@ class ConsoleRequest:
     def is_seen(self, data: Mapping[str, Any]) -> bool:
         """Whether the page of this stream shows this data already."""
         return self.seen == digest_of_view(data)
+
+    def part(self, make: Callable[[OperatorAction], T]) -> T:
+        """The one part of this process that `make` makes when it is first asked for."""
+        return self.results.part(make, self.app)
 
     def is_draining(self) -> bool:
         return self.app.desk.is_draining()

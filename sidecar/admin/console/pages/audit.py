@@ -5,24 +5,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from math import inf
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.admin.console.audit_view import (
-    SEARCH_S,
-    AuditView,
-    audit_view,
-    filter_of,
-    places_in,
-    search_s,
-    shown_record,
-    text_of,
-)
+from sidecar.admin.console.audit_view import SEARCH_S, AuditView, filter_of, places_in, search_s, shown_record, text_of
 from sidecar.admin.console.live import watched
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
 from sidecar.admin.console.verification import LogVerifier
+from sidecar.admin.routes import OperatorAction
 from sidecar.audit.checkpoints import load_attesting_key
 from sidecar.audit.digest import load_key
 from sidecar.audit.record import CHECKPOINT, EVENTS
@@ -46,7 +37,7 @@ _STATUS_TONES: Final = {"success": "good", "permission_denied": "bad", "rate_lim
 @page("audit", title="Audit", template="audit.html")
 async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The newest records that the query selects, or with `before` those before some places in the logs."""
-    query, view = asked.query, await audit_view(asked)
+    query, view = asked.query, asked.part(AuditView)
     wanted, before = filter_of(query, FILTERS), places_in(query, "before")
     looking = partial(search, wanted=wanted, limit=RECORDS, within_s=search_s(query), before=before)
     found = await view.read(looking)
@@ -68,7 +59,7 @@ async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
 @page("audit/{worker}/{seq}", title="Record", template="audit_record.html")
 async def record(asked: ConsoleRequest) -> Mapping[str, Any]:
     """One record in full, with those of the same run, trace or caller before and after it."""
-    view, parts = await audit_view(asked), asked.parts
+    view, parts = asked.part(AuditView), asked.parts
     if not (parts["worker"].isdecimal() and parts["seq"].isdecimal() and len(parts["seq"]) < 20):
         raise ConsoleFault(404, "a record has the address audit/<worker>/<sequence>")
     worker, seq = int(parts["worker"]), int(parts["seq"])
@@ -92,7 +83,7 @@ async def record(asked: ConsoleRequest) -> Mapping[str, Any]:
 @page("audit/log", title="The log", template="audit_log.html")
 async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The files, keys and checkpoints of the log, and its last verification."""
-    view = await audit_view(asked)
+    view = asked.part(AuditView)
     settings = view.settings
     status = await asked.operate("GET", "/status")
     wanted = RecordFilter(event="control", what=CHECKPOINT)
@@ -114,8 +105,8 @@ async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
 @page("audit/log/verification", title="Verification", template="audit_verification.html")
 async def verification(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The verification that runs at any worker, and the last one that ended."""
-    view = await audit_view(asked)
-    verifier = await _verifier(asked, view)
+    view = asked.part(AuditView)
+    verifier = asked.part(_verifier)
     running = verifier.running
     if running is None and not asked.is_of_worker:
         others = await asked.of_others("audit/log/verification")
@@ -132,22 +123,19 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 @action("audit/verify")
 async def verify(asked: ConsoleRequest) -> str:
     """Begin to verify all logs in the background. Raises ConsoleFault."""
-    view = await audit_view(asked)
+    view = asked.part(AuditView)
     if not view.is_in_files:
         raise ConsoleFault(409, "this log is not in files: sidecar audit gather collects it, audit verify checks it")
     if (await verification(asked))["running"] is None:
         try:
-            await (await _verifier(asked, view)).begin(asked.by)
+            await asked.part(_verifier).begin(asked.by)
         except OSError as error:
             raise ConsoleFault(503, f"the log cannot be read: {error.strerror or error}") from None
     return "audit/log"
 
 
-async def _verifier(asked: ConsoleRequest, view: AuditView) -> LogVerifier:
-    async def make() -> LogVerifier:
-        return LogVerifier(lambda: view.settings, asked.app.desk.witness)
-
-    return await asked.shared("audit-verifier", inf, make)
+def _verifier(app: OperatorAction) -> LogVerifier:
+    return LogVerifier(lambda: app.desk.live.current.settings, app.desk.witness)
 
 
 def _row(found: FoundRecord) -> Mapping[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,6 @@ from sidecar.admin.console.audit_feed import AuditFeed
 from sidecar.admin.console.audit_view import (
     SEARCH_S,
     AuditView,
-    audit_view,
     filter_of,
     moment_in,
     places_in,
@@ -25,6 +23,7 @@ from sidecar.admin.console.audit_view import (
 )
 from sidecar.admin.console.registry import StreamEvent, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
+from sidecar.admin.routes import OperatorAction
 from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.record_ids import timestamp
@@ -54,7 +53,7 @@ UNDER_WAY: Final = ("under way", "plain")
 @page("decisions", title="Decisions", template="decisions.html")
 async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The newest calls that the query selects, or with `before` those before some places in the logs."""
-    query, view = asked.query, await audit_view(asked)
+    query, view = asked.query, asked.part(AuditView)
     wanted, before, began = filter_of(query, FILTERS), places_in(query, "before"), timestamp(time.time())
     found = await view.read(partial(_search, wanted=wanted, before=before, within_s=search_s(query)))
     rows = [_row(one) for one in found.found]
@@ -82,10 +81,10 @@ async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
 @stream("decisions/live")
 async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
     """The calls that the query selects: first those since `now` of the page, then new ones as they come."""
-    query, view = asked.query, await audit_view(asked)
+    query, view = asked.query, asked.part(AuditView)
     wanted, since, was_full = filter_of(query, FILTERS), moment_in(query, "now"), False
     elsewhere = _Elsewhere(since or timestamp(time.time()))
-    async with aclosing((await _feed(asked, view)).watch(wanted)) as feed:
+    async with aclosing(asked.part(_feed).watch(wanted)) as feed:
         async for news in feed:
             rows, key = news.rows, ("decisions", news.number) if news.number else None
             if since:  # the tails have begun: nothing is missed between the page and this stream
@@ -103,19 +102,14 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
             yield None
 
 
-async def _feed(asked: ConsoleRequest, view: AuditView) -> AuditFeed:
-    """The one feed of calls of this process."""
-
-    async def make() -> AuditFeed:
-        return AuditFeed(view.logs, _rows_of)
-
-    return await asked.shared("decisions-feed", inf, make)
+def _feed(app: OperatorAction) -> AuditFeed:
+    return AuditFeed(AuditView(app).logs, _rows_of)
 
 
 @page("decisions/{id}", title="Decision", template="decision.html")
 async def decision(asked: ConsoleRequest) -> Mapping[str, Any]:
     """One call: what is recorded of it, and how the policy that serves now explains it. Raises ConsoleFault."""
-    decision_id, view = asked.parts["id"], await audit_view(asked)
+    decision_id, view = asked.parts["id"], asked.part(AuditView)
     found = await view.read(partial(records_of, decision_id=decision_id, within_s=FIND_S))
     if not found and not view.is_in_files:
         found = [FoundRecord(**one) for other in await asked.of_others() for one in other.get("records", ())]
