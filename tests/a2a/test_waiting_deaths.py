@@ -16,8 +16,9 @@ import pytest
 from sidecar.tasks.api import task_runner
 from sidecar.tasks.api.task_lifecycle import UNKNOWN_WHETHER_SENT
 from tests.a2a.approving import DMITRI, ROLES, answer, approving_world, requests, rules_of
+from tests.a2a.test_task_api import ORDER, call, ended
 from tests.a2a.test_waiting_messages import DONE, QUICK, RPC, WAITS, sent, until_state
-from tests.a2a.world import HELLO, IDP, ScriptedAgent, ask, task, write
+from tests.a2a.world import ALICE, HELLO, IDP, ScriptedAgent, ask, task, write
 from tests.flow.idp import bearer
 from tests.flow.process import Served
 from tests.flow.world import PATIENCE_S, listening, until
@@ -62,7 +63,7 @@ class Killable:
         """What the agent was sent."""
         methods = ("SendMessage", "SendStreamingMessage")
         messages = [message["params"]["message"] for _, message in self.agent.seen if message["method"] in methods]
-        return [message["parts"][0]["text"] for message in messages]
+        return [message["parts"][0].get("text", "ordered") for message in messages]
 
 
 @asynccontextmanager
@@ -84,14 +85,17 @@ async def test_killed_while_messages_wait_or_are_sent_it_sends_none_twice() -> N
     never, killed = asyncio.Event(), [False]
 
     async def answered(_: str, params: dict[str, Any]) -> Any:
-        text = params["message"]["parts"][0]["text"]
+        text = params["message"]["parts"][0].get("text", "ordered")
         if text == "sending" and not killed[0]:
             await never.wait()
-        return {"task": task(f"t-{text}", params["message"]["contextId"])}
+        return {"task": task(f"t-{text}", params["message"].get("contextId", "c1"))}
 
     agent = ScriptedAgent(script={"SendMessage": answered})
     async with killable(agent) as world:
         waiting, sending = await world.send("waiting"), await world.send("sending")
+        async with world.http.post(f"{world.url}/a2a/tasks", json=ORDER, headers=ALICE) as response:
+            ordered = await response.json()
+        assert ordered["status"] == "waiting"
         names = [one["metadata"]["sidecar/approval"]["id"] for one in (waiting, sending)]
         assert await world.approve(names[1]) == 200
         await until(lambda: world.texts() == ["sending"])
@@ -105,9 +109,14 @@ async def test_killed_while_messages_wait_or_are_sent_it_sends_none_twice() -> N
         await world.until_state(waiting["id"], DONE)
         assert await world.approve(names[1]) == 409, "it was used"
         assert world.texts() == ["sending", "waiting"]
+        task_url = f"{world.url}/a2a/tasks/{ordered['task_id']}"
+        async with world.http.get(task_url, headers=ALICE) as response:
+            names.append((await response.json())["approval"]["id"])
+        assert await world.approve(names[2]) == 200
+        await until(lambda: world.texts() == ["sending", "waiting", "ordered"])
         records = world.served.records()
         used = [record["approval"]["id"] for record in records if record["event"] == "decision" and record["approval"]]
-        assert used == [names[1], names[0]], "each is used by the decision that is on record"
+        assert used == [names[1], names[0], names[2]], "each is used by the decision that is on record"
         assert world.served.verify()[0] == 0
 
 
@@ -158,3 +167,16 @@ async def test_an_agent_that_needs_the_callers_token_gets_it_with_the_callers_ne
         (headers, _) = next(one for one in agent.seen if one[1]["method"] == "SendMessage")
         assert headers["Authorization"] == alice["Authorization"]
         assert len(sent(world)) == 1
+
+
+async def test_a_task_for_such_an_agent_goes_on_when_its_caller_reads_it(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"settings": QUICK, "upstream": "credential: {passthrough: true}"}
+    async with approving_world(tmp_path, **more) as world:
+        alice = bearer(IDP.token("user:alice", [f"{world.url}/agents/researcher", f"{world.url}/a2a/tasks"]))
+        status, made = await call(world, "POST", body=ORDER, who=alice)
+        assert (status, made["status"]) == (201, "waiting")
+        await answer(world)
+        await asyncio.sleep(0.2)
+        assert sent(world) == []
+        assert (await ended(world, made["task_id"], alice))["state"] == "completed"
+        assert world.agent.seen[-1][0]["Authorization"] == alice["Authorization"]

@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.tasks.api.task_record import TaskState
 from sidecar.tasks.schedules.schedule_state import DueResult, ScheduleState
 from tests.a2a.approving import ROLES, answer, asked, late, rules_of
+from tests.a2a.world import agent_world
+from tests.flow.world import until
 from tests.schedules.clockwork import Clockwork, clockwork, minute_of
+from tests.tables import tables
 
 RULES = rules_of(who="nhi:minutely", kind="nhi_to_nhi")
 
@@ -62,3 +66,19 @@ async def test_two_replicas_run_an_approved_time_once(tmp_path: Path) -> None:
         await works.at("12:01:40", looks=works.replicas[1:])
         assert len(works.told()) == 1
         assert (await works.standing()).last_result is DueResult.SUCCESS
+
+
+async def test_a_program_behind_a_schedule_waits_too(tmp_path: Path) -> None:
+    rules = {
+        "nhi_to_nhi": "#: approval=role:oncall\np, nhi:nightly, nhi:echo, message/send, -, -, -, allow\n"
+        "p, nhi:nightly, nhi:echo, tasks/get|tasks/cancel, -, -, -, allow\n"
+    }
+    settings = tables("schedules/programs")["settings"]
+    async with agent_world(tmp_path, settings=settings, rules=rules, files=ROLES) as world:
+        record = await world.app.scheduler.run_now("nightly", "test")
+        assert record.state is TaskState.WAITING
+        await answer(world)
+        await until(lambda: not world.app.pipeline.task_api.runner.worker.jobs)
+        task = await world.app.shared.task_store.get(record.id)
+        assert (task.state, task.sealed) == (TaskState.COMPLETED, "")
+        assert (await world.app.executions.get(task.a2a_task)).output == "what is new?"

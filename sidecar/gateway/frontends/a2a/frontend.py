@@ -276,13 +276,12 @@ class AgentFrontend:
         if unable is None:  # otherwise no task may be disclosed
             await owning.check()
             request.record.task_id = owning.task
-            if request.record.enforcement_point:
-                pass  # it waits for the decision alone
-            elif intent.sends and (waiting := await self._unsent(owning)) is not None:
-                raise TaskWaits(intent.operation, waiting, {})
-            elif decision.approvals and intent.sends and self._may_wait(request, caller):
-                held = HeldMessage(request, owning, self.messages)
-                request.wait = held.wait
+            if intent.sends and not request.record.enforcement_point:  # which waits for the decision alone
+                if owning.unsent is not None and (waiting := await self._unsent(owning)) is not None:
+                    raise TaskWaits(intent.operation, waiting, {})
+                if decision.approvals and self._may_wait(request, caller):
+                    held = HeldMessage(request, owning, self.messages)
+                    request.wait = held.wait
         agent.account.breaker.check()
         return _new(CheckedOperation, (agent, owning, unable, held))
 
