@@ -13,12 +13,12 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 import pytest
-from jinja2 import ChoiceLoader, DictLoader, FileSystemLoader
+from jinja2 import FileSystemLoader
 from yarl import URL
 
 import sidecar.admin.console.handler
-import sidecar.admin.console.rendering
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
+from sidecar.admin.console.rendering import TEMPLATES
 from sidecar.admin.console.request import ConsoleRequest
 from sidecar.admin.console.sessions import ATTEMPTS_PER_PEER
 from tests.flow.world import PATIENCE_S, World, world
@@ -39,13 +39,10 @@ HTML = {"Accept": "text/html"}
 JSON = {"Accept": "application/json"}
 
 
-TEMPLATES = {
-    "probe.html": """\
-{% extends "layout.html" %}
-{% block main %}<p title="{{ text }}">{{ text }}</p>{{ query.q }}{% endblock %}
-""",
-    "probe_event.html": "<p>{{ text }}</p>",
-}
+# The templates of the probes are in the folder of this file.
+_loader = TEMPLATES.environment.loader
+assert isinstance(_loader, FileSystemLoader)
+_loader.searchpath.append(str(Path(__file__).parent / "console_templates"))
 
 
 @page("probe/{text}", title="Probe", template="probe.html")
@@ -74,16 +71,6 @@ async def said(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
     while True:
         yield StreamEvent("said", {"text": asked.query.text("q")}, "probe_event.html")
         await asyncio.sleep(0.1)
-
-
-@pytest.fixture(autouse=True)
-def templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The templates of the probes, beside those of the console."""
-
-    def loader(folder: Path) -> ChoiceLoader:
-        return ChoiceLoader([DictLoader(TEMPLATES), FileSystemLoader(folder)])
-
-    monkeypatch.setattr(sidecar.admin.console.rendering, "FileSystemLoader", loader)
 
 
 class Browser:

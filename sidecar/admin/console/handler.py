@@ -29,7 +29,7 @@ from sidecar.admin.console.registry import (
     ConsoleStream,
     StreamEvent,
 )
-from sidecar.admin.console.rendering import Templates
+from sidecar.admin.console.rendering import TEMPLATES, Templates
 from sidecar.admin.console.request import (
     ConsoleFault,
     ConsoleRequest,
@@ -130,12 +130,11 @@ class Console:
         sessions = ConsoleSessions(settings.session, time.monotonic, holds, others)
         # Cookies are shared by all ports of a host: the name keeps those of other sidecars apart.
         access = ConsoleAccess(secrets, sessions, f"sidecar-console-{port}", url.startswith("https:"))
-        templates = Templates()
-        templates.compile_all()
+        TEMPLATES.compile_all()
         oidc = None
         if settings.oidc is not None:
             oidc = OidcLogins(settings.oidc, lambda: app.desk.live.current, others)
-        return cls(app, reached, access, templates, oidc, others, url)
+        return cls(app, reached, access, TEMPLATES, oidc, others, url)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The response to a request of a browser."""

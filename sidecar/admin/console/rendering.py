@@ -107,6 +107,10 @@ class Templates:
         return self.environment.get_template(template).render(data).encode("utf-8", "replace")
 
 
+TEMPLATES: Final = Templates()
+"""Those of this process: they are compiled once."""
+
+
 def _legible(value: object) -> object:
     """A text with control and bidirectional characters made visible, as callers and upstreams may write any."""
     return visible_lines(value) if type(value) is str else value  # a subclass is markup of our own
