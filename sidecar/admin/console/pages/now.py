@@ -1,6 +1,7 @@
 """Shows what is happening now: calls and refusals per minute, the state of all parts, and what wants attention."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -24,6 +25,7 @@ ENDS_WITHIN_S: Final = 7 * 86_400.0
 MAX_ENDING: Final = 5
 """How many grants, keys and limits of a kind are named one by one."""
 SPANS: Final = {"15m": 900, "1h": 3_600}
+_LOOKS: Final = itertools.count()
 _STATES: Final = ("ready", "degraded", "offline")
 _BREAKERS: Final = ("closed", "half_open", "open")
 _SUMS: Final = ("calls", "successes", "errors", "tool_errors")
@@ -44,7 +46,7 @@ async def now(asked: ConsoleRequest) -> Mapping[str, Any]:
     if asked.is_of_worker:
         return await _part(asked)
     span = asked.query.choice("span", tuple(SPANS), "15m")
-    whole = await _shared(asked)
+    _, whole = await _shared(asked)
     return {**whole, "span": span, "spans": list(SPANS), "traffic": _per_minute(whole["series"], SPANS[span])}
 
 
@@ -53,12 +55,12 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
     """What differs, twice a second: the figures, the newest points of the chart, and the state of the parts."""
     before: Mapping[str, object] = {}
     while True:
-        whole = await _shared(asked)
+        number, whole = await _shared(asked)
         points = _per_minute(whole["series"], 2 * whole["series"]["step_s"])
         events = {
-            "figures": StreamEvent("figures", whole, "now_figures.html"),
+            "figures": StreamEvent("figures", whole, "now_figures.html", ("now figures", number)),
             "points": StreamEvent("points", points),
-            "parts": StreamEvent("parts", whole, "now_parts.html"),
+            "parts": StreamEvent("parts", whole, "now_parts.html", ("now parts", number)),
         }
         shown: Mapping[str, object] = {
             "figures": (whole["minute"], whole["state"]),
@@ -74,8 +76,13 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
         await asyncio.sleep(LOOK_S)
 
 
-async def _shared(asked: ConsoleRequest) -> Mapping[str, Any]:
-    return await asked.shared("now", LOOK_S / 2, partial(_whole, asked))
+async def _shared(asked: ConsoleRequest) -> tuple[int, Mapping[str, Any]]:
+    """One look at all of it, for all who look within a moment, and the number of the look."""
+
+    async def look() -> tuple[int, Mapping[str, Any]]:
+        return next(_LOOKS), await _whole(asked)
+
+    return await asked.shared("now", LOOK_S / 2, look)
 
 
 async def _part(asked: ConsoleRequest) -> Mapping[str, Any]:
