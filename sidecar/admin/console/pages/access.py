@@ -27,6 +27,8 @@ ANSWERS_S: Final = 5.0
 MATRIX, CASBIN_MATRIX = (25, 20), (10, 8)
 """Rows and columns of one page."""
 SHOWN: Final = ("granted", *STATES, "all")
+HEADING: Final = 24
+"""How many characters of a name head a column. The end of a name tells more than its beginning."""
 MAX_GROUP_RULES: Final = 200
 MAX_VIA: Final = 8
 MAX_FROM: Final = 10_000_000
@@ -126,7 +128,8 @@ def _paging(asked: ConsoleRequest, field: str, total: int, size: int) -> Paging:
 
 def _column(asked: ConsoleRequest, view: AccessView, obj: str) -> Mapping[str, Any]:
     name = obj.partition(":")[2]
-    short = name if obj.startswith("nhi:") else name.partition("/")[2]
+    name = name if obj.startswith("nhi:") else name.partition("/")[2]
+    short = name if len(name) <= HEADING else f"{name[: HEADING // 3]}…{name[-(HEADING - HEADING // 3 - 1) :]}"
     question = {"calls": obj, "action": view.question(obj).action}
     more = {"action": question["action"], "question": urlencode(question), "off": _off(asked, view, obj)}
     return {"object": obj, "name": short, **more}
