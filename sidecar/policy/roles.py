@@ -161,6 +161,11 @@ def _above(links: RoleLinks) -> Mapping[str, frozenset[str]]:
     return {container: links.closure((container,)) | {container} for container in containers}
 
 
+def domain_of(name: str) -> str:
+    """Return the namespace in `user:<namespace>/<id>`, which is the domain of a model with domains; else `-`."""
+    return name.partition(":")[2].partition("/")[0] if "/" in name else NONE
+
+
 def is_granted(name: str) -> bool:
     """Whether a token may grant it: `role:<namespace>/<value>` (CONTRACT 1.1)."""
     return name.startswith("role:") and "/" in name
@@ -211,7 +216,7 @@ class PolicySubjects:
 
 
 def _subject(ways: RolePaths, name: str, granted: frozenset[str]) -> PolicySubject:
-    domain = name.partition(":")[2].partition("/")[0] if "/" in name else NONE  # `user:<namespace>/<id>`
+    domain = domain_of(name)
     roles = ways.containers(name, domain)
     for role in granted:
         roles = roles | {role} | ways.containers(role, domain)

@@ -11,7 +11,7 @@ from sidecar.limits.plan import BudgetRule, label_of
 from sidecar.policy import Engine, PolicySource
 from sidecar.policy.conditions import ConditionContext
 from sidecar.policy.patterns import glob
-from sidecar.policy.roles import is_granted
+from sidecar.policy.roles import domain_of, is_granted
 from sidecar.policy.rows import MAX_LINE_CHARS
 from sidecar.policy_tools.audit_records import RecordedQuestion, is_session
 from sidecar.policy_tools.casbin_trace import CasbinRequest, CasbinTrace
@@ -36,6 +36,7 @@ from sidecar.vocabulary import (
 )
 
 TOGETHER = "all together"
+MAX_HOLDERS = 100  # users that are named for one role
 MAX_LINES = 100_000  # of one file of rows: the text of a row further down is derived from its rule
 MAX_COMPARED = 20_000  # rules that are compared with denied links, in some 0.1 s
 
@@ -90,10 +91,12 @@ class ChargedLimit(NamedTuple):
 
 
 class RoleHolders(NamedTuple):
-    """Who may approve with a role: the users that have it by rows, and the roles of tokens that bring it."""
+    """Who may approve with a role: the users that have it by rows, the first MAX_HOLDERS of `total`, and the roles of
+    tokens that bring it."""
 
     role: str
     users: tuple[str, ...]
+    total: int
     tokens: tuple[str, ...]
 
 
@@ -196,15 +199,14 @@ class _Trace:
         return ApprovalNeed(decision.approvals, tuple(map(self._holders, roles)), given_by, objection)
 
     def _holders(self, role: str) -> RoleHolders:
-        links = self._source.domains.values() or (self._source.roles,)
-        members = frozenset[str]().union(*(one.members(role) for one in links))
+        by_domain = self._source.domains
+        members = {name for name in self._source.roles.members(role) if not by_domain or is_granted(name)}
+        for domain, links in by_domain.items():
+            members |= {name for name in links.members(role) if is_granted(name) or domain_of(name) == domain}
         chain = {each.name for each in self._chain}
         users = sorted(name for name in members - chain if name.startswith("user:"))
-        return RoleHolders(
-            role,
-            tuple(name for name in users if role in self._engine.roles_of(Principal(name))),
-            tuple(sorted(name for name in (role, *members) if is_granted(name))),
-        )
+        tokens = tuple(sorted(name for name in (role, *members) if is_granted(name)))
+        return RoleHolders(role, tuple(users[:MAX_HOLDERS]), len(users), tokens)
 
     def _links(self, decision: Decision) -> tuple[Traced, ...]:
         traces = [self._casbin(place, link) for place, link in enumerate(decision.links)]

@@ -12,7 +12,7 @@ from sidecar.policy.stock.expression import text_fields
 from sidecar.policy_tools.audit_records import RecordedQuestion
 from sidecar.policy_tools.casbin_trace import CasbinRequest
 from sidecar.policy_tools.explain import ApprovalNeed, ChargedLimit, Explanation, Ground, Traced
-from sidecar.policy_tools.rule_text import approval_text, csv_row, cut, moment
+from sidecar.policy_tools.rule_text import approval_text, csv_row, moment
 from sidecar.vocabulary import Answer, PermissionKind, RuleRef
 
 _OUTCOMES: Mapping[Answer | None, str] = {None: "UNDECIDABLE", "allow": "ALLOW", "approval": "APPROVAL", "deny": "DENY"}
@@ -159,7 +159,9 @@ def _the_rest(found: Explanation) -> Iterator[str]:
         yield "approval by a user who stands nowhere in the chain"
         for holders in found.approval.holders:
             tokens = [f"users with a token that grants {role}" for role in holders.tokens]
-            names = cut([*holders.users, *tokens], MAX_APPROVERS) or ["no user has it"]
+            users = [*holders.users[:MAX_APPROVERS]]
+            more = [f"{holders.total - len(users)} more users"] if holders.total > len(users) else []
+            names = [*users, *more, *tokens] or ["no user has it"]
             yield f"  {holders.role}: {', '.join(names)}"
     if not found.decision.allowed or found.answer is None:
         return

@@ -11,6 +11,7 @@ from sidecar.cli import main
 from sidecar.policy_tools.audit_records import asked_in
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate
+from tests.unit.policy.world import MODELS
 from tests.unit.policy_tools.traffic import Sent, engine_of, record, write_policy
 
 ASKS = "#: id=deletes approval=role:oncall within=1h approval_reason=required\n"
@@ -53,7 +54,9 @@ def test_an_explanation_says_who_may_approve(folder: Path) -> None:
     assert (code, data["outcome"], data["allowed"], data["reason"]) == (1, "approval", False, "approval-pending")
     assert data["approval"] == {
         "rules": ["deletes"],
-        "holders": [{"role": "role:oncall", "users": ["user:alice", "user:dmitri"], "tokens": ["role:corp/lead"]}],
+        "holders": [
+            {"role": "role:oncall", "users": ["user:alice", "user:dmitri"], "total": 2, "tokens": ["role:corp/lead"]}
+        ],
         "approved_by": [],
         "objection": None,
     }
@@ -95,6 +98,28 @@ def test_only_a_user_approves_and_no_user_may_have_the_role(tmp_path: Path) -> N
     result = run("explain", "--policy", folder, *DELETE, "--approved-by", "nhi:r")
     assert (result.exit_code, "'nhi:r' is no person: write user:<id>" in result.output) == (2, True)
     assert "  role:oncall: no user has it" in run("explain", "--policy", folder, *DELETE).output
+
+
+def test_of_many_users_the_first_are_named(tmp_path: Path) -> None:
+    links = "".join(f"g, user:u{number:03}, role:oncall\n" for number in range(250))
+    folder = write_policy(tmp_path, {"agent_to_tool": ASKS + ROW, "roles": links})
+    (holders,) = explained(folder, *DELETE)[1]["approval"]["holders"]
+    assert (len(holders["users"]), holders["total"]) == (100, 250)
+    told = run("explain", "--policy", folder, *DELETE).output
+    assert "user:u008, user:u009, 240 more users\n" in told
+
+
+def test_where_a_model_has_domains_a_user_has_the_roles_of_its_own(tmp_path: Path) -> None:
+    folder = write_policy(tmp_path, {"agent_to_tool": ASKS + ROW})
+    (folder / "models").mkdir()
+    for path in MODELS.glob("*.conf"):
+        text = path.read_text().replace("r = sub, obj, act, ctx", "r = sub, obj, act, ctx, dom")
+        text = text.replace("g = _, _\n", "g = _, _, _\n").replace("g(r.sub, p.sub)", "g(r.sub, p.sub, r.dom)")
+        (folder / "models" / path.name).write_text(text)
+    links = "g, user:corp/a, role:oncall, corp\ng, user:corp/b, role:oncall, other\ng, user:c, role:oncall, -\n"
+    (folder / "policies" / "roles.csv").write_text(links)
+    (holders,) = explained(folder, *DELETE)[1]["approval"]["holders"]
+    assert holders["users"] == ["user:c", "user:corp/a"]
 
 
 # --- recorded decisions -----------------------------------------------------------------------------------------------
