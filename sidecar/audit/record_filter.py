@@ -58,7 +58,9 @@ class RecordFilter:
 
     def _literals(self) -> Iterator[bytes]:
         """What stands in the line of every record that matches."""
-        for name in (*_EXACT, *_OF_CONTROL):
+        if self.event:  # each line has the word `control`, as a name
+            yield f'"event":"{self.event}"'.encode()
+        for name in (*_EXACT[1:], *_OF_CONTROL):
             value = getattr(self, name) or ""
             if _PLAIN.fullmatch(value):
                 yield f'"{value}"'.encode()

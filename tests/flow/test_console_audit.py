@@ -160,6 +160,8 @@ async def test_files_keys_and_checkpoints_are_named(tmp_path: Path) -> None:
         assert [key["use"] for key in found["keys"]] == ["hashes and anchors", "checkpoints"]
         assert found["keys"][0]["id"] == world.app.audit.key.id
         assert [row["what"] for row in found["checkpoints"]] == ["checkpoint"] and found["evidence"]["up"]
+        done = (await data(browser, "/console/audit?event=control"))["rows"]
+        assert [row["what"] for row in done] == ["console-login", "start"]
         secret = world.app.settings.audit_key_path.read_text().strip()
         _, page, _ = await browser.get("/console/audit/log")
         assert "audit.jsonl" in page and found["keys"][1]["id"] in page and secret not in page + str(found)

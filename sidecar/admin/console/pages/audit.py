@@ -39,7 +39,8 @@ async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The newest records that the query selects, or with `before` those before some places in the logs."""
     query, view = asked.query, asked.part(AuditView)
     wanted, before = filter_of(query, FILTERS), places_in(query, "before")
-    looking = partial(search, wanted=wanted, limit=RECORDS, within_s=search_s(query), before=before)
+    takes = _is_no_checkpoint if wanted.event == "control" and not wanted.what else _is_record
+    looking = partial(search, wanted=wanted, limit=RECORDS, within_s=search_s(query), before=before, takes=takes)
     found = await view.read(looking)
     rows = [_row(one) for one in found.found]
     if not view.is_in_files:
@@ -136,6 +137,16 @@ async def verify(asked: ConsoleRequest) -> str:
 
 def _verifier(app: OperatorAction) -> LogVerifier:
     return LogVerifier(lambda: app.desk.live.current.settings, app.desk.witness)
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    return True
+
+
+def _is_no_checkpoint(record: Mapping[str, Any]) -> bool:
+    """Whether a control record says what somebody did: checkpoints come by the clock, and have a list of their own."""
+    control = record.get("control")
+    return not isinstance(control, Mapping) or control.get("what") != CHECKPOINT
 
 
 def _row(found: FoundRecord) -> Mapping[str, Any]:
