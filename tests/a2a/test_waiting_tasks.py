@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from sidecar.gateway.approvals import ApprovalError, ApprovalState
+from sidecar.storage import RecordShare
 from sidecar.tasks.api import task_runner
-from tests.a2a.approving import DMITRI, answer, approving_world, asked, late, requests
+from tests.a2a.approving import DMITRI, SENDS, answer, approving_world, asked, late, requests, rules_of
 from tests.a2a.test_task_api import ORDER, QUICK, call, create, ended
-from tests.a2a.world import ScriptedAgent
+from tests.a2a.world import BOB, ScriptedAgent
 from tests.valkey import running_valkey
 
 
@@ -120,3 +121,16 @@ async def test_two_replicas_carry_a_task_out_once(tmp_path: Path, monkeypatch: p
             await answer(two)  # the other replica has stopped
             assert (await ended(two, left))["state"] == "completed"
             assert agent.methods().count("SendMessage") == 2
+
+
+async def test_tasks_that_wait_keep_no_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_runner, "SHARE", RecordShare(2, 1))
+    monkeypatch.setattr(task_runner, "LOOK_EVERY_S", 0.05)
+    free = f"p, user:bob, nhi:researcher, {SENDS}, -, -, -, allow\n"
+    both = rules_of()["user_to_nhi"] + free
+    async with approving_world(tmp_path, settings=QUICK, rules={"user_to_nhi": both}) as world:
+        waiting = [await create(world, task_type=f"t{number}") for number in range(5)]
+        assert (await ended(world, await create(world, BOB), BOB))["state"] == "completed"
+        last = next(one for one in await requests(world) if one.questions[0].arguments["metadata"]["task_type"] == "t4")
+        await world.app.approvals.answer(last.name, DMITRI, "approve")
+        assert (await ended(world, waiting[-1]))["state"] == "completed"

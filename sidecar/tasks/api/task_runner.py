@@ -15,7 +15,8 @@ from sidecar.vocabulary import Caller
 FILE: Final = "file"  # the holder for records in a file, which no other process takes
 LOOK_EVERY_S: Final = 3.0
 RESERVED_S: Final = 12.0  # more than two progress notifications of a held call
-SHARE: Final = RecordShare()
+SHARE: Final = RecordShare()  # of tasks under way; those that wait for approval have room of their own
+HELD: Final = RecordShare(SHARE.total + 10_000, SHARE.per_owner + 1_000)
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class TaskRunner:
     _closing: bool = False
 
     def __post_init__(self) -> None:
-        self.held = HeldRecords(self.means.store, self.holder, self.means.live.clock, SHARE)
+        self.held = HeldRecords(self.means.store, self.holder, self.means.live.clock, HELD)
         self.worker = Worker("tasks", self._take_up, self.held.sweep, lambda: LOOK_EVERY_S)
 
     async def add(self, record: Task, *, once_more: bool = False) -> bool:
@@ -50,11 +51,16 @@ class TaskRunner:
         jobs = self.worker.jobs
         if self._reserved.get(record.id, 0.0) > asyncio.get_running_loop().time():
             return
-        if self._closing or record.id in jobs or len(jobs) >= SHARE.total:
+        if self._closing or record.id in jobs or len(jobs) >= HELD.total or not self._has_room(record):
             return
-        if sum(other.record.owner == record.owner for other in jobs.values()) < SHARE.per_owner:
-            course = TaskLifecycle(self.means, record, caller)
-            self.worker.begin(record.id, course, course.run)
+        course = TaskLifecycle(self.means, record, caller)
+        self.worker.begin(record.id, course, course.run)
+
+    def _has_room(self, record: Task) -> bool:
+        if record.state is TaskState.WAITING:
+            return True
+        owners = [one.record.owner for one in self.worker.jobs.values() if one.record.state is not TaskState.WAITING]
+        return len(owners) < SHARE.total and owners.count(record.owner) < SHARE.per_owner
 
     def reserve(self, task_id: str, for_s: float = RESERVED_S) -> None:
         """Leaves a task to the request that waits with it, which reserves it again in time, or sends it."""
@@ -104,7 +110,8 @@ class TaskRunner:
         await self.held.close()
 
     async def _take_up(self) -> None:
-        for record in await self.held.take():
+        known = {task_id: course.record.revision for task_id, course in self.worker.jobs.items()}
+        for record in await self.held.take(known):
             if record.id in self.held.refused:
                 # Its caller was told that it was not accepted: it ends, without a callback.
                 untold = record._replace(callback_url="", revision=record.revision + 1)
