@@ -117,7 +117,16 @@ class AccessView:
         return question_of(obj, self.action or usual)
 
     def chain(self, principal: str) -> Chain:
-        return (Principal(principal), *self.via)
+        """Returns the chain of a principal, or of a user whose token brings a role."""
+        is_role = principal.startswith("role:")
+        first = Principal(f"user:{UNNAMED}", roles=frozenset((principal,))) if is_role else Principal(principal)
+        return (first, *self.via)
+
+    def asker(self, principal: str) -> Mapping[str, str]:
+        """Returns who asks, as the fields of the page Try."""
+        first, *others = self.chain(principal)
+        roles = {"roles": principal} if first.roles else {}
+        return {"as": ",".join([first.name, *(one.name for one in others)]), **roles}
 
     def answer(self, principal: str, obj: str) -> tuple[PossibleAnswer, Decision]:
         return self.now.engine.survey(self.chain(principal), self.question(obj), self.now_s)

@@ -176,6 +176,11 @@ async def test_roles_and_sets_open(tmp_path: Path) -> None:
         ]
         assert [rule["id"] for rule in role["rules"]] == ["reads"]
         assert (await told(browser, "name=role:leads", "access/group"))["containers"] == ["role:readers"]
+        granted = await told(browser, "who=role:leads")
+        assert [(row["object"], row["state"]) for row in granted["rows"]] == [("tool:github/get_file", "allow")]
+        assert granted["known"] is False and granted["groups"] == ["role:leads", "role:readers"]
+        _, page, _ = await browser.get("/console/access?who=role:readers")
+        assert "try?as=user%3A~&amp;roles=role%3Areaders&amp;calls=" in page
         inside = await told(browser, "name=set:files", "access/group")
         assert [row["name"] for row in inside["rows"]] == ["tool:github/get_file"]
         for name, status in (("role:nobody", 404), ("user:alice", 400)):

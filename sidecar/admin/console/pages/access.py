@@ -19,7 +19,7 @@ from sidecar.policy_tools.rule_text import csv_row
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings.field_types import is_caller
 from sidecar.settings.uris import fault_in_object, named_object
-from sidecar.vocabulary import ACTIONS, ANONYMOUS, Chain, Principal
+from sidecar.vocabulary import ACTIONS, ANONYMOUS, Principal
 
 NAMES_S: Final = 30.0
 ANSWERS_S: Final = 5.0
@@ -90,7 +90,9 @@ def _exact(wanted: str, known: NamesByKind, fitting: Sequence[str], is_name: Cal
 
 
 def _is_principal(text: str) -> bool:
-    return text == ANONYMOUS or is_caller(text)
+    """Whether it names a principal, or a role that stands for those who have it."""
+    role = text.removeprefix("role:")
+    return text == ANONYMOUS or is_caller(text if role == text else f"user:{role}")
 
 
 def _is_object(text: str) -> bool:
@@ -114,7 +116,7 @@ async def _matrix(
         "columns": [_column(asked, view, name) for name in objects],
         "groups": [{"name": name, "columns": len(list(same))} for name, same in groupby(map(_server, objects))],
         "rows": [
-            {"principal": name, "chain": _names(view.chain(name)), "disabled": disabled.get(name), "cells": cells}
+            {"principal": name, "asker": urlencode(view.asker(name)), "disabled": disabled.get(name), "cells": cells}
             for name, cells in zip(principals, rows, strict=True)
         ],
         "paging": down.plain(),
@@ -135,10 +137,6 @@ def _column(asked: ConsoleRequest, view: AccessView, obj: str) -> Mapping[str, A
     return {"object": obj, "name": short, **more}
 
 
-def _names(chain: Chain) -> str:
-    return ",".join(principal.name for principal in chain)
-
-
 def _server(obj: str) -> str:
     """What columns of neighbours have in common: the kind and the server."""
     kind, _, rest = obj.partition(":")
@@ -157,12 +155,14 @@ async def _of_principal(
         objects = objects if held is None else [name for name in objects if name in held]
     listed = await _listed(asked, view, key, objects, show, partial(view.objects_of, principal))
     nearest = ""
-    if not is_known:  # it may have called
+    if not is_known and principal.startswith("role:"):
+        is_known = next(view.now.engine.rules_of(principal), None) is not None
+    elif not is_known:  # it may have called
         is_known, nearest = await asyncio.to_thread(asked.app.known_principal, principal)
     return {
         **listed,
         "view": "objects",
-        "rows": [{**view.cell(principal, name), "off": _off(asked, view, name)} for name in listed["rows"]],
+        "rows": [{**_row(view, principal, name), "off": _off(asked, view, name)} for name in listed["rows"]],
         "name": principal,
         "known": is_known,
         "nearest": nearest or None,
@@ -184,13 +184,18 @@ async def _of_object(
     return {
         **listed,
         "view": "principals",
-        "rows": [{**view.cell(name, obj), "disabled": disabled.get(name)} for name in listed["rows"]],
+        "rows": [{**_row(view, name, obj), "disabled": disabled.get(name)} for name in listed["rows"]],
         "name": obj,
         "known": view.now.has(view.question(obj)),
         "off": _off(asked, view, obj),
         "groups": sorted(view.now.engine.source.sets.closure((obj,))),
         "open": await _shared(asked, ("open", *key), partial(view.open_principals, obj)),
     }
+
+
+def _row(view: AccessView, principal: str, obj: str) -> Mapping[str, Any]:
+    cell = view.cell(principal, obj)
+    return {**cell, "question": urlencode({**view.asker(principal), "calls": obj, "action": cell["action"]})}
 
 
 async def _listed(
