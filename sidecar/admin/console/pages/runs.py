@@ -125,6 +125,7 @@ class LiveOutput:
 
     progress: dict[str, Any] = field(default_factory=dict)
     _texts: dict[str, str] = field(default_factory=dict)
+    _cut: set[str] = field(default_factory=set)
     _added: list[str] = field(default_factory=list)
     _chars: int = 0
     _is_new: bool = True
@@ -138,6 +139,10 @@ class LiveOutput:
         known = "" if heard.data.get("anew") else self._texts.get(name, "")
         self._is_new = self._is_new or bool(heard.data.get("anew"))
         self._texts[name] = (known + text)[-MAX_OUTPUT_CHARS:]
+        if len(known) + len(text) > MAX_OUTPUT_CHARS:
+            self._cut.add(name)
+        elif not known:
+            self._cut.discard(name)
         self._added.append(text)
         self._chars += len(text)
 
@@ -150,7 +155,7 @@ class LiveOutput:
         if not self._is_new and self._chars <= MAX_OUTPUT_CHARS:
             return StreamEvent("output", {"text": added}, "run_output.html")
         whole = "".join(self._texts.values())
-        is_cut = self._chars > len(whole) or len(whole) > MAX_OUTPUT_CHARS
+        is_cut = bool(self._cut) or len(whole) > MAX_OUTPUT_CHARS
         text = whole[-MAX_OUTPUT_CHARS:]
         self._is_new, self._chars = False, len(text)
         return StreamEvent("whole", {"text": text, "is_cut": is_cut}, "run_whole.html")
