@@ -161,6 +161,7 @@ class OrderedTask(TypedDict):
     completed_at: Annotated[str | None, "when it ended"]
     error: Annotated[str | None, "why it failed, without what looks like a secret"]
     run_id: Annotated[str | None, "its run, if its agent is a CLI program"]
+    approval: Annotated[str | None, "the request for approval that it waits for"]
 
 
 class OrderedTasks(TypedDict):

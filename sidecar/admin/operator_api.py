@@ -23,7 +23,7 @@ from sidecar.settings.schedules import ScheduleSettings, acts_as
 from sidecar.settings.validation_errors import findings_of, nothing_like
 from sidecar.storage import RecordPage, RecordStoreOut
 from sidecar.tasks.api.task_orders import TaskOrders
-from sidecar.tasks.api.task_record import Task
+from sidecar.tasks.api.task_record import Task, TaskState
 from sidecar.tasks.programs.executions import Executions, RunPool
 from sidecar.tasks.programs.run_events import WAITS, is_over, skill_of
 from sidecar.tasks.programs.run_record import Execution, RunState
@@ -243,11 +243,12 @@ class OperatorApi:
         raise Refusal(Reason.INSUFFICIENT_SCOPE, detail)
 
     async def _taken(self, record: Task) -> Task:
-        """The task once its agent has taken it, or after TAKEN_S. Raises Refusal if the agent does not take it."""
+        """The task once its agent has taken it, it waits for a person's approval, or after TAKEN_S. Raises Refusal if
+        the agent does not take it."""
         pause_s = LOOK_S
         with suppress(TimeoutError, RecordStoreOut):
             async with asyncio.timeout(TAKEN_S):
-                while not record.is_sent:
+                while not record.is_sent and record.state is not TaskState.WAITING:
                     await asyncio.sleep(pause_s)
                     pause_s = min(SLOWEST_LOOK_S, 2 * pause_s)
                     record = await self.orders.runner.means.store.get(record.id) or record

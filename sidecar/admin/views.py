@@ -20,7 +20,7 @@ from sidecar.admin.run_stream import message_of
 from sidecar.gateway.approvals import ApprovalRecord
 from sidecar.settings.agents import CliAgent
 from sidecar.settings.schedules import acts_as
-from sidecar.tasks.api.task_record import Task, moment
+from sidecar.tasks.api.task_record import Task, TaskState, moment
 from sidecar.tasks.programs.executions import RunPool
 from sidecar.tasks.programs.run_record import Attempt, Execution, Failure, Usage
 from sidecar.tasks.programs.stored_text import sanitized
@@ -164,6 +164,7 @@ def task_of(record: Task, *, is_of_program: bool) -> OrderedTask:
         "completed_at": moment(record.completed_at),
         "error": sanitized(record.error_message) or None,
         "run_id": record.a2a_task or None if is_of_program else None,
+        "approval": record.approval if record.state is TaskState.WAITING else None,
     }
 
 

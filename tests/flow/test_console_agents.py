@@ -267,6 +267,25 @@ async def test_names_of_callers_and_types_of_their_tasks_stay_text(tmp_path: Pat
         assert (await data(browser, f"agents/runs?owner={quote(caller)}"))["rows"][0]["caller"] == [caller]
 
 
+async def test_an_order_that_needs_approval_waits_in_the_list_of_tasks(tmp_path: Path) -> None:
+    demand = "#: id=asks approval=role:oncall\np, nhi:operator, nhi:echo, message/send, -, -, -, allow\n"
+    files = {"policies/nhi_to_nhi.csv": demand, "policies/roles.csv": "g, user:vera, role:oncall\n"}
+    settings = SETTINGS.replace("role: viewer,", 'role: viewer, principal: "user:vera",')
+    async with browsed(tmp_path, settings=settings + AGENTS, files=files) as (_, browser):
+        await browser.log_in()
+        assert await acted(browser, "agents/programs/echo/run", prompt="x") == "agents/tasks"
+        (task,) = (await data(browser, "agents/tasks?state=waiting"))["rows"]
+        page = await shown(browser, "agents/tasks")
+        assert f'href="/console/approvals/{task["approval"]}"' in page and "for a person" in page
+        await browser.log_in(VIEWER)
+        assert "message" in (await data(browser, f"approvals/{task['approval']}"))["questions"][0]["arguments"]
+        await acted(browser, f"approvals/{task['approval']}/approve")
+        async with asyncio.timeout(PATIENCE_S):
+            while not (rows := (await data(browser, "agents/tasks?state=completed"))["rows"]):
+                await asyncio.sleep(0.02)
+        assert rows[0]["approval"] is None and rows[0]["run_id"]
+
+
 async def test_a_viewer_looks_and_does_not_act(made: tuple[World, Browser]) -> None:
     _, browser = made
     run = await acted(browser, "agents/programs/slow/run")
