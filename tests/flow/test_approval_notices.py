@@ -24,6 +24,7 @@ from tests.flow.test_approvals import KEYS, PATH, ROLES, RULES, SETTINGS, TOOL, 
 from tests.flow.world import ACCEPT, PATIENCE_S, Upstream, World, listening, stateless, until, world, write_folder
 from tests.unit.http.client.hostile import Conversation, Hostile, Script, response, say, serving, silent
 from tests.unit.tasks.webhooks.receiving import header, in_turn, verified
+from tests.valkey import Valkey
 
 TAKEN, BROKEN = response(b"", status="204 No Content", framing=""), response(b"", status="500 No")
 PAGE = "https://sidecar.acme.example/console/approvals/"
@@ -280,3 +281,24 @@ def test_the_page_is_that_of_the_console_unless_another_is_named(
 ) -> None:
     (tmp_path / "sidecar.yaml").write_text(f"version: 1\n{settings}\n")
     assert load_settings(tmp_path / "sidecar.yaml", {}, check_files=False).approval_page == page
+
+
+async def test_replicas_tell_each_event_under_one_id(tmp_path: Path, valkey: Valkey) -> None:
+    async with serving(in_turn(TAKEN)) as receiver:
+        shared = f'store: {{url: "{valkey.url}"}}\ntasks: {{store: redis}}\naudit: {{key_path: audit.key}}\n'
+        settings = told_at(receiver) + shared
+        files = {"policies/roles.csv": ROLES, "audit.key": KEYS["alice"], **KEYS}
+        async with (
+            world(tmp_path / "a", rules=RULES, settings=settings, files=files) as one,
+            world(tmp_path / "b", rules=RULES, settings=settings, files=files) as two,
+        ):
+            await one.call(TOOL, PATH)
+            await answer(two, "dmitri", "approve")
+            await until(lambda: len(receiver.requests) == 2)
+            clock = one.app.approvals.clock
+            one.app.approvals.clock = two.app.approvals.clock = lambda: clock() + 901
+            await asyncio.gather(*(waiting(each) for each in (one, two)))
+            await until(lambda: len(receiver.requests) >= 3)
+            ids = [header(request, "webhook-id") for request in receiver.requests]
+            seen = {(each["type"], id_) for each, id_ in zip(told(receiver), ids, strict=True)}
+            assert sorted(event for event, _ in seen) == sorted((ASKED, GIVEN, EXPIRED))
