@@ -111,7 +111,7 @@ async def test_an_operator_has_the_log_verified_and_sees_how_far_it_is(tmp_path:
     async with searched(tmp_path, OPERATOR) as (world, browser), asyncio.timeout(PATIENCE_S):
         _, page, _ = await browser.get("/console/audit/log")
         assert "has not been verified here yet" in page and "Verify now" in page
-        stream = events(browser, "/console/audit/log/verification/live")
+        stream = events(browser, "/console/audit/log/verification/live?seen=another")
         assert "has not been verified" in (await anext(stream))[1]
         csrf = await browser.csrf()
         status, _, headers = await browser.post("/console/audit/verify", {"csrf": csrf})

@@ -11,7 +11,7 @@ from typing import Any, Final
 from sidecar.admin.console.audit_view import SEARCH_S, AuditView, filter_of, places_in, search_s, shown_record, text_of
 from sidecar.admin.console.live import watched
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
-from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, digest_of_view
 from sidecar.admin.console.verification import LogVerifier
 from sidecar.admin.routes import OperatorAction
 from sidecar.audit.checkpoints import load_attesting_key
@@ -89,8 +89,10 @@ async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
     status = await asked.operate("GET", "/status")
     wanted = RecordFilter(event="control", what=CHECKPOINT)
     checkpoints = await view.read(partial(search, wanted=wanted, limit=CHECKPOINTS, within_s=SEARCH_S))
+    state = await verification(asked)
     return {
-        **await verification(asked),
+        **state,
+        "seen": digest_of_view(state),
         "source": view.source(),
         "sink": settings.audit.sink,
         "durability": settings.audit.durability,
