@@ -57,6 +57,7 @@ PAGE: Final = 100
 _SWEPT: Final = (ApprovalState.WAITING, ApprovalState.APPROVED, ApprovalState.REFUSED)
 
 Outcome = Literal["approve", "refuse"]
+Listeners = defaultdict[str, set[asyncio.Event]]
 Notify = Callable[[ApprovalRecord], Awaitable[None]]
 
 log = logging.getLogger("sidecar.gateway.approvals")
@@ -94,7 +95,9 @@ class Approvals:
     notify: Notify | None = None
     waiting: WaitingApprovals = field(default_factory=WaitingApprovals)
     is_used: bool = False
-    _held: defaultdict[str, set[asyncio.Event]] = field(default_factory=lambda: defaultdict(set))
+    _held: Listeners = field(default_factory=lambda: defaultdict(set))
+    _stored: Listeners = field(default_factory=lambda: defaultdict(set))  # for tasks, whose callers do not wait
+    _looked: int = 0  # at so many of those
     _recording: dict[str, asyncio.Event] = field(default_factory=dict)  # what others wait for, by id
     _due: list[tuple[float, str]] = field(default_factory=list)
     _is_stopping: bool = False
@@ -296,16 +299,17 @@ class Approvals:
         return record
 
     @contextmanager
-    def listening(self, name: str, event: asyncio.Event) -> Iterator[None]:
-        """Sets `event` when the request of this name is answered, at any replica, or ends."""
-        key = name.partition("-")[0]
-        self._held[key].add(event)
+    def listening(self, name: str, event: asyncio.Event, *, is_stored: bool = False) -> Iterator[None]:
+        """Sets `event` when the request of this name is answered, at any replica, or ends. What waits may be a call, or
+        a task that is stored: then an answer given at another replica may be found some seconds later."""
+        key, listeners = name.partition("-")[0], self._stored if is_stored else self._held
+        listeners[key].add(event)
         try:
             yield
         finally:
-            self._held[key].discard(event)
-            if not self._held[key]:
-                del self._held[key]
+            listeners[key].discard(event)
+            if not listeners[key]:
+                del listeners[key]
 
     def _key(self, caller: Caller, call: Call, args_hash: str, decision: Decision) -> str:
         """Returns the id of the requests of calls alike: everything that the approval is bound to."""
@@ -452,8 +456,9 @@ class Approvals:
         return await self.store.replace(record)
 
     def _wake(self, key: str) -> None:
-        for event in self._held.get(key, ()):
-            event.set()
+        for listeners in (self._held, self._stored):
+            for event in listeners.get(key, ()):
+                event.set()
 
     # --- time ---
 
@@ -489,7 +494,10 @@ class Approvals:
         self.metrics.approvals_wait(count, 0.0 if oldest_s is None else max(0.0, self.clock() - oldest_s))
 
     async def _look_for_answers(self) -> None:
-        keys = list(self._held)
+        stored = list(self._stored)
+        self._looked = self._looked if self._looked < len(stored) else 0
+        keys = [*self._held, *stored[self._looked : self._looked + PAGE]]
+        self._looked += PAGE
         for start in range(0, len(keys), PAGE):
             for record in await self.store.find(keys[start : start + PAGE]):
                 if record.state is not ApprovalState.WAITING:

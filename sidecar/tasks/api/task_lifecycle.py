@@ -195,7 +195,7 @@ class TaskLifecycle:
     async def _is_approved(self) -> bool:
         """Waits for a person's answer. Returns whether to go on: then the stages look for the approval."""
         record, approvals, approval = self.record, self.means.stages.approvals, None
-        with approvals.listening(record.approval, self.awake):
+        with approvals.listening(record.approval, self.awake, is_stored=True):
             try:
                 approval = await approvals.find(record.approval)
                 waits = self._waits_on(approval)
