@@ -195,6 +195,7 @@ class Taken(TypedDict):
     task_id: Annotated[str, "its id in the task API"]
     run_id: Annotated[str | None, "null if its agent has not taken it yet, or is not a CLI program"]
     error: Annotated[str | None, "why it failed, if it has failed already"]
+    approval: Annotated[str | None, "the request for approval, if it waits for a person"]
 
 
 class RunOrdered(Taken):

@@ -258,7 +258,13 @@ class OperatorApi:
 
     def _ordered(self, record: Task) -> models.Taken:
         run = record.a2a_task if record.target in self._definitions else ""  # runs of other agents are not stored here
-        return {"task_id": record.id, "run_id": run or None, "error": record.error_message or None}
+        approval = record.approval if record.state is TaskState.WAITING else None
+        return {
+            "task_id": record.id,
+            "run_id": run or None,
+            "error": record.error_message or None,
+            "approval": approval,
+        }
 
     async def _run(self, run_id: str) -> Execution:
         record = await self.executions.get(run_id)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.flow.test_agent_commands import controls
+from tests.flow.test_agent_commands import commands, controls
 from tests.flow.test_console import JSON, SETTINGS, VIEWER, Browser, browsed
 from tests.flow.world import PATIENCE_S, World
 
@@ -271,12 +271,15 @@ async def test_an_order_that_needs_approval_waits_in_the_list_of_tasks(tmp_path:
     demand = "#: id=asks approval=role:oncall\np, nhi:operator, nhi:echo, message/send, -, -, -, allow\n"
     files = {"policies/nhi_to_nhi.csv": demand, "policies/roles.csv": "g, user:vera, role:oncall\n"}
     settings = SETTINGS.replace("role: viewer,", 'role: viewer, principal: "user:vera",')
-    async with browsed(tmp_path, settings=settings + AGENTS, files=files) as (_, browser):
+    async with browsed(tmp_path, settings=settings + AGENTS, files=files) as (running, browser):
         await browser.log_in()
-        assert await acted(browser, "agents/programs/echo/run", prompt="x") == "agents/tasks"
-        (task,) = (await data(browser, "agents/tasks?state=waiting"))["rows"]
+        ran = await commands(running.folder, "agent", "run", "echo", "by a command")
+        assert ran.exit_code == 1 and "it waits for a person's approval: sidecar approval show " in ran.stderr
+        approval = await acted(browser, "agents/programs/echo/run", prompt="x")
+        task, _ = (await data(browser, "agents/tasks?state=waiting"))["rows"]
+        assert approval == f"approvals/{task['approval']}"
         page = await shown(browser, "agents/tasks")
-        assert f'href="/console/approvals/{task["approval"]}"' in page and "for a person" in page
+        assert f'href="/console/{approval}"' in page and "for a person" in page
         await browser.log_in(VIEWER)
         assert "message" in (await data(browser, f"approvals/{task['approval']}"))["questions"][0]["arguments"]
         await acted(browser, f"approvals/{task['approval']}/approve")

@@ -120,6 +120,8 @@ def _order(
             click.echo(answer["run_id"])
         else:
             why = shown(answer["error"] or "its agent has not taken it yet")
+            if answer["approval"]:
+                why = f"it waits for a person's approval: sidecar approval show {answer['approval']}"
             click.echo(f"task {answer['task_id']} has no run: {why}", err=True)
         raise SystemExit(0 if detach and answer["error"] is None else NO)
     _finish(_watched(control, answer["run_id"], quiet=as_json, gives_up=True), as_json)

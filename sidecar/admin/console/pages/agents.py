@@ -74,7 +74,9 @@ def prompt_in(asked: ConsoleRequest) -> str:
 
 
 def after_order(ordered: Mapping[str, Any]) -> str:
-    """The page to look at after an order: its run, or while no agent has taken it, the tasks."""
+    """The page to look at after an order: its run, the request for approval that it waits for, or all tasks."""
+    if ordered["approval"]:
+        return f"approvals/{quote(ordered['approval'])}"
     return f"agents/runs/{quote(ordered['run_id'])}" if ordered["run_id"] else "agents/tasks"
 
 
