@@ -13,6 +13,7 @@ from aiohttp import web
 from sidecar.admin.console.audit_feed import MAX_RECORDS, MAX_ROWS
 from tests.flow.test_console import JSON, SETTINGS, VIEWER, Browser, browsed
 from tests.flow.world import PATIENCE_S, World, listening
+from tests.unit.audit.scenes import understood
 
 HOSTILE = "<img/src=x/onerror=alert(1)>"
 RULES = """\
@@ -184,6 +185,23 @@ async def test_an_allowed_call_shows_its_limits_stages_and_records(tmp_path: Pat
         await world.app.reload("test")
         _, page, _ = await browser.get(f"/console/decisions/{rows[1]['id']}")
         assert "The policy has changed since. On record: allowed" in page and "no-matching-rule" in page
+
+
+async def test_a_chain_with_an_approval_is_explained_link_by_link(tmp_path: Path) -> None:
+    async with looked_at(tmp_path) as (world, browser):
+        recording = understood(world.app.audit)
+        recording.approval = {"id": "0a1b-1", "by": ["user:olga", "user:oskar"]}
+        await recording.decided()
+        under_way = await data(browser, "/console/decisions?principal=user:corp/alice")
+        assert [row["outcome"] for row in under_way["rows"]] == ["under way"]
+        await recording.outcome(http_status=200, bytes_out=512)
+        (row,) = (await data(browser, "/console/decisions?principal=user:corp/alice"))["rows"]
+        assert (row["outcome"], row["would_deny"]) == ("allowed", ["shadow-rule"])
+        assert row["chain"] == ["user:corp/alice", "nhi:corp/researcher"]
+        found = await data(browser, f"/console/decisions/{row['id']}")
+        assert [link["action"] for link in found["explanation"]["links"]] == ["delegate", "tools/call"]
+        _, page, _ = await browser.get(f"/console/decisions/{row['id']}")
+        assert 'href="/console/approvals/0a1b-1"' in page and "user:olga" in page and "user:oskar" in page
 
 
 async def test_a_decision_that_nobody_took_is_not_found(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class AuditView:
         """What `work` finds in the logs, in a thread. Raises ConsoleFault when it cannot be read in time."""
         try:
             async with asyncio.timeout(READ_S), self._readers:
-                return await asyncio.to_thread(work, self.logs())
+                return await asyncio.to_thread(lambda: work(self.logs()))
         except TimeoutError:
             raise ConsoleFault(503, "the audit log cannot be read in time: look again in a moment") from None
         except OSError as error:
