@@ -233,7 +233,7 @@ async def plain(running: World) -> tuple[int, Any, Mapping[str, str]]:
 async def test_a_plain_call_is_accepted_with_an_address_to_poll(tmp_path: Path) -> None:
     async with asking(tmp_path) as running:
         status, told, headers = await plain(running)
-        assert (status, told["reason"]) == (202, "approval-pending")
+        assert (status, told["status"], told["reason"]) == (202, 202, "approval-pending")
         place = f"{running.url}{headers['Location']}"
         async with running.http.get(place) as response:
             assert (response.status, (await response.json())["state"]) == (200, "waiting")

@@ -127,7 +127,9 @@ class PlainRefusals:
         approval = refusal.data.get("approval")
         if refusal.reason is not Reason.APPROVAL_PENDING or approval is None or manner.disclosure != "reason":
             return told
-        return told._replace(status=202, headers={**told.headers, "Location": f"{self.folder}/approvals/{approval}"})
+        body = orjson.dumps({**orjson.loads(told.body), "status": 202})
+        headers = {**told.headers, "Location": f"{self.folder}/approvals/{approval}"}
+        return told._replace(status=202, body=body, headers=headers)
 
 
 async def read(request: RequestContext, route: Route) -> AskIntent:
