@@ -40,7 +40,7 @@ USUAL: Final[Mapping[str, str]] = {"tool": "tools/call", "prompt": "prompts/get"
 MAX_ANSWERS: Final = 3_000
 MAX_CASBIN_ANSWERS: Final = 200
 """Of one window of a list. pycasbin takes milliseconds for each."""
-PASS_EVERY: Final = 32
+PASS_EVERY: Final = 16
 MAX_RULES: Final = 5
 UNNAMED: Final = "~"  # the id of a principal that nothing names
 

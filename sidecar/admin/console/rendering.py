@@ -27,7 +27,7 @@ MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-TURN_S: Final = 0.002
+TURN_S: Final = 0.001
 NONE: Final = "–"
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
