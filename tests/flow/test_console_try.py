@@ -6,6 +6,7 @@ from typing import Any
 
 from sidecar.settings.timestamps import rfc3339
 from tests.flow.test_console import JSON, VIEWER, Browser, browsed
+from tests.flow.test_pins import ALL, OTHER, READ, SEARCH, offering, pins
 
 RULES = """\
 #: id=searches
@@ -180,3 +181,20 @@ async def test_a_pasted_file_is_compared_and_kept_nowhere(tmp_path: Path) -> Non
             assert "File: write its name" in await compared(browser, against="file", file_name=name, content=content)
         assert sorted(path.name for path in (tmp_path / "policies").rglob("*more*")) == []
         assert running.app.live.past == ()
+
+
+async def test_pins_approvals_and_unknown_tools_are_told(tmp_path: Path) -> None:
+    rules = f"{ALL}#: id=asks approval=role:boss\np, nhi:asker, tool:github/search, use, -, -, -, allow\n"
+    files = pins(SEARCH) | {"policies/roles.csv": "g, user:olga, role:boss\n"}
+    async with browsed(tmp_path, rules=rules, files=files, upstream=offering(OTHER, READ)) as (_, browser):
+        await browser.log_in(VIEWER)
+        page = await asked(browser, **{"as": "nhi:planner"}, calls="tool:github/search", arguments="{}")
+        assert "pin-mismatch" in page and "Denied" in page
+        answer = (await told(browser, "as=nhi:planner&calls=tool:github/nothing"))["answer"]
+        assert (answer["outcome"], answer["reason"], checks(answer)["tool"]) == ("deny", "tool-unknown", False)
+        answer = (await told(browser, "as=nhi:planner&calls=tool:elsewhere/read"))["answer"]
+        assert answer["reason"] == "upstream-unknown"
+        page = await asked(browser, **{"as": "nhi:asker"}, calls="tool:github/search")
+        assert "a person&#39;s approval" in page and "<code>user:olga</code>" in page
+        found = checks((await told(browser, "as=nhi:asker&calls=tool:github/search"))["answer"])
+        assert found["policy"] is None and found["pin"] is False
