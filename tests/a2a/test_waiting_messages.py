@@ -10,9 +10,9 @@ from sidecar.gateway.approvals import ApprovalError, ApprovalState
 from sidecar.protocols.a2a.operations import Binding, Version
 from sidecar.tasks.api import task_runner
 from tests.a2a.approving import DMITRI, SENDS, answer, approving_world, asked, late, requests, rules_of
-from tests.a2a.test_task_api import call
+from tests.a2a.test_task_api import Receiver, call
 from tests.a2a.world import BOB, HELLO, SPOKEN, AgentWorld, No, ScriptedAgent, ask, saying, task
-from tests.flow.world import until
+from tests.flow.world import listening, until
 
 QUICK = "tasks: {ask_every_s: 0.05}\n"
 NOT_HELD = QUICK + "approvals: {hold: 0.05s}\n"
@@ -324,6 +324,21 @@ async def test_a_push_configuration_inside_the_message_is_for_the_task(tmp_path:
         path = "/a2a/push/" + pushed["url"].rpartition("/")[2]
         async with world.http.post(f"{world.url}{path}", json=event, headers=headers) as response:
             assert response.status == 204, await response.text()
+
+
+async def test_the_end_of_a_message_that_is_not_sent_is_pushed(tmp_path: Path) -> None:
+    receiver = Receiver()
+    async with listening(receiver.handle) as hook, approving_world(tmp_path, settings=QUICK) as world:
+        config = {"id": "p1", "url": f"{hook}/told", "token": "mine"}
+        ours = (await send(world, configuration={"taskPushNotificationConfig": config}))["id"]
+        await answer(world, "refuse", reason="not today")
+        await until(lambda: bool(receiver.heard))
+        headers, body = receiver.heard[0]
+        assert headers["X-A2A-Notification-Token"] == "mine"
+        assert body["statusUpdate"]["taskId"] == ours
+        assert body["statusUpdate"]["status"]["state"] == "TASK_STATE_REJECTED"
+        await until_state(world, ours, "TASK_STATE_REJECTED")
+        assert sent(world) == []
 
 
 async def test_a_waiting_message_survives_a_restart(tmp_path: Path) -> None:

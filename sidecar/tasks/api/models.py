@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NotRequired, TypedDict
 
+from sidecar.errors import Reason
+from sidecar.gateway.frontends.a2a.approval_wait import APPROVAL, AUTH_REQUIRED, said_of
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.tasks.api.task_record import Task, TaskState, moment
 
@@ -11,6 +13,16 @@ MAX_URL_CHARS: Final = 2_048
 NAME: Final[Mapping[str, Any]] = {"minLength": 1, "maxLength": MAX_NAME_CHARS}
 AGENT: Final[Mapping[str, Any]] = {**NAME, "pattern": "^[A-Za-z0-9-]+$"}
 URL: Final[Mapping[str, Any]] = {"minLength": 1, "maxLength": MAX_URL_CHARS}
+
+
+MESSAGE_STATES: Final[Mapping[TaskState, str]] = {
+    TaskState.PENDING: "TASK_STATE_SUBMITTED",
+    TaskState.WAITING: AUTH_REQUIRED,
+    TaskState.RUNNING: "TASK_STATE_WORKING",
+    TaskState.COMPLETED: "TASK_STATE_COMPLETED",
+    TaskState.FAILED: "TASK_STATE_FAILED",
+    TaskState.CANCELLED: "TASK_STATE_CANCELED",
+}
 
 
 class TaskOrder(TypedDict):
@@ -111,6 +123,29 @@ def shown(record: Task, now: Snapshot) -> A2aTask:
     if record.state is TaskState.WAITING:
         said["approval"] = {"id": record.approval, "answer_before": moment(record.approve_by)}
     return said
+
+
+def message_task(record: Task, page: str | None) -> dict[str, Any]:
+    """Returns the task of a message that waited for approval, as A2A 1.0 has it. People answer below `page`."""
+    state, metadata, text = MESSAGE_STATES[record.state], {}, record.error_message
+    if record.state is TaskState.WAITING:
+        about = {"id": record.approval, "answer_before": moment(record.approve_by)}
+        text = f"A person must approve this message before {about['answer_before']} (approval {record.approval})"
+        if page is not None:
+            about["page"] = f"{page}{record.approval}"
+            text = f"{text}: {about['page']}"
+        metadata[APPROVAL] = about
+    elif record.refused is not None:
+        metadata[APPROVAL] = {"id": record.approval, "reason": record.refused.value}
+        if record.refused is Reason.APPROVAL_REFUSED:
+            state = "TASK_STATE_REJECTED"
+    status: dict[str, Any] = {"state": state, "timestamp": moment(record.completed_at or record.created_at)}
+    if record.result is not None:
+        status["message"] = record.result["message"]
+    elif text:
+        status["message"] = said_of(record.id, record.a2a_context, record.state, text)
+    task: dict[str, Any] = {"id": record.id, "contextId": record.a2a_context, "status": status}
+    return {**task, "metadata": metadata} if metadata else task
 
 
 def without_result(said: A2aTask) -> A2aTask:

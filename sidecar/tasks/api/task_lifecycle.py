@@ -26,7 +26,7 @@ from sidecar.errors import Reason, Refusal, Unsent
 from sidecar.gateway.approvals import ApprovalRecord, ApprovalState, ended_without
 from sidecar.gateway.error_responses import facts_of, message_of
 from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs, PushRewriter
-from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, stored
+from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, push_in, stored
 from sidecar.gateway.frontends.a2a.task_ownership import TERMINAL, TaskOwnership
 from sidecar.gateway.kill_switch import KillSwitch
 from sidecar.gateway.request import ApprovalWait, CallContext, Charged, ParsedOperation, pending_approval
@@ -42,7 +42,7 @@ from sidecar.storage import RecordStore, RecordStoreOut, UnreadableRecord
 from sidecar.storage.deliveries import OnBehalfOf
 from sidecar.storage.sealing import AesSeal
 from sidecar.storage.task_owners import TaskOwners
-from sidecar.tasks.api.models import shown, without_result
+from sidecar.tasks.api.models import message_task, shown, without_result
 from sidecar.tasks.api.request_reader import cancels, gets, hears, sends
 from sidecar.tasks.api.task_record import SEEN, TASKS, Task, TaskState, TaskStep
 from sidecar.tasks.webhooks.outbox import Outbox
@@ -97,6 +97,18 @@ class TaskServices:
     @property
     def rules(self) -> TaskSettings:
         return self.live.current.settings.tasks
+
+    async def push_end(self, record: Task, ended: Task) -> None:
+        """Queues a push of the end of a message that the agent did not take, if the message asks for pushes."""
+        if not record.action:
+            return
+        task, behalf = message_task(ended, None), OnBehalfOf(record.caller, record.target, record.task_type)
+        update = {"taskId": task["id"], "contextId": task["contextId"], "status": task["status"]}
+        try:
+            if config := push_in(record.input_in(self.seal())):
+                await self.pushes.tell(behalf, record.id, config, record.version, {"statusUpdate": update})
+        except Refusal as refusal:
+            log.warning("the end of a task cannot be pushed", extra={"reason": refusal.reason.value})
 
 
 @dataclass(slots=True)
@@ -472,7 +484,9 @@ class TaskLifecycle:
         refusal: Refusal | None = None,
     ) -> None:
         facts = {"error_code": error_code, "error_message": error_message, "result": result}
-        await self._save(record.ended(state, self._now_s(), **facts))
+        ended = record.ended(state, self._now_s(), **facts)
+        await self.means.push_end(record, ended)
+        await self._save(ended)
         await self._close(refusal)
         task, as_said = record.a2a_task, TERMINAL.get(record.a2a_state, "")
         if record.action:

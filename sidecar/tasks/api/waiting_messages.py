@@ -18,22 +18,15 @@ import orjson
 
 from sidecar.errors import Reason, Refusal
 from sidecar.gateway.approvals import ApprovalRecord, ApprovalState
-from sidecar.gateway.frontends.a2a.approval_wait import APPROVAL, AUTH_REQUIRED, said_of
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.protocols.a2a.errors import AgentError
+from sidecar.tasks.api.models import message_task
 from sidecar.tasks.api.task_lifecycle import UNKNOWN_WHETHER_SENT
-from sidecar.tasks.api.task_record import Task, TaskState, TaskStep, moment
+from sidecar.tasks.api.task_record import Task, TaskState, TaskStep
 from sidecar.tasks.api.task_runner import TaskRunner
 from sidecar.vocabulary import Caller, skill_in
 
 PURPOSE: Final = b"sidecar/waiting-message/1\0"
-STATES: Final[Mapping[TaskState, str]] = {
-    TaskState.PENDING: "TASK_STATE_SUBMITTED",
-    TaskState.WAITING: AUTH_REQUIRED,
-    TaskState.COMPLETED: "TASK_STATE_COMPLETED",
-    TaskState.FAILED: "TASK_STATE_FAILED",
-    TaskState.CANCELLED: "TASK_STATE_CANCELED",
-}
 
 
 @dataclass(slots=True)
@@ -91,6 +84,7 @@ class WaitingMessages:
             if record.step is not TaskStep.UNSENT:
                 return None
             if (ended := await self.runner.end(record, TaskState.CANCELLED)) is not None:
+                await self.runner.means.push_end(record, ended)
                 await self.runner.means.stages.approvals.withdraw(record.approval, caller)
                 await self._owner_saw(ended)
                 return self._shown(ended)
@@ -141,6 +135,7 @@ class WaitingMessages:
     async def _end(self, task_id: str, state: TaskState, **facts: Any) -> None:
         if (record := await self._find(task_id)) is not None and not record.is_over:
             ended = record.ended(state, self.runner.means.live.clock(), **facts)
+            await self.runner.means.push_end(record, ended)
             await self.runner.means.store.replace(ended._replace(revision=record.revision + 1))
             await self._owner_saw(ended)
 
@@ -155,27 +150,7 @@ class WaitingMessages:
         return record if record is not None and record.action else None
 
     def _shown(self, record: Task) -> dict[str, Any]:
-        """Returns the task in canonical form."""
-        state, metadata, text = STATES.get(record.state, "TASK_STATE_SUBMITTED"), {}, record.error_message
-        if record.state is TaskState.WAITING:
-            page, deadline = self.runner.means.live.current.settings.approval_page, moment(record.approve_by)
-            about = {"id": record.approval, "answer_before": deadline}
-            text = f"A person must approve this message before {deadline} (approval {record.approval})"
-            if page is not None:
-                about["page"] = f"{page}{record.approval}"
-                text = f"{text}: {about['page']}"
-            metadata[APPROVAL] = about
-        elif record.refused is not None:
-            metadata[APPROVAL] = {"id": record.approval, "reason": record.refused.value}
-            if record.refused is Reason.APPROVAL_REFUSED:
-                state = "TASK_STATE_REJECTED"
-        status: dict[str, Any] = {"state": state, "timestamp": moment(record.completed_at or record.created_at)}
-        if record.result is not None:
-            status["message"] = record.result["message"]
-        elif text:
-            status["message"] = said_of(record.id, record.a2a_context, record.state, text)
-        task: dict[str, Any] = {"id": record.id, "contextId": record.a2a_context, "status": status}
-        return {**task, "metadata": metadata} if metadata else task
+        return message_task(record, self.runner.means.live.current.settings.approval_page)
 
 
 def _owner(caller: Caller) -> str:

@@ -168,6 +168,18 @@ class PushConfigs:
         task_id = _task_in(event)
         if not task_id or task_id != (record.task_id or await self._bound(record, task_id)):
             raise Refusal(Reason.MALFORMED_CALL, "this address is for another task")
+        await self._deliver(record, event)
+
+    async def tell(
+        self, behalf: OnBehalfOf, task_id: str, config: Mapping[str, Any], version: Version, event: dict[str, Any]
+    ) -> None:
+        """Stores an event of a task of ours for delivery, by a configuration that the agent was never given. Raises
+        Refusal: see `register`, and what `Outbox.put` raises."""
+        ours = await self.register(behalf, task_id, config, version)
+        if (record := await self._record(ours.handle)) is not None:
+            await self._deliver(record, event)
+
+    async def _deliver(self, record: PushRecord, event: dict[str, Any]) -> None:
         said = _said(event, record.version)
         if said is None:
             return
