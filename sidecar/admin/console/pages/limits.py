@@ -1,7 +1,8 @@
 """Shows what is used and left of each limit, the fullest first, and resets the limits of one principal."""
 
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 from urllib.parse import urlencode
 
@@ -33,7 +34,9 @@ async def limits(asked: ConsoleRequest) -> Mapping[str, Any]:
     if asked.is_of_worker:
         return {"limits": found["limits"], "more": found["more"]}
     others = [one for one in await asked.of_others() if "limits" in one]
-    shown = [one for one in _united(found["limits"], others) if _is_wanted(one, wanted, kind)]
+    shown = _united(found["limits"], others)
+    if kind or any(wanted.values()):
+        shown = [one for one in shown if _is_wanted(one, wanted, kind)]
     page_of = paged(shown, query)
     places = {rule_label(rule.id): rule for rule in asked.app.desk.live.current.limited}
     return {
@@ -44,8 +47,8 @@ async def limits(asked: ConsoleRequest) -> Mapping[str, Any]:
         "fault": found.get("fault"),
         "filter": {**wanted, "kind": kind},
         "kinds": list(KINDS),
-        "spent": sum(_share(one) >= SPENT_FROM for one in shown),
-        "nearly_spent": sum(WARN_FROM <= _share(one) < SPENT_FROM for one in shown),
+        "spent": (spent := _from(SPENT_FROM, shown)),
+        "nearly_spent": _from(WARN_FROM, shown) - spent,
         "reset": _reset_in(query),
         "done": query.text("done", most=2048),
     }
@@ -89,11 +92,19 @@ def _is_wanted(row: Mapping[str, Any], wanted: Mapping[str, str], kind: str) -> 
     return bool(_NAMED_CALLER.match(principal)) or matches(principal, row["counted_for"] or "")
 
 
-def _united(own: Iterable[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The limits that some worker knows. All workers read the same counters, and each knows its own callers."""
+def _united(own: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The limits that some worker knows, the fullest first, as each worker gives them. All workers read the same
+    counters, and each knows its own callers."""
+    if not others:
+        return own
     known = {(one["limit"], one["counted_for"]): one for other in others for one in other["limits"]}
     known |= {(one["limit"], one["counted_for"]): one for one in own}
     return sorted(known.values(), key=lambda one: (-_share(one), one["limit"], one["counted_for"] or ""))
+
+
+def _from(share: float, shown: Sequence[Mapping[str, Any]]) -> int:
+    """How many limits are at least so full."""
+    return sum(1 for _ in takewhile(lambda one: _share(one) >= share, shown))
 
 
 def _share(one: Mapping[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sidecar.admin.console.pages.limits import _united
+from sidecar.admin.console.pages.limits import _from, _united
 from sidecar.admin.console.pages.tools import _upstream_row
 
 
@@ -15,6 +15,7 @@ def test_each_worker_knows_its_own_callers_and_all_read_the_same_counters() -> N
     others = [{"limits": [limit("rule:a", "user:y", 5), limit("rule:all", None, 8)]}]
     rows = [(one["limit"], one["counted_for"], one["used"]) for one in _united(own, others)]
     assert rows == [("rule:all", None, 9), ("rule:a", "user:y", 5), ("rule:a", "user:x", 3)]
+    assert [_from(share, _united(own, others)) for share in (1.0, 0.8, 0.5, 0.0)] == [0, 1, 2, 3]
 
 
 def upstream(status: str, calls: int, **more: Any) -> dict[str, Any]:
