@@ -6,6 +6,7 @@ each page.
 
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from tests.console.scene import DMITRI, OPERATOR, running_scene
 FOLDER = Path(__file__).parent
 TRAFFIC_S = 75.0  # before the first picture, so that charts show something
 SETTLED_S = 1.5
+RELOADED_S = 3.0  # until changed files are in force
 DAY_S = 86_400
 # Name of the file, path, window, colour scheme.
 PICTURES: tuple[tuple[str, str, tuple[int, int], Scheme], ...] = (
@@ -28,6 +30,7 @@ PICTURES: tuple[tuple[str, str, tuple[int, int], Scheme], ...] = (
     ("try", "/console/try?as=user:alice,nhi:planner&calls=tool:github/get_file", WIDE, "light"),
     ("policy", "/console/policy", WIDE, "light"),
     ("tools", "/console/tools", WIDE, "light"),
+    ("tool", "/console/tools/issues/get_issue", WIDE, "light"),
     ("agents", "/console/agents", WIDE, "light"),
     ("approval", "/console/approvals", PHONE, "light"),
 )
@@ -59,7 +62,9 @@ def main() -> None:
             if name == "approval":
                 scene.call("close_issue", {"id": 2041, "why": "Fixed in 2.4, released today."}, server="issues")
                 browser.log_in(DMITRI)
-            print(take(browser, name, path, window, scheme).name)
+            with scene.changed_tool() if name == "tool" else nullcontext():
+                time.sleep(RELOADED_S if name == "tool" else 0.0)
+                print(take(browser, name, path, window, scheme).name)
 
 
 if __name__ == "__main__":

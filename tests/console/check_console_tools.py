@@ -1,29 +1,9 @@
 """What can be done on the pages Tools and Kill switch: pins side by side, switches, disabled principals."""
 
-from collections.abc import Iterator
-
-import pytest
-
-from sidecar.upstreams.mcp.pins import pin_of
-from sidecar.upstreams.mcp.pins_file import file_of
 from tests.console.browser import PHONE, ConsoleBrowser
 from tests.console.scene import HOSTILE, Scene
 
 LIVE_S = 1.0
-PINNED = {"name": "get_issue", "description": "Read one issue", "inputSchema": {"type": "object", "properties": {}}}
-
-
-@pytest.fixture
-def changed(scene: Scene) -> Iterator[None]:
-    """A tool that was approved as it is no longer."""
-    pin = pin_of(PINNED, at="2026-11-01T08:00:00Z", by="alice")
-    assert pin is not None
-    file = scene.served.folder / "policies" / "pins.yaml"
-    file.write_text(file_of({"issues": {"get_issue": pin}}))
-    try:
-        yield
-    finally:
-        file.unlink()
 
 
 def press(browser: ConsoleBrowser, words: str) -> None:
@@ -31,17 +11,16 @@ def press(browser: ConsoleBrowser, words: str) -> None:
     found.click()
 
 
-def test_a_changed_tool_appears_and_is_shown_beside_its_pin(
-    scene: Scene, browser: ConsoleBrowser, changed: None
-) -> None:
-    browser.open("/console/tools")
-    browser.until(lambda: " changed" in browser.text("tbody"))
-    browser.open("/console/tools/issues/get_issue")
-    assert "Read one issue" in browser.text("del") + browser.text("table.sides")
-    assert browser.all("table.sides ins") and browser.all("table.sides del")
-    assert "sidecar mcp tools issues get_issue --pin" in browser.text() and "+++ b/policies/pins.yaml" in browser.text()
-    browser.resize(PHONE)
-    assert browser.overflow() == 0 and browser.barriers() == []
+def test_a_changed_tool_appears_and_is_shown_beside_its_pin(scene: Scene, browser: ConsoleBrowser) -> None:
+    with scene.changed_tool() as tool:
+        browser.open("/console/tools")
+        browser.until(lambda: " changed" in browser.text("tbody"))
+        browser.open(f"/console/tools/issues/{tool}")
+        assert "one" in browser.text("del") and browser.all("table.sides ins")
+        words = browser.text()
+        assert f"sidecar mcp tools issues {tool} --pin" in words and "+++ b/policies/pins.yaml" in words
+        browser.resize(PHONE)
+        assert browser.overflow() == 0 and browser.barriers() == []
 
 
 def test_a_tool_is_switched_off_and_on(scene: Scene, browser: ConsoleBrowser) -> None:
@@ -65,11 +44,11 @@ def test_a_principal_is_disabled_and_another_window_hears_of_it(scene: Scene, br
     press(browser, "Disable")
     browser.until(lambda: "Nothing here names" in browser.text())
     assert browser.barriers() == []
-    browser.find(".notice a").click()
+    browser.find(".notice.warn a").click()
     browser.until(lambda: browser.find("#principal").get_attribute("value") == "nhi:planner")
     press(browser, "Disable")
-    browser.until(lambda: "is disabled" in browser.text(".notice"))
+    browser.until(lambda: "is disabled" in browser.text(".notice.good"))
     assert scene.call("get_file", {"path": "README.md"}) == 403
     press(browser, "Enable")
-    browser.until(lambda: "is enabled" in browser.text(".notice"))
+    browser.until(lambda: "is enabled" in browser.text(".notice.good"))
     assert scene.call("get_file", {"path": "README.md"}) == 200

@@ -21,6 +21,8 @@ import aiohttp
 from aiohttp import web
 
 from sidecar.cli.free_ports import free_ports
+from sidecar.upstreams.mcp.pins import pin_of
+from sidecar.upstreams.mcp.pins_file import file_of
 from tests.a2a.world import ScriptedAgent
 from tests.flow.idp import SETTINGS as ISSUERS, Idp, bearer
 from tests.flow.process import Served, served
@@ -153,6 +155,19 @@ class Scene:
             answer: Mapping[str, Any] = await response.json(content_type=None)
             assert response.status < 300, answer
             return answer
+
+    @contextmanager
+    def changed_tool(self) -> Iterator[str]:
+        """Pins of the server `issues`, of which one is no longer as it was approved; its name."""
+        text = {"type": "string"}
+        was = _tool("get_issue", "Read one issue of a project.\nIt sends nothing anywhere.", id=text, project=text)
+        pins = [pin_of(one, at="2026-11-01T08:00:00Z", by="alice") for one in (was, *self.issues.tools[1:])]
+        file = self.served.folder / "policies" / "pins.yaml"
+        file.write_text(file_of({"issues": {pin.definition["name"]: pin for pin in pins if pin is not None}}))
+        try:
+            yield "get_issue"
+        finally:
+            file.unlink()
 
     async def traffic(self) -> None:
         """Calls at a steady rate until the scene ends."""

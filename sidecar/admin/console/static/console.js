@@ -1,5 +1,5 @@
-// What pages of the console do beside htmx: relative times go on, streams rest while a tab is hidden, and a page whose
-// login has ended is loaded anew.
+// What pages of the console do beside htmx: relative times go on, streams rest while a tab is hidden and while something
+// is pressed, and a page whose login has ended is loaded anew.
 "use strict";
 
 const SPANS = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
@@ -33,6 +33,20 @@ setInterval(() => {
   }
 }, 1000);
 
+// What is pressed must be there until it is released, or there is no click: news wait so long. The focus stays by itself
+// on an element that has an id.
+const waiting = [];
+let isPressed = false;
+document.addEventListener("pointerdown", () => { isPressed = true; }, true);
+function released() {
+  setTimeout(() => {
+    isPressed = false;
+    for (const deliver of waiting.splice(0)) deliver();
+  });
+}
+for (const name of ["pointerup", "pointercancel", "dragend"]) document.addEventListener(name, released, true);
+window.addEventListener("blur", released);
+
 // An EventSource that is closed while its tab is hidden, and opened again when it is shown. A browser holds six
 // connections to one place, so that seven tabs with a stream each would leave none for a page.
 const HIDDEN_MS = 5000;
@@ -64,8 +78,10 @@ class TabSource extends EventTarget {
   }
 
   hear(name) {
-    this.inner.addEventListener(name, (event) => {
-      this.dispatchEvent(new MessageEvent(name, { data: event.data, lastEventId: event.lastEventId }));
+    this.inner.addEventListener(name, ({ data, lastEventId }) => {
+      const deliver = () => this.dispatchEvent(new MessageEvent(name, { data, lastEventId }));
+      if (isPressed) waiting.push(deliver);
+      else deliver();
     });
   }
 
