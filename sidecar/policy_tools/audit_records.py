@@ -172,7 +172,9 @@ def _approval(fields: Mapping[str, Any], reason: str) -> RecordedApproval:
     used = fields.get("approval")
     if used is not None:
         return RecordedApproval(True, tuple(map(_word, used.get("by", ()))))
-    return RecordedApproval(True if reason in APPROVAL_REASONS else None if fields["event"] == "refusal" else False)
+    if not {reason, *(fields.get("would_deny") or ())}.isdisjoint(APPROVAL_REASONS):
+        return RecordedApproval(True)
+    return RecordedApproval(None if fields["event"] == "refusal" else False)
 
 
 def _gaps(fields: Mapping[str, Any], question: Question) -> Iterator[str]:

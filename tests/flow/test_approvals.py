@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from sidecar.policy_tools.policy_location import in_folder
+from sidecar.policy_tools.replay import Candidate, replay
 from sidecar.settings.timestamps import rfc3339
 from tests.flow.idp import SETTINGS as IDENTITY, Idp, bearer
 from tests.flow.pairs import pair
@@ -271,6 +273,20 @@ async def test_a_call_at_the_address_of_all_servers_waits_as_at_its_own(tmp_path
         params["requestState"] = asked["result"]["requestState"]
         _, done, _ = await running.post(stateless("tools/call", params), headers=headers, url=f"{running.url}/mcp")
         assert done["result"]["content"][0]["text"] == "done"
+
+
+@pytest.mark.parametrize("mode", ["enforce", "shadow"])
+async def test_a_replay_by_the_same_policy_finds_the_answers_on_record(tmp_path: Path, mode: str) -> None:
+    settings = f"policy: {{mode: shadow, shadow_until: {rfc3339(time.time() + 600)}}}\n" if mode == "shadow" else ""
+    async with asking(tmp_path, settings=settings) as running:
+        _, asked, _ = await running.call(TOOL, PATH)
+        if mode == "enforce":
+            await answer(running, "dmitri", "approve")
+            await again(running, asked)
+        await running.call("search_code", {"repo": "acme/site"})
+        log = running.folder / "data" / "audit" / "audit.jsonl"
+        report = replay(log, Candidate(in_folder(running.folder).load()))
+    assert (report.replayed, report.same) == ((3, 3) if mode == "enforce" else (2, 2))
 
 
 async def test_shadow_mode_asks_no_one_and_says_what_it_would_have_done(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Triple(NamedTuple):
 @dataclass(slots=True)
 class Trace:
     """What the records contain about one triple. Times are RFC 3339 in UTC, so that text order is time order.
-    `approved` is true if a person approved one of the calls."""
+    `approved` is true if one of the calls needed a person's approval."""
 
     uses: int = 0
     first: str = ""
@@ -150,14 +150,15 @@ class UsageEvidence:
         if why:
             self.leave_out(why, decision)
             return
+        would_deny = record["would_deny"] if _texts(record.get("would_deny")) else []
+        waited = record.get("approval") is not None or Reason.APPROVAL_PENDING in would_deny
         for triple, link in zip(triples, record["links"], strict=False):  # guardrails' links follow the chain's own
             trace = self.traces.get(triple)
             if trace is None:
                 trace = self.traces[Triple(triple.kind, *map(intern, triple[1:]))] = Trace()
             trace.add(time, decision, link["rules"], allowed=link["decision"] == "allow")
-            trace.approved = trace.approved or record.get("approval") is not None
-        if _texts(record.get("would_deny")):
-            self.would_deny.update(record["would_deny"])
+            trace.approved = trace.approved or waited
+        self.would_deny.update(name for name in would_deny if name != Reason.APPROVAL_PENDING)
         if obj.startswith("resource:") and record.get("redaction_applied"):
             self.counts["query-unknown"] += 1
         self._tell_more_questions(record, chain)

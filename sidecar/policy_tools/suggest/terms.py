@@ -23,7 +23,7 @@ from sidecar.vocabulary import ANONYMOUS, DELEGATE, ApprovalTerms, PermissionKin
 
 GONE = "gone"  # the count of calls that no row allows any more
 SPLIT_LIMIT = "one limit counts rows for several roles of tokens"
-APPROVED = "a person approved it, and without the present policy it is not known who must"
+APPROVED = "it needed a person's approval, and without the present policy it is not known whose"
 
 
 class Terms(NamedTuple):

@@ -173,6 +173,7 @@ def test_a_record_is_explained_with_who_approved_it(tmp_path: Path) -> None:
         ({"approval": {"id": "a"}}, PLAIN, ("approval",), "allow"),
         ({"approval": {"id": "a"}}, ASKING, ("approval",), "approval"),
         ({"event": "refusal", "reason": "approval-refused"}, ASKING, ("approval",), "approval"),
+        ({"would_deny": ["approval-pending"], "enforcement": "shadow"}, ASKING, ("approval",), "approval"),
         ({"event": "refusal", "reason": "bad-arguments"}, ASKING, ("allow", "approval"), "approval"),
         ({}, ASKING, ("allow",), "approval"),
     ],

@@ -128,13 +128,14 @@ def test_without_the_present_policy_what_a_person_approved_is_left_out(
     link = {"kind": "agent_to_tool", "action": "tools/call", "decision": "allow", "rules": ["r"]}
     line = {"event": "decision", "timestamp": "2027-01-15T08:00:00Z", "decision_id": "d", "reason": None}
     line |= {"chain": ["nhi:a"], "object": "tool:s/t", "action": "tools/call", "links": [link]}
-    lines = [line | {"object": "tool:s/u"}, line, line | {"approval": {"id": "a"}}]
+    shadow = line | {"object": "tool:s/v", "enforcement": "shadow", "would_deny": ["approval-pending"]}
+    lines = [line | {"object": "tool:s/u"}, line, line | {"approval": {"id": "a"}}, shadow]
     (tmp_path / "audit.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     done = CliRunner().invoke(main, ["policy", "suggest", "audit.jsonl", "--json"])
     data = json.loads(done.stdout)
     assert [rule["object"] for rule in data["rules"]] == ["tool:s/u"]
-    why = "a person approved it, and without the present policy it is not known who must"
-    assert [one["why"] for one in data["left_out"]] == [why]
+    why = "it needed a person's approval, and without the present policy it is not known whose"
+    assert [(one["why"], one["records"]) for one in data["left_out"]] == [(why, 2)]
 
 
 def test_a_day_at_work_is_suggested_as_agreed(world: World) -> None:
