@@ -2,6 +2,7 @@
 
     python -m bench.console                 ten viewers beside calls at a steady rate, turn by turn with none
     python -m bench.console --pages         each page over 10,000 principals, 1,000 tools and a million rows
+    python -m bench.console --log           the pages of the audit log over half a million records
 
 Viewers log in, hold the live streams of pages, and read a page every few seconds. They run in a process of their own.
 """
@@ -29,6 +30,13 @@ from bench import subjects
 from bench.call import SERVER, Post, post_to
 from bench.folder import write_folder
 from bench.process import BenchFailed, Running, free_port, ready, running, wait_for_200
+from sidecar.audit import AuditKey, load_or_make_key
+from sidecar.audit.chain import Unsealed
+from sidecar.audit.file_sink import AuditFile
+from sidecar.audit.record import record_of, unsealed
+from sidecar.audit.record_ids import timestamp
+from sidecar.audit.segments import aside
+from sidecar.settings import load_settings
 
 OUT = Path(__file__).parent / "console.json"
 KEY = "0b7d51c2a94e4f0c8a6d3e5f7b1920c4d6e8fa0b2c4d6e8f"
@@ -42,6 +50,8 @@ PAGES = (
     "decisions",
     "limits",
     "audit",
+    "audit?event=control",
+    "audit/log",
     "access",
     "access?who=*7&page=3",
     "access?who=nhi:p7",
@@ -63,6 +73,9 @@ PAGES = (
     "agents/tasks",
 )
 TIMES = 15
+RECORDS, PART_BYTES = 500_000, 128 * 2**20
+EPOCH_S, BETWEEN_S = 1_795_000_000.0, 0.01
+MIDDLE = RECORDS // 2
 START_S = 180.0
 _LINE = re.compile(r'name="csrf" value="([^"]+)"')
 
@@ -77,7 +90,7 @@ class Console:
 
 
 @contextmanager
-def console(folder: Path, large: bool) -> Iterator[Console]:
+def console(folder: Path, large: bool, *, with_log: bool = False) -> Iterator[Console]:
     with subjects.upstream(folder) as upstream:
         ports: dict[str, Any] = {"data_port": free_port(), "admin_port": free_port()}
         made = write_folder(folder / "sidecar", **ports, upstream_url=upstream.url, store_url="memory://")
@@ -90,6 +103,8 @@ def console(folder: Path, large: bool) -> Iterator[Console]:
         made.config.write_text(text.replace(listen, f"{listen}, {admin}"), "utf-8")
         if large:
             _write_rows(made.config.parent / "policies" / "agent_to_tool.large.csv")
+        if with_log:
+            _write_log(made.config)
         command = [sys.executable, "-m", "sidecar", "serve", "-c", str(made.config)]
         with running(command, folder / "sidecar.log") as process:
             began_s = time.monotonic()
@@ -112,6 +127,65 @@ def _write_rows(path: Path) -> None:
             turn, whose = divmod(number, PRINCIPALS)
             tool = (37 * whose + 7 * turn) % TOOLS  # a hundred different ones for each
             file.write(f"p, nhi:p{whose}, tool:{SERVER}/t{tool}, tools/call, {end}, {limit}, -, allow\n")
+
+
+def _write_log(config: Path) -> None:
+    """Half a million calls in several files; each twentieth was denied."""
+    settings = load_settings(config, {}, check_files=False)
+    key = load_or_make_key(settings.audit_key_path)
+    log = AuditFile.open(settings.audit_path, key)
+    for first in range(0, RECORDS, 200):
+        log.append([_call(number, key) for number in range(first, min(first + 200, RECORDS))])
+        if log.size > PART_BYTES:
+            log.turn_over(aside(settings.audit_path, EPOCH_S + BETWEEN_S * first, log.end.seq))
+    log.close()
+
+
+def _call(number: int, key: AuditKey) -> Unsealed:
+    at_s, denied = EPOCH_S + BETWEEN_S * number, number % 20 == 0
+    principal, tool = f"nhi:p{number % PRINCIPALS}", f"tool:{SERVER}/t{number % TOOLS}"
+    fields = {
+        "id": f"id-{number}",
+        "timestamp": timestamp(at_s),
+        "decision_id": _decision_id(number),
+        "run_id": f"run-{number // 50}",
+        "chain": [principal],
+        "agent_id": principal,
+        "protocol": "mcp",
+        "upstream": SERVER,
+        "object": tool,
+        "action": "tools/call",
+        "args_hash": f"{number:064x}",
+        "status": "permission_denied" if denied else "success",
+        "reason": "no-matching-rule" if denied else None,
+        "http_status": 403 if denied else 200,
+        "duration_ms": 1.5,
+        "latency": {"auth": 0.1, "policy": 0.1, "upstream": 1.2},
+        "key_id": key.id,
+    }
+    return unsealed("refusal" if denied else "outcome", record_of(fields))
+
+
+def _decision_id(number: int) -> str:
+    """A UUID of version 7, by the time of the call."""
+    digits = f"{int((EPOCH_S + BETWEEN_S * number) * 1000):012x}"
+    return f"{digits[:8]}-{digits[8:]}-7000-8000-{number:012x}"
+
+
+def pages_of_log() -> Sequence[str]:
+    return (
+        "decisions",
+        "decisions?status=permission_denied",
+        f"decisions?object=tool:{SERVER}/t7",
+        "decisions?principal=user:nobody",
+        f"decisions/{_decision_id(MIDDLE)}",
+        "audit",
+        "audit?event=control",
+        f"audit?until={timestamp(EPOCH_S + BETWEEN_S * MIDDLE)}",
+        f"audit?run_id=run-{(RECORDS - 1) // 50}",
+        f"audit/0/{MIDDLE}",
+        "audit/log",
+    )
 
 
 # --- calls at a steady rate -------------------------------------------------------------------------------------------
@@ -192,13 +266,13 @@ async def _turn(ours: Console, rate: int, seconds: float) -> dict[str, float]:
     return {"p50_ms": at(ordered, 0.5), "p99_ms": at(ordered, 0.99), "max_ms": ordered[-1], "cpu": cpu}
 
 
-async def pages(folder: Path) -> dict[str, Any]:
+async def pages(folder: Path, wanted: Sequence[str], *, with_log: bool) -> dict[str, Any]:
     """How long each page takes, in ms: the first time, at the median, and at most of the later ones."""
     found: dict[str, Any] = {}
     headers = {"Accept": "text/html", "Authorization": f"Bearer {KEY}"}
-    with console(folder, large=True) as ours:
+    with console(folder, large=not with_log, with_log=with_log) as ours:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as http:
-            for page in PAGES:
+            for page in wanted:
                 took_ms = []
                 for _ in range(TIMES):
                     began_s = time.perf_counter()
@@ -214,12 +288,13 @@ async def pages(folder: Path) -> dict[str, Any]:
 
 @click.command()
 @click.option("--pages", "of_pages", is_flag=True, help="Time each page over a large policy.")
+@click.option("--log", "of_log", is_flag=True, help="Time the pages of the audit log over many records.")
 @click.option("--rate", default=200, show_default=True, help="Calls a second.")
 @click.option("--seconds", default=10.0, show_default=True, help="Of one turn.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--look", default="", hidden=True, help="Be the viewers of a console.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
-def main(of_pages: bool, rate: int, seconds: float, rounds: int, look: str, out: Path) -> None:
+def main(of_pages: bool, of_log: bool, rate: int, seconds: float, rounds: int, look: str, out: Path) -> None:
     """Measure the console beside calls, or its pages."""
     if look:
         asyncio.run(look_on(look))
@@ -227,12 +302,14 @@ def main(of_pages: bool, rate: int, seconds: float, rounds: int, look: str, out:
     known = json.loads(out.read_text("utf-8")) if out.is_file() else {}
     with tempfile.TemporaryDirectory(prefix="bench") as name:
         if of_pages:
-            known["pages"] = asyncio.run(pages(Path(name)))
+            known["pages"] = asyncio.run(pages(Path(name), PAGES, with_log=False))
+        elif of_log:
+            known["log"] = asyncio.run(pages(Path(name), pages_of_log(), with_log=True))
         else:
             known["beside"] = asyncio.run(beside(Path(name), rate, seconds, rounds)) | {"rate": rate}
     known["cores"] = os.cpu_count()
     out.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
-    _tell(known["pages"] if of_pages else known["beside"])
+    _tell(known["pages" if of_pages else "log" if of_log else "beside"])
 
 
 def _tell(found: dict[str, Any]) -> None:
