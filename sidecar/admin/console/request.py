@@ -127,13 +127,20 @@ class SharedResults:
     async def get(self, key: Hashable, within_s: float, make: Callable[[], Awaitable[T]]) -> T:
         now_s = time.monotonic()
         made_at, task = self._made.pop(key, (0.0, None))
-        if task is None or now_s - made_at >= within_s or task.cancelled():
+        if task is None or task.cancelled() or (task.done() and now_s - made_at >= within_s):  # one at a time
             made_at, task = now_s, asyncio.ensure_future(_awaited(make))
+            task.add_done_callback(_retrieved)
         self._made[key] = made_at, task
         while len(self._made) > MAX_SHARED:
             self._made.popitem(last=False)
         result: T = await asyncio.shield(task)  # one viewer may leave while others wait
         return result
+
+
+def _retrieved(task: asyncio.Task[Any]) -> None:
+    """Take note of an error, also where every viewer who waited has left."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _awaited(make: Callable[[], Awaitable[T]]) -> T:
