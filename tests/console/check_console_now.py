@@ -1,9 +1,8 @@
 """The page Now follows what happens, within a second, and its chart with it."""
 
 import time
-from collections.abc import Callable
 
-from tests.console.browser import ConsoleBrowser
+from tests.console.browser import ConsoleBrowser, soonest
 from tests.console.scene import Scene
 
 POINTS = "return JSON.parse(document.getElementById('traffic').dataset.traffic).at.length"
@@ -11,15 +10,6 @@ POINTS = "return JSON.parse(document.getElementById('traffic').dataset.traffic).
 
 def number(browser: ConsoleBrowser, name: str) -> int:
     return int(browser.text(f"#{name}").replace(",", ""))
-
-
-def soonest(browser: ConsoleBrowser, times: int, act: Callable[[int], object], shown: Callable[[int], object]) -> float:
-    """The shortest time, of some attempts, from what happens to its being shown: the machine may do other things."""
-    took_s = []
-    for attempt in range(times):
-        act(attempt)
-        took_s.append(browser.until(lambda attempt=attempt: shown(attempt)))  # type: ignore[misc]
-    return min(took_s)
 
 
 def test_denied_calls_are_shown_within_a_second(scene: Scene, browser: ConsoleBrowser) -> None:
