@@ -165,5 +165,7 @@ async def test_what_is_known_and_what_is_shown_have_bounds() -> None:
     told, more = await showing.show(UsageQuery(), (), lambda _: frozenset())
     assert len(showing.known) == MAX_KNOWN
     assert (len(told), more) == (MAX_SHOWN, True)
+    last = {f"user:{MAX_KNOWN + 499 - number}" for number in range(MAX_SHOWN // 2)}
+    assert {one["counted_for"] for one in told} == last  # each with both of its limits
     showing.take(Budgets())
     assert len(showing.known) == MAX_KNOWN
