@@ -137,7 +137,9 @@ async def test_requests_are_shown_in_pages_by_state(made: tuple[World, Browser])
     running, browser = made
     await named(browser, "dmitri")
     paths = [await asked_for(running, arguments={"path": str(number)}) for number in range(3)]
+    assert "2 more wait" in await shown(browser, paths[0])
     await acted(browser, f"{paths[0]}/refuse", reason="no")
+    assert "2 more wait" in await shown(browser, paths[0]) and "1 more waits" in await shown(browser, paths[1])
     found = await data(browser, "approvals?rows=1&page=2")
     assert [f"approvals/{one['id']}" for one in found["rows"]] == [paths[1]] and found["paging"]["pages"] == 2
     assert {name: count for name, count in found["states"].items() if count} == {"waiting": 2, "refused": 1}

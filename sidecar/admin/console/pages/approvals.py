@@ -44,7 +44,13 @@ async def approvals_live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | 
 async def approval(asked: ConsoleRequest) -> Mapping[str, Any]:
     """One request, with the arguments of the call for a person who may answer it."""
     found = await asked.operate("GET", _address_of(asked))
-    return {"one": found, "questions": found.pop("questions"), "person": asked.person and asked.person.name}
+    waiting = (await asked.app.approvals.store.counts()).get(ApprovalState.WAITING, 0)
+    return {
+        "one": found,
+        "questions": found.pop("questions"),
+        "person": asked.person and asked.person.name,
+        "others": waiting - (found["state"] == ApprovalState.WAITING),
+    }
 
 
 @stream("approvals/{id}/live")
