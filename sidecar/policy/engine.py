@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sidecar.errors import Reason
 from sidecar.policy.conditions import MAX_UNITS, ConditionContext
-from sidecar.policy.grammar import ON_SERVERS, STOPPING, USED
+from sidecar.policy.grammar import ON_SERVERS, STOPPING, named_actions
 from sidecar.policy.link_decision import EngineDifferences, KindPolicy, LinkAnswer, LinkOutcome, LinkPolicy, LinkRows
 from sidecar.policy.patterns import WILDCARD
 from sidecar.policy.plain_conditions import Ran
@@ -461,7 +461,7 @@ def _limits(subjects: Sequence[PolicySubject], action: str, rules: Iterable[Rule
     """Return the limits that the call is charged to. A rule of several rows counts once."""
     if action in STOPPING:
         # A caller that has used up a limit on `use` can still stop its own work: only a rule that names it counts.
-        rules = [rule for rule in rules if action in rule.actions and not set(USED) <= set(rule.actions)]
+        rules = [rule for rule in rules if action in named_actions(rule.actions)]
     counted = {"subject": subjects[-1].name, "origin": subjects[0].name, "rule": ""}
     found = {
         rule.id: RowLimit(rule.id, counted[rule.per], rule.max_calls_per_hour)
@@ -476,7 +476,7 @@ def _demanding(links: Iterable[Link], action: str) -> Iterator[RuleRef]:
     needs one only by a rule that names that action, as with limits."""
     for link in links:
         for rule in link.rules:
-            named = link.action == action in rule.actions and not set(USED) <= set(rule.actions)
+            named = link.action == action in named_actions(rule.actions)
             if rule.approval is not None and (action in BEGUN or named):
                 yield rule
 

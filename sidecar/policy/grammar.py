@@ -200,6 +200,11 @@ def _duration(text: str, at_least_s: float, hint: str) -> float:
     return seconds
 
 
+def named_actions(actions: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of a rule's actions that it names one by one: none if it is on `use`."""
+    return () if set(USED) <= set(actions) else actions
+
+
 def duration_text(seconds: float) -> str:
     """Return a duration as rows have it, such as 15m."""
     word, size = next((word, size) for word, size in reversed(_SECONDS.items()) if seconds % size == 0)

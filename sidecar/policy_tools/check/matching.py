@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 from itertools import chain, islice
 
 from sidecar.policy.faults import meant, shown
-from sidecar.policy.grammar import ACTIONS, USED, Wrong, duration_text, expires_at, home_of
+from sidecar.policy.grammar import ACTIONS, Wrong, duration_text, expires_at, home_of, named_actions
 from sidecar.policy.patterns import glob, meets_prefix
 from sidecar.policy.stock.reading import EXPIRES_AT
 from sidecar.policy_tools.catalogue import KnownCatalogue, server_of
@@ -44,9 +44,9 @@ def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             continue
         if not policy.asked(rule):
             yield PolicyFinding("P602", *_none_asked(rule, kinds), rule, "act")
-        elif not set(USED) <= set(rule.actions):
+        elif named := named_actions(rule.actions):
             possible = possible_actions(rule.kind, kinds) | {DELEGATE}
-            for action in rule.actions:
+            for action in named:
                 if action in ACTIONS and action not in possible:
                     message = f"{action} is never asked of {_WORDS[max(kinds)]}"
                     yield PolicyFinding("P603", message, "take it away, or write use", rule, "act", action)

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import NamedTuple, Self
 
 from sidecar.policy import PolicySource
-from sidecar.policy.grammar import ACTIONS, USED
+from sidecar.policy.grammar import ACTIONS, named_actions
 from sidecar.policy.patterns import WILDCARD, covers, glob, globs
 from sidecar.policy.roles import RoleLinks, is_granted
 from sidecar.policy_tools.diff.condition_parts import HAS_ROLE, asks_of, conjuncts, implies
@@ -231,8 +231,7 @@ def actions_of(patterns: tuple[str, ...]) -> frozenset[str]:
 
 def approvable_actions(rule: RuleRef) -> frozenset[str]:
     """Return the actions for which a rule demands an approval: those that begin something, and those that it names."""
-    named = () if set(USED) <= set(rule.actions) else rule.actions
-    return actions_of(rule.actions) & {*BEGUN, DELEGATE, *named}
+    return actions_of(rule.actions) & {*BEGUN, DELEGATE, *named_actions(rule.actions)}
 
 
 def demands_as_much(one: ApprovalTerms | None, other: ApprovalTerms | None) -> bool:
