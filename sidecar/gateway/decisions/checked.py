@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from sidecar.errors import LimitState, Reason, Refusal
-from sidecar.gateway.frontends.a2a.frontend import AgentFrontend, CheckedOperation
+from sidecar.gateway.frontends.a2a.exchange import CheckedOperation
+from sidecar.gateway.frontends.a2a.frontend import AgentFrontend
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, push_in
 from sidecar.gateway.frontends.mcp import McpFrontend, operation_of
 from sidecar.gateway.frontends.mcp_requests import END, STREAM, AskIntent, PairIntent, ServerIntent, stream_call

@@ -8,7 +8,6 @@ was sent, operations on the task are answered here.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from sidecar.protocols.a2a.operations import Operation
 from sidecar.protocols.sse import KEEP_ALIVE
 from sidecar.vocabulary import Caller
 
-LOOK_EVERY_S: Final = 0.25
-KEEP_ALIVE_EVERY: Final = 20  # looks
 APPROVAL: Final = "sidecar/approval"  # in a task's metadata
 AUTH_REQUIRED: Final = "TASK_STATE_AUTH_REQUIRED"
 ENDED: Final[Mapping[Reason, str]] = {
@@ -180,21 +177,6 @@ class HeldMessage:
         if self.task is not None and self.sends and not self.is_settled:
             with suppress(Refusal):  # the worker ends it, as one that was being sent
                 await self.messages.fail(self.task["id"], self.why)
-
-
-class HeldStream:
-    """A stream that is held for a task that waits; closed from outside, it ends."""
-
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-
-    def close(self) -> None:
-        self.closed.set()
-
-    async def rest(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_EVERY_S):
-                await self.closed.wait()
 
 
 def refusal_event(request: RequestContext, refusal: Refusal) -> bytes:

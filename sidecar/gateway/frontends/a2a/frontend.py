@@ -8,12 +8,11 @@ operation is sent to the agent; its answer is checked and written in the caller'
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -21,142 +20,31 @@ from sidecar.errors import Reason, Refusal
 from sidecar.gateway import routing
 from sidecar.gateway.forwarder import Forwarder
 from sidecar.gateway.frontends.a2a import cards, request_reader
-from sidecar.gateway.frontends.a2a.approval_wait import (
-    KEEP_ALIVE_EVERY,
-    LOOK_EVERY_S,
-    HeldMessage,
-    HeldStream,
-    WaitingMessages,
-    hold,
-    refusal_event,
-    updates_in,
-    waits,
-)
+from sidecar.gateway.frontends.a2a.approval_wait import HeldMessage, WaitingMessages
+from sidecar.gateway.frontends.a2a.exchange import AgentExchange, CheckedOperation, respond
 from sidecar.gateway.frontends.a2a.push_notifications import PushConfigs, PushRewriter
 from sidecar.gateway.frontends.a2a.request_reader import AgentOperation, CalledName, extensions_of, version_of
-from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonRpcWriter, ResponseWriter, TaskWaits
+from sidecar.gateway.frontends.a2a.response_writers import HttpJsonWriter, JsonRpcWriter, TaskWaits
 from sidecar.gateway.frontends.a2a.task_ownership import TaskOwnership
 from sidecar.gateway.frontends.a2a.task_pages import TaskPages
-from sidecar.gateway.reauthorization import end_of
-from sidecar.gateway.request import Charged, OpenExchanges, ParsedOperation, RequestContext, WatchedExchange
+from sidecar.gateway.frontends.a2a.unsent_tasks import UnsentTasks
+from sidecar.gateway.request import Charged, ParsedOperation, RequestContext
 from sidecar.gateway.routing import Route
 from sidecar.http.client import Deadline
 from sidecar.http.server.body_admission import cost_of_wire
 from sidecar.http.server.response import WholeResponse
 from sidecar.protocols import jsonrpc
 from sidecar.protocols.a2a import cards as documents, http
-from sidecar.protocols.a2a.errors import BY_REASON, AgentError
+from sidecar.protocols.a2a.errors import AgentError
 from sidecar.protocols.a2a.operations import CANCEL, CARD, GET, LIST, RESUBSCRIBE, Operation
 from sidecar.protocols.a2a.schema import UnreadableMessage
 from sidecar.protocols.jsonrpc import INVALID_PARAMS, malformed
 from sidecar.protocols.sse import KEEP_ALIVE
-from sidecar.upstreams.agents import AgentEvents, AgentUpstream, OutgoingOperation
+from sidecar.upstreams.agents import AgentEvents
 from sidecar.vocabulary import Call, Caller, Decision, Question
 
 _new = tuple.__new__  # as in `jsonrpc.py`
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_FAILED: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
-_UNDER_WAY: Final = frozenset({"TASK_STATE_UNSPECIFIED", "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"})
-
-
-class CheckedOperation(NamedTuple):
-    """A permitted operation, with its agent and the tasks that it names, which are the caller's; or why the agent is
-    `unable` to carry it out for anyone. `held` is a message that needs approval."""
-
-    agent: AgentUpstream
-    owning: TaskOwnership
-    unable: AgentError | None
-    held: HeldMessage | None = None
-
-
-class AgentExchange(WatchedExchange):
-    """One decided operation at its agent. `dialect` writes its answers.
-
-    `held` is its message, if that needed approval. `told` are the ids of task and context with which the caller's
-    held stream began.
-
-    The cost that an agent reports is final when the task has ended, and when it waits for its caller (`is_final`): the
-    caller's next message is a call of its own, with its own cost.
-    """
-
-    is_final = False
-    told: tuple[str, str] | None = None
-
-    def __init__(self, charged: Charged, timeout_s: float, open_exchanges: OpenExchanges) -> None:
-        content: CheckedOperation = charged.content
-        self.agent, self.owning, self.held, self.lease = content.agent, content.owning, content.held, charged.lease
-        request, caller = charged.request, charged.caller
-        self.request, self.caller, self.call, self.timeout_s = request, caller, self.owning.intent.call, timeout_s
-        self.open, self.judged_by = open_exchanges, request.now
-        self.until = end_of(caller, charged.decision, request.now)
-        self.dialect: ResponseWriter = request.dialect
-        left_s = request.started_s + request.held_s + timeout_s - request.loop.time()
-        self.deadline_s = left_s if left_s > 0 else timeout_s
-
-    def outgoing(self, params: dict[str, Any]) -> OutgoingOperation:
-        """Returns the operation as the agent receives it. Nothing before the agent can refuse it any more, so it is
-        charged."""
-        intent = self.owning.intent
-        self.lease.forwarded = True
-        headers = self.request.headers
-        extra: Sequence[tuple[str, str]] = ()
-        if self.request.spans is not None:
-            extra = self.request.spans.toward_agent(self, self.agent)
-        elif "traceparent" in headers:
-            extra = routing.trace_headers(headers)
-        how = (intent.extensions, extra, self.owning.admit)
-        return _new(OutgoingOperation, (intent.operation, params, self.caller, self.deadline_s, *how))
-
-    def ask(self, params: dict[str, Any]) -> Coroutine[Any, Any, dict[str, Any] | AgentError]:
-        """Sends the operation. Awaited, it returns the agent's answer."""
-        answering = self.agent.wire.ask(self.outgoing(params))
-        return answering if self.span is None else self.span.during(answering)
-
-    def listen(self, params: dict[str, Any]) -> Coroutine[Any, Any, AgentEvents | AgentError]:
-        """Sends a streaming operation. Awaited, it returns the agent's stream."""
-        answering = self.agent.wire.listen(self.outgoing(params))
-        return answering if self.span is None else self.span.during(answering)
-
-    async def admit(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the caller may see of an answer or an event; the audit record names its task."""
-        admitted = await self.owning.admit(result)
-        self.request.record.task_id = self.owning.task
-        return admitted
-
-    def hear(self, result: Mapping[str, Any]) -> None:
-        """Reads the cost, and whether it is final, from a result or an event."""
-        if self.lease.plan.settles:
-            self.lease.heard(result)
-        if "message" in result:
-            self.is_final = True
-        elif (told := result.get("task", result.get("statusUpdate"))) is not None:
-            state = told.get("status", _NOTHING).get("state", "TASK_STATE_UNSPECIFIED")
-            self.is_final = state not in _UNDER_WAY
-            if state in _FAILED:
-                self.request.tool_failed()
-
-    def heard_all(self) -> None:
-        """Returns the unused part of the charge if the cost is final."""
-        if self.is_final:
-            self.request.answered()
-
-    async def failed(self, error: AgentError) -> web.StreamResponse:
-        request = self.request
-        request.answered()
-        request.tool_failed()
-        if self.held is not None:
-            self.held.why = error
-        if request.held is None:
-            return await _whole(request, self.dialect.error(error))
-        event = self.dialect.error_event(error)
-        await request.ended(200, len(event))
-        return await request.end_held(event)
-
-    def events_of(self, event: dict[str, Any]) -> Iterator[bytes]:
-        """Yields an agent's event as the caller is told it."""
-        operation = self.owning.intent.operation
-        for one in (event,) if self.told is None else updates_in(event, *self.told):
-            yield self.dialect.event(operation, one)
 
 
 @dataclass(slots=True)
@@ -167,6 +55,10 @@ class AgentFrontend:
     messages: WaitingMessages
     folder: str = routing.AGENTS
     written: cards.CardText = field(default_factory=cards.CardText)
+    unsent: UnsentTasks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unsent = UnsentTasks(self.messages, self.forwarder.places)
 
     def greet(self, request: RequestContext) -> None:
         """Sets the writer of a caller that did not come by HTTP, so that every refusal is in its protocol."""
@@ -260,7 +152,7 @@ class AgentFrontend:
         body = self.written.of(card, (agent.name, route.kind, signer.kid if signer else "", view), write)
         known = ",".join(request.headers.get("if-none-match", ()))
         proofs = cards.proofs_of(view)
-        return await _whole(request, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
+        return await respond(request, cards.told(body, public=caller.is_anonymous, known=known, proofs=proofs))
 
     async def check(
         self, request: RequestContext, caller: Caller, intent: AgentOperation, decision: Decision
@@ -277,7 +169,7 @@ class AgentFrontend:
             await owning.check()
             request.record.task_id = owning.task
             if intent.sends and not request.record.enforcement_point:  # which waits for the decision alone
-                if owning.unsent is not None and (waiting := await self._unsent(owning)) is not None:
+                if owning.unsent is not None and (waiting := await self.unsent.standing(owning)) is not None:
                     raise TaskWaits(intent.operation, waiting, {})
                 if decision.approvals and self._may_wait(request, caller):
                     held = HeldMessage(request, owning, self.messages)
@@ -289,29 +181,17 @@ class AgentFrontend:
         """Whether a message that needs approval becomes a task: it has an owner, who may know what it waits for."""
         return not caller.is_anonymous and request.now.manner.disclosure == "reason"
 
-    async def _unsent(self, owning: TaskOwnership) -> dict[str, Any] | None:
-        """Returns a task whose message waits; None for one that the agent has, which `owning` knows then. An approved
-        one goes on if its agent needs the caller. Raises Refusal."""
-        if owning.unsent is None:
-            return None
-        await self.messages.go_on(owning.task, owning.caller)
-        if (found := await self.messages.find(owning.task)) is None:
-            await owning.check()
-            if owning.unsent is not None:
-                raise Refusal(Reason.TASK_UNKNOWN)
-        return found
-
     async def carry_out(self, charged: Charged) -> web.StreamResponse:
         """Returns the answer to the caller. Raises Refusal. The outcome is recorded before the answer is complete. A
         call that is refused before anything was sent to the agent costs nothing."""
         agent, owning, unable, held = charged.content
         request, timeout_s, intent = charged.request, charged.timeout_s, owning.intent
         if unable is not None:
-            return await _whole(request, request.dialect.error(unable))
+            return await respond(request, request.dialect.error(unable))
         exchange = AgentExchange(
             charged, min(agent.timeout_s, timeout_s or agent.timeout_s), self.forwarder.oversight.open
         )
-        if owning.unsent is not None and (response := await self._while_unsent(exchange)) is not None:
+        if owning.unsent is not None and (response := await self.unsent.carry_out(exchange)) is not None:
             return response
         pushing = PushRewriter(self.pushes, charged.caller, intent) if intent.pushes else None
         if intent.operation.streams:
@@ -351,67 +231,10 @@ class AgentFrontend:
                     await pushing.settle(admitted)
                     admitted = await pushing.shown(admitted)
                 told = exchange.dialect.result(intent.operation, admitted)
-                return await _whole(request, told)
+                return await respond(request, told)
             finally:
                 if pushing is not None:
                     await pushing.undo()
-
-    async def _while_unsent(self, exchange: AgentExchange) -> web.StreamResponse | None:
-        """Answers an operation on a task whose message waits for approval. Returns None once the agent has the task:
-        then the operation goes on there. Raises Refusal."""
-        request, owning, dialect = exchange.request, exchange.owning, exchange.dialect
-        operation, told = owning.intent.operation, None
-        exchange.lease.forwarded = True
-        if operation is RESUBSCRIBE:
-            with self.forwarder.places.place(exchange.caller, request.now.settings.streams):
-                return await self._until_sent(exchange)
-        if operation not in (GET, CANCEL):
-            return await exchange.failed(
-                AgentError(BY_REASON["UNSUPPORTED_OPERATION"].code, "the task waits for approval")
-            )
-        with exchange:
-            while owning.unsent is not None and told is None:
-                told = await self._unsent(owning)
-                if told is not None and operation is CANCEL:
-                    told = await self.messages.cancel(owning.task, exchange.caller)
-                    if told is None:  # its message is being sent
-                        await asyncio.sleep(LOOK_EVERY_S)
-        if told is None:
-            return None
-        if operation is CANCEL and told["status"]["state"] != "TASK_STATE_CANCELED":
-            kind = BY_REASON["TASK_NOT_CANCELABLE"]
-            return await exchange.failed(AgentError(kind.code, kind.message))
-        return await _whole(request, dialect.result(operation, told))
-
-    async def _until_sent(self, exchange: AgentExchange) -> web.StreamResponse | None:
-        """Holds a stream on a task whose message waits. Returns None once that was sent."""
-        request, owning, loop = exchange.request, exchange.owning, exchange.request.loop
-        if (told := await self._unsent(owning)) is None:
-            return None
-        held, exchange.endless = HeldStream(), True
-        outlet = await hold(request, partial(_refusal_event, request))
-        until_s, looks = loop.time() + request.now.settings.approvals.hold, 0
-        with exchange.streaming(held, outlet):
-            await outlet.write(exchange.dialect.event(RESUBSCRIBE, {"task": told}))
-            while waits(told) and loop.time() < until_s:
-                await held.rest()
-                if exchange.cut is not None:
-                    raise Refusal(exchange.cut)
-                looks += 1
-                if looks % KEEP_ALIVE_EVERY == 0:
-                    await outlet.write(KEEP_ALIVE)
-                if (found := await self.messages.find(owning.task)) is None:
-                    await owning.check()
-                    exchange.told = told["id"], told["contextId"]
-                    return None
-                if found["status"] != told["status"]:
-                    for event in updates_in({"task": found}, found["id"], found["contextId"]):
-                        await outlet.write(exchange.dialect.event(RESUBSCRIBE, event))
-                told = found
-        request.held = None
-        await request.ended(200, outlet.bytes_out)
-        await outlet.end()
-        return outlet.response
 
     async def _listed(self, exchange: AgentExchange) -> web.StreamResponse:
         async def ask(params: dict[str, Any]) -> dict[str, Any] | AgentError:
@@ -421,7 +244,7 @@ class AgentFrontend:
         page, dialect = await self.pages.page(exchange.owning, ask), exchange.dialect
         exchange.lease.forwarded = True
         told = dialect.error(page) if isinstance(page, AgentError) else dialect.result(LIST, page)
-        return await _whole(exchange.request, told)
+        return await respond(exchange.request, told)
 
     async def _extended(self, exchange: AgentExchange) -> web.StreamResponse:
         """Answers an authenticated caller with the agent's extended card, or with its rewritten card if it has none."""
@@ -431,7 +254,7 @@ class AgentFrontend:
         if isinstance(card, dict) and card["capabilities"].get("extendedAgentCard"):
             card = await exchange.ask(exchange.owning.intent.params)
         if isinstance(card, AgentError):
-            return await _whole(request, dialect.error(card))
+            return await respond(request, dialect.error(card))
         try:
             documents.check(card)
         except UnreadableMessage as error:
@@ -439,7 +262,7 @@ class AgentFrontend:
         place = cards.place_of(now, agent, request.alias, request.base)
         view = cards.view_of(now, agent, card, exchange.caller.chain, place, self.forwarder.live.clock())
         shown = documents.signed(cards.ours(agent, card, view), cards.signer_of(now))
-        return await _whole(request, dialect.result(CARD, shown))
+        return await respond(request, dialect.result(CARD, shown))
 
     async def _stream(self, exchange: AgentExchange, pushing: PushRewriter | None) -> web.StreamResponse:
         """Passes on events until the agent ends the stream. Until the first event, the answer can still be a plain
@@ -598,11 +421,3 @@ async def _json(request: RequestContext, operation: Operation) -> Any:
     if not request.http.body_exists and operation in (CANCEL, RESUBSCRIBE):
         return {}
     return jsonrpc.parse_json(await request.body(a2a=True))
-
-
-async def _refusal_event(request: RequestContext, refusal: Refusal) -> bytes:
-    return refusal_event(request, refusal)
-
-
-async def _whole(request: RequestContext, told: Any) -> web.StreamResponse:
-    return await request.respond(told.status, told.body, told.content_type, told.headers)
