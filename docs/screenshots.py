@@ -24,6 +24,7 @@ PICTURES: tuple[tuple[str, str, tuple[int, int], Scheme], ...] = (
     ("now", "/console/now", WIDE, "light"),
     ("now-dark", "/console/now", WIDE, "dark"),
     ("decisions", "/console/decisions", WIDE, "light"),
+    ("decision", "/console/decisions?reason=condition-false&live=off", WIDE, "light"),
     ("limits", "/console/limits", WIDE, "light"),
     ("audit", "/console/audit", WIDE, "light"),
     ("access", "/console/access", WIDE, "light"),
@@ -34,7 +35,7 @@ PICTURES: tuple[tuple[str, str, tuple[int, int], Scheme], ...] = (
     ("agents", "/console/agents", WIDE, "light"),
     ("approval", "/console/approvals", PHONE, "light"),
 )
-FIRST_OF: Final = {"approval": ".card"}
+FIRST_OF: Final = {"approval": ".card", "decision": "#calls a.whole"}
 """The link to follow from a page of which the first entry is shown."""
 
 
