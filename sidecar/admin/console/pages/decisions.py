@@ -242,8 +242,11 @@ def _explanation(now: Snapshot, question: RecordedQuestion) -> Mapping[str, Any]
     data = as_data(explain_record(candidate, now.budgets, question), question)
     for link in data["links"]:
         for ran in link["conditions"]:
-            if ran["source"] != "the record":  # what is read from the record is a digest
-                ran["read"] = {path: value for path, value in ran["read"].items() if not _is_written(path)}
+            read = ran["read"].items()
+            if ran["source"] == "the record":
+                ran["read"] = {path: f"digest {value}" for path, value in read}
+            else:
+                ran["read"] = {path: value for path, value in read if not _is_written(path)}
     return data
 
 
