@@ -11,7 +11,7 @@ An engine is one revision of the policy. It caches each principal's roles, and f
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from heapq import merge
 from itertools import islice, takewhile, zip_longest
 from math import inf
@@ -246,19 +246,27 @@ class Engine:
         return self.decide(chain, question, now_s, "session")
 
     def objection(self, approvers: Iterable[Principal], chain: Chain, decision: Decision) -> str:
-        """Return why these principals cannot give the approvals that a decision needs; "" if they can. Each must be a
-        user that stands nowhere in the chain and has a role that a rule names; together they must have all of these."""
+        """Return why these principals cannot give the approvals that a decision needs; "" if they can. Each must be one
+        that may approve; together they must have all roles that the rules name."""
         open_roles = roles = {rule.approval.role for rule in decision.approvals if rule.approval is not None}
         for approver in approvers:
-            held = roles & self.roles_of(approver)
-            if not approver.name.startswith("user:"):
-                return f"{approver.name} is no person"
-            if approver.name in {principal.name for principal in chain}:
-                return f"{approver.name} stands in the chain"
-            if not held:
-                return f"{approver.name} does not have {' or '.join(sorted(roles))}"
-            open_roles = open_roles - held
+            if barred := self.barred(approver, chain, roles):
+                return barred
+            open_roles = open_roles - self.roles_of(approver)
         return f"no one with {' and '.join(sorted(open_roles))} has approved it" if open_roles else ""
+
+    def barred(self, person: Principal, chain: Chain, roles: Collection[str]) -> str:
+        """Return why a person cannot approve a call of the chain for one of these roles; "" for a user who has one of
+        them and stands nowhere in the chain."""
+        if not person.name.startswith("user:"):
+            return f"{person.name} is no person"
+        if any(person.name == principal.name for principal in chain):
+            return f"{person.name} stands in the chain"
+        return (
+            ""
+            if not self.roles_of(person).isdisjoint(roles)
+            else f"{person.name} does not have {' or '.join(sorted(roles))}"
+        )
 
     def names(self) -> Iterator[str]:
         """Yield every subject and object of the rows and every member of a role or set; some more than once."""

@@ -381,12 +381,12 @@ class Approvals:
 
     def objection(self, record: ApprovalRecord, person: Principal) -> str | None:
         """Returns why a person may not answer a request, or see its arguments; None if the person may."""
-        if person.name in {principal.name for principal in record.caller.chain}:
-            return f"{person.name} stands in the chain of the call"
-        if not self._holds_any(person, [demand.role for demand in record.demands]):
-            roles = " or ".join(dict.fromkeys(demand.role for demand in record.demands))
-            return f"{person.name} does not have {roles}, or is disabled"
-        if record.state is ApprovalState.WAITING and not self._holds_any(person, record.open_roles):
+        barred, roles = self.live.current.engine.barred, {demand.role for demand in record.demands}
+        if self._is_disabled(person):
+            return f"{person.name} is disabled"
+        if barred_for_good := barred(person, record.caller.chain, roles):
+            return barred_for_good
+        if record.state is ApprovalState.WAITING and barred(person, record.caller.chain, record.open_roles):
             return f"{', '.join(record.open_roles)} must answer now"
         return None
 
@@ -396,14 +396,14 @@ class Approvals:
         roles = tuple(role for role in record.open_roles if role in held)
         return PersonAnswer(person.name, person.issuer, tuple(sorted(person.roles)), by, roles, self.clock(), reason)
 
-    def _holds_any(self, person: Principal, roles: Sequence[str]) -> bool:
-        now, now_s = self.live.current, self.clock()
-        if any(one.find(person.name, now_s) is not None for one in (self.switch.ledger.disabled, now.disabled)):
-            return False
-        return not now.engine.roles_of(person).isdisjoint(roles)
+    def _is_disabled(self, person: Principal) -> bool:
+        disabled, now_s = (self.switch.ledger.disabled, self.live.current.disabled), self.clock()
+        return any(one.find(person.name, now_s) is not None for one in disabled)
 
     def _still_may(self, verdict: PersonAnswer) -> bool:
-        return all(self._holds_any(verdict.principal, (role,)) for role in verdict.roles)
+        """Whether a person who answered still has the roles that the answer was for."""
+        person = verdict.principal
+        return self.live.current.engine.roles_of(person) >= set(verdict.roles) and not self._is_disabled(person)
 
     # --- records ---
 
