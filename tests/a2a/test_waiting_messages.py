@@ -18,6 +18,8 @@ QUICK = "tasks: {ask_every_s: 0.05}\n"
 NOT_HELD = QUICK + "approvals: {hold: 0.05s}\n"
 WAITS, DONE, WORKING = "TASK_STATE_AUTH_REQUIRED", "TASK_STATE_COMPLETED", "TASK_STATE_WORKING"
 RPC: tuple[Version, Binding] = ("1.0", "jsonrpc")
+FEW: list[tuple[Version, Binding]] = [("1.0", "http_json"), ("0.3", "jsonrpc"), ("0.3", "grpc")]
+few_ways = pytest.mark.parametrize("way", FEW, ids=lambda way: "-".join(way))
 ways = pytest.mark.parametrize("way", SPOKEN, ids=lambda way: "-".join(way))
 
 
@@ -193,7 +195,7 @@ async def test_limits_are_charged_when_it_is_sent(tmp_path: Path) -> None:
         assert len(sent(world)) == 1
 
 
-@ways
+@few_ways
 async def test_a_stream_ends_after_a_while_and_its_task_goes_on(way: tuple[Version, Binding], tmp_path: Path) -> None:
     async with approving_world(tmp_path, settings=NOT_HELD) as world:
         answered = await ask(world, *way, "message/stream", {"message": HELLO})
@@ -206,7 +208,7 @@ async def test_a_stream_ends_after_a_while_and_its_task_goes_on(way: tuple[Versi
         assert sent(world)[0]["params"]["configuration"]["returnImmediately"] is True
 
 
-@ways
+@few_ways
 async def test_a_held_stream_ends_with_a_refusal(way: tuple[Version, Binding], tmp_path: Path) -> None:
     async with approving_world(tmp_path, settings=QUICK) as world:
         call = asyncio.create_task(ask(world, *way, "message/stream", {"message": HELLO}))
@@ -250,7 +252,7 @@ async def test_cancelling_it_withdraws_the_request(tmp_path: Path) -> None:
         assert sent(world) == []
 
 
-@ways
+@few_ways
 async def test_one_that_subscribes_to_a_waiting_task_sees_it_go_on(
     way: tuple[Version, Binding], tmp_path: Path
 ) -> None:

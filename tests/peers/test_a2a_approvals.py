@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from sidecar.app.application import Application
-from tests.a2a.agents import NO_OLD, OLD_PYTHON, Agent, agent
+from tests.a2a.agents import OLD_PYTHON, Agent, agent
 from tests.a2a.approving import DMITRI, ROLES, rules_of
 from tests.a2a.world import PLANNER, write
 from tests.flow.world import started
 from tests.peers.a2a_client import play, play_approvals
-from tests.peers.test_a2a_clients import BINDINGS, FRONTS, free_port, old_client
+from tests.peers.test_a2a_clients import A_FEW, BINDINGS, FRONTS, free_port, old_client
 
 SEEN = {
     "approved": ["auth_required", "completed: yes"],
@@ -77,17 +77,17 @@ def as_expected(seen: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("spoken", ["1.0", "0.3"])
-async def test_clients_of_1_x_see_tasks_that_wait_and_go_on(spoken: str, new: Agent, tmp_path: Path) -> None:
-    async with approving(tmp_path, new, spoken) as url:
-        plays = [play(url, *front, PLANNER, play_approvals) for front in FRONTS]
-        for front, seen in zip(FRONTS, await asyncio.gather(*plays), strict=True):
-            assert as_expected(seen) == as_expected(SEEN), front
-
-
-@pytest.mark.skipif(not OLD_PYTHON.exists(), reason=NO_OLD)
-async def test_clients_of_0_3_see_tasks_that_wait_and_go_on(new: Agent, tmp_path: Path) -> None:
+async def test_clients_of_both_lines_see_tasks_that_wait_and_go_on(new: Agent, tmp_path: Path) -> None:
     async with approving(tmp_path, new) as url:
-        plays = [old_client(url, binding, PLANNER, "approvals") for binding in BINDINGS]
-        for binding, (seen,) in zip(BINDINGS, await asyncio.gather(*plays), strict=True):
-            assert as_expected(seen) == as_expected(SEEN), binding
+        seen: dict[Any, Any] = {front: play(url, *front, PLANNER, play_approvals) for front in FRONTS}
+        if OLD_PYTHON.exists():
+            seen |= {binding: old_client(url, binding, PLANNER, "approvals") for binding in BINDINGS}
+        for front, states in zip(seen, await asyncio.gather(*seen.values()), strict=True):
+            assert as_expected(*(states if isinstance(states, list) else [states])) == as_expected(SEEN), front
+
+
+async def test_they_see_the_same_of_an_agent_of_0_3(new: Agent, tmp_path: Path) -> None:
+    async with approving(tmp_path, new, "0.3") as url:
+        plays = [play(url, *front, PLANNER, play_approvals) for front in A_FEW]
+        for front, states in zip(A_FEW, await asyncio.gather(*plays), strict=True):
+            assert as_expected(states) == as_expected(SEEN), front
