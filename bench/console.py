@@ -64,7 +64,7 @@ PAGES = (
     "policy",
     f"policy/file?name=agent_to_tool.large.csv&line={ROWS}",
     "tools",
-    f"tools/{SERVER}",
+    f"tools/upstreams/{SERVER}",
     "switches",
     "approvals",
     "agents",

@@ -31,7 +31,7 @@ PICTURES: tuple[tuple[str, str, tuple[int, int], Scheme], ...] = (
     ("try", "/console/try?as=user:alice,nhi:planner&calls=tool:github/get_file", WIDE, "light"),
     ("policy", "/console/policy", WIDE, "light"),
     ("tools", "/console/tools", WIDE, "light"),
-    ("tool", "/console/tools/issues/get_issue", WIDE, "light"),
+    ("tool", "/console/tools/upstreams/issues/tool?tool=get_issue", WIDE, "light"),
     ("agents", "/console/agents", WIDE, "light"),
     ("approval", "/console/approvals", PHONE, "light"),
 )

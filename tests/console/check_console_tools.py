@@ -15,7 +15,7 @@ def test_a_changed_tool_appears_and_is_shown_beside_its_pin(scene: Scene, browse
     with scene.changed_tool() as tool:
         browser.open("/console/tools")
         browser.until(lambda: " changed" in browser.text("tbody"))
-        browser.open(f"/console/tools/issues/{tool}")
+        browser.open(f"/console/tools/upstreams/issues/tool?tool={tool}")
         assert "one" in browser.text("del") and browser.all("table.sides ins")
         words = browser.text()
         assert f"sidecar mcp tools issues {tool} --pin" in words and "+++ b/policies/pins.yaml" in words
@@ -24,7 +24,7 @@ def test_a_changed_tool_appears_and_is_shown_beside_its_pin(scene: Scene, browse
 
 
 def test_a_tool_is_switched_off_and_on(scene: Scene, browser: ConsoleBrowser) -> None:
-    browser.open("/console/tools/github/get_file")
+    browser.open("/console/tools/upstreams/github/tool?tool=get_file")
     browser.find("#reason").send_keys(f"looks wrong {HOSTILE}")
     browser.find("#span option:nth-child(3)").click()
     press(browser, "Switch the tool off")

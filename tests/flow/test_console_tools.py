@@ -1,7 +1,9 @@
 """The pages Tools and Kill switch of the console: pins side by side, patches, switches, and names that stay text."""
 
 import asyncio
+import re
 import subprocess
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +52,19 @@ async def test_a_changed_tool_is_shown_beside_its_pin_with_the_patch_that_approv
     async with browsed(tmp_path, upstream=offering(SEARCH, READ), **PINNED) as (running, browser):
         await browser.log_in()
         await read_again(running, CHANGED, READ)
-        rows = (await data(browser, "tools/github"))["rows"]
+        rows = (await data(browser, "tools/upstreams/github"))["rows"]
         assert [(row["name"], row["status"], row["usable"]) for row in rows] == [
             ("search", "changed", False),
             ("read", "pinned", True),
         ]
-        assert [row["name"] for row in (await data(browser, "tools/github?state=pinned"))["rows"]] == ["read"]
-        told = await data(browser, "tools/github/search")
+        assert [row["name"] for row in (await data(browser, "tools/upstreams/github?state=pinned"))["rows"]] == ["read"]
+        told = await data(browser, "tools/upstreams/github/tool?tool=search")
         sides = {one["member"]: one["pairs"] for one in told["members"]}
         assert sides["description"] is not None and sides["inputSchema"] is None
         now = "".join(text for pair in sides["description"] for text, mark in pair["new"] or () if mark == "hidden")
         assert now == "\\u202e"
         assert told["approval"]["command"] == "sidecar mcp tools github search --pin"
-        status, page, _ = await browser.get("/console/tools/github/search")
+        status, page, _ = await browser.get("/console/tools/upstreams/github/tool?tool=search")
         assert status == 200 and HOSTILE not in page and "\u202e" not in page
         assert "Send everything to" in page and "<ins>" in page and "Who may call it" in page
         patch = told["approval"]["patch"]
@@ -71,19 +73,19 @@ async def test_a_changed_tool_is_shown_beside_its_pin_with_the_patch_that_approv
         pin = load_pins(tmp_path / "policies" / "pins.yaml").servers["github"]["search"]
         assert pin.definition["description"] == CHANGED["description"] and pin.pinned_by == "admin:olga"
         await running.app.drift.look()
-        assert (await data(browser, "tools/github/search"))["row"]["status"] == "pinned"
+        assert (await data(browser, "tools/upstreams/github/tool?tool=search"))["row"]["status"] == "pinned"
 
 
 async def test_the_patch_of_all_tools_makes_the_file(tmp_path: Path) -> None:
     async with browsed(tmp_path, rules=ALL, upstream=offering(SEARCH, READ)) as (running, browser):
         await browser.log_in()
         await read_again(running, SEARCH, READ)
-        assert {row["status"] for row in (await data(browser, "tools/github"))["rows"]} == {"not pinned"}
-        told = (await data(browser, "tools/github?approve=1"))["approval"]
+        assert {row["status"] for row in (await data(browser, "tools/upstreams/github"))["rows"]} == {"not pinned"}
+        told = (await data(browser, "tools/upstreams/github?approve=1"))["approval"]
         assert told["patch"].startswith("--- /dev/null\n+++ b/policies/pins.yaml\n")
         subprocess.run(["git", "apply", "-"], input=told["patch"], text=True, cwd=tmp_path, check=True, timeout=10)
         assert set(load_pins(tmp_path / "policies" / "pins.yaml").servers["github"]) == {"search", "read"}
-        told = (await data(browser, "tools/github?approve=1"))["approval"]
+        told = (await data(browser, "tools/upstreams/github?approve=1"))["approval"]
         assert told["patch"] == "" and "reload first" in told["why"]
 
 
@@ -91,15 +93,33 @@ async def test_quarantined_hidden_and_unknown_tools(tmp_path: Path) -> None:
     bad = {"name": "bad", "description": "a\u200bb", "inputSchema": {"type": "object", "$ref": "http://x.example/y"}}
     async with browsed(tmp_path, rules=ALL, upstream=offering(bad)) as (running, browser):
         await browser.log_in()
-        assert (await browser.get("/console/tools/github/bad"))[0] == 404
+        assert (await browser.get("/console/tools/upstreams/github/tool?tool=bad"))[0] == 404
         await read_again(running, bad)
-        row = (await data(browser, "tools/github?state=quarantined"))["rows"][0]
+        row = (await data(browser, "tools/upstreams/github?state=quarantined"))["rows"][0]
         assert row["quarantined"] and row["hidden"] and not row["usable"]
-        _, page, _ = await browser.get("/console/tools/github/bad")
+        _, page, _ = await browser.get("/console/tools/upstreams/github/tool?tool=bad")
         assert '<span class="mark-hidden">\\u200b</span>' in page and "Quarantined" in page
-        for path in ("tools/nowhere", "tools/nowhere/x", "tools/github/none", "tools/github/%3Cimg%20src=x%3E"):
+        for path in (
+            "tools/upstreams/nowhere",
+            "tools/upstreams/nowhere/tool?tool=x",
+            "tools/upstreams/github/tool?tool=none",
+            "tools/upstreams/github/tool?tool=%3Cimg%20src=x%3E",
+        ):
             status, page, _ = await browser.get(f"/console/{path}")
             assert status == 404 and "<img src=x" not in page, path
+
+
+async def test_no_name_of_a_tool_leads_elsewhere(tmp_path: Path) -> None:
+    named = [{"name": name, "inputSchema": {"type": "object"}} for name in ("..", "../../now", "a/b", "//x")]
+    async with browsed(tmp_path, rules=ALL, upstream=offering(*named)) as (running, browser):
+        await browser.log_in()
+        await read_again(running, *named)
+        _, page, _ = await browser.get("/console/tools/upstreams/github")
+        links = re.findall(r'href="(/console/tools/upstreams/github/tool[^"]+)"', page)
+        assert len(links) == 4
+        for link in links:
+            status, page, _ = await browser.get(unescape(link))
+            assert status == 200 and "inputSchema" in page, link
 
 
 async def test_an_operator_switches_tools_and_servers_and_a_viewer_cannot(tmp_path: Path) -> None:
@@ -109,12 +129,12 @@ async def test_an_operator_switches_tools_and_servers_and_a_viewer_cannot(tmp_pa
         order = {"csrf": await browser.csrf(), "server": "github", "tool": "read", "verb": "disable"}
         order |= {"reason": f"because {HOSTILE}", "span": "1 hour"}
         status, _, headers = await browser.post("/console/tools/switch", order)
-        assert (status, headers["Location"]) == (303, "/console/tools/github/read?done=off")
+        assert (status, headers["Location"]) == (303, "/console/tools/upstreams/github/tool?tool=read&done=off")
         status, _, _ = await running.call("read")
         assert status == 403
         _, page, _ = await browser.get(headers["Location"])
         assert "It is switched off" in page and "&lt;img src=x" in page and HOSTILE not in page
-        for path in ("tools/github", "switches"):
+        for path in ("tools/upstreams/github", "switches"):
             _, page, _ = await browser.get(f"/console/{path}")
             assert "&lt;img src=x" in page and HOSTILE not in page, path
         entry = next(one for one in running.app.switched_off() if one.principal == "tool:github/read")
@@ -123,7 +143,7 @@ async def test_an_operator_switches_tools_and_servers_and_a_viewer_cannot(tmp_pa
         await viewer.log_in(VIEWER)
         again = {**order, "csrf": await viewer.csrf(), "verb": "enable"}
         assert (await viewer.post("/console/tools/switch", again))[0] == 403
-        for path in ("tools/github", "tools/github/read", "switches"):
+        for path in ("tools/upstreams/github", "tools/upstreams/github/tool?tool=read", "switches"):
             _, page, _ = await viewer.get(f"/console/{path}")
             assert page.count('method="post"') == 1, "nothing but the log out"
         await viewer.http.close()
@@ -131,7 +151,7 @@ async def test_an_operator_switches_tools_and_servers_and_a_viewer_cannot(tmp_pa
         assert (await running.call("read"))[0] == 200
         del order["tool"]
         assert (await browser.post("/console/tools/switch", order))[0] == 303
-        assert (await data(browser, "tools/github"))["server_off"]["by"] == "admin:olga"
+        assert (await data(browser, "tools/upstreams/github"))["server_off"]["by"] == "admin:olga"
         wrong = [
             {**order, "verb": "x"},
             {**order, "server": "x"},
@@ -179,7 +199,7 @@ async def test_an_agent_is_shown_with_its_card(tmp_path: Path) -> None:
         more = f"  writer: {{a2a: {{url: {base}/}}}}\n"
         async with browsed(tmp_path, settings=more + SETTINGS) as (_, browser):
             await browser.log_in()
-            told = await data(browser, "tools/writer")
+            told = await data(browser, "tools/upstreams/writer")
             assert told["kind"] == "agent"
-            _, page, _ = await browser.get("/console/tools/writer")
+            _, page, _ = await browser.get("/console/tools/upstreams/writer")
             assert "Skills" in page and "nhi:writer" in page

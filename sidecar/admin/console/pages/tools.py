@@ -87,7 +87,7 @@ def _upstream_row(name: str, own: Mapping[str, Any], others: Sequence[Mapping[st
     }
 
 
-@page("tools/{name}", title="Tools", template="tools_upstream.html")
+@page("tools/upstreams/{name}", title="Tools", template="tools_upstream.html")
 async def upstream(asked: ConsoleRequest) -> Mapping[str, Any]:
     """One server with its tools, prompts and resources, or one agent with its card."""
     name, now = asked.parts["name"], asked.app.desk.live.current
@@ -138,11 +138,12 @@ def _tool_row(
     }
 
 
-@page("tools/{name}/{tool:path}", title="Tools", template="tools_tool.html")
+@page("tools/upstreams/{name}/tool", title="Tools", template="tools_tool.html")
 async def tool(asked: ConsoleRequest) -> Mapping[str, Any]:
-    """One tool: its definition, beside the pinned one where they differ, its switch, and how to approve it."""
+    """One tool: its definition, beside the pinned one where they differ, its switch, and how to approve it. Its name
+    is in the query, because browsers take dots in a path for steps."""
     name, now = asked.parts["name"], asked.app.desk.live.current
-    service, known = now.services.get(name), asked.parts["tool"]
+    service, known = now.services.get(name), asked.query.text("tool")
     if service is None:
         raise ConsoleFault(404, "no server has this name: the page Tools lists all")
     pins = now.pins.servers.get(name)
@@ -248,8 +249,8 @@ async def switch(asked: ConsoleRequest) -> str:
         order |= {"reason": form.text("reason"), "until": until_in(asked)}
     answer = await asked.operate("POST", f"/api/upstreams/{quote(server, safe='')}/{verb}", order)
     told = "off" if verb == "disable" else "on" if answer["changed"] else "was-on"
-    place = f"tools/{quote(server, safe='')}" + (f"/{quote(name)}" if name else "")
-    return f"{place}?{urlencode({'done': told})}"
+    place, of_tool = f"tools/upstreams/{quote(server, safe='')}", {"tool": name} if name else {}
+    return f"{place}{'/tool' if name else ''}?{urlencode({**of_tool, 'done': told})}"
 
 
 def until_in(asked: ConsoleRequest) -> str | None:
