@@ -125,6 +125,8 @@ def run(name: str, config: Path, as_json: bool) -> None:
     answer = ask(config, path_of("schedules", name, "run"), as_json, {}, hints=hints)
     if not as_json:
         why = f": {answer['error']}" if answer["error"] else ""
+        if answer["approval"]:
+            why = f" waits for approval {answer['approval']}"
         click.echo(answer["run_id"] or f"task {answer['task_id']}{why}")
 
 
@@ -151,7 +153,7 @@ def resume(name: str, config: Path, as_json: bool) -> None:
 def _row(one: Mapping[str, Any]) -> tuple[str, ...]:
     when = f"{one['cron']} {one['timezone']}"
     stands = (one["next_due"] or "-") if one["enabled"] else "disabled"
-    if one["state"] in ("paused", "unreadable"):
+    if one["state"] in ("paused", "waiting", "unreadable"):
         stands = one["state"]
     last = "-" if one["last_result"] is None else f"{one['last_result']}  {one['last_due'] or 'by hand'}"
     if one["last_result"] not in (None, "success") and one["last_why"]:

@@ -454,6 +454,16 @@ NIGHTLY = "".join(f"p, nhi:nightly, nhi:{agent}, message/send, -, -, -, allow\n"
 OF_NIGHTLY = {"policies/nhi_to_nhi.csv": ROWS + NIGHTLY, "asks.sh": ASKS}
 
 
+async def test_a_schedule_that_waits_for_a_person_says_so(tmp_path: Path) -> None:
+    asks = NIGHTLY.replace("p, nhi:nightly, nhi:echo", "#: approval=role:oncall\np, nhi:nightly, nhi:echo")
+    more = {"policies/nhi_to_nhi.csv": ROWS + asks, "policies/roles.csv": "g, user:dmitri, role:oncall\n"}
+    async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **OF_NIGHTLY, **more}) as running:
+        assert " waits for approval " in (await did(running, "schedule", "run", "nightly")).stdout
+        assert re.search(r"^nightly .* waiting +-$", (await did(running, "schedule", "list")).stdout, re.MULTILINE)
+        (one, *_), _ = await running.app.approvals.page(None, 1, 0)
+        assert one.caller.last.name == "nhi:nightly"
+
+
 async def test_a_schedule_is_run_paused_and_resumed_by_hand(tmp_path: Path) -> None:
     async with world(tmp_path, settings=MORE + SCHEDULES, files={**files(), **OF_NIGHTLY}) as running:
         listed = (await did(running, "schedule", "list")).stdout

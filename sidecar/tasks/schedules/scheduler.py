@@ -319,12 +319,7 @@ class Scheduler:
             self._rests[one.id] = _Rest(owes.due_s, rest.failed + 1, self._now_s + pause_s, refusal.reason)
             log.warning("a scheduled run cannot begin yet", extra={**one.about, "reason": refusal.reason.value})
             return
-        run, waits = ScheduledRun(task, owes.due_s), record.state is TaskState.WAITING and not standing.running
-
-        def ordered(was: ScheduleStanding) -> ScheduleStanding:
-            return was.ordered(run).waits(waits=True) if waits else was.ordered(run)
-
-        _, is_ours = await self._change(one, ordered)
+        _, is_ours = await self._change(one, _ordered(ScheduledRun(task, owes.due_s), record, standing))
         if is_ours:
             self._count(one, DueResult.MISSED, owes.missed)
 
@@ -438,7 +433,7 @@ class Scheduler:
             task = self.new_id()
             await self.witness("schedule-run", by, schedule=key, task=task)
             record = await self._place(one, task, BY_HAND)
-            await self._change(one, lambda was: was.ordered(ScheduledRun(task, None)))
+            await self._change(one, _ordered(ScheduledRun(task, None), record, standing))
             return record
 
     async def pause(self, key: str, by: str) -> ShownSchedule:
@@ -598,6 +593,12 @@ def _end_of(record: Task | None) -> tuple[DueResult, str]:
         return UNAPPROVED[record.refused], str(record.refused)
     result = DueResult.TIMEOUT if record.error_code == "Timeout" else ENDS[record.state]
     return result, sanitized(record.error_message)
+
+
+def _ordered(run: ScheduledRun, record: Task, standing: ScheduleStanding) -> Verb:
+    """Returns the change of a schedule that has ordered a run, which may wait for approval."""
+    waits = record.state is TaskState.WAITING and not standing.running
+    return lambda was: was.ordered(run).waits(waits=True) if waits else was.ordered(run)
 
 
 def _as_it_is(standing: ScheduleStanding) -> ScheduleStanding:
