@@ -14,7 +14,8 @@
   const data = () => [points.at, ...NAMES.map(([key]) => points.columns[key])];
   const range = () => {
     const last = points.at.at(-1) ?? Date.now() / 1000;
-    return [last - span, last];
+    const first = points.at[0] ?? last; // of a sidecar that started a moment ago
+    return [Math.min(Math.max(last - span, first), last - 120), last];
   };
 
   function draw() {
@@ -24,7 +25,7 @@
       width: place.clientWidth,
       height: 190,
       scales: { x: { range }, y: { range: (_, low, high) => [0, Math.max(5, high * 1.1)] } },
-      axes: [{ ...axis, values: (_, splits) => splits.map((at) => clock(at, 5)) }, { ...axis, size: 45 }],
+      axes: [{ ...axis, values: (_, splits) => splits.map((at) => clock(at, splits[1] - splits[0] < 60 ? 8 : 5)) }, { ...axis, size: 45 }],
       series: [
         { label: "UTC", value: (_, at) => (at === null ? "–" : clock(at, 8)) },
         ...NAMES.map(([, label, name], index) => ({
