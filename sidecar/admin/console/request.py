@@ -221,7 +221,7 @@ class ConsoleRequest:
 
     def is_seen(self, data: Mapping[str, Any]) -> bool:
         """Whether the page of this stream shows this data already."""
-        return self.seen == digest_of_view(data)
+        return bool(self.seen) and self.seen == digest_of_view(data)
 
     def part(self, make: Callable[[OperatorAction], T]) -> T:
         """The one part of this process that `make` makes when it is first asked for."""
@@ -232,8 +232,12 @@ class ConsoleRequest:
 
 
 def digest_of_view(data: Mapping[str, Any]) -> str:
-    """What a page's stream is told of the data that the page shows."""
-    return blake2b(orjson.dumps(data, default=str), digest_size=12).hexdigest()
+    """What a page's stream is told of the data that the page shows; "" if it cannot be told, so that it is sent."""
+    try:
+        raw = orjson.dumps(data, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # a text that is no Unicode, as a name of a file may be
+        return ""
+    return blake2b(raw, digest_size=12).hexdigest()
 
 
 class Paging(NamedTuple):
