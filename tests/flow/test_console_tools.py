@@ -193,13 +193,19 @@ async def test_principals_are_disabled_and_enabled(tmp_path: Path) -> None:
         assert status == 409 and "disabled.yaml" in page
 
 
-async def test_an_agent_is_shown_with_its_card(tmp_path: Path) -> None:
+async def test_an_agent_is_shown_with_its_card_whose_texts_stay_text(tmp_path: Path) -> None:
     agent = ScriptedAgent()
+    skill = {**agent.card["skills"][0], "id": HOSTILE, "name": f"{HOSTILE}\u202e", "description": "x" * 5_000}
+    agent.card = {**agent.card, "name": HOSTILE, "description": f"{HOSTILE}\u202e", "skills": [skill]}
     async with listening(agent.handle) as base:
         more = f"  writer: {{a2a: {{url: {base}/}}}}\n"
         async with browsed(tmp_path, settings=more + SETTINGS) as (_, browser):
             await browser.log_in()
             told = await data(browser, "tools/upstreams/writer")
-            assert told["kind"] == "agent"
+            assert told["kind"] == "agent" and told["card"]["name"] == HOSTILE
             _, page, _ = await browser.get("/console/tools/upstreams/writer")
-            assert "Skills" in page and "nhi:writer" in page
+            assert page.count("&lt;img src=x onerror=alert(1)&gt;") == 4 and HOSTILE not in page
+            assert "\u202e" not in page and "x" * 500 not in page and "nhi:writer" in page
+    async with browsed(tmp_path, settings='  gone: {a2a: {url: "http://127.0.0.1:9/"}}\n' + SETTINGS) as (_, browser):
+        await browser.log_in()
+        assert (await data(browser, "tools/upstreams/gone"))["card_fault"]
