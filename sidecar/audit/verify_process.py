@@ -25,18 +25,10 @@ from sidecar.errors import SettingsError
 
 NICENESS: Final = 5  # calls take precedence
 TOLD_EVERY_S: Final = 0.2
-COMMAND: Final = (
-    sys.executable,
-    "-P",
-    "-c",
-    """\
-import ctypes, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-from sidecar.audit.verify_process import serve
-serve(sys.stdin.buffer, sys.stdout.buffer)
-""",
+_BEGINNING: Final = (
+    "import sys; from sidecar.audit import verify_process as p; p.serve(sys.stdin.buffer, sys.stdout.buffer)"
 )
+COMMAND: Final = (sys.executable, "-P", "-c", _BEGINNING)  # -P: no module is imported from the working directory
 
 
 def order_of(logs: Mapping[int, Path], key_paths: list[Path], checkpoint_key_paths: list[Path]) -> bytes:

@@ -8,6 +8,7 @@ import pytest
 
 from sidecar.admin.console import verification
 from sidecar.admin.console.verification import FILE, LogVerifier
+from sidecar.audit.verify_process import order_of
 from sidecar.errors import Reason, Refusal
 from sidecar.settings import Settings, load_settings
 from tests.flow.world import PATIENCE_S
@@ -86,6 +87,19 @@ async def test_a_process_that_dies_or_takes_too_long_is_a_fault(
     monkeypatch.setattr(verification, "DEADLINE_S", 0.1)
     await verifier.begin("admin:olga")
     assert "it took longer than" in (await ended(verifier))["fault"]
+
+
+async def test_the_process_ends_with_the_one_that_began_it(settings: Settings) -> None:
+    settings.audit_path.write_bytes(settings.audit_path.read_bytes() * 3_000)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*verification.COMMAND, stdin=pipe, stdout=pipe)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(order_of(settings.audit_logs, [], []))
+    async with asyncio.timeout(PATIENCE_S):
+        assert b'"read"' in await process.stdout.readline()
+        process.stdin.close()
+        assert await process.wait() == 1
 
 
 async def test_what_cannot_be_recorded_is_not_begun(settings: Settings) -> None:
