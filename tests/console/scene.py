@@ -75,7 +75,7 @@ RULES = """\
 #: id=planner-searches owner=platform@acme.example
 p, nhi:planner, tool:github/search_code, use, -, -, args.repo.startsWith('acme/'), allow
 #: id=planner-reads owner=platform@acme.example
-p, nhi:planner, tool:github/get_file, use, -, 200, -, allow
+p, nhi:planner, tool:github/get_file, use, -, 2000, -, allow
 #: id=on-call-uses-issues owner=support@acme.example
 p, role:on-call, tool:issues/*, use, {soon}, 400, -, allow
 #: id=researcher-reads owner=research@acme.example
@@ -102,7 +102,7 @@ echo '{"jsonrpc": "2.0", "id": 1, "result": {"state": "input-required", "text": 
     "p, *, tool:*/delete_*, tools/call, -, -, -, deny\n",
     "policies/budgets.yaml": "version: 1\n"
     'tools: {"tool:issues/*": {requests_per_second: 50, daily_quota: 5000}}\n'
-    'principals: {"nhi:planner": {per_hour: 4000}, "user:*": {per_day: 60}}\n',
+    'principals: {"nhi:planner": {per_hour: 20000}, "user:*": {per_day: 60}}\n',
 }
 
 

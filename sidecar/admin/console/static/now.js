@@ -24,6 +24,7 @@
     const options = {
       width: place.clientWidth,
       height: 190,
+      padding: [null, 28, null, null],
       scales: { x: { range }, y: { range: (_, low, high) => [0, Math.max(5, high * 1.1)] } },
       axes: [{ ...axis, values: (_, splits) => splits.map((at) => clock(at, splits[1] - splits[0] < 60 ? 8 : 5)) }, { ...axis, size: 45 }],
       series: [
