@@ -127,7 +127,7 @@ class SharedResults:
     async def get(self, key: Hashable, within_s: float, make: Callable[[], Awaitable[T]]) -> T:
         now_s = time.monotonic()
         made_at, task = self._made.pop(key, (0.0, None))
-        if task is None or task.cancelled() or (task.done() and now_s - made_at >= within_s):  # one at a time
+        if task is None or _is_over(task, now_s - made_at >= within_s):
             made_at, task = now_s, asyncio.ensure_future(_awaited(make))
             task.add_done_callback(_retrieved)
         self._made[key] = made_at, task
@@ -135,6 +135,11 @@ class SharedResults:
             self._made.popitem(last=False)
         result: T = await asyncio.shield(task)  # one viewer may leave while others wait
         return result
+
+
+def _is_over(task: asyncio.Task[Any], is_old: bool) -> bool:
+    """Whether a result is to be made anew: one at a time, and a failure at once."""
+    return task.done() and (task.cancelled() or task.exception() is not None or is_old)
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:

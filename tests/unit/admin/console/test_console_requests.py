@@ -83,3 +83,19 @@ def test_pages_of_rows_are_never_out_of_bounds() -> None:
     assert paged(rows, FormFields.parsed("page=99"))["paging"]["number"] == 3
     assert paged([], FormFields(()))["paging"] == Paging(1, 1, 0, 0, 50).plain()
     assert matches("", "x") and matches("LIC", "user:alice") and not matches("bob", "user:alice", None)
+
+
+async def test_a_failure_is_not_shared_with_later_viewers() -> None:
+    results, tries = SharedResults(), 0
+
+    async def make() -> int:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise OSError("out")
+        return tries
+
+    with pytest.raises(OSError, match="out"):
+        await results.get("key", 60.0, make)
+    assert await results.get("key", 60.0, make) == 2
+    assert await results.get("key", 60.0, make) == 2
