@@ -26,7 +26,7 @@ SMOKE := tests/wire tests/unit/http/client tests/unit/gateway/test_redaction.py 
 
 .PHONY: demo test smoke check fix bench conformance clients deploy-check console-check manifests lock
 demo: $(READY) ; $(BIN)/sidecar demo
-test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
+test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)') --dist worksteal
 smoke: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 $(SMOKE)
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
@@ -35,8 +35,8 @@ conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.c
 # What is too slow for each run of the tests: what stands under deploy/ and the Dockerfile, held by the tools of their
 # makers; the package as it is installed; workers, rollouts, kills under load; a fuzzer of the HTTP APIs.
 deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests --ignore tests/console -o python_files='check_*.py' -rs
-# The console in headless Chromium: every page and action, what the browser complains of, axe-core.
-console-check: $(READY) ; $(BIN)/python -m pytest tests/console -o python_files='check_*.py' -rs
+# The console: what each page serves, and all of them in headless Chromium: every action, its complaints, axe-core.
+console-check: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/console -o python_files='check_*.py' -rs
 manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
 release: $(READY) $(DEPLOY)/ready ; .ci/release $(BIN) $(DEPLOY)/bin

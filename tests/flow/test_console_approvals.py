@@ -7,9 +7,9 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.console.check_page_agents import EVIL, SHOWN, acted, data, heard, shown
 from tests.flow.test_approvals import KEYS, PATH, ROLES, SETTINGS, TOOL, controls
 from tests.flow.test_console import Browser, browsed
-from tests.flow.test_console_agents import EVIL, SHOWN, acted, data, heard, shown
 from tests.flow.world import Upstream, World
 
 RULES = """\

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable, Mapping
@@ -71,6 +73,9 @@ STATIC_HEADERS: Final = {**PAGE_HEADERS, "Cache-Control": "public, max-age=31536
 OIDC: Final = "oidc"
 """In place of the digest of a key: a login at the OpenID provider, which ends with its session alone."""
 MAX_STREAMS: Final = 100
+# Threads read logs for the console. Each keeps the interpreter for this long while calls wait for it; by default for
+# 5 ms, which is longer than a call takes.
+SWITCH_S: Final = 0.0002
 MAX_RENDERED: Final = 64
 LIVE: Final = "/live"
 """How the path of a page's own stream ends."""
@@ -101,6 +106,7 @@ class Console:
     streams: int = 0
     are_others_open: bool = False
     rendered: OrderedDict[Hashable, bytes] = field(default_factory=OrderedDict)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Events that several streams send, by their keys."""
 
     @classmethod
@@ -134,6 +140,7 @@ class Console:
         oidc = None
         if settings.oidc is not None:
             oidc = OidcLogins(settings.oidc, lambda: app.desk.live.current, others)
+        sys.setswitchinterval(SWITCH_S)
         return cls(app, reached, access, TEMPLATES, oidc, others, url)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -343,7 +350,7 @@ class Console:
             return answered(data)
         live = f"{BASE}{name}{LIVE}?{asked.query.with_changes({SEEN: digest_of_view(data)})}"
         context = {**self._context(asked, page), "live": live, **data}
-        return _page_of(await self.templates.render_in_turns(page.template, context))
+        return _page_of(await self._rendered(page.template, context))
 
     async def _act(
         self, request: web.BaseRequest, headers: Headers, user: ConsoleUser, name: str, query: str
@@ -361,7 +368,7 @@ class Console:
         answer = await action.handler(asked)
         if isinstance(answer, Fragment):
             context = {**self._context(asked, None), **answer.data}
-            return _page_of(await self.templates.render_in_turns(answer.template, context), answer.status)
+            return _page_of(await self._rendered(answer.template, context), answer.status)
         return _see(f"{BASE}{answer.removeprefix(BASE)}")
 
     async def _stream(
@@ -409,7 +416,7 @@ class Console:
                             break
                     if event is not None:
                         heard_at = now_s
-                        await stream.write(self._event(event, context))
+                        await stream.write(await self._event(event, context))
                     elif now_s - heard_at >= KEEP_ALIVE_S:
                         heard_at = now_s
                         await stream.keep_alive()
@@ -417,24 +424,30 @@ class Console:
         except Refusal:  # the reader is gone
             pass
 
-    def _event(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
+    async def _event(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
         """An event as it is sent; of those with a key, the last ones are kept."""
         if event.key is not None and (known := self.rendered.get(event.key)) is not None:
             return known
-        written = self._written(event, context)
+        written = await self._written(event, context)
         if event.key is not None:
             self.rendered[event.key] = written
             while len(self.rendered) > MAX_RENDERED:
                 self.rendered.popitem(last=False)
         return written
 
-    def _written(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
+    async def _written(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
         if event.template:
-            body = self.templates.render(event.template, {**context, **event.data})
+            body = await self._rendered(event.template, {**context, **event.data})
         else:
             body = orjson.dumps(event.data)
         lines = b"\n".join(b"data: " + line for line in body.splitlines()) or b"data:"
         return b"event: %b\n%b\n\n" % (event.event.encode(), lines)
+
+    async def _rendered(self, template: str, data: Mapping[str, Any]) -> bytes:
+        """A rendered template. One is rendered at a time: what many viewers are sent would add up between two looks at
+        the sockets of calls."""
+        async with self.turn:
+            return await self.templates.render_in_turns(template, data, lambda: self.app.stages.inside > 0)
 
     # --- responses ----------------------------------------------------------------------------------------------------
 

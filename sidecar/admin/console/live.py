@@ -10,7 +10,7 @@ from sidecar.admin.console.registry import PageFunction, StreamEvent
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
 from sidecar.errors import Refusal
 
-LOOK_S: Final = 0.5
+LOOK_S: Final = 0.8
 REST: Final = 3
 """How many times as long as a look takes nothing is looked at: of views that cost much."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,7 +27,8 @@ MEDIA_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-TURN_S: Final = 0.001
+TURN_S: Final = 0.0003
+REST_S: Final = 0.001
 NONE: Final = "–"
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -93,14 +94,16 @@ class Templates:
             self.environment.get_template(name)
         assert self.static
 
-    async def render_in_turns(self, template: str, data: Mapping[str, Any]) -> bytes:
-        """Render a page, and let other requests pass: a large table takes many milliseconds."""
+    async def render_in_turns(self, template: str, data: Mapping[str, Any], is_busy: Callable[[], bool]) -> bytes:
+        """Render a page in turns, as a large table takes many milliseconds. While calls are in progress (`is_busy`),
+        each turn is followed by a rest, so that a call meets one turn at most."""
         pieces, turn_s = [], time.perf_counter()
         for piece in self.environment.get_template(template).generate(data):
             pieces.append(piece)
             if time.perf_counter() - turn_s > TURN_S:
-                await asyncio.sleep(0)
+                await asyncio.sleep(REST_S if is_busy() else 0)
                 turn_s = time.perf_counter()
+        await asyncio.sleep(REST_S if is_busy() else 0)
         return "".join(pieces).encode("utf-8", "replace")
 
     def render(self, template: str, data: Mapping[str, Any]) -> bytes:

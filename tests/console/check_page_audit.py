@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.console.check_page_decisions import HOSTILE, RULES, data, events
 from tests.flow.test_console import OPERATOR, SETTINGS, VIEWER, Browser, browsed
-from tests.flow.test_console_decisions import HOSTILE, RULES, data, events
 from tests.flow.world import PATIENCE_S, World
 
 CLEAR = f"{SETTINGS}audit: {{clear_arguments: {{tool:github/search_code: [/repo]}}}}\n"
