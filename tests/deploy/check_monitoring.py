@@ -27,10 +27,14 @@ from tests.valkey import Valkey, running_valkey
 
 PROMETHEUS = shutil.which("prometheus")
 SCRAPED_S = float(os.environ.get("SCRAPED_S", "15"))
-RULES_OF_POLICY = "p, nhi:planner, tool:github/get_file, use, -, 1000000, -, allow\n"
-SPENDING = budgets(
+RULES_OF_POLICY = """\
+p, nhi:planner, tool:github/get_file, use, -, 1000000, -, allow
+#: approval=role:oncall
+p, nhi:planner, tool:github/search_code, use, -, -, -, allow
+"""
+FILES = budgets(
     'costs: [{object: "tool:github/*", unit: usd, per_call: 0.0001}]\nbudgets: [{unit: usd, per_day: 100}]'
-)
+) | {"policies/roles.csv": "g, user:dmitri, role:oncall\n"}
 
 
 def free_port() -> int:
@@ -88,13 +92,28 @@ async def scraped(http: aiohttp.ClientSession, url: str, count: int) -> None:
             await asyncio.sleep(0.1)
 
 
+async def approved(client: Client) -> None:
+    """Answer what waits."""
+    connector = aiohttp.UnixConnector(str(client.running.folder / "data" / "control.sock"))
+    async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+        async with http.get("/api/approvals?state=waiting&limit=1") as response:
+            waiting = (await response.json())["approvals"]
+        for one in waiting:
+            body = {"principal": "user:dmitri"}
+            async with http.post(f"/api/approvals/{one['id']}/approve", json=body) as response:
+                assert response.status in (200, 409), await response.text()
+
+
 async def used(clients: list[Client], until_s: float) -> None:
     """Calls of each kind, and for a while a policy with a fault, so that each series moves."""
-    rules = clients[1].running.folder / "policies/agent_to_tool.csv"
+    rules, number = clients[1].running.folder / "policies/agent_to_tool.csv", 0
     while time.monotonic() < until_s:
+        number += 1
         for client in clients:
             for tool in ("get_file", "delete_repo", "no_such_tool"):
                 await client.call(tool)
+            await client.call("search_code", {"repo": f"acme/{number}"})
+            await approved(client)
             await client.post({"jsonrpc": "2.0"}, {"Authorization": "Bearer wrong"})
         is_half_way = time.monotonic() > until_s - SCRAPED_S / 2
         rules.write_text(RULES_OF_POLICY + ("" if is_half_way else "p, nobody\n"))
@@ -104,7 +123,7 @@ async def used(clients: list[Client], until_s: float) -> None:
 @pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus")
 async def test_every_panel_has_data_and_every_rule_is_evaluated(tmp_path: Path) -> None:
     upstream, ports = Upstream(), [free_port(), free_port()]
-    more: dict[str, Any] = {"rules": RULES_OF_POLICY, "files": SPENDING}
+    more: dict[str, Any] = {"rules": RULES_OF_POLICY, "files": FILES}
     with running_valkey() as store:
         async with (
             process(upstream, settings=settings(store, ports[0], 2), **more) as workers,
@@ -129,7 +148,7 @@ async def test_every_panel_has_data_and_every_rule_is_evaluated(tmp_path: Path) 
             assert len(rules) > 25 and {rule["health"] for rule in rules} == {"ok"}, rules
             states = {rule["name"]: rule["state"] for rule in rules if rule["type"] == "alerting"}
             assert states["SidecarDown"] == states["SidecarStoreDown"] == states["SidecarAuditDown"] == "inactive"
-            expected = 4 * sum(client.asked // 3 for client in (workers, replica))
+            expected = 5 * sum(client.asked // 4 for client in (workers, replica))
             async with asyncio.timeout(PATIENCE_S):  # for the next scrape
                 while True:
                     total = await asked(http, f"{url}/api/v1/query", query="sum(sidecar_requests_total)")
