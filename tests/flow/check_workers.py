@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -339,17 +339,24 @@ async def test_runs_and_approvals_are_seen_and_answered_at_whichever_worker() ->
             assert response.status < 300, await response.text()
             return await response.json()
 
+    async def becomes(path: str, facts: Callable[[Any], object], expected: object) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while facts(await anew("GET", path)) != expected:
+                await asyncio.sleep(0.05)
+
     async with serving(3, rest=admin + WORK, files=files) as three:
         runs = [(await anew("POST", "/api/agents/slow/runs", json={"prompt": "x"}))["run_id"] for _ in range(4)]
         for _ in range(6):
-            (agent,) = (await anew("GET", "/console/agents"))["rows"]
-            assert (agent["running"], agent["places"]) == (4, 15)
+            await becomes(
+                "/console/agents", lambda page: (page["rows"][0]["running"], page["rows"][0]["places"]), (4, 15)
+            )
         for run in runs:
             for _ in range(3):
-                page = await anew("GET", f"/console/agents/runs/{run}")
-                assert page["run"]["state"] == "running" and page["output"] == "begun\n"
+                place = f"/console/agents/runs/{run}"
+                await becomes(place, lambda page: (page["run"]["state"], page["output"]), ("running", "begun\n"))
             await anew("POST", f"/api/runs/{run}/cancel", json={})
-        assert [one["status"] for one in (await anew("GET", "/console/agents/runs"))["rows"]] == ["cancelled"] * 4
+        runs_page = "/console/agents/runs"
+        await becomes(runs_page, lambda page: [one["status"] for one in page["rows"]], ["cancelled"] * 4)
 
         _, asked = await three.client.call("delete_repo", {"repo": "acme/site"})
         assert asked["result"]["resultType"] == "input_required"
