@@ -106,14 +106,9 @@ class Stages:
                     record.enforcement = "degraded"
                 marks["limits"] = read_clock()
                 if approval is not None:
-                    approval = await self.approvals.use(approval, request)
-                if not record.enforcement_point:  # a decision for one is recorded with its answer
-                    try:
-                        await record.decided()  # before the upstream is called
-                    except Refusal:
-                        if approval is not None and not record.is_decided:
-                            await self.approvals.give_back(approval)
-                        raise
+                    await self._decided_by(approval, request)
+                elif not record.enforcement_point:  # a decision for one is recorded with its answer
+                    await record.decided()  # before the upstream is called
                 marks["audit"] = read_clock()
                 try:
                     if large:
@@ -161,6 +156,18 @@ class Stages:
         if not self.approvals.is_bound(approval, caller, call, again):
             raise Refusal(Reason.APPROVAL_PENDING, "what the policy demands of this call has changed: call again")
         return approval
+
+    async def _decided_by(self, approval: ApprovalRecord, request: CallContext) -> None:
+        """Uses an approval and records the decision. If that cannot be recorded, the approval is usable again."""
+        used, record = await self.approvals.use(approval, request), request.record
+        if record.enforcement_point:
+            return
+        try:
+            await record.decided()
+        except Refusal:
+            if not record.is_decided:
+                await self.approvals.give_back(used)
+            raise
 
     def admit(self, request: CallContext) -> None:
         """Raises Refusal for new work while the process is draining or overloaded, or the caller was refused often."""

@@ -125,7 +125,7 @@ class Approvals:
         if record.state is ApprovalState.WAITING:
             raise await wait.pending(record, self.page_of(record))
         if record.state is ApprovalState.EXPIRED:
-            await self._replace(record._replace(told=True, revision=record.revision + 1))
+            await self.store.replace(record._replace(told=True, revision=record.revision + 1))
         raise ended_without(record)
 
     async def ask(self, request: CallContext, caller: Caller, call: Call, decision: Decision) -> ApprovalRecord:
@@ -150,7 +150,7 @@ class Approvals:
                 used = record._replace(rounds=record.rounds + 1, revision=record.revision + 1)
             else:
                 used = record._replace(used_by=request.record.decision_id).moved(ApprovalState.USED)
-            if not await self._replace(used):
+            if not await self.store.replace(used):
                 raise Refusal(Reason.APPROVAL_PENDING, "the approval was used by another call")
             request.approval = used.next_round
         request.record.approval = used.evidence
@@ -171,7 +171,7 @@ class Approvals:
             if record is None or record.is_done:
                 return
             changed = record._replace(unrecorded=WITHDRAWN).moved(ApprovalState.WITHDRAWN)
-            if await self._replace(changed):
+            if await self.store.replace(changed):
                 self.metrics.approval("withdrawn")
                 await self._recorded(changed)
                 self._wake(changed.id)
@@ -347,7 +347,7 @@ class Approvals:
                 return record
             await self.witness(SHOWN, approver.by, approval=record.name, principal=who)
             seen = record._replace(shown=(*record.shown, who), revision=record.revision + 1)
-            if await self._replace(seen):
+            if await self.store.replace(seen):
                 return seen
         raise _contended()
 
@@ -366,7 +366,7 @@ class Approvals:
             if record.needs_reason and not reason:
                 raise ApprovalError("a rule requires a reason", 400)
             changed = record.answered(self._verdict(record, approver, reason), approves=outcome == "approve")
-            if not await self._replace(changed):
+            if not await self.store.replace(changed):
                 continue
             changed = await self._recorded(changed)
             about = {"approval": changed.name, "state": changed.state.value, "by": approver.by}
@@ -423,7 +423,7 @@ class Approvals:
 
     async def _expired(self, record: ApprovalRecord, why: str) -> ApprovalRecord:
         late = record._replace(unrecorded=EXPIRED).moved(ApprovalState.EXPIRED)
-        if not await self._replace(late):
+        if not await self.store.replace(late):
             return await self.store.get(record.id) or late
         log.info("an approval expired", extra={"approval": record.name, "why": why})
         self.metrics.approval("expired")
@@ -450,10 +450,7 @@ class Approvals:
         if self.notify is not None:
             await self.notify(record)
         done = record._replace(unrecorded="", revision=record.revision + 1)
-        return done if await self._replace(done) else await self.store.get(record.id) or done
-
-    async def _replace(self, record: ApprovalRecord) -> bool:
-        return await self.store.replace(record)
+        return done if await self.store.replace(done) else await self.store.get(record.id) or done
 
     def _wake(self, key: str) -> None:
         for listeners in (self._held, self._stored):
