@@ -15,6 +15,7 @@ from aiohttp import web
 from sidecar.policy_tools.policy_location import in_folder
 from sidecar.policy_tools.replay import Candidate, replay
 from sidecar.settings.timestamps import rfc3339
+from tests.flow.causes import full_disk
 from tests.flow.idp import SETTINGS as IDENTITY, Idp, bearer
 from tests.flow.pairs import pair
 from tests.flow.world import ACCEPT, SESSION, Upstream, World, request, stateless, until, world
@@ -430,6 +431,26 @@ async def test_a_restart_loses_nothing(tmp_path: Path) -> None:
         assert [each["id"] for each in await waiting(running)] == [one["id"]]
         await answer(running, "dmitri", "approve")
         assert "content" in (await running.call(TOOL, PATH))[1]["result"]
+
+
+async def test_what_cannot_be_recorded_is_neither_asked_nor_given_nor_used_and_is_not_lost(tmp_path: Path) -> None:
+    async with asking(tmp_path) as running:
+        with full_disk(running):
+            assert (await plain(running))[0] == 503
+        assert (await plain(running))[0] == 202
+        (one,) = await waiting(running)
+        with full_disk(running):
+            assert (await admin(running, "dmitri", f"/api/approvals/{one['id']}/approve", {}))[0] == 503
+            assert (await plain(running))[0] == 503
+        events = [record["what"] for record in controls(running)]
+        assert events == ["approval-asked"]
+        await admin(running, "dmitri", f"/api/approvals/{one['id']}")
+        assert [record["what"] for record in controls(running)][:2] == ["approval-asked", "approval-given"]
+        with full_disk(running):
+            assert (await plain(running))[0] == 503
+        assert running.upstream.calls() == []
+        assert (await plain(running))[0] == 200
+        assert len(running.upstream.calls()) == 1
 
 
 async def test_a_principal_has_only_so_many(tmp_path: Path) -> None:
