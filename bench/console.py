@@ -2,6 +2,7 @@
 
     python -m bench.console                 ten viewers beside calls at a steady rate, turn by turn with none
     python -m bench.console --pages         each page over 10,000 principals, 1,000 tools and a million rows
+    python -m bench.console --names         the pages of names over a million principals with one row each
     python -m bench.console --log           the pages of the audit log over half a million records
 
 Viewers log in, hold the live streams of pages, and read a page every few seconds. They run in a process of their own.
@@ -72,6 +73,28 @@ PAGES = (
     "agents/schedules",
     "agents/tasks",
 )
+# Those that `--names` asks for. The first one is the first page after the start.
+OF_NAMES = (
+    "now",
+    "access",
+    "access?who=*7&page=3",
+    "access?who=*7*7*&page=3",
+    "access?who=p77&page=3",
+    "access?who=NHI:P99&what=t7",
+    "access?who=*nothing*",
+    "access?who_kind=nhi",
+    "access?who=nhi:p7",
+    "access?who=nhi:nothing",
+    f"access?what=tool:{SERVER}/t7",
+    f"access?what=tool:{SERVER}/t8&show=all",
+    f"try?as=nhi:p7&calls=tool:{SERVER}/t7",
+    "limits?principal=nhi:p7",
+    "limits?principal=nhi:nothing",
+    "policy",
+    "tools",
+    "switches",
+    "agents",
+)
 TIMES = 15
 RECORDS, PART_BYTES = 500_000, 128 * 2**20
 EPOCH_S, BETWEEN_S = 1_795_000_000.0, 0.01
@@ -90,7 +113,7 @@ class Console:
 
 
 @contextmanager
-def console(folder: Path, large: bool, *, with_log: bool = False) -> Iterator[Console]:
+def console(folder: Path, principals: int = 0, *, with_log: bool = False) -> Iterator[Console]:
     with subjects.upstream(folder) as upstream:
         ports: dict[str, Any] = {"data_port": free_port(), "admin_port": free_port()}
         made = write_folder(folder / "sidecar", **ports, upstream_url=upstream.url, store_url="memory://")
@@ -101,8 +124,8 @@ def console(folder: Path, large: bool, *, with_log: bool = False) -> Iterator[Co
         text = made.config.read_text("utf-8")
         listen = f'listen: "127.0.0.1:{ports["admin_port"]}"'
         made.config.write_text(text.replace(listen, f"{listen}, {admin}"), "utf-8")
-        if large:
-            _write_rows(made.config.parent / "policies" / "agent_to_tool.large.csv")
+        if principals:
+            _write_rows(made.config.parent / "policies" / "agent_to_tool.large.csv", principals)
         if with_log:
             _write_log(made.config)
         command = [sys.executable, "-m", "sidecar", "serve", "-c", str(made.config)]
@@ -118,13 +141,13 @@ def console(folder: Path, large: bool, *, with_log: bool = False) -> Iterator[Co
             yield Console(f"http://127.0.0.1:{ports['admin_port']}", post_to(made.url, made.token), process)
 
 
-def _write_rows(path: Path) -> None:
-    """A million rows: each principal has a hundred tools, some with a limit or an end."""
+def _write_rows(path: Path, principals: int) -> None:
+    """A million rows: ten thousand principals have a hundred tools each, some with a limit or an end."""
     with path.open("w", encoding="utf-8") as file:
         for number in range(ROWS):
             end = "2099-01-01T00:00:00Z" if number % 50 == 0 else "-"
             limit = "100" if number % 40 == 0 else "-"
-            turn, whose = divmod(number, PRINCIPALS)
+            turn, whose = divmod(number, principals)
             tool = (37 * whose + 7 * turn) % TOOLS  # a hundred different ones for each
             file.write(f"p, nhi:p{whose}, tool:{SERVER}/t{tool}, tools/call, {end}, {limit}, -, allow\n")
 
@@ -247,7 +270,7 @@ async def look_on(base: str) -> None:
 
 async def beside(folder: Path, rate: int, seconds: float, rounds: int) -> dict[str, Any]:
     turns: dict[str, list[dict[str, float]]] = {"alone": [], "viewers": []}
-    with console(folder, large=False) as ours:
+    with console(folder) as ours:
         await latencies(ours.call, rate, 2.0)
         for number in range(rounds):
             click.echo(f"round {number + 1} of {rounds}", err=True)
@@ -266,11 +289,11 @@ async def _turn(ours: Console, rate: int, seconds: float) -> dict[str, float]:
     return {"p50_ms": at(ordered, 0.5), "p99_ms": at(ordered, 0.99), "max_ms": ordered[-1], "cpu": cpu}
 
 
-async def pages(folder: Path, wanted: Sequence[str], *, with_log: bool) -> dict[str, Any]:
+async def pages(folder: Path, wanted: Sequence[str], principals: int = 0, *, with_log: bool = False) -> dict[str, Any]:
     """How long each page takes, in ms: the first time, at the median, and at most of the later ones."""
     found: dict[str, Any] = {}
     headers = {"Accept": "text/html", "Authorization": f"Bearer {KEY}"}
-    with console(folder, large=not with_log, with_log=with_log) as ours:
+    with console(folder, principals, with_log=with_log) as ours:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as http:
             for page in wanted:
                 took_ms = []
@@ -288,13 +311,16 @@ async def pages(folder: Path, wanted: Sequence[str], *, with_log: bool) -> dict[
 
 @click.command()
 @click.option("--pages", "of_pages", is_flag=True, help="Time each page over a large policy.")
+@click.option("--names", "of_names", is_flag=True, help="Time the pages that show names over a million of them.")
 @click.option("--log", "of_log", is_flag=True, help="Time the pages of the audit log over many records.")
 @click.option("--rate", default=200, show_default=True, help="Calls a second.")
 @click.option("--seconds", default=10.0, show_default=True, help="Of one turn.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--look", default="", hidden=True, help="Be the viewers of a console.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True)
-def main(of_pages: bool, of_log: bool, rate: int, seconds: float, rounds: int, look: str, out: Path) -> None:
+def main(
+    of_pages: bool, of_names: bool, of_log: bool, rate: int, seconds: float, rounds: int, look: str, out: Path
+) -> None:
     """Measure the console beside calls, or its pages."""
     if look:
         asyncio.run(look_on(look))
@@ -302,14 +328,16 @@ def main(of_pages: bool, of_log: bool, rate: int, seconds: float, rounds: int, l
     known = json.loads(out.read_text("utf-8")) if out.is_file() else {}
     with tempfile.TemporaryDirectory(prefix="bench") as name:
         if of_pages:
-            known["pages"] = asyncio.run(pages(Path(name), PAGES, with_log=False))
+            known["pages"] = asyncio.run(pages(Path(name), PAGES, PRINCIPALS))
+        elif of_names:
+            known["names"] = asyncio.run(pages(Path(name), OF_NAMES, ROWS))
         elif of_log:
             known["log"] = asyncio.run(pages(Path(name), pages_of_log(), with_log=True))
         else:
             known["beside"] = asyncio.run(beside(Path(name), rate, seconds, rounds)) | {"rate": rate}
     known["cores"] = os.cpu_count()
     out.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
-    _tell(known["pages" if of_pages else "log" if of_log else "beside"])
+    _tell(known["pages" if of_pages else "names" if of_names else "log" if of_log else "beside"])
 
 
 def _tell(found: dict[str, Any]) -> None:

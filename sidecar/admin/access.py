@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import merge
-from itertools import islice, zip_longest
+from itertools import filterfalse
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from sidecar.gateway.kill_switch import is_name
 from sidecar.gateway.kill_switch.known_names import names_beside_rules
-from sidecar.gateway.snapshot import Snapshot
-from sidecar.policy.engine import PossibleAnswer
-from sidecar.policy.patterns import WILDCARD, glob
+from sidecar.gateway.snapshot import Service, Snapshot
+from sidecar.policy.engine import BLOCK, PossibleAnswer
+from sidecar.policy.patterns import WILDCARD, NamePattern
 from sidecar.policy_tools.audit_records import question_of
 from sidecar.policy_tools.explanation import rule_data
 from sidecar.policy_tools.rule_text import csv_row
@@ -45,28 +44,43 @@ MAX_RULES: Final = 5
 UNNAMED: Final = "~"  # the id of a principal that nothing names
 
 
-@dataclass(frozen=True)
 class NamesByKind:
-    """Names, each once: those of each kind in order."""
+    """Names, each once: those of each kind in order. Work on all of them lets other work run after each block."""
 
-    kinds: Mapping[str, Sequence[str]]
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._kinds: dict[str, tuple[int, int]] = {}
 
-    @cached_property
-    def all(self) -> Sequence[str]:
-        return [name for names in self.kinds.values() for name in names]
+    async def add(self, kind: str, blocks: Iterable[Sequence[str]]) -> None:
+        """Add the names of a kind, which come in order."""
+        first = len(self.all)
+        for block in blocks:
+            self.all += block
+            await asyncio.sleep(0)
+        self._kinds[kind] = first, len(self.all)
 
     def __contains__(self, name: object) -> bool:
-        names = self.kinds.get(str(name).partition(":")[0], ())
-        at = bisect_left(names, str(name))
-        return at < len(names) and names[at] == name
+        first, end = self._kinds.get(str(name).partition(":")[0], (0, 0))
+        at = bisect_left(self.all, str(name), first, end)
+        return at < end and self.all[at] == name
 
-    def selected(self, kind: str, wanted: str) -> Sequence[str]:
+    async def selected(self, kind: str, wanted: str) -> Sequence[str]:
         """Returns the names of a kind, "" for all, that fit a pattern with `*`, or that hold a text."""
-        names = self.kinds[kind] if kind else self.all
+        first, end = self._kinds[kind] if kind else (0, len(self.all))
+        names = self.all if end - first == len(self.all) else self.all[first:end]
         if WILDCARD in wanted:
-            return [name for name in names if glob(name, wanted)]
+            return await chosen(names, NamePattern(wanted).among)
         text = wanted.casefold()
-        return [name for name in names if text in name.casefold()] if text else names
+        return await chosen(names, lambda some: [name for name in some if text in name.casefold()]) if text else names
+
+
+async def chosen(names: Sequence[str], choose: Callable[[Sequence[str]], Iterable[str]]) -> Sequence[str]:
+    """Returns what `choose` takes of each block of names."""
+    found: list[str] = []
+    for first in range(0, len(names), BLOCK):
+        found += choose(names[first : first + BLOCK])
+        await asyncio.sleep(0)
+    return found
 
 
 class AccessNames(NamedTuple):
@@ -76,25 +90,24 @@ class AccessNames(NamedTuple):
     objects: NamesByKind
 
 
-def known_names(now: Snapshot) -> AccessNames:
-    """Returns all names that a snapshot knows. Takes a second for millions of names: runs in a thread."""
-    engine, servers = now.engine, {f"nhi:{name}" for name in now.services}  # an MCP server is no agent
-    beside = {name for name in names_beside_rules(now) if is_name(name)} - servers
-    more: dict[str, set[str]] = {kind: {name for name in beside if name.startswith(f"{kind}:")} for kind in PRINCIPALS}
-    listed: dict[str, set[str]] = {kind: set() for kind in OBJECTS} | {"nhi": more["nhi"]}
-    for server, service in now.services.items():
-        discovered = service.catalogue.discovered()
-        for kind in USUAL:
-            listed[kind].update(f"{kind}:{server}/{name}" for name in discovered[f"{kind}s"])
+async def known_names(now: Snapshot) -> AccessNames:
+    """Returns all names that a snapshot knows."""
+    servers = {f"nhi:{name}" for name in now.services}  # an MCP server is no agent
+    beside = await asyncio.to_thread(lambda: {name for name in names_beside_rules(now) if is_name(name)} - servers)
+    listed = {f"{kind}:{server}/{name}" for server, service in now.services.items() for kind, name in _listed(service)}
+    found = AccessNames(NamesByKind(), NamesByKind())
+    for names, kinds, more in ((found.principals, PRINCIPALS, beside), (found.objects, OBJECTS, beside | listed)):
+        for kind in kinds:
+            prefix = kind if kind == ANONYMOUS else f"{kind}:"
+            blocks = now.engine.names_with(prefix, (name for name in more if name.startswith(prefix)))
+            await names.add(kind, ([*filterfalse(servers.__contains__, block)] for block in blocks))
+    return found
 
-    def united(kind: str, others: set[str]) -> Sequence[str]:
-        names = list(merge(engine.names_with(kind if kind == ANONYMOUS else f"{kind}:"), sorted(others)))
-        return [one for one, after in zip_longest(names, islice(names, 1, None)) if one != after and one not in servers]
 
-    return AccessNames(
-        NamesByKind({kind: united(kind, more[kind]) for kind in PRINCIPALS}),
-        NamesByKind({kind: united(kind, listed[kind]) for kind in OBJECTS}),
-    )
+def _listed(service: Service) -> Iterator[tuple[str, str]]:
+    """Yields the kind and the name of all that a server has listed."""
+    discovered = service.catalogue.discovered()
+    yield from ((kind, name) for kind in USUAL for name in discovered[f"{kind}s"])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from heapq import merge
-from itertools import islice, takewhile, zip_longest
+from itertools import chain as chained, takewhile
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 _PRECEDENCE = (Reason.DENIED_BY_RULE, Reason.EXPIRED, Reason.CONDITION_FALSE, Reason.NO_MATCHING_RULE)
 MAX_CHAINS = 256  # whose subjects are kept, by identity: some callers get a new chain with each call
 MAX_CASES = 4096  # in each of the cache's two generations
+BLOCK = 4096  # names that are handled at once
 MAX_CASE_ROWS, MAX_CASE_RESULTS = 32, 32  # of a cached case
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 _UNWRITTEN: Mapping[Mode, LinkOutcome] = {"list": "assumed", "assured": "doubted"}
@@ -151,6 +152,7 @@ class Engine:
         links = (source.roles, source.sets, *source.domains.values())
         self._members = tuple(name for one in links for name in one.parents)
         self._sorted_names: list[Sequence[str]] = []
+        self._allowed_patterns: frozenset[str] | None = None
         self.differences = EngineDifferences()
         self._dockets: dict[PermissionKind, LinkPolicy] = {
             kind: KindPolicy(
@@ -280,20 +282,29 @@ class Engine:
         names = merge(*(_from(names, prefix, after) for names in self._all_names()))
         return takewhile(lambda name: name.startswith(prefix), names)
 
-    def names_with(self, prefix: str) -> list[str]:
-        """Return the `names` that begin with `prefix`, in order, each once, and without patterns."""
-        end = f"{prefix}\U0010ffff"
-        parts = [names[bisect_left(names, prefix) : bisect_left(names, end)] for names in self._all_names()]
-        found = [part for part in parts if part]
-        # None of this holds the interpreter for long, as sorting a million names would.
-        names = found[0] if len(found) == 1 else list(merge(*found))
-        return [
-            name for name, after in zip_longest(names, islice(names, 1, None)) if name != after and WILDCARD not in name
-        ]
+    def names_with(self, prefix: str, more: Iterable[str] = ()) -> Iterator[list[str]]:
+        """Yield the `names` and `more` that begin with `prefix`, in order, each once, and without patterns: as many at
+        a time as take a millisecond, so that other work can run in between."""
+        lists = *self._all_names(), sorted(set(more))
+        for block in _merged([(names, *_bounds(names, prefix)) for names in lists]):
+            yield [name for name in block if WILDCARD not in name] if WILDCARD in "".join(block) else block
+
+    def names_around(self, name: str, prefix: str, most: int) -> set[str]:
+        """Return those of the `names` with `prefix` that would stand next to a name: at most so many of each kind."""
+        found: set[str] = set()
+        for names in self._all_names():
+            first, end = _bounds(names, prefix)
+            at = bisect_left(names, name, first, end)
+            found.update(names[max(first, at - most // 2) : min(end, at + most // 2)])
+        return found
+
+    def has_name(self, name: str) -> bool:
+        """Whether it is one of the `names`, or another text of the rows."""
+        return any(name in names[at : at + 1] for names in self._all_names() for at in (bisect_left(names, name),))
 
     def _all_names(self) -> Sequence[Sequence[str]]:
         if not self._sorted_names:
-            lists = [*(docket.sorted_names() for docket in self._dockets.values()), sorted(self._members)]
+            lists = [*(docket.sorted_names() for docket in self._dockets.values()), sorted(set(self._members))]
             self._sorted_names = list({id(names): names for names in lists}.values())  # kinds share their texts
         return self._sorted_names
 
@@ -340,7 +351,10 @@ class Engine:
         return _last_kind(first, question), question.object, question.action
 
     def allowed_patterns(self) -> frozenset[str]:
-        return frozenset(text for docket in self._dockets.values() for text in docket.allowed_patterns())
+        if self._allowed_patterns is None:
+            dockets = self._dockets.values()
+            self._allowed_patterns = frozenset(text for docket in dockets for text in docket.allowed_patterns())
+        return self._allowed_patterns
 
     def casbin(self, kind: PermissionKind) -> StockPolicy | None:
         """Return what decides a kind whose model is not our own; None for the others."""
@@ -492,6 +506,21 @@ def _demanding(links: Iterable[Link], action: str) -> Iterator[RuleRef]:
 def _from(names: Sequence[str], prefix: str, after: str) -> Iterator[str]:
     first = max(bisect_left(names, prefix), bisect_right(names, after))
     return (names[at] for at in range(first, len(names)))
+
+
+def _bounds(names: Sequence[str], prefix: str) -> tuple[int, int]:
+    return bisect_left(names, prefix), bisect_left(names, f"{prefix}\U0010ffff")
+
+
+def _merged(ranges: Iterable[tuple[Sequence[str], int, int]]) -> Iterator[list[str]]:
+    """Yield what ranges of sorted lists hold, in order, each once: at most a block of each list at a time."""
+    left = [one for one in ranges if one[1] < one[2]]
+    while left:
+        bound = min((names[at + BLOCK] for names, at, end in left if at + BLOCK < end), default=None)
+        stops = [end if bound is None else bisect_left(names, bound, at, end) for names, at, end in left]
+        parts = [names[at:stop] for (names, at, _), stop in zip(left, stops, strict=True) if at < stop]
+        left = [(names, stop, end) for (names, _, end), stop in zip(left, stops, strict=True) if stop < end]
+        yield list(parts[0]) if len(parts) == 1 else list(dict.fromkeys(sorted(chained(*parts))))
 
 
 def _names(found: Iterable[tuple[str, ...]]) -> tuple[str, ...]:

@@ -270,9 +270,10 @@ class KindPolicy:
         return found
 
     def allowed_patterns(self) -> Iterator[str]:
-        table = self.table
-        rows = (row for row in range(len(table)) if not table.flags[row] & DENY)
-        return (text for text in {table.text("sub", row) for row in rows} if WILDCARD in text)
+        table, texts = self.table, self.table.texts.texts
+        wild = {number for number in set(table.sub) if WILDCARD in texts[number]}
+        rows = zip(table.sub, table.flags, strict=True) if wild else ()
+        return map(texts.__getitem__, {number for number, flags in rows if number in wild and not flags & DENY})
 
     def find(self, subject: PolicySubject, obj: str, act: str, place: int, *, lends: bool) -> LinkRows:
         table, rows = self.table, self._candidates(subject, obj, act)

@@ -21,7 +21,7 @@ from sidecar.app.loader import check_files
 from sidecar.cli import main
 from sidecar.cli.operator_socket import ask_control
 from sidecar.errors import SettingsError
-from sidecar.gateway.kill_switch import SwitchError, SwitchLedger
+from sidecar.gateway.kill_switch import SwitchError, SwitchLedger, known_names
 from sidecar.gateway.kill_switch.ledger import MAX_FLIPS
 from sidecar.gateway.kill_switch.switch_versions import FORGOTTEN_AFTER_S, SwitchVersion, encode
 from sidecar.settings.timestamps import rfc3339
@@ -342,7 +342,7 @@ KNOWN = ("nhi:planner", "nhi:github", "user:corp/alice", "nhi:ci", "user:dora", 
 UNKNOWN = TABLES["unknown"]
 
 
-async def test_a_name_that_nobody_has_is_asked_about(tmp_path: Path) -> None:
+async def test_a_name_that_nobody_has_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = RULES + "p, nhi:batch-*, tool:github/*, use, -, -, -, allow\np, nhi:*, tool:x/*, use, -, -, -, deny\n"
     given = {
         "policies/roles.csv": "g, user:dora, role:oncall\n",
@@ -357,6 +357,8 @@ async def test_a_name_that_nobody_has_is_asked_about(tmp_path: Path) -> None:
             code, printed, said = await command(tmp_path, "disable", name)
             assert (code, printed) == (1, "") and "nothing is disabled" in said and "--force" in said
             assert (f'did you mean "{meant}"?' in said) is bool(meant)
+        monkeypatch.setattr(known_names, "COMPARED", 2)  # as in a policy of very many names
+        assert [running.app.known_principal(name).nearest for name in UNKNOWN] == list(UNKNOWN.values())
         assert knows(running, *KNOWN)()
         assert (await command(tmp_path, "disable", "nhi:plannner", "--force"))[0] == 0
         status, body = await turn(running, "user:zoe", "disable")  # programs say the name as an alert has it

@@ -7,8 +7,10 @@ it, if this process has charged it, or if it is an upstream. Any other may still
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Set
 from difflib import get_close_matches
+from string import ascii_lowercase, digits
 from typing import NamedTuple
 
 from sidecar.gateway.kill_switch import is_name
@@ -16,6 +18,9 @@ from sidecar.gateway.snapshot import Snapshot
 from sidecar.policy.patterns import glob
 
 ALIKE = 0.8
+COMPARED = 2_000
+MAX_ID = 256
+CHARACTERS = f"{ascii_lowercase}{digits}-_."  # that ids are mostly made of
 
 
 class KnownNames(NamedTuple):
@@ -27,20 +32,42 @@ class KnownNames(NamedTuple):
 
 def known(name: str, now: Snapshot, seen: Iterable[str]) -> KnownNames:
     """Looks up a name. `seen` are names that are known from elsewhere."""
-    texts = {*_texts(now), *seen}
-    if name in texts:
+    beside = {*names_beside_rules(now), *seen}
+    if name in beside or now.engine.has_name(name):
         return KnownNames(True)
-    kind, _, _ = name.partition(":")
-    of_kind = {text.partition(":")[2]: text for text in texts if text.startswith(f"{kind}:") and is_name(text)}
-    near = get_close_matches(name.partition(":")[2][:256], of_kind, n=1, cutoff=ALIKE)
-    fits = any(glob(name, pattern) for pattern in now.engine.allowed_patterns())
-    return KnownNames(fits and not near, of_kind[near[0]] if near else "")
+    nearest = _nearest(name, now, beside)
+    return KnownNames(not nearest and any(glob(name, pattern) for pattern in now.engine.allowed_patterns()), nearest)
 
 
-def _texts(now: Snapshot) -> Iterator[str]:
-    """Yields names of principals, and other texts that equal no name."""
-    yield from now.engine.names()
-    yield from names_beside_rules(now)
+def _nearest(name: str, now: Snapshot, beside: Set[str]) -> str:
+    """Returns the most similar name, "" if none is similar: of those that stand next to this one in order, or else of
+    those that differ by one edit. Comparing it with a million names would take seconds."""
+    kind, _, wanted = name.partition(":")
+    prefix, wanted = f"{kind}:", wanted[:MAX_ID]
+    others = sorted(text for text in beside if text.startswith(prefix))
+    at = bisect_left(others, name)
+    around = {*others[max(0, at - COMPARED // 2) : at + COMPARED // 2]}
+    near = _closest(wanted, around | now.engine.names_around(name, prefix, COMPARED))
+    if not near:
+        edited = map(prefix.__add__, _edits(wanted))
+        near = _closest(wanted, {text for text in edited if text in beside or now.engine.has_name(text)})
+    return near and prefix + near
+
+
+def _closest(wanted: str, names: Iterable[str]) -> str:
+    ids = [name.partition(":")[2] for name in names if is_name(name)]
+    return next(iter(get_close_matches(wanted, ids, n=1, cutoff=ALIKE)), "")
+
+
+def _edits(text: str) -> Iterator[str]:
+    """Yields what one character more, less or instead, or two neighbours exchanged, make of a text."""
+    for at in range(len(text) + 1):
+        head, tail = text[:at], text[at:]
+        yield head + tail[1:]
+        yield head + tail[1:2] + tail[:1] + tail[2:]
+        for character in CHARACTERS:
+            yield head + character + tail
+            yield head + character + tail[1:]
 
 
 def names_beside_rules(now: Snapshot) -> Iterator[str]:

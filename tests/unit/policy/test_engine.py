@@ -361,13 +361,28 @@ def test_a_survey_tells_what_calls_can_get_whatever_they_write(tmp_path: Path) -
         assert decision.allowed == (expected != "deny")
 
 
+def test_names_are_merged_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.policy.engine.BLOCK", 3)
+    rows = [f"p, nhi:p{number}, tool:s/t, use, -, -, -, allow\n" for number in range(0, 40, 2)]
+    links = [f"g, nhi:p{number}, role:r\n" for number in range(0, 40, 3)]
+    rules = engine(tmp_path, {"agent_to_tool": "".join(rows), "roles": "".join(links)})
+    more = [f"nhi:p{number}" for number in range(0, 40, 5)]
+    blocks = list(rules.names_with("nhi:p", more))
+    assert [name for block in blocks for name in block] == sorted(
+        {f"nhi:p{number}" for step in (2, 3, 5) for number in range(0, 40, step)}
+    )
+    assert all(0 < len(block) <= 9 for block in blocks)
+
+
 def test_names_and_rules_are_found_by_their_texts(tmp_path: Path) -> None:
     files = {"agent_to_tool": SURVEYED + "p, role:r, tool:t/*, use, -, -, -, allow\n", "roles": "g, user:u, role:r\n"}
     rules = engine(tmp_path, files)
-    assert rules.names_with("user:") == ["user:u"] and rules.names_with("nhi:") == ["nhi:a"]
-    assert rules.names_with("tool:")[:2] == ["tool:s/asks", "tool:s/both"] and "tool:t/*" not in rules.names_with(
-        "tool:"
-    )
+    assert list(rules.names_with("user:")) == [["user:u"]] and list(rules.names_with("nhi:")) == [["nhi:a"]]
+    assert list(rules.names_with("nhi:", ["nhi:b", "nhi:a", "user:x"])) == [["nhi:a", "nhi:b"]]
+    (tools,) = rules.names_with("tool:")
+    assert tools[:2] == ["tool:s/asks", "tool:s/both"] and "tool:t/*" not in tools
+    assert rules.has_name("user:u") and not rules.has_name("user:x")
+    assert rules.names_around("tool:s/b", "tool:", 2) == {"tool:s/asks", "tool:s/both"}
     assert [rule.object for rule in rules.rules_of("role:r")] == ["tool:t/*"]
     assert [rule.id for rule in rules.rules_of("tool:s/plain")] == ["plain"]
     assert list(rules.rules_of("tool:s/unheard")) == []

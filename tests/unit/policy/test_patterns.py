@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from sidecar.policy.patterns import covers, glob, globs, meets, meets_prefix, who
+from sidecar.policy.patterns import NamePattern, covers, glob, globs, meets, meets_prefix, who
 from tests.tables import tables
 
 TABLES = tables("policy/patterns")
@@ -20,7 +20,10 @@ def regex(pattern: str) -> re.Pattern[str]:
 
 @given(text=TEXTS, pattern=PATTERNS)
 def test_a_pattern_fits_what_its_regular_expression_fits(text: str, pattern: str) -> None:
-    assert glob(text, pattern) is (regex(pattern).fullmatch(text) is not None)
+    fits = regex(pattern).fullmatch(text) is not None
+    assert glob(text, pattern) is fits
+    if "*" in pattern:
+        assert NamePattern(pattern).among([text]) == [text] * fits
 
 
 @given(outer=PATTERNS, inner=PATTERNS, text=TEXTS)

@@ -9,7 +9,7 @@ from itertools import groupby, islice
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
-from sidecar.admin.access import OBJECTS, PRINCIPALS, STATES, AccessView, NamesByKind, known_names
+from sidecar.admin.access import OBJECTS, PRINCIPALS, STATES, AccessView, NamesByKind, chosen, known_names
 from sidecar.admin.console.registry import page
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Paging, paged
 from sidecar.policy import Engine
@@ -46,7 +46,7 @@ async def access(asked: ConsoleRequest) -> Mapping[str, Any]:
     kinds = {"who": query.choice("who_kind", PRINCIPALS), "what": query.choice("what_kind", OBJECTS)}
     view = _view(asked, wanted)
     key: Key = now.engine.revision, id(now), tuple(service.catalogue.lists for service in now.services.values())
-    names = await asked.shared(("names", *key), NAMES_S, partial(asyncio.to_thread, known_names, now))
+    names = await asked.shared(("names", *key), NAMES_S, partial(known_names, now))
     who = await _selected(asked, (*key, "who"), names.principals, kinds["who"], wanted["who"])
     what = await _selected(asked, (*key, "what"), names.objects, kinds["what"], wanted["what"])
     principal = _exact(wanted["who"], names.principals, who, _is_principal)
@@ -78,8 +78,7 @@ def _view(asked: ConsoleRequest, wanted: Mapping[str, str]) -> AccessView:
 async def _selected(asked: ConsoleRequest, key: Key, names: NamesByKind, kind: str, wanted: str) -> Sequence[str]:
     if wanted in names and kind in ("", wanted.partition(":")[0]):
         return [wanted]
-    select = partial(asyncio.to_thread, names.selected, kind, wanted)
-    return await asked.shared(("selected", *key, kind, wanted), NAMES_S, select)
+    return await asked.shared(("selected", *key, kind, wanted), NAMES_S, partial(names.selected, kind, wanted))
 
 
 def _exact(wanted: str, known: NamesByKind, fitting: Sequence[str], is_name: Callable[[str], bool]) -> str:
@@ -151,8 +150,7 @@ async def _of_principal(
 ) -> Mapping[str, Any]:
     show = _show(asked.query, single=len(objects) == 1)
     if show == "granted":
-        held = await _shared(asked, ("granted", *key), partial(view.granted_objects, principal))
-        objects = objects if held is None else [name for name in objects if name in held]
+        objects = await _granted(asked, key, partial(view.granted_objects, principal), objects)
     listed = await _listed(asked, view, key, objects, show, partial(view.objects_of, principal))
     nearest = ""
     if not is_known and principal.startswith("role:"):
@@ -177,8 +175,7 @@ async def _of_object(
 ) -> Mapping[str, Any]:
     show = _show(asked.query, single=len(principals) == 1)
     if show == "granted":
-        held = await _shared(asked, ("granted", *key), partial(view.granted_principals, obj))
-        principals = principals if held is None else [name for name in principals if name in held]
+        principals = await _granted(asked, key, partial(view.granted_principals, obj), principals)
     listed = await _listed(asked, view, key, principals, show, partial(view.principals_of, obj))
     disabled = _disabled(asked, listed["rows"])
     return {
@@ -191,6 +188,18 @@ async def _of_object(
         "groups": sorted(view.now.engine.source.sets.closure((obj,))),
         "open": await _shared(asked, ("open", *key), partial(view.open_principals, obj)),
     }
+
+
+async def _granted(
+    asked: ConsoleRequest, key: Key, find: Callable[[], frozenset[str] | None], names: Sequence[str]
+) -> Sequence[str]:
+    """Those of the names that allow rows hold; all, if any may be allowed."""
+
+    async def held() -> Sequence[str]:
+        found = await asyncio.to_thread(find)
+        return names if found is None else await chosen(names, partial(filter, found.__contains__))
+
+    return await asked.shared(("granted", *key), ANSWERS_S, held)
 
 
 def _row(view: AccessView, principal: str, obj: str) -> Mapping[str, Any]:
