@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 from sidecar.vocabulary import ANONYMOUS
 
@@ -33,22 +34,28 @@ def glob(text: str, pattern: str) -> bool:
 
 
 class NamePattern:
-    """`glob` for one pattern and very many texts: ten times as fast."""
+    """`glob` for one pattern with wildcards and very many texts: several times as fast."""
 
     def __init__(self, pattern: str) -> None:
-        self._head, *middle, tail = pattern.split(WILDCARD)
-        # What the pattern holds in any place leaves few texts for the expression. Its pieces are found once each.
-        self._pieces = sorted({piece for piece in (*middle, tail) if piece}, key=len, reverse=True)
-        found = "".join(f"(?>.*?{re.escape(piece)})" for piece in middle)
-        self._whole = re.compile(f"{re.escape(self._head)}{found}.*{re.escape(tail)}", re.DOTALL)
+        self._head, *middle, self._tail = pattern.split(WILDCARD)
+        self._middle = [piece for piece in middle if piece]
+        self._longest = max(middle, key=len, default="")
 
-    def among(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts that the pattern, which has a wildcard, matches."""
-        if not self._pieces:
-            return [text for text in texts if text.startswith(self._head)]
-        for piece in self._pieces:
-            texts = [text for text in texts if piece in text]
-        return list(filter(self._whole.fullmatch, texts))
+    def among(self, texts: Sequence[str]) -> Sequence[str]:
+        """Return the texts that the pattern matches. All are taken through one step before the next one begins."""
+        head, tail, longest = self._head, self._tail, self._longest
+        if head:
+            texts = [text for text in texts if text.startswith(head)]
+        if tail:
+            texts = [text for text in texts if text.endswith(tail)]
+        if longest:  # leaves few texts, most often
+            texts = [text for text in texts if longest in text]
+        ends = [len(head)] * len(texts)
+        for piece in self._middle:
+            found = list(map(str.find, texts, repeat(piece), ends))
+            texts = [text for text, at in zip(texts, found, strict=True) if at >= 0]
+            ends = [at + len(piece) for at in found if at >= 0]
+        return [text for text, end in zip(texts, ends, strict=True) if end + len(tail) <= len(text)] if tail else texts
 
 
 def globs(text: str, patterns: str) -> bool:
