@@ -33,7 +33,8 @@ fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench --ladder && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
 conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
 # What is too slow for each run of the tests: what stands under deploy/ and the Dockerfile, held by the tools of their
-# makers; the package as it is installed; workers, rollouts, kills under load; real servers; a fuzzer of the HTTP APIs.
+# makers; the package as it is installed; workers, rollouts, kills and crowds under load; one server by every way of
+# being called; real servers; a fuzzer of the HTTP APIs.
 deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests --ignore tests/console -o python_files='check_*.py' -rs
 # The console: what each page serves, and all of them in headless Chromium: every action, its complaints, axe-core.
 console-check: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/console -o python_files='check_*.py' -rs

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from sidecar.app.loader import check_files
@@ -19,10 +18,9 @@ from sidecar.settings import load_settings
 from sidecar.tasks.webhooks import outbox
 from sidecar.tasks.webhooks.approval_notices import message_of
 from sidecar.tasks.webhooks.signature import load_or_make_callback_key
-from tests.flow.process import served
 from tests.flow.test_approvals import KEYS, PATH, ROLES, RULES, SETTINGS, TOOL, admin, answer, asking, controls, waiting
-from tests.flow.world import ACCEPT, PATIENCE_S, Upstream, World, listening, stateless, until, world, write_folder
-from tests.unit.http.client.hostile import Conversation, Hostile, Script, response, say, serving, silent
+from tests.flow.world import World, until, world, write_folder
+from tests.unit.http.client.hostile import Hostile, Script, response, serving, silent
 from tests.unit.tasks.webhooks.receiving import header, in_turn, verified
 from tests.valkey import Valkey
 
@@ -86,13 +84,6 @@ async def test_one_that_expires_is_told_too(tmp_path: Path) -> None:
         assert [each["type"] for each in told(receiver)] == [ASKED, EXPIRED]
 
 
-async def hangs_first(conversation: Conversation) -> None:
-    if len(conversation.server.requests) == 0:
-        await silent(conversation)
-    else:
-        await say(TAKEN)(conversation)
-
-
 @pytest.mark.parametrize("does", ["breaks", "hangs", "redirects", "floods", "wants none"])
 async def test_a_receiver_delays_no_call(does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "FIRST_RETRY_S", 0.1)
@@ -140,27 +131,6 @@ async def test_a_full_queue_delays_no_call_either(tmp_path: Path, caplog: pytest
         assert asked["result"]["resultType"] == "input_required" and len(await waiting(running)) == 1
         (line,) = [line for line in caplog.records if line.message == "a receiver of approvals is not told"]
         assert line.__dict__["reason"] == "too-many-concurrent"
-
-
-async def test_a_kill_loses_no_news() -> None:
-    rules = RULES.replace("nhi:planner", "anonymous")
-    more: dict[str, Any] = {"files": {"policies/roles.csv": ROLES, **KEYS}, "upstream_settings": "anonymous: true"}
-    async with (
-        listening(Upstream().handle) as base,
-        serving(hangs_first) as receiver,
-        served(f"{base}/mcp", rules=rules, settings=told_at(receiver), **more) as running,
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as http,
-    ):
-        message = stateless("tools/call", {"name": TOOL, "arguments": PATH})
-        headers = {"Mcp-Method": "tools/call", "Mcp-Name": TOOL, "MCP-Protocol-Version": "2026-07-28", "Accept": ACCEPT}
-        async with http.post(f"{running.url}/mcp/github", json=message, headers=headers) as answered:
-            assert (await answered.json())["result"]["resultType"] == "input_required"
-        await until(lambda: len(receiver.requests) == 1)
-        await running.kill()
-        await running.start()
-        await until(lambda: len(receiver.requests) == 2)
-        assert len({header(request, "webhook-id") for request in receiver.requests}) == 1
-        assert told(receiver)[1]["data"]["state"] == "waiting"
 
 
 # --- Slack ------------------------------------------------------------------------------------------------------------

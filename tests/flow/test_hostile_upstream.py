@@ -6,7 +6,6 @@ answer and one terminal record, whatever happens.
 """
 
 import asyncio
-import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -38,7 +37,7 @@ from tests.flow.hostile_upstream import (
 from tests.flow.misbehaviours import Attack, asking, body, bytes_of, done, say
 from tests.flow.streams import hearing
 from tests.flow.talk import ERAS, Era, Talk, reason_of
-from tests.flow.world import PATIENCE_S, RULES, Upstream, World, listening, request, until, world
+from tests.flow.world import PATIENCE_S, RULES, Upstream, World, listening, until, world
 from tests.unit.http.client.hostile import serving
 
 CALM = RULES + "p, nhi:planner, tool:calm/*, use, -, -, -, allow\n"
@@ -246,8 +245,6 @@ async def test_an_answer_without_end_is_refused_and_not_held(
 ID = 987654321  # what the program puts the id of its call in place of
 PIPES = f"command: {sys.executable}, args: [-I, -S, {Path(__file__).parent / 'program.py'}], timeout_s: 1"
 LINES = CALM + "p, nhi:planner, tool:github/*, use, -, -, -, allow\n"
-# A stream that is not UTF-8 is of no use any more, and a stream may end without an answer.
-ON_A_2024_STREAM = {"UTF-16": scripts.REFUSED, "Latin-1": scripts.REFUSED}
 # On a stream, what answers nobody is passed over, and then the stream ends without an answer.
 ON_A_STREAM = dict.fromkeys(
     [
@@ -258,12 +255,6 @@ ON_A_STREAM = dict.fromkeys(
 )
 # A server of sessions knows no kinds of results: what it writes there is nothing, and its result complete.
 WITHOUT_KINDS = dict.fromkeys(["an unknown kind of result", "a kind of result that is a list"], "nothing")
-
-
-def over_lines() -> dict[str, str]:
-    """What is heard where answers are found by their ids."""
-    found = {name: scripts.TIMEOUT if name in scripts.NOBODYS else scripts.REFUSED for name in scripts.WORDS}
-    return found | dict.fromkeys(scripts.PASSES, "")
 
 
 async def words(
@@ -284,56 +275,8 @@ async def words(
     return await in_turn([*JSON_WORDS], play, at_once)
 
 
-FLOODS = ["flood_notes", "flood_progress", "flood_changes", "flood_pings", "flood_questions", "flood_answers"]
-
-
-async def reason_of_flood(talk: Talk, how: str) -> str:
-    """Why the call ended; what came before is read and not kept."""
-    call, end = request("tools/call", {"name": "misbehave", "arguments": {"how": how}}), b""
-    async with hearing(talk.world.http, f"{talk.world.url}/mcp/github", talk.in_session, call) as ear:
-        while chunk := await ear.response.content.read(65_536):
-            end = (end + chunk)[-4096:]
-    return re.findall(rb'"reason":"([a-z-]+)"', end)[-1].decode()
-
-
-async def test_a_flood_on_a_line_ends_its_call_in_time_and_others_have_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Threats X5, X7: whatever it is that never stops, though every line of it is well-formed; and it goes on until its
-    session ends."""
-    async with before_lines(tmp_path) as running:
-        same = partial(Talk(running, "session").call, "count")
-
-        async def play(how: str) -> str:
-            talk = Talk(running, "session")
-            await talk.call("count")
-            reason = await reason_of_flood(talk, how)
-            await asyncio.sleep(0.1)
-            await talk.verb("DELETE")
-            return reason
-
-        with grows_at_most(100), callbacks(monkeypatch) as longest:
-            async with nothing_left(running, sessions=10), unharmed(**calm(running), same=same):
-                came_to = await in_turn(FLOODS, play, 3)
-        assert came_to == dict.fromkeys(FLOODS, scripts.TIMEOUT)
-        assert max(longest.values(), default=0.0) < LAG_S, longest
-
-
 async def rude_call(talk: Talk, name: str) -> Any:
     return await talk.call("search_code", rude(name))
-
-
-async def test_words_on_pipes(tmp_path: Path) -> None:
-    def say_it(talk: Talk, name: str) -> Any:
-        file = tmp_path / name
-        file.write_bytes(bytes_of(JSON_WORDS[name]({"jsonrpc": "2.0", "id": ID, "method": "tools/call", "params": {}})))
-        return talk.call("say", {"file": str(file)})
-
-    async with before_lines(tmp_path) as running:
-        same = partial(Talk(running, "session").call, "count")
-        async with nothing_left(running, sessions=10), unharmed(**calm(running), same=same):
-            came_to = await words(running, "session", say_it, at_once=7, polite=["count"])
-        assert came_to == over_lines()
 
 
 async def test_malformed_side_messages_on_pipes_are_dropped_and_the_answer_arrives(tmp_path: Path) -> None:
@@ -355,14 +298,6 @@ async def test_malformed_side_messages_on_pipes_are_dropped_and_the_answer_arriv
             answer = await Talk(running, era).call("say", {"file": str(file)})
             assert heard(answer) == "" and scripts.FINE in str(answer[1])
         assert running.app.live.current.services["github"].account.plain()["messages_dropped"] >= 2
-
-
-async def test_words_on_the_stream_of_a_2024_server(tmp_path: Path) -> None:
-    async with before_old(tmp_path, 1) as (_, running):
-        others = {name: call for name, call in callers(running).items() if name != "same stateless"}
-        async with nothing_left(running, sessions=10), unharmed(**others):
-            came_to = await words(running, "session", rude_call, at_once=10)
-        assert came_to == over_lines() | ON_A_2024_STREAM
 
 
 @pytest.mark.parametrize("kind", [HostileSessions, HostileStateless])

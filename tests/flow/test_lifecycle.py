@@ -4,19 +4,16 @@ import asyncio
 import gc
 import json
 import os
-import resource
 import signal
 import socket
 import ssl
 import sys
 import time
-import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -36,7 +33,7 @@ from tests.flow.process import Served
 from tests.flow.raw import CALL, Wire, answer_in, listening, request, statuses, wire
 from tests.flow.talk import reason_of
 from tests.flow.test_kill import Held, process, until_draining
-from tests.flow.world import PATIENCE_S, Upstream, World, until, world, write_folder
+from tests.flow.world import Upstream, World, until, world, write_folder
 
 # --- places ---------------------------------------------------------------------------------------------------------
 
@@ -311,28 +308,6 @@ async def test_a_clock_that_jumps_is_on_record_and_stops_nobody(tmp_path: Path) 
 # --- bombs ----------------------------------------------------------------------------------------------------------
 
 
-async def test_bombs_are_answered_soon_and_leave_no_memory_behind(tmp_path: Path) -> None:
-    packed = zlib.compress(b"0" * 20_000_000)
-    nested = CALL.replace(b'"acme/raw"', b"[" * 200_000)
-    digits = CALL.replace(b'"acme/raw"', b"9" * 200_000)
-    fractions = CALL.replace(b'"acme/raw"', b"[" + b",".join([b"0.1"] * 99_000) + b"]")
-    async with world(tmp_path) as running:
-        bombs: dict[bytes, int] = {
-            request(running, "Content-Encoding: deflate", body=packed): 415,
-            request(running, "Content-Length: 1000000000", body=b"", length=False): 413,
-            request(running, body=nested): 400,
-            request(running, body=digits): 400,
-            request(running, body=fractions): 403,  # its condition cannot be asked of them
-        }
-        for bomb, status in bombs.items():
-            assert await answered_soon(running, bomb) == [status]
-        before = rss_bytes()
-        for _ in range(2):
-            await asyncio.gather(*(answered_soon(running, bomb) for bomb in bombs))
-        assert rss_bytes() - before < 32 * 2**20
-        assert (await running.call("search_code", {"repo": "acme/x"}))[0] == 200
-
-
 async def test_an_idle_connection_holds_neither_its_last_call_nor_its_answer(tmp_path: Path) -> None:
     async def echo(_: web.Request, message: dict[str, Any]) -> web.StreamResponse:
         content = [{"type": "text", "text": message["params"]["arguments"]["repo"]}]
@@ -375,12 +350,6 @@ async def test_large_answers_take_turns_in_memory_and_a_crowd_of_them_gives_it_b
         assert size * 3 // 4 < max(crowds) * memory_trim.STREAM_BYTES < 3 * 2**20 + 2 * size
 
 
-async def answered_soon(running: World, bomb: bytes) -> list[int]:
-    async with wire(running) as connection:
-        await connection.send(bomb)
-        return statuses(await connection.quiet(0.05, within_s=3.0))
-
-
 def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -389,39 +358,7 @@ def descriptors_in(folder: str) -> int:
     return sum(1 for _ in Path(folder).iterdir())
 
 
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 # --- no descriptor --------------------------------------------------------------------------------------------------
-
-
-async def test_without_descriptors_nobody_is_lost_and_nothing_spins() -> None:
-    async with process(Upstream(), settings='server: {listen: "127.0.0.1:0", header_timeout_s: 60}\n') as client:
-        assert (await client.call())[0] == 200
-        running = client.running
-        pid = running.process.pid
-        where, hard = urlsplit(running.url), resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
-        taken = descriptors_in(f"/proc/{pid}/fd")
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken + 10, hard))
-        flood = [socket.create_connection((where.hostname, where.port)) for _ in range(60)]
-        await until(lambda: "the system gives us none" in running.log())
-        before_s = cpu_s(pid)
-        await asyncio.sleep(0.5)
-        assert cpu_s(pid) - before_s < 0.25, "it waits, and does not ask again and again"
-        answers = await asyncio.gather(*(client.call() for _ in range(4)), return_exceptions=True)
-        assert {answer[0] for answer in answers if isinstance(answer, tuple)} <= {200, 502}
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
-        for sock in flood:
-            sock.close()
-        async with asyncio.timeout(PATIENCE_S):
-            while [(await client.call())[0] for _ in range(10)] != [200] * 10:  # and no breaker opened for it
-                await asyncio.sleep(0.05)
-        running.signal(signal.SIGTERM)
-        assert await running.ended() == 0
-        assert running.verify()[0] == 0
-        assert running.log().count("the system gives us none") == 1
 
 
 # --- signals, one upon the other ------------------------------------------------------------------------------------

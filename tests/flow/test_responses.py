@@ -3,7 +3,6 @@
 import asyncio
 import fcntl
 import json
-import signal
 import stat
 import time
 from collections.abc import Mapping
@@ -20,8 +19,7 @@ from tests.flow.guests import result_of
 from tests.flow.scripts import answer, giving, stream
 from tests.flow.streams import Emitter, event, hearing, streamed
 from tests.flow.talk import ERAS, Era, Talk
-from tests.flow.test_kill import process
-from tests.flow.world import PATIENCE_S, TOOLS, Upstream, World, request, until, world
+from tests.flow.world import PATIENCE_S, TOOLS, Upstream, World, request, world
 
 MAIL = "alice@example.com"
 GONE = "[redacted]"
@@ -347,24 +345,3 @@ async def test_a_large_answer_holds_nobody_up(tmp_path: Path) -> None:
         assert body["result"]["content"][0]["text"].endswith(GONE)
         assert sorted(lags)[-1] < 0.25  # the server and the client of this test share the loop, and parse 1 MB each
         assert len(lags) > 8  # others had their turn
-
-
-async def test_every_result_that_was_answered_is_kept_and_named_after_a_kill() -> None:
-    """kill -9 under load, with lines of a size that a kill can tear."""
-    upstream = Upstream(script={"tools/call": giving(text("x" * 20_000))})
-    async with process(upstream, upstream_settings="responses: {evidence: ['*']}") as client:
-        running = client.running
-        loaded = asyncio.create_task(client.load(asyncio.Event()))
-        await until(lambda: len(client.answers) >= 100, 20)
-        await running.kill()
-        await loaded
-        await running.start()
-        assert (await client.call())[0] == 200
-        running.signal(signal.SIGTERM)
-        assert await running.ended() == 0
-        file = running.audit_path.parent.parent / "evidence" / "evidence.jsonl"
-        held = cli("verify", running.audit_path, "--key", running.key_path, "--evidence", file)
-        assert held.exit_code == 0, held.output
-        kept = {orjson.loads(line)["run_id"] for line in file.read_bytes().splitlines()}
-        assert {status for status, _ in client.answers.values()} == {200}
-        assert client.answers.keys() <= kept

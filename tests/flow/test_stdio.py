@@ -5,17 +5,14 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from tests.flow.process import served
 from tests.flow.talk import Answer, Era, Talk, reason_of, talking
-from tests.flow.world import ACCEPT, PATIENCE_S, SESSION, World, request, until, world
+from tests.flow.world import PATIENCE_S, World, request, until, world
 from tests.tables import tables
 
 TABLES = tables("flow/stdio")
@@ -218,24 +215,6 @@ async def test_everything_that_a_program_started_ends_with_it(tmp_path: Path) ->
         await until(lambda: len(children_of(warden)) >= 8)  # two programs, each with its keeper and three more
         below = children_of(warden)
     assert not [pid for pid in below if alive(pid)]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody adopts what left its group")
-async def test_a_sidecar_that_is_killed_takes_everything_along_within_two_seconds() -> None:
-    rules = "p, anonymous, tool:github/*, use, -, -, -, allow\n"
-    program = moody("deaf", "orphans")
-    async with served("", rules=rules, program=program, upstream_settings="anonymous: true") as running:
-        async with aiohttp.ClientSession() as http:
-            hello = {"protocolVersion": SESSION, "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
-            headers = {"Accept": ACCEPT}
-            url = f"{running.url}/mcp/github"
-            async with http.post(url, json=request("initialize", hello), headers=headers) as response:
-                assert response.status == 200
-        await until(lambda: len(children_of(running.process.pid)) >= 6)  # warden, keeper, program, three more
-        below = children_of(running.process.pid)
-        await running.kill()
-        await until(lambda: not [pid for pid in below if alive(pid)], within_s=2.0)
-        assert not list(Path(tempfile.gettempdir()).glob(f"sidecar-{running.process.pid}-*"))
 
 
 PROMPTS = ["--version", "-p x", "--", "@/etc/hosts", "a\nb\r\n", "a\0b", "\u2028 $(touch x) `x` %s", "x" * 200_000]
