@@ -260,10 +260,3 @@ def test_no_descriptor_is_closed_twice(
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run())
     assert late == 0
-
-
-@linux
-async def test_forty_programs_of_every_kind_leave_nothing() -> None:
-    """`python -m bench.children` does ten thousand."""
-    left = await children.run(40)
-    assert left.nothing, left
