@@ -8,11 +8,10 @@ patterns could allow names that nothing names, the answer says so. Long work pas
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import filterfalse
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from sidecar.gateway.kill_switch import is_name
@@ -92,16 +91,22 @@ class AccessNames(NamedTuple):
 
 async def known_names(now: Snapshot) -> AccessNames:
     """Returns all names that a snapshot knows."""
-    servers = {f"nhi:{name}" for name in now.services}  # an MCP server is no agent
-    beside = await asyncio.to_thread(lambda: {name for name in names_beside_rules(now) if is_name(name)} - servers)
+    servers = sorted(f"nhi:{name}" for name in now.services)  # an MCP server is no agent
+    beside = await asyncio.to_thread(lambda: {name for name in names_beside_rules(now) if is_name(name)})
     listed = {f"{kind}:{server}/{name}" for server, service in now.services.items() for kind, name in _listed(service)}
     found = AccessNames(NamesByKind(), NamesByKind())
     for names, kinds, more in ((found.principals, PRINCIPALS, beside), (found.objects, OBJECTS, beside | listed)):
         for kind in kinds:
             prefix = kind if kind == ANONYMOUS else f"{kind}:"
             blocks = now.engine.names_with(prefix, (name for name in more if name.startswith(prefix)))
-            await names.add(kind, ([*filterfalse(servers.__contains__, block)] for block in blocks))
+            await names.add(kind, (_without(servers, block) for block in blocks))
     return found
+
+
+def _without(servers: Sequence[str], block: list[str]) -> list[str]:
+    """Returns sorted names without those of servers, which few blocks have."""
+    held = {*servers[bisect_left(servers, block[0]) : bisect_right(servers, block[-1])]} if block else set()
+    return [name for name in block if name not in held] if held else block
 
 
 def _listed(service: Service) -> Iterator[tuple[str, str]]:
