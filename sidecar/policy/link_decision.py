@@ -271,7 +271,7 @@ class KindPolicy:
 
     def allowed_patterns(self) -> Iterator[str]:
         table, texts = self.table, self.table.texts.texts
-        wild = {number for number, text in enumerate(texts) if WILDCARD in text}
+        wild = {number for number in set(table.sub) if WILDCARD in texts[number]}
         rows = zip(table.sub, table.flags, strict=True) if wild else ()
         return map(texts.__getitem__, {number for number, flags in rows if number in wild and not flags & DENY})
 
