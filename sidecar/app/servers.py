@@ -135,7 +135,7 @@ class Servers:
         local, entrance = None if decisions is None else replace(decisions, local=True), local_entrance(control)
         others = OtherWorkers.of(settings)
         trusted = AdminApp(operated, metrics, entrance, trusted=True, decisions=local, others=others)
-        console = _console(operated, settings, admin, secrets, others)
+        console = _console(operated, settings, admin, secrets, others, undo)
         guarded = AdminApp(
             operated,
             metrics,
@@ -244,27 +244,37 @@ class Servers:
 
 
 def _console(
-    operated: OperatorAction, settings: Settings, admin: Listener, secrets: OperatorSecrets, others: OtherWorkers | None
+    operated: OperatorAction,
+    settings: Settings,
+    admin: Listener,
+    secrets: OperatorSecrets,
+    others: OtherWorkers | None,
+    undo: AsyncExitStack,
 ) -> Callable[[], Awaitable[Console]] | None:
-    """Opens the console when it is first asked for; None where it is not enabled."""
+    """Opens the console beside the start, so that its first page is there at once; None where it is not enabled."""
     chosen = settings.admin.console
     if not chosen.enabled:
         return None
-    lock = asyncio.Lock()
-    opened: list[Console] = []
 
     def made() -> Console:
         from sidecar.admin.console import Console
 
         return Console.open(operated, chosen, local_entrance(admin), secrets, admin.port, others)
 
-    async def console() -> Console:
-        async with lock:
-            if not opened:
-                opened.append(await asyncio.to_thread(made))
-        return opened[0]
+    async def opened() -> Console:
+        console = await asyncio.to_thread(made)
+        undo.push_async_callback(console.process.close)
+        await console.start()
+        return console
 
-    return console
+    opening = asyncio.create_task(opened())
+    undo.push_async_callback(_cancelled, opening)
+    return lambda: asyncio.shield(opening)
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def _stale_after(current: Callable[[], TlsContexts | None]) -> IsStale:

@@ -20,6 +20,7 @@ from typing import BinaryIO, Final, NamedTuple, Protocol
 
 from sidecar.audit.chain import MAX_LINE_BYTES
 from sidecar.audit.segments import parts_of
+from sidecar.audit.tail import NewestLines
 
 BLOCK_BYTES: Final = 256 * 1024
 RECENT_LINES: Final = 2_000  # about 4 MB
@@ -45,14 +46,24 @@ Reached = Callable[[LineHead], bool]
 """Whether a line is at a place or after it."""
 
 
+class LogTail(Protocol):
+    def read(self, max_bytes: int) -> tuple[bytes, int]:
+        """The newest lines since the last time, and how many bytes before them were passed over. Raises OSError."""
+
+    def close(self) -> None: ...
+
+
 class Log(Protocol):
-    """One log. Both methods block, and raise OSError."""
+    """One log. Its methods block, and raise OSError."""
 
     def before(self, reached: Reached | None = None) -> Iterator[LogBlock]:
         """The blocks, newest first; only lines before the first one that `reached` is true of."""
 
     def since(self, reached: Reached) -> Iterator[LogBlock]:
         """The blocks, oldest first, from the first line on that `reached` is true of."""
+
+    def tail(self) -> LogTail:
+        """What is recorded from now on."""
 
 
 class LogFiles(NamedTuple):
@@ -74,8 +85,11 @@ class LogFiles(NamedTuple):
             for file, start in zip(files, starts, strict=True):
                 yield from _forwards(file, start)
 
+    def tail(self) -> LogTail:
+        return NewestLines(self.path)
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class RecentLines:
     """The newest lines of a log without a file, each with its newline. Safe to use from several threads."""
 
@@ -99,10 +113,28 @@ class RecentLines:
     def since(self, reached: Reached) -> Iterator[LogBlock]:
         yield from self._blocks(reached)
 
+    def tail(self) -> LogTail:
+        return RecentTail(self)
+
     def _blocks(self, wanted: Reached) -> Iterator[LogBlock]:
         lines = [line for line in self.newest(RECENT_LINES) if (head := head_of(line)) is not None and wanted(head)]
         if (block := _block(b"".join(lines))) is not None:
             yield block
+
+
+class RecentTail:
+    """Follows the lines that are kept of a log without a file."""
+
+    def __init__(self, recent: RecentLines) -> None:
+        self._recent, self._count = recent, recent.count
+
+    def read(self, max_bytes: int) -> tuple[bytes, int]:
+        new = self._recent.count - self._count
+        self._count += new
+        return b"".join(self._recent.newest(new)), 0
+
+    def close(self) -> None:
+        pass
 
 
 def head_of(line: bytes) -> LineHead | None:

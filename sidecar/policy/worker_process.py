@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SMALL_BYTES = 256 * 1024  # some 3,000 rows, a tenth of a second
 DEADLINE_S = 120.0
 NICENESS = 5  # calls take precedence
-_BEGINNING = """\
+BEGINNING = """\
 import ctypes, importlib, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: before anything that takes long
@@ -103,7 +103,7 @@ def process_aside(
     """Run `serve_order` of a module in a separate process; yields its input and its output. It is killed at the end,
     and after `deadline_s`: its output then ends. Blocks: call it in a thread."""
     # -P: no module is imported from the working directory. The new session keeps a terminal's signals from the process.
-    command = [sys.executable, "-P", "-c", _BEGINNING, module]
+    command = [sys.executable, "-P", "-c", BEGINNING, module]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -13,12 +13,11 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 import pytest
-from jinja2 import FileSystemLoader
 from yarl import URL
 
 import sidecar.admin.console.handler
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
-from sidecar.admin.console.rendering import TEMPLATES
+from sidecar.admin.console.rendering import FOLDERS
 from sidecar.admin.console.request import ConsoleRequest
 from sidecar.admin.console.sessions import ATTEMPTS_PER_PEER
 from tests.flow.world import PATIENCE_S, World, world
@@ -40,9 +39,7 @@ JSON = {"Accept": "application/json"}
 
 
 # The templates of the probes are in the folder of this file.
-_loader = TEMPLATES.environment.loader
-assert isinstance(_loader, FileSystemLoader)
-_loader.searchpath.append(str(Path(__file__).parent / "console_templates"))
+FOLDERS.append(Path(__file__).parent / "console_templates")
 
 
 @page("probe/{text}", title="Probe", template="probe.html")

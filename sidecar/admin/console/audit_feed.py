@@ -1,6 +1,6 @@
 """Reads what is recorded as it comes, once for all browsers that look at it.
 
-The logs are read in a thread, twice a second, and only while a browser looks: nothing stands on a request's way. Each
+The logs are read in the page process, twice a second, and only while a browser looks. Each
 filter gets the newest records that it wants, up to a number each time, and hears about how many were left out. Browsers
 with the same filter share them.
 """
@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, TypeVar
 
+from sidecar.admin.console.request import ConsoleFault
 from sidecar.audit.chain import json_object
-from sidecar.audit.log_blocks import LogFiles, RecentLines
+from sidecar.audit.log_blocks import Log, LogTail
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.search import FoundRecord, Logs
-from sidecar.audit.tail import NewestLines
 
 TICK_S: Final = 0.5
 WAIT_S: Final = 0.5
@@ -33,18 +34,11 @@ log = logging.getLogger("sidecar.admin.console")
 
 Rows = Sequence[Mapping[str, Any]]
 Shape = Callable[[Sequence[FoundRecord]], Rows]
-"""Makes the rows of a page of records, newest first. Called in a thread."""
+"""Makes the rows of a page of records, newest first. A function of a module, called in the page process."""
+T = TypeVar("T")
 
 
-class LogTail(Protocol):
-    def read(self, max_bytes: int) -> tuple[bytes, int]:
-        """The newest lines since the last time, and how many bytes before them were passed over."""
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FeedNews:
+class FeedNews(NamedTuple):
     """Rows of one moment, newest first; `left_out` is about how many more records there were. `number` is the same for
     all who get these rows; 0 of no rows."""
 
@@ -88,9 +82,10 @@ class FeedViewer:
 
 @dataclass(slots=True)
 class AuditFeed:
-    """The tails of all logs, for as long as there are viewers. For one event loop."""
+    """The news of all logs, for as long as there are viewers. For one event loop."""
 
-    logs: Callable[[], Logs]
+    read: Callable[[Callable[[Logs], Any]], Awaitable[Any]]
+    """Calls a function of a module with all logs, as `AuditView.read` does. Raises ConsoleFault."""
     shape: Shape
     _viewers: list[FeedViewer] = field(default_factory=list)
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,66 +110,76 @@ class AuditFeed:
             self._viewers.remove(viewer)
 
     async def _run(self) -> None:
-        tails = await asyncio.to_thread(_tails_of, self.logs())
-        self._ready.set()
         try:
+            await self._looked(open_tails)
+            self._ready.set()
             while self._viewers:
                 await asyncio.sleep(TICK_S)
                 viewers = tuple(self._viewers)
-                found = await asyncio.to_thread(self._read, tails, {viewer.wanted for viewer in viewers})
+                wanted = {viewer.wanted for viewer in viewers}
+                found = await self._looked(partial(news_of, filters=wanted, shape=self.shape)) or {}
+                numbers = {one: next(self._numbers) if news.rows else 0 for one, news in found.items()}
                 for viewer in viewers:
                     if (news := found.get(viewer.wanted)) is not None:
-                        viewer.add(news)
+                        viewer.add(news._replace(number=numbers[viewer.wanted]))
         finally:
-            for tail in tails.values():
-                tail.close()
+            await self._looked(close_tails)
 
-    def _read(self, tails: Mapping[int, LogTail], filters: set[RecordFilter]) -> Mapping[RecordFilter, FeedNews]:
-        """What is new for each filter that has news."""
-        different = {wanted: _Wanted() for wanted in filters}
-        for worker, tail in tails.items():
-            try:
-                raw, passed_bytes = tail.read(MAX_BYTES)
-            except OSError as error:
-                log.warning("the console cannot read a log", extra={"worker": worker, "error": str(error)})
-                continue
-            lines = raw.splitlines()
-            passed = passed_bytes * len(lines) // max(1, len(raw))
-            for one in different.values():
-                one.left_out += passed
-            _sort_out(worker, lines, different)
-        return {wanted: self._news(one) for wanted, one in different.items() if one.found or one.left_out}
-
-    def _news(self, one: _Wanted) -> FeedNews:
-        newest = sorted(one.found, key=lambda found: str(found.record.get("timestamp")), reverse=True)
-        rows = self.shape(newest)
-        left_out = one.left_out + max(0, len(rows) - MAX_ROWS)
-        return FeedNews(rows[:MAX_ROWS], left_out, next(self._numbers) if rows else 0)
+    async def _looked(self, work: Callable[[Logs], T]) -> T | None:
+        """What the logs have, or None at a moment at which they cannot be read."""
+        try:
+            result: T = await self.read(work)
+            return result
+        except ConsoleFault as fault:
+            log.warning("the console cannot read the logs", extra={"error": str(fault)})
+            return None
 
 
-class RecentTail:
-    """Follows the lines that are kept of a log without a file."""
+# --- in the page process, or of logs in memory in a thread of this one ------------------------------------------------
 
-    def __init__(self, recent: RecentLines) -> None:
-        self._recent, self._count = recent, recent.count
-
-    def read(self, max_bytes: int) -> tuple[bytes, int]:
-        new = self._recent.count - self._count
-        self._count += new
-        return b"".join(self._recent.newest(new)), 0
-
-    def close(self) -> None:
-        pass
+_TAILS: Final[dict[Log, LogTail]] = {}
 
 
-def _tails_of(logs: Logs) -> Mapping[int, LogTail]:
-    found: dict[int, LogTail] = {}
+def open_tails(logs: Logs) -> None:
+    """Follow these logs from their ends on."""
+    close_tails(logs)
+    for one in logs.values():
+        _tail_of(one)
+
+
+def close_tails(logs: Logs) -> None:
+    for one in logs.values():
+        if (tail := _TAILS.pop(one, None)) is not None:
+            tail.close()
+
+
+def news_of(logs: Logs, filters: Collection[RecordFilter], shape: Shape) -> Mapping[RecordFilter, FeedNews]:
+    """What is new for each filter that has news; of a log that cannot be read, nothing."""
+    different = {wanted: _Wanted() for wanted in filters}
     for worker, one in logs.items():
-        if isinstance(one, LogFiles):
-            found[worker] = NewestLines(one.path)
-        elif isinstance(one, RecentLines):
-            found[worker] = RecentTail(one)
-    return found
+        try:
+            raw, passed_bytes = _tail_of(one).read(MAX_BYTES)
+        except OSError:  # which the pages about the log say
+            continue
+        lines = raw.splitlines()
+        passed = passed_bytes * len(lines) // max(1, len(raw))
+        for found in different.values():
+            found.left_out += passed
+        _sort_out(worker, lines, different)
+    return {wanted: _news(one, shape) for wanted, one in different.items() if one.found or one.left_out}
+
+
+def _news(one: _Wanted, shape: Shape) -> FeedNews:
+    newest = sorted(one.found, key=lambda found: str(found.record.get("timestamp")), reverse=True)
+    rows = shape(newest)
+    return FeedNews(rows[:MAX_ROWS], one.left_out + max(0, len(rows) - MAX_ROWS))
+
+
+def _tail_of(one: Log) -> LogTail:
+    tail = _TAILS.get(one)
+    if tail is None:
+        tail = _TAILS[one] = one.tail()
+    return tail
 
 
 def _sort_out(worker: int, lines: Sequence[bytes], different: Mapping[RecordFilter, _Wanted]) -> None:

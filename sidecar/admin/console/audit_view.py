@@ -6,8 +6,10 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
+from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.request import ConsoleFault, FormFields
 from sidecar.admin.routes import OperatorAction
 from sidecar.audit.log_blocks import LogFiles
@@ -32,6 +34,7 @@ class AuditView:
     that of this worker is there: what was written since somebody looks."""
 
     app: OperatorAction
+    process: PageProcess
     _readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_READERS))
 
     @property
@@ -54,10 +57,12 @@ class AuditView:
         return {"in_files": self.is_in_files, "place": place_of(settings), "workers": len(settings.worker_numbers) or 1}
 
     async def read(self, work: Callable[[Logs], T]) -> T:
-        """What `work` finds in the logs, in a thread. Raises ConsoleFault when it cannot be read in time."""
+        """What `work` finds in the logs. It runs in the page process, where lines in the memory of this one are no
+        file, in a thread. Raises ConsoleFault when the logs cannot be read in time."""
         try:
             async with asyncio.timeout(READ_S), self._readers:
-                return await asyncio.to_thread(lambda: work(self.logs()))
+                looking = partial(work, self.logs())
+                return await (self.process.run(looking) if self.is_in_files else asyncio.to_thread(looking))
         except TimeoutError:
             raise ConsoleFault(503, "the audit log cannot be read in time: look again in a moment") from None
         except OSError as error:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -21,6 +20,7 @@ from sidecar.admin.console import pages as _pages  # noqa: F401  # registers the
 from sidecar.admin.console.access import ConsoleAccess, ConsoleUser, check_own_page, check_token, name_of
 from sidecar.admin.console.addresses import BASE, FIRST, LOGIN, LOGOUT, OIDC_BEGIN, OIDC_FINISH, STATIC
 from sidecar.admin.console.oidc import LoginRefused, OidcLogins, plain_flow
+from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.registry import (
     ACTIONS,
     MAX_FORM_BYTES,
@@ -31,7 +31,7 @@ from sidecar.admin.console.registry import (
     ConsoleStream,
     StreamEvent,
 )
-from sidecar.admin.console.rendering import TEMPLATES, Templates
+from sidecar.admin.console.rendering import FOLDERS, View, rendered, static_files
 from sidecar.admin.console.request import (
     ConsoleFault,
     ConsoleRequest,
@@ -73,9 +73,6 @@ STATIC_HEADERS: Final = {**PAGE_HEADERS, "Cache-Control": "public, max-age=31536
 OIDC: Final = "oidc"
 """In place of the digest of a key: a login at the OpenID provider, which ends with its session alone."""
 MAX_STREAMS: Final = 100
-# Threads read logs for the console. Each keeps the interpreter for this long while calls wait for it; by default for
-# 5 ms, which is longer than a call takes.
-SWITCH_S: Final = 0.0002
 MAX_RENDERED: Final = 64
 LIVE: Final = "/live"
 """How the path of a page's own stream ends."""
@@ -97,16 +94,15 @@ class Console:
     app: OperatorAction
     entrance: Entrance
     access: ConsoleAccess
-    templates: Templates
     oidc: OidcLogins | None = None
     others: OtherWorkers | None = None
     url: str = ""
     attempts: LoginAttempts = field(default_factory=lambda: LoginAttempts(time.monotonic))
+    process: PageProcess = field(default_factory=PageProcess)
     results: SharedResults = field(default_factory=SharedResults)
     streams: int = 0
     are_others_open: bool = False
     rendered: OrderedDict[Hashable, bytes] = field(default_factory=OrderedDict)
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Events that several streams send, by their keys."""
 
     @classmethod
@@ -119,7 +115,7 @@ class Console:
         port: int,
         others: OtherWorkers | None,
     ) -> Console:
-        """The console of these settings, with its templates compiled; `entrance` is that of the admin listener. Runs in
+        """The console of these settings, with its static files read; `entrance` is that of the admin listener. Runs in
         a thread."""
         url = settings.url or ""
 
@@ -136,12 +132,17 @@ class Console:
         sessions = ConsoleSessions(settings.session, time.monotonic, holds, others)
         # Cookies are shared by all ports of a host: the name keeps those of other sidecars apart.
         access = ConsoleAccess(secrets, sessions, f"sidecar-console-{port}", url.startswith("https:"))
-        TEMPLATES.compile_all()
+        static_files()
         oidc = None
         if settings.oidc is not None:
             oidc = OidcLogins(settings.oidc, lambda: app.desk.live.current, others)
-        sys.setswitchinterval(SWITCH_S)
-        return cls(app, reached, access, TEMPLATES, oidc, others, url)
+        results = SharedResults(lambda: app.stages.inside > 0)
+        return cls(app, reached, access, oidc, others, url, results=results)
+
+    async def start(self) -> None:
+        """Start the page process, so that the first page comes at once. If it cannot start, the next page tries it."""
+        with suppress(ConsoleFault):
+            await self.process.start()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The response to a request of a browser."""
@@ -155,12 +156,12 @@ class Console:
         except Refusal as refusal:
             response = refused(refusal)
             problem_of = orjson.loads(response.body)  # type: ignore[arg-type]
-            return self._fault(request, ConsoleFault(response.status, problem_of["error"]))
+            return await self._fault(request, ConsoleFault(response.status, problem_of["error"]))
         except ConsoleFault as fault:
-            return self._fault(request, fault)
+            return await self._fault(request, fault)
         except Exception:  # a bug of a page ends its answer, and nothing else
             log.exception("a page of the console failed", extra={"path": request.raw_path.partition("?")[0]})
-            return self._fault(request, ConsoleFault(500, "this page failed; the sidecar's log says why"))
+            return await self._fault(request, ConsoleFault(500, "this page failed; the sidecar's log says why"))
 
     async def handle_of_worker(self, request: web.BaseRequest, by: str) -> web.StreamResponse:
         """The response to another worker: about a session, or this worker's part of a page's data."""
@@ -184,6 +185,7 @@ class Console:
             FormFields(()),
             "viewer",
             by,
+            self.process,
             others=self.others,
             is_of_worker=True,
             results=self.results,
@@ -224,7 +226,7 @@ class Console:
         streamed = STREAMS.find(name)
         user = await self.access.user(headers, touch=streamed is None)
         if user is None:
-            return self._stranger(request, headers, target)
+            return await self._stranger(request, headers, target)
         if request.method == "POST":
             return await self._act(request, headers, user, name, query)
         if streamed is not None:
@@ -233,7 +235,7 @@ class Console:
 
     # --- access -------------------------------------------------------------------------------------------------------
 
-    def _stranger(self, request: web.BaseRequest, headers: Headers, target: str) -> web.Response:
+    async def _stranger(self, request: web.BaseRequest, headers: Headers, target: str) -> web.Response:
         """The response to a request without a login: the way to the login page, and from there back to `target`."""
         wants_data = _wants_json(request) or "authorization" in headers
         if request.headers.get("HX-Request") == "true":
@@ -246,27 +248,27 @@ class Console:
         # A link on another site leads here without the cookie, which is SameSite=Strict. A second request from a page
         # of ours has it.
         if headers.get("sec-fetch-site") == ("cross-site",) and self.access.session_id(headers) == "":
-            return self._again(target)
+            return await self._again(target)
         return _see(f"{LOGIN}?next={quote(target, safe='/')}")
 
-    def _again(self, target: str) -> web.Response:
+    async def _again(self, target: str) -> web.Response:
         """A page that leads on to `target` by itself."""
-        return self._html("again.html", {"target": target})
+        return await self._html("again.html", {"target": target})
 
     async def _login(self, request: web.BaseRequest, headers: Headers, query: str) -> web.Response:
         if request.method != "POST":
-            return self._login_page(request, _next_in(FormFields.parsed(query)))
+            return await self._login_page(request, _next_in(FormFields.parsed(query)))
         peer = request.remote or "local"
         form = await _form_of(request, headers, MAX_FORM_BYTES)
         next_path = _next_in(form)
         if wait_s := self.attempts.wait_s(peer):
-            return self._login_page(request, next_path, 429, wait_s)
+            return await self._login_page(request, next_path, 429, wait_s)
         key = form.get("key", "")
         credential = self.access.credential(key)
         if credential is None:
             self.attempts.failed(peer)
             await self.app.desk.witness("console-login-refused", "unknown", peer=peer)
-            return self._login_page(request, next_path, 401)
+            return await self._login_page(request, next_path, 401)
         user = ConsoleUser(name_of(credential), credential.role, person=person_of(credential))
         cookie = await self._begun(user, digest_of(key.encode()), headers, peer)
         return _see(next_path, {"Set-Cookie": cookie})
@@ -284,7 +286,7 @@ class Console:
         if request.method != "GET":
             raise ConsoleFault(405, "follow the link of the login page")
         if wait_s := self.attempts.wait_s(request.remote or "local"):
-            return self._login_page(request, FIRST, 429, wait_s)
+            return await self._login_page(request, FIRST, 429, wait_s)
         origin = self.url or f"http://{headers['host'][0]}"  # Host is one of this listener's names
         flow_id, address = await oidc.begin(_next_in(FormFields.parsed(query)), f"{origin}{OIDC_FINISH}")
         return _see(address, {"Set-Cookie": self.access.flow_cookie_for(flow_id)})
@@ -296,7 +298,7 @@ class Console:
             raise ConsoleFault(405, "the identity provider sends browsers here")
         peer = request.remote or "local"
         if wait_s := self.attempts.wait_s(peer):
-            return self._login_page(request, FIRST, 429, wait_s)
+            return await self._login_page(request, FIRST, 429, wait_s)
         try:
             who = await oidc.finish(self.access.flow_id(headers), FormFields.parsed(query))
         except LoginRefused as refused_login:
@@ -305,12 +307,12 @@ class Console:
             raise
         cookie = await self._begun(ConsoleUser(who.by, who.role, person=who.person), OIDC, headers, peer)
         # The provider's site led here, so that a redirect would not carry the new cookie, which is SameSite=Strict.
-        response = self._again(who.next_path)
+        response = await self._again(who.next_path)
         response.headers.add("Set-Cookie", cookie)
         response.headers.add("Set-Cookie", self.access.flow_cookie_for(""))
         return response
 
-    def _login_page(
+    async def _login_page(
         self, request: web.BaseRequest, next_path: str, status: int = 200, wait_s: float = 0.0
     ) -> web.Response:
         told = {200: "", 401: "This is no key of an operator or a viewer.", 429: "Too many attempts failed."}[status]
@@ -323,7 +325,7 @@ class Console:
             "keys": bool(self.access.secrets()),
         }
         retry = {"Retry-After": str(int(wait_s) + 1)} if wait_s else {}
-        return self._html("login.html", data, status, retry)
+        return await self._html("login.html", data, status, retry)
 
     async def _logout(self, request: web.BaseRequest, headers: Headers) -> web.Response:
         if request.method != "POST":
@@ -345,12 +347,11 @@ class Console:
         page, parts = found
         _check_role(user, page)
         asked = self._asked(request, user, name, parts, FormFields.parsed(query))
-        data = await page.handler(asked)
+        data = await self.results.in_turn(partial(page.handler, asked))
         if _wants_json(request):
             return answered(data)
         live = f"{BASE}{name}{LIVE}?{asked.query.with_changes({SEEN: digest_of_view(data)})}"
-        context = {**self._context(asked, page), "live": live, **data}
-        return _page_of(await self._rendered(page.template, context))
+        return _page_of(await self._rendered(page.template, asked, {"live": live, **data}, page.title))
 
     async def _act(
         self, request: web.BaseRequest, headers: Headers, user: ConsoleUser, name: str, query: str
@@ -367,8 +368,7 @@ class Console:
         asked = replace(self._asked(request, user, name, parts, FormFields.parsed(query)), form=form)
         answer = await action.handler(asked)
         if isinstance(answer, Fragment):
-            context = {**self._context(asked, None), **answer.data}
-            return _page_of(await self._rendered(answer.template, context), answer.status)
+            return _page_of(await self._rendered(answer.template, asked, answer.data), answer.status)
         return _see(f"{BASE}{answer.removeprefix(BASE)}")
 
     async def _stream(
@@ -403,7 +403,7 @@ class Console:
         headers: Headers,
     ) -> None:
         """Send events until the session ends, the sidecar drains or the reader is gone."""
-        context, looked_at, heard_at = self._context(asked, None), time.monotonic(), time.monotonic()
+        looked_at = heard_at = time.monotonic()
         try:
             async with aclosing(events):
                 async for event in events:
@@ -416,7 +416,7 @@ class Console:
                             break
                     if event is not None:
                         heard_at = now_s
-                        await stream.write(await self._event(event, context))
+                        await stream.write(await self._event(event, asked))
                     elif now_s - heard_at >= KEEP_ALIVE_S:
                         heard_at = now_s
                         await stream.keep_alive()
@@ -424,70 +424,67 @@ class Console:
         except Refusal:  # the reader is gone
             pass
 
-    async def _event(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
+    async def _event(self, event: StreamEvent, asked: ConsoleRequest) -> bytes:
         """An event as it is sent; of those with a key, the last ones are kept."""
         if event.key is not None and (known := self.rendered.get(event.key)) is not None:
             return known
-        written = await self._written(event, context)
+        written = await self._written(event, asked)
         if event.key is not None:
             self.rendered[event.key] = written
             while len(self.rendered) > MAX_RENDERED:
                 self.rendered.popitem(last=False)
         return written
 
-    async def _written(self, event: StreamEvent, context: Mapping[str, Any]) -> bytes:
+    async def _written(self, event: StreamEvent, asked: ConsoleRequest) -> bytes:
         if event.template:
-            body = await self._rendered(event.template, {**context, **event.data})
+            body = await self._rendered(event.template, asked, event.data)
         else:
             body = orjson.dumps(event.data)
         lines = b"\n".join(b"data: " + line for line in body.splitlines()) or b"data:"
         return b"event: %b\n%b\n\n" % (event.event.encode(), lines)
 
-    async def _rendered(self, template: str, data: Mapping[str, Any]) -> bytes:
-        """A rendered template. One is rendered at a time: what many viewers are sent would add up between two looks at
-        the sockets of calls."""
-        async with self.turn:
-            return await self.templates.render_in_turns(template, data, lambda: self.app.stages.inside > 0)
+    async def _rendered(self, template: str, asked: ConsoleRequest, data: Mapping[str, Any], title: str = "") -> bytes:
+        """A template with the data of a page, and with what every page has."""
+        of_all = {
+            "me": {"by": asked.by, "role": asked.role, "is_operator": asked.is_operator},
+            "csrf": "" if asked.session is None else asked.session.csrf,
+        }
+        view = View(asked.path, asked.parts, title, asked.query)
+        return await self.process.run(partial(rendered, tuple(FOLDERS), template, view, {**of_all, **data}))
 
     # --- responses ----------------------------------------------------------------------------------------------------
 
     def _asked(
         self, request: web.BaseRequest, user: ConsoleUser, name: str, parts: Mapping[str, str], query: FormFields
     ) -> ConsoleRequest:
-        form, of_all = FormFields(()), self.results
-        known = user.role, user.by, user.session, self.others
-        return ConsoleRequest(self.app, request, name, parts, query, form, *known, results=of_all, person=user.person)
+        known = user.role, user.by, self.process, user.session, self.others
+        results, person = self.results, user.person
+        return ConsoleRequest(
+            self.app, request, name, parts, query, FormFields(()), *known, results=results, person=person
+        )
 
-    def _context(self, asked: ConsoleRequest, page: ConsolePage | None) -> dict[str, Any]:
-        """What every template has beside a page's data."""
-        return {
-            "asked": asked,
-            "page": page,
-            "me": {"by": asked.by, "role": asked.role, "is_operator": asked.is_operator},
-            "csrf": "" if asked.session is None else asked.session.csrf,
-            "query": asked.query,
-            "here": lambda **changes: f"{BASE}{quote(asked.path)}?{asked.query.with_changes(changes)}".rstrip("?"),
-        }
-
-    def _html(
+    async def _html(
         self, template: str, data: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = {}
     ) -> web.Response:
-        return _page_of(self.templates.render(template, data), status, headers)
+        body = await self.process.run(partial(rendered, tuple(FOLDERS), template, View(), data))
+        return _page_of(body, status, headers)
 
     def _static(self, request: web.BaseRequest, path: str) -> web.Response:
-        file = self.templates.static.get(path)
+        file = static_files().get(path)
         if file is None:
             return problem("no such file", 404)
         if request.method not in ("GET", "HEAD"):
             return problem("GET only", 405, {"Allow": "GET"})
         return web.Response(body=file.content, headers={**STATIC_HEADERS, "Content-Type": file.media_type})
 
-    def _fault(self, request: web.BaseRequest, fault: ConsoleFault) -> web.Response:
+    async def _fault(self, request: web.BaseRequest, fault: ConsoleFault) -> web.Response:
         if _wants_json(request):
             return problem(fault.told, fault.status, **fault.facts)
-        return self._html(
-            "fault.html", {"status": fault.status, "told": fault.told, "facts": fault.facts}, fault.status
-        )
+        shown = {"status": fault.status, "told": fault.told, "facts": dict(fault.facts)}
+        try:
+            return await self._html("fault.html", shown, fault.status)
+        except (ConsoleFault, OSError) as other:  # the page that would say it cannot be rendered
+            return problem(f"{fault.told}; {other}", fault.status)
 
 
 def _check_role(user: ConsoleUser, one: ConsolePage | ConsoleAction | ConsoleStream) -> None:

@@ -1,34 +1,35 @@
-"""Renders the console's templates, and serves its static files at addresses that change with their content."""
+"""Renders the console's templates, and gives its static files addresses that change with their content."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sidecar.admin.console.addresses import BASE, STATIC
 from sidecar.admin.console.registry import NAVIGATION, PAGES
+from sidecar.admin.console.request import FormFields
 from sidecar.errors import visible, visible_lines
 from sidecar.settings.timestamps import rfc3339, seconds_of
 from sidecar.tasks.programs.run_record import standing_of
 
 FOLDER: Final = Path(__file__).parent
+FOLDERS: Final = [FOLDER / "templates"]
+"""Where templates are found."""
 MEDIA_TYPES: Final = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-TURN_S: Final = 0.0003
-REST_S: Final = 0.001
 NONE: Final = "–"
 _SPANS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -39,79 +40,78 @@ class StaticFile(NamedTuple):
     media_type: str
 
 
-@dataclass(frozen=True)
-class Templates:
-    """The environment of the templates, which escape all that they are given. `static` are the files by address."""
+@dataclass(frozen=True, slots=True)
+class View:
+    """What every template has beside a page's data: `path` below `/console/`, the parts of the path by name, the title
+    of the page, "" for a fragment, and the `query`."""
 
-    @cached_property
-    def static(self) -> Mapping[str, StaticFile]:
-        folder = FOLDER / "static"
-        files = [path for path in sorted(folder.rglob("*")) if path.suffix in MEDIA_TYPES]
-        found = {}
-        for path in files:
-            content = path.read_bytes()
-            address = f"{STATIC}{sha256(content).hexdigest()[:16]}/{path.relative_to(folder).as_posix()}"
-            found[address] = StaticFile(content, MEDIA_TYPES[path.suffix])
-        return found
+    path: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    query: FormFields = field(default_factory=lambda: FormFields(()))
 
-    @cached_property
-    def _addresses(self) -> Mapping[str, str]:
-        return {address.removeprefix(STATIC).partition("/")[2]: address for address in self.static}
-
-    @cached_property
-    def environment(self) -> Environment:
-        environment = Environment(
-            loader=FileSystemLoader(FOLDER / "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            finalize=_legible,
-            auto_reload=False,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        environment.filters |= {
-            "moment": moment,
-            "ago": ago,
-            "duration": duration,
-            "count": count,
-            "amount": amount,
-            "json": json_text,
-            "size": size,
-            "short": short,
-            "or_none": or_none,
-            "machine_time": machine_time,
-            "clipped": clipped,
-            "brief": brief,
-            "standing": standing_of,
-            "pretty": pretty,
-        }
-        environment.globals |= {"static": lambda name: self._addresses[name], "base": BASE, "navigation": _navigation()}
-        return environment
-
-    def compile_all(self) -> None:
-        """Compile every template and read every static file, in a thread, before the first page is rendered."""
-        for name in self.environment.list_templates():
-            self.environment.get_template(name)
-        assert self.static
-
-    async def render_in_turns(self, template: str, data: Mapping[str, Any], is_busy: Callable[[], bool]) -> bytes:
-        """Render a page in turns, as a large table takes many milliseconds. While calls are in progress (`is_busy`),
-        each turn is followed by a rest, so that a call meets one turn at most."""
-        pieces, turn_s = [], time.perf_counter()
-        for piece in self.environment.get_template(template).generate(data):
-            pieces.append(piece)
-            if time.perf_counter() - turn_s > TURN_S:
-                await asyncio.sleep(REST_S if is_busy() else 0)
-                turn_s = time.perf_counter()
-        await asyncio.sleep(REST_S if is_busy() else 0)
-        return "".join(pieces).encode("utf-8", "replace")
-
-    def render(self, template: str, data: Mapping[str, Any]) -> bytes:
-        return self.environment.get_template(template).render(data).encode("utf-8", "replace")
+    def address(self, **changes: object) -> str:
+        """The address of this view with other fields in its query."""
+        return f"{BASE}{quote(self.path)}?{self.query.with_changes(changes)}".rstrip("?")
 
 
-TEMPLATES: Final = Templates()
-"""Those of this process: they are compiled once."""
+def rendered(folders: Sequence[Path], template: str, view: View, data: Mapping[str, Any]) -> bytes:
+    """A template of one of the folders with its data. Blocks for milliseconds."""
+    context = {"view": view, "query": view.query, "here": view.address, **data}
+    return _environment(tuple(folders)).get_template(template).render(context).encode("utf-8", "replace")
+
+
+def compile_all() -> None:
+    """Compile every template, before the first page is rendered."""
+    environment = _environment(tuple(FOLDERS))
+    for name in environment.list_templates():
+        environment.get_template(name)
+
+
+@lru_cache(maxsize=1)
+def static_files() -> Mapping[str, StaticFile]:
+    """The files that browsers get, by address."""
+    folder = FOLDER / "static"
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in MEDIA_TYPES]
+    found = {}
+    for path in files:
+        content = path.read_bytes()
+        address = f"{STATIC}{sha256(content).hexdigest()[:16]}/{path.relative_to(folder).as_posix()}"
+        found[address] = StaticFile(content, MEDIA_TYPES[path.suffix])
+    return found
+
+
+@lru_cache(maxsize=4)
+def _environment(folders: tuple[Path, ...]) -> Environment:
+    """The environment of the templates, which escape all that they are given."""
+    environment = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_legible,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "moment": moment,
+        "ago": ago,
+        "duration": duration,
+        "count": count,
+        "amount": amount,
+        "json": json_text,
+        "size": size,
+        "short": short,
+        "or_none": or_none,
+        "machine_time": machine_time,
+        "clipped": clipped,
+        "brief": brief,
+        "standing": standing_of,
+        "pretty": pretty,
+    }
+    addresses = {address.removeprefix(STATIC).partition("/")[2]: address for address in static_files()}
+    environment.globals |= {"static": addresses.__getitem__, "base": BASE, "navigation": _navigation()}
+    return environment
 
 
 def _legible(value: object) -> object:

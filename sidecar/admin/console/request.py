@@ -22,6 +22,7 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.vocabulary import Principal
 
 if TYPE_CHECKING:
+    from sidecar.admin.console.page_process import PageProcess
     from sidecar.admin.console.sessions import ConsoleSession
     from sidecar.admin.other_workers import OtherWorkers
 
@@ -30,6 +31,7 @@ MAX_FIELDS: Final = 200
 MAX_SHARED: Final = 64
 PAGE_ROWS, MAX_PAGE_ROWS = 50, 200
 OTHERS_S: Final = 2.0
+REST_S: Final = 0.001
 
 
 class ConsoleFault(Exception):
@@ -113,14 +115,17 @@ class FormFields(Mapping[str, str]):
 @dataclass(slots=True)
 class SharedResults:
     """Results that several viewers wait for or have seen, by key: the oldest gives way to one too many. And parts of
-    pages that live as long as the console, by what makes them."""
+    pages that live as long as the console, by what makes them. Results are begun one after another, each after a rest
+    while calls are in progress (`is_busy`): ten at once would delay a call by the sum of them."""
 
+    is_busy: Callable[[], bool] = lambda: False
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _made: OrderedDict[Hashable, tuple[float, asyncio.Task[Any]]] = field(default_factory=OrderedDict)
     _parts: dict[Hashable, Any] = field(default_factory=dict)
 
-    def part(self, make: Callable[[OperatorAction], T], app: OperatorAction) -> T:
+    def part(self, make: Callable[..., T], *given: object) -> T:
         if make not in self._parts:
-            self._parts[make] = make(app)
+            self._parts[make] = make(*given)
         part: T = self._parts[make]
         return part
 
@@ -128,13 +133,18 @@ class SharedResults:
         now_s = time.monotonic()
         made_at, task = self._made.pop(key, (0.0, None))
         if task is None or _is_over(task, now_s - made_at >= within_s):
-            made_at, task = now_s, asyncio.ensure_future(_awaited(make))
+            made_at, task = now_s, asyncio.ensure_future(self.in_turn(make))
             task.add_done_callback(_retrieved)
         self._made[key] = made_at, task
         while len(self._made) > MAX_SHARED:
             self._made.popitem(last=False)
         result: T = await asyncio.shield(task)  # one viewer may leave while others wait
         return result
+
+    async def in_turn(self, make: Callable[[], Awaitable[T]]) -> T:
+        async with self._turn:
+            await asyncio.sleep(REST_S if self.is_busy() else 0)
+        return await make()
 
 
 def _is_over(task: asyncio.Task[Any], is_old: bool) -> bool:
@@ -146,10 +156,6 @@ def _retrieved(task: asyncio.Task[Any]) -> None:
     """Take note of an error, also where every viewer who waited has left."""
     if not task.cancelled():
         task.exception()
-
-
-async def _awaited(make: Callable[[], Awaitable[T]]) -> T:
-    return await make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +173,7 @@ class ConsoleRequest:
     form: FormFields
     role: Role
     by: str
+    process: PageProcess
     session: ConsoleSession | None = None
     others: OtherWorkers | None = None
     is_of_worker: bool = False
@@ -228,9 +235,9 @@ class ConsoleRequest:
         """Whether the page of this stream shows this data already."""
         return bool(self.seen) and self.seen == digest_of_view(data)
 
-    def part(self, make: Callable[[OperatorAction], T]) -> T:
-        """The one part of this process that `make` makes when it is first asked for."""
-        return self.results.part(make, self.app)
+    def part(self, make: Callable[[OperatorAction, PageProcess], T]) -> T:
+        """The one part of this console that `make` makes when it is first asked for."""
+        return self.results.part(make, self.app, self.process)
 
     def is_draining(self) -> bool:
         return self.app.desk.is_draining()

@@ -10,12 +10,14 @@ from typing import Any, Final
 
 from sidecar.admin.console.audit_view import SEARCH_S, AuditView, filter_of, places_in, search_s, shown_record, text_of
 from sidecar.admin.console.live import watched
+from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, digest_of_view
 from sidecar.admin.console.verification import LogVerifier
 from sidecar.admin.routes import OperatorAction
 from sidecar.audit.checkpoints import load_attesting_key
 from sidecar.audit.digest import load_key
+from sidecar.audit.log_blocks import LogFiles
 from sidecar.audit.record import CHECKPOINT, EVENTS
 from sidecar.audit.record_filter import RecordFilter, earlier
 from sidecar.audit.search import FoundRecord, Logs, following, record_at, search
@@ -97,7 +99,7 @@ async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
         "sink": settings.audit.sink,
         "durability": settings.audit.durability,
         "evidence": status["evidence"],
-        "logs": await view.read(partial(_files_of, settings=settings)) if view.is_in_files else [],
+        "logs": await view.read(_files_of) if view.is_in_files else [],
         "keys": await asyncio.to_thread(_keys_of, settings),
         "checkpoints": [_row(one) for one in checkpoints.found],
         "checkpoints_complete": checkpoints.next is None,
@@ -137,7 +139,7 @@ async def verify(asked: ConsoleRequest) -> str:
     return "audit/log"
 
 
-def _verifier(app: OperatorAction) -> LogVerifier:
+def _verifier(app: OperatorAction, process: PageProcess) -> LogVerifier:
     return LogVerifier(lambda: app.desk.live.current.settings, app.desk.witness)
 
 
@@ -204,9 +206,9 @@ def _around(logs: Logs, found: FoundRecord, same: RecordFilter) -> tuple[Sequenc
     return earlier_ones[-AROUND:], later[:AROUND]
 
 
-def _files_of(logs: Logs, settings: Settings) -> list[Mapping[str, Any]]:
+def _files_of(logs: Logs) -> list[Mapping[str, Any]]:
     """The files of each log, newest first, up to a number."""
-    return [{"worker": worker, **_log_files(path)} for worker, path in settings.audit_logs.items()]
+    return [{"worker": worker, **_log_files(one.path)} for worker, one in logs.items() if isinstance(one, LogFiles)]
 
 
 def _log_files(path: Path) -> Mapping[str, Any]:

@@ -21,6 +21,7 @@ from sidecar.admin.console.audit_view import (
     shown_record,
     text_of,
 )
+from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.registry import StreamEvent, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
 from sidecar.admin.routes import OperatorAction
@@ -102,8 +103,8 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
             yield None
 
 
-def _feed(app: OperatorAction) -> AuditFeed:
-    return AuditFeed(AuditView(app).logs, _rows_of)
+def _feed(app: OperatorAction, process: PageProcess) -> AuditFeed:
+    return AuditFeed(AuditView(app, process).read, _rows_of)
 
 
 @page("decisions/{id}", title="Decision", template="decision.html")
