@@ -112,6 +112,7 @@ class StatusReport:
     recent: RecentRequests
     started_at: float = field(default_factory=time.time)
     stopping: bool = False
+    _warnings: tuple[Sequence[Fault], list[str]] = ((), [])
 
     @property
     def pipeline(self) -> Pipeline:
@@ -232,7 +233,7 @@ class StatusReport:
             "engines": {kind.value: engine for kind, engine in now.engine.engines.items()},
             "engine_differences": {kind.value: count for kind, count in now.engine.differences.counts.items()},
             "allows_by_default": [kind.value for kind in now.engine.allowing],
-            "warnings": [str(fault) for fault in now.engine.warnings],
+            "warnings": self._texts(now.engine.warnings),
             "refused": [_plain(fault) for fault in (*self.reloader.refused, *self.follower.refused)],
             "needs_restart": list(now.waiting),
             "mode": self.mode,
@@ -241,6 +242,12 @@ class StatusReport:
             "replicas": None if self.replicas.skew is None else self.replicas.skew._asdict(),
             "replica_revisions": self.replicas.revisions,
         }
+
+    def _texts(self, warnings: Sequence[Fault]) -> list[str]:
+        """The warnings in words, which are the same for as long as a policy serves."""
+        if self._warnings[0] is not warnings:
+            self._warnings = warnings, [str(fault) for fault in warnings]
+        return self._warnings[1]
 
     def upstreams(self) -> Mapping[str, Mapping[str, Any]]:
         now = self.pipeline.live.current

@@ -20,7 +20,6 @@ from sidecar.settings.pdp import DecisionSettings
 from sidecar.settings.policy import PolicySettings
 from sidecar.settings.schedules import MOST, ScheduleSettings, schedule_faults
 from sidecar.settings.server import (
-    MAX_WORKERS,
     AdminSettings,
     AnswerSettings,
     LocalListener,
@@ -118,7 +117,11 @@ class Settings(Section):
     @property
     def audit_logs(self) -> Mapping[int, Path]:
         """The logs that are there, by worker: 0 is that of a process without workers."""
-        paths = ((worker, self._audit_path_of(worker)) for worker in range(MAX_WORKERS + 1))
+        path = self.audit.path
+        folder, prefix = (self.data / WORKERS, "") if path is None else (path.parent, "worker-")
+        names = (one.name.removeprefix(prefix) for one in folder.glob(f"{prefix}*"))
+        numbers = sorted(int(name) for name in names if name.isascii() and name.isdecimal() and name != "0")
+        paths = ((worker, self._audit_path_of(worker)) for worker in (0, *numbers))
         return {worker: path for worker, path in paths if path.exists()}
 
     @property
