@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.request import ConsoleFault, FormFields
@@ -15,7 +15,7 @@ from sidecar.admin.routes import OperatorAction
 from sidecar.audit.log_blocks import LogFiles
 from sidecar.audit.record import BLANK
 from sidecar.audit.record_filter import RecordFilter, moment_from
-from sidecar.audit.search import LogPlaces, Logs
+from sidecar.audit.search import FoundRecord, LogPlaces, Logs, SearchPage
 from sidecar.audit.sinks import place_of
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings import Settings
@@ -26,6 +26,18 @@ MAX_READERS: Final = 2
 _PLACES: Final = re.compile(r"(\d{1,3}\.\d{1,19})(,\d{1,3}\.\d{1,19})*")
 
 T = TypeVar("T")
+
+
+class FoundRows(NamedTuple):
+    """What a search found, as the rows of a page, and where it goes on, as `SearchPage` has it."""
+
+    rows: Sequence[Mapping[str, Any]]
+    next: LogPlaces | None
+    back_to: str
+
+    @classmethod
+    def of(cls, found: SearchPage, row: Callable[[FoundRecord], Mapping[str, Any]]) -> FoundRows:
+        return cls([row(one) for one in found.found], found.next, found.back_to)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.admin.console.audit_view import SEARCH_S, AuditView, filter_of, places_in, search_s, shown_record, text_of
+from sidecar.admin.console.audit_view import (
+    SEARCH_S,
+    AuditView,
+    FoundRows,
+    filter_of,
+    places_in,
+    search_s,
+    shown_record,
+    text_of,
+)
 from sidecar.admin.console.live import watched
 from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
@@ -42,9 +51,9 @@ async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
     query, view = asked.query, asked.part(AuditView)
     wanted, before = filter_of(query, FILTERS), places_in(query, "before")
     takes = _is_no_checkpoint if wanted.event == "control" and not wanted.what else _is_record
-    looking = partial(search, wanted=wanted, limit=RECORDS, within_s=search_s(query), before=before, takes=takes)
+    looking = partial(_search, wanted=wanted, limit=RECORDS, within_s=search_s(query), before=before, takes=takes)
     found = await view.read(looking)
-    rows = [_row(one) for one in found.found]
+    rows = found.rows
     if not view.is_in_files:
         others = [row for one in await asked.of_others() for row in one.get("rows", ())]
         rows = sorted([*rows, *others], key=lambda row: str(row["at"]), reverse=True)[:RECORDS]
@@ -90,7 +99,7 @@ async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
     settings = view.settings
     status = await asked.operate("GET", "/status")
     wanted = RecordFilter(event="control", what=CHECKPOINT)
-    checkpoints = await view.read(partial(search, wanted=wanted, limit=CHECKPOINTS, within_s=SEARCH_S))
+    checkpoints = await view.read(partial(_search, wanted=wanted, limit=CHECKPOINTS, within_s=SEARCH_S))
     state = await verification(asked)
     return {
         **state,
@@ -101,7 +110,7 @@ async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
         "evidence": status["evidence"],
         "logs": await view.read(_files_of) if view.is_in_files else [],
         "keys": await asyncio.to_thread(_keys_of, settings),
-        "checkpoints": [_row(one) for one in checkpoints.found],
+        "checkpoints": checkpoints.rows,
         "checkpoints_complete": checkpoints.next is None,
         "published_to": list(settings.audit.checkpoints.to),
     }
@@ -141,6 +150,10 @@ async def verify(asked: ConsoleRequest) -> str:
 
 def _verifier(app: OperatorAction, process: PageProcess) -> LogVerifier:
     return LogVerifier(lambda: app.desk.live.current.settings, app.desk.witness)
+
+
+def _search(logs: Logs, **options: Any) -> FoundRows:
+    return FoundRows.of(search(logs, **options), _row)
 
 
 def _is_record(record: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from sidecar.admin.console.audit_feed import AuditFeed
 from sidecar.admin.console.audit_view import (
     SEARCH_S,
     AuditView,
+    FoundRows,
     filter_of,
     moment_in,
     places_in,
@@ -28,7 +29,7 @@ from sidecar.admin.routes import OperatorAction
 from sidecar.audit.digest import AuditKey, load_key
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.record_ids import timestamp
-from sidecar.audit.search import FoundRecord, LogPlaces, Logs, SearchPage, is_terminal, records_of, search
+from sidecar.audit.search import FoundRecord, LogPlaces, Logs, is_terminal, records_of, search
 from sidecar.errors import ANSWERS, Reason, SettingsError
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.observability.metrics import PROTOCOLS
@@ -57,7 +58,7 @@ async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
     query, view = asked.query, asked.part(AuditView)
     wanted, before, began = filter_of(query, FILTERS), places_in(query, "before"), timestamp(time.time())
     found = await view.read(partial(_search, wanted=wanted, before=before, within_s=search_s(query)))
-    rows = [_row(one) for one in found.found]
+    rows = found.rows
     if not view.is_in_files:
         rows = _united(rows, await asked.of_others())
     now = asked.app.desk.live.current
@@ -91,7 +92,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
             if since:  # the tails have begun: nothing is missed between the page and this stream
                 caught_up = replace(wanted, since=max(since, wanted.since))
                 looking = partial(_search, wanted=caught_up, before=None, within_s=SEARCH_S)
-                rows, since, key = [_row(one) for one in (await view.read(looking)).found], "", None
+                rows, since, key = (await view.read(looking)).rows, "", None
             if not view.is_in_files and (more := await elsewhere.new(asked)):
                 rows, key = _united(rows, [{"rows": more}]), None
             if rows:
@@ -146,7 +147,7 @@ class _Elsewhere:
         return found
 
 
-def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, within_s: float) -> SearchPage:
+def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, within_s: float) -> FoundRows:
     """A page of calls. Those without an end are on the first one alone: the end of others may be on the one before."""
     ended = set[str]()
 
@@ -158,7 +159,7 @@ def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, within_s
             return True
         return _is_inner(record) or (before is None and record.get("decision_id") not in ended)
 
-    return search(logs, wanted, limit=CALLS, within_s=within_s, before=before, takes=is_call)
+    return FoundRows.of(search(logs, wanted, limit=CALLS, within_s=within_s, before=before, takes=is_call), _row)
 
 
 def _rows_of(found: Sequence[FoundRecord]) -> list[Mapping[str, Any]]:
