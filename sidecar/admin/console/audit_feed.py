@@ -1,6 +1,6 @@
 """Reads what is recorded as it comes, once for all browsers that look at it.
 
-The logs are read in the page process, twice a second, and only while a browser looks. Each
+The logs are read in the page process, each 0.7 s, and only while a browser looks. Each
 filter gets the newest records that it wants, up to a number each time, and hears about how many were left out. Browsers
 with the same filter share them.
 """
@@ -23,7 +23,7 @@ from sidecar.audit.log_blocks import Log, LogTail
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.search import FoundRecord, Logs
 
-TICK_S: Final = 0.5
+TICK_S: Final = 0.7
 WAIT_S: Final = 0.5
 MAX_BYTES: Final = 2 * 2**20  # of one log at a time, about 1,000 records
 MAX_RECORDS: Final = 60  # of one log at a time

@@ -450,7 +450,8 @@ class Console:
             "csrf": "" if asked.session is None else asked.session.csrf,
         }
         view = View(asked.path, asked.parts, title, asked.query)
-        return await self.process.run(partial(rendered, tuple(FOLDERS), template, view, {**of_all, **data}))
+        work = partial(rendered, tuple(FOLDERS), template, view, {**of_all, **data})
+        return await self.results.in_turn(partial(self.process.run, work))
 
     # --- responses ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -115,8 +116,8 @@ class FormFields(Mapping[str, str]):
 @dataclass(slots=True)
 class SharedResults:
     """Results that several viewers wait for or have seen, by key: the oldest gives way to one too many. And parts of
-    pages that live as long as the console, by what makes them. Results are begun one after another, each after a rest
-    while calls are in progress (`is_busy`): ten at once would delay a call by the sum of them."""
+    pages that live as long as the console, by what makes them. What is done `in_turn` begins one after another, each
+    after a rest while calls are in progress (`is_busy`): ten at once would delay a call by the sum of them."""
 
     is_busy: Callable[[], bool] = lambda: False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -203,7 +204,9 @@ class ConsoleRequest:
 
         target = f"{path}?{urlencode(query)}" if query else path
         order = OperatorOrder(method, path, target, read_body)
-        response = await carry_out(self.app, self.request, order, self.role, self.by, person=self.person)
+        response = await self.results.in_turn(
+            partial(carry_out, self.app, self.request, order, self.role, self.by, person=self.person)
+        )
         if self.others is not None and not self.is_of_worker:
             response = await self.others.complete(method, path, self.by, response)
         if not isinstance(response, web.Response) or not isinstance(response.body, bytes):

@@ -16,7 +16,7 @@ from sidecar.gateway.approvals import ApprovalState
 from sidecar.settings.timestamps import rfc3339
 from sidecar.storage import RecordStoreOut
 
-LOOK_S: Final = 0.5
+LOOK_S: Final = 0.8
 SLOW_S: Final = 5.0
 """How often limits are read, which may take many reads of the store."""
 MINUTE_S: Final = 60
@@ -52,7 +52,7 @@ async def now(asked: ConsoleRequest) -> Mapping[str, Any]:
 
 @stream("now/live")
 async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
-    """What differs, twice a second: the figures, the newest points of the chart, and the state of the parts."""
+    """What differs, each 0.8 s: the figures, the newest points of the chart, and the state of the parts."""
     before: Mapping[str, object] = {}
     while True:
         number, whole = await _shared(asked)
