@@ -21,7 +21,7 @@ from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings import Settings
 
 SEARCH_S, FURTHER_S = 0.15, 2.0
-READ_S: Final = 5.0
+READ_S: Final = 30.0
 MAX_READERS: Final = 2
 _PLACES: Final = re.compile(r"(\d{1,3}\.\d{1,19})(,\d{1,3}\.\d{1,19})*")
 

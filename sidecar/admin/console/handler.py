@@ -31,7 +31,7 @@ from sidecar.admin.console.registry import (
     ConsoleStream,
     StreamEvent,
 )
-from sidecar.admin.console.rendering import FOLDERS, View, rendered, static_files
+from sidecar.admin.console.rendering import FOLDERS, Location, rendered, static_files
 from sidecar.admin.console.request import (
     ConsoleFault,
     ConsoleRequest,
@@ -449,8 +449,8 @@ class Console:
             "me": {"by": asked.by, "role": asked.role, "is_operator": asked.is_operator},
             "csrf": "" if asked.session is None else asked.session.csrf,
         }
-        view = View(asked.path, asked.parts, title, asked.query)
-        work = partial(rendered, tuple(FOLDERS), template, view, {**of_all, **data})
+        location = Location(asked.path, asked.parts, title, asked.query)
+        work = partial(rendered, tuple(FOLDERS), template, location, {**of_all, **data})
         return await self.results.in_turn(partial(self.process.run, work))
 
     # --- responses ----------------------------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ class Console:
     async def _html(
         self, template: str, data: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] = {}
     ) -> web.Response:
-        body = await self.process.run(partial(rendered, tuple(FOLDERS), template, View(), data))
+        body = await self.process.run(partial(rendered, tuple(FOLDERS), template, Location(), data))
         return _page_of(body, status, headers)
 
     def _static(self, request: web.BaseRequest, path: str) -> web.Response:

@@ -24,7 +24,7 @@ from sidecar.admin.console.request import ConsoleFault
 from sidecar.policy.worker_process import BEGINNING
 
 T = TypeVar("T")
-RUN_S: Final = 10.0
+RUN_S: Final = 30.0
 THREADS: Final = 4
 NICENESS: Final = 10
 MAX_RESULT_BYTES: Final = 64 * 2**20
@@ -121,10 +121,10 @@ def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
     """Carry out orders until the input is closed. Entered by `BEGINNING`."""
     from sidecar.admin.console.rendering import compile_all
 
+    compile_all()
     with suppress(OSError, AttributeError):  # the latter where the system has no such classes
         os.nice(NICENESS)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # waking up, it interrupts no call
-    compile_all()
     writing = Lock()
     with ThreadPoolExecutor(THREADS) as threads:
         while head := orders.read(_HEAD.size):

@@ -41,7 +41,7 @@ class StaticFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Location:
     """What every template has beside a page's data: `path` below `/console/`, the parts of the path by name, the title
     of the page, "" for a fragment, and the `query`."""
 
@@ -55,9 +55,9 @@ class View:
         return f"{BASE}{quote(self.path)}?{self.query.with_changes(changes)}".rstrip("?")
 
 
-def rendered(folders: Sequence[Path], template: str, view: View, data: Mapping[str, Any]) -> bytes:
+def rendered(folders: Sequence[Path], template: str, location: Location, data: Mapping[str, Any]) -> bytes:
     """A template of one of the folders with its data. Blocks for milliseconds."""
-    context = {"view": view, "query": view.query, "here": view.address, **data}
+    context = {"location": location, "query": location.query, "here": location.address, **data}
     return _environment(tuple(folders)).get_template(template).render(context).encode("utf-8", "replace")
 
 

@@ -14,7 +14,7 @@
         yield StreamEvent("row", {...}, "decisions_row.html")
 
 A template extends `layout.html`, fills its block `main`, and takes shared parts from `ui.html`. It has the data of its
-page, `asked`, `me`, `csrf`, `query`, `live`, the address of its stream, and `here(name=value)`, that of this view with
+page, `location`, `me`, `csrf`, `query`, `live`, the address of its stream, and `here(name=value)`, that of this view with
 other fields in its query.
 """
 
