@@ -14,8 +14,8 @@
         yield StreamEvent("row", {...}, "decisions_row.html")
 
 A template extends `layout.html`, fills its block `main`, and takes shared parts from `ui.html`. It has the data of its
-page, `location`, `me`, `csrf`, `query`, `live`, the address of its stream, and `here(name=value)`, that of this view with
-other fields in its query.
+page, `location`, `me`, `csrf`, `query`, `live`, the address of its stream, and `here(name=value)`, that of this page
+with other fields in its query.
 """
 
 from importlib import import_module
