@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,7 @@ class Servers:
     grpc_servers: list[GrpcServer] = field(default_factory=list)
     grpc_ports: dict[str, int] = field(default_factory=dict)
     grpc_guests: list[GrpcConnections] = field(default_factory=list)
+    console: asyncio.Task[Console] | None = None
 
     async def open(self, data: Listener, operated: OperatorAction, undo: AsyncExitStack) -> None:
         """Serve at `data`, which is already bound, then open all other listeners. Raises SettingsError."""
@@ -121,6 +122,23 @@ class Servers:
         await asyncio.gather(
             *(listener.close(left_s) for listener in self.listeners), *(one.stop(left_s) for one in self.grpc_servers)
         )
+        await self._close_console()
+
+    def _open_console(self, make: Callable[[], Console]) -> Callable[[], Awaitable[Console]]:
+        """Open the console beside the start, so that its first page comes at once. Returns what waits for it."""
+
+        async def opened() -> Console:
+            console = await asyncio.to_thread(make)
+            await console.start()
+            return console
+
+        self.console = opening = asyncio.create_task(opened())
+        return lambda: asyncio.shield(opening)
+
+    async def _close_console(self) -> None:
+        if self.console is not None:
+            with suppress(Exception):  # one that did not open has nothing to close
+                await (await self.console).process.close()
 
     def _for_operators(
         self,
@@ -135,7 +153,10 @@ class Servers:
         local, entrance = None if decisions is None else replace(decisions, local=True), local_entrance(control)
         others = OtherWorkers.of(settings)
         trusted = AdminApp(operated, metrics, entrance, trusted=True, decisions=local, others=others)
-        console = _console(operated, settings, admin, secrets, others, undo)
+        console = None
+        if settings.admin.console.enabled:
+            console = self._open_console(partial(_console, operated, settings, admin, secrets, others))
+            undo.push_async_callback(self._close_console)
         guarded = AdminApp(
             operated,
             metrics,
@@ -244,37 +265,11 @@ class Servers:
 
 
 def _console(
-    operated: OperatorAction,
-    settings: Settings,
-    admin: Listener,
-    secrets: OperatorSecrets,
-    others: OtherWorkers | None,
-    undo: AsyncExitStack,
-) -> Callable[[], Awaitable[Console]] | None:
-    """Opens the console beside the start, so that its first page is there at once; None where it is not enabled."""
-    chosen = settings.admin.console
-    if not chosen.enabled:
-        return None
+    operated: OperatorAction, settings: Settings, admin: Listener, secrets: OperatorSecrets, others: OtherWorkers | None
+) -> Console:
+    from sidecar.admin.console import Console
 
-    def made() -> Console:
-        from sidecar.admin.console import Console
-
-        return Console.open(operated, chosen, local_entrance(admin), secrets, admin.port, others)
-
-    async def opened() -> Console:
-        console = await asyncio.to_thread(made)
-        undo.push_async_callback(console.process.close)
-        await console.start()
-        return console
-
-    opening = asyncio.create_task(opened())
-    undo.push_async_callback(_cancelled, opening)
-    return lambda: asyncio.shield(opening)
-
-
-async def _cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
+    return Console.open(operated, settings.admin.console, local_entrance(admin), secrets, admin.port, others)
 
 
 def _stale_after(current: Callable[[], TlsContexts | None]) -> IsStale:

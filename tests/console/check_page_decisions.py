@@ -142,11 +142,12 @@ async def test_of_more_calls_than_can_be_shown_the_newest_are_and_the_page_says_
         stream = events(browser, "/console/decisions/live?object=delete_repo")
         path = world.app.settings.audit_path
         waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.2)
         line = next(line for line in path.read_bytes().splitlines(keepends=True) if b"delete_repo" in line)
         many = [line.replace(b'"seq":', b'"seq":9%d' % number) for number in range(3 * MAX_RECORDS)]
-        with path.open("ab") as file:
-            file.write(b"".join(many))
+        while not waiting.done():  # the stream may not have begun to look
+            with path.open("ab") as file:
+                file.write(b"".join(many))
+            await asyncio.wait([waiting], timeout=2.0)
         name, rows = await waiting
         assert name == "calls" and rows.count("<tr") == MAX_ROWS
         name, told = await anext(stream)

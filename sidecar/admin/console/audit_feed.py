@@ -100,9 +100,7 @@ class AuditFeed:
             self._ready.clear()
             self._task = asyncio.create_task(self._run())
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(2 * WAIT_S):
-                    await self._ready.wait()
+            await self._ready.wait()
             yield FeedNews()
             while True:
                 yield await viewer.next()
@@ -123,6 +121,7 @@ class AuditFeed:
                     if (news := found.get(viewer.wanted)) is not None:
                         viewer.add(news._replace(number=numbers[viewer.wanted]))
         finally:
+            self._ready.set()  # also where it could not begin
             await self._looked(close_tails)
 
     async def _looked(self, work: Callable[[Logs], T]) -> T | None:

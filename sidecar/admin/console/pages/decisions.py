@@ -57,7 +57,8 @@ async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The newest calls that the query selects, or with `before` those before some places in the logs."""
     query, view = asked.query, asked.part(AuditView)
     wanted, before, began = filter_of(query, FILTERS), places_in(query, "before"), timestamp(time.time())
-    found = await view.read(partial(_search, wanted=wanted, before=before, within_s=search_s(query)))
+    looking = partial(_search, wanted=wanted, before=before, limit=CALLS, within_s=search_s(query))
+    found = await view.read(looking)
     rows = found.rows
     if not view.is_in_files:
         rows = _united(rows, await asked.of_others())
@@ -91,7 +92,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
             rows, key = news.rows, ("decisions", news.number) if news.number else None
             if since:  # the tails have begun: nothing is missed between the page and this stream
                 caught_up = replace(wanted, since=max(since, wanted.since))
-                looking = partial(_search, wanted=caught_up, before=None, within_s=SEARCH_S)
+                looking = partial(_search, wanted=caught_up, before=None, limit=CALLS, within_s=SEARCH_S)
                 rows, since, key = (await view.read(looking)).rows, "", None
             if not view.is_in_files and (more := await elsewhere.new(asked)):
                 rows, key = _united(rows, [{"rows": more}]), None
@@ -147,7 +148,7 @@ class _Elsewhere:
         return found
 
 
-def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, within_s: float) -> FoundRows:
+def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, limit: int, within_s: float) -> FoundRows:
     """A page of calls. Those without an end are on the first one alone: the end of others may be on the one before."""
     ended = set[str]()
 
@@ -159,7 +160,7 @@ def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, within_s
             return True
         return _is_inner(record) or (before is None and record.get("decision_id") not in ended)
 
-    return FoundRows.of(search(logs, wanted, limit=CALLS, within_s=within_s, before=before, takes=is_call), _row)
+    return FoundRows.of(search(logs, wanted, limit=limit, within_s=within_s, before=before, takes=is_call), _row)
 
 
 def _rows_of(found: Sequence[FoundRecord]) -> list[Mapping[str, Any]]:
