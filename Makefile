@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What depends on the interpreter most: regular expressions, sockets, child processes.
 SMOKE := tests/wire tests/unit/http/client tests/unit/gateway/test_redaction.py tests/unit/gateway/test_secret_patterns.py tests/unit/tasks/programs/test_output_cleaner.py $(addprefix tests/flow/test_,call.py plain.py streams.py sessions.py hostile_upstream.py tasks.py responses.py)
 
-.PHONY: demo test smoke check fix bench conformance clients deploy-check console-check manifests lock
+.PHONY: demo test smoke check fix bench conformance clients deploy-check console-check docs manifests lock
 demo: $(READY) ; $(BIN)/sidecar demo
 test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(BIN)/python -m pytest --numprocesses $$($(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)') --dist worksteal
 smoke: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 $(SMOKE)
@@ -38,6 +38,8 @@ conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.c
 deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests --ignore tests/console -o python_files='check_*.py' -rs
 # The console: what each page serves, and all of them in headless Chromium: every action, its complaints, axe-core.
 console-check: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/console -o python_files='check_*.py' -rs
+# The documentation site, in build/site. A dead link or anchor fails it.
+docs: $(READY) ; $(BIN)/python -m docs.make --check && $(BIN)/mkdocs build --quiet
 manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
 release: $(READY) $(DEPLOY)/ready ; .ci/release $(BIN) $(DEPLOY)/bin

@@ -36,7 +36,7 @@ from tests.peers.clients.table import block as client_tables
 from tests.unit.policy.catalogue import errors_page
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 OPENAPI = ROOT / "docs" / "openapi.json"
 
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)

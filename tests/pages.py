@@ -1,7 +1,7 @@
 """What stands on a page of the documentation?
 
-The convention of README.md and docs/, which tests/unit/test_docs.py and tests/flow/test_docs.py hold it to. A fenced
-block says in its first line what it is:
+The convention of README.md and docs/, which tests/unit/test_docs.py and tests/flow/test_docs.py hold it to. The pages
+of docs/tutorial/ are one page for it: what one of them made, the next one has. A fenced block says in its first line what it is:
 
     ```sh                  runs: all blocks of a page in order, in one shell, in one fresh folder
     ```sh exit=3           runs, and its last command must end with this code
@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md") if (ROOT / name).is_file()),
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 _OPEN = re.compile(r"( *)```(\w+)(?: +(\S.*?))? *\Z")

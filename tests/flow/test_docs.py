@@ -10,9 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sidecar.cli.free_ports import free_ports
 from tests.flow.world import PATIENT
@@ -23,7 +26,25 @@ PORTS = ("8070", "8080", "8090", "9090", "9091", "9100")
 WITHIN_S = 90.0  # of a page; it takes two to four seconds on an idle machine
 MARK = "@@ after line "
 _PORT = re.compile(rf"(?<![\w.])(?:{'|'.join(PORTS)})(?!\w)")
-RUNNABLE = [name for name in NAMES if any(block.runs for block in blocks_of((ROOT / name).read_text("utf-8")))]
+TUTORIAL = "docs/tutorial/"
+
+
+def blocks_in(name: str) -> list[Block]:
+    """The blocks of a page; of the tutorial, those of all its pages in the order of its navigation."""
+    if name != TUTORIAL:
+        return list(blocks_of((ROOT / name).read_text("utf-8")))
+    order = yaml.safe_load((ROOT / TUTORIAL / ".nav.yml").read_text("utf-8"))["nav"]
+    texts = [(ROOT / TUTORIAL / page).read_text("utf-8") for page in order]
+    starts = accumulate((text.count("\n") for text in texts), initial=0)
+    return [
+        replace(block, line=start + block.line)
+        for start, text in zip(starts, texts, strict=False)
+        for block in blocks_of(text)
+    ]
+
+
+UNITS = list(dict.fromkeys(TUTORIAL if name.startswith(TUTORIAL) else name for name in NAMES))
+RUNNABLE = [name for name in UNITS if any(block.runs for block in blocks_in(name))]
 
 
 def script_of(blocks: list[Block]) -> str:
@@ -112,7 +133,7 @@ def check_claims(blocks: list[Block], text: str, name: str) -> None:
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the pages use curl")
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_what_a_page_says_to_type_does_what_it_says(name: str, tmp_path: Path, commands: Path) -> None:
-    blocks = list(blocks_of((ROOT / name).read_text("utf-8")))
+    blocks = blocks_in(name)
     if any(block.runs and "sidecar serve" in block.text for block in blocks):
         # It says where: the default addresses may be taken here.
         files = [block.text for block in blocks if block.file == "sidecar.yaml"]

@@ -113,13 +113,8 @@ def test_every_link_inside_leads_somewhere(name: str) -> None:
         path, _, anchor = target.partition("#")
         page = (ROOT / name).parent / path if path else ROOT / name
         assert page.is_file(), f"{name}: {target}"
-        if anchor:
+        if anchor and page.suffix == ".md":
             assert anchor in anchors(page.read_text("utf-8")), f"{name}: {target}"
-
-
-def test_the_readme_leads_to_every_page() -> None:
-    linked = set(_LINK.findall(TEXTS["README.md"]))
-    assert {name for name in NAMES if name.startswith("docs/")} <= linked
 
 
 @pytest.mark.parametrize("name", NAMES)
