@@ -1,7 +1,8 @@
 """What stands on a page of the documentation?
 
 The convention of README.md and docs/, which tests/unit/test_docs.py and tests/flow/test_docs.py hold it to. The pages
-of docs/tutorial/ are one page for it: what one of them made, the next one has. A fenced block says in its first line what it is:
+of docs/tutorial/ are one page for it: what one of them made, the next one has. A fenced block says in its first line
+what it is:
 
     ```sh                  runs: all blocks of a page in order, in one shell, in one fresh folder
     ```sh exit=3           runs, and its last command must end with this code

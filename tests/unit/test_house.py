@@ -33,8 +33,8 @@ LOCKS = (
     *(f"tests/peers/clients/{name}.lock" for name in ("clients", "clients-mcp1")),
 )
 NAMED_BY_THE_USER = {"pyproject.toml", "sidecar", "policies", "models", "tests", "Dockerfile", "README.md"}
-NEEDED_BY_TOOLS = {"Makefile", "action.yml", "bench", "deploy", "docs", "examples", "requirements.lock"}
-READ_BY_PEOPLE = {"CHANGELOG.md", "DECISIONS.md", "LICENSE"}
+NEEDED_BY_TOOLS = {"Makefile", "action.yml", "bench", "deploy", "docs", "examples", "mkdocs.yml", "requirements.lock"}
+READ_BY_PEOPLE = {"CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "DECISIONS.md", "LICENSE", "SECURITY.md"}
 _PINNED = re.compile(r"([a-z0-9][a-z0-9.-]*)==([^ ;]+)( ; [^\\]+)?")
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 

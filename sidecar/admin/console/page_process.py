@@ -119,9 +119,6 @@ class PageProcess:
 
 def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
     """Carry out orders until the input is closed. Entered by `BEGINNING`."""
-    from sidecar.admin.console.rendering import compile_all
-
-    compile_all()
     with suppress(OSError, AttributeError):  # the latter where the system has no such classes
         os.nice(NICENESS)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # waking up, it interrupts no call

@@ -61,13 +61,6 @@ def rendered(folders: Sequence[Path], template: str, location: Location, data: M
     return _environment(tuple(folders)).get_template(template).render(context).encode("utf-8", "replace")
 
 
-def compile_all() -> None:
-    """Compile every template, before the first page is rendered."""
-    environment = _environment(tuple(FOLDERS))
-    for name in environment.list_templates():
-        environment.get_template(name)
-
-
 @lru_cache(maxsize=1)
 def static_files() -> Mapping[str, StaticFile]:
     """The files that browsers get, by address."""
