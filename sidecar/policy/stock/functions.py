@@ -108,7 +108,7 @@ _OPTIONS.log_errors, _OPTIONS.max_mem = False, 2**20
 _AMBIGUOUS: Final = re.compile(r"(?<!\\)(\{,|\[\[:)")
 
 
-def _linear(pattern: str) -> re2._Regexp:
+def _linear(pattern: str) -> re2._Regexp[str]:
     if _AMBIGUOUS.search(pattern):
         raise BadPatternError("pycasbin and a linear engine take {,n} and [[:name:]] for different things")
     try:
@@ -146,7 +146,7 @@ def _member(found: re.Match[str]) -> str:
     return _CLASSES.get(found[1], found[0])
 
 
-def _compiled(pattern: str) -> re2._Regexp:
+def _compiled(pattern: str) -> re2._Regexp[str]:
     try:
         return re2.compile(pattern, _OPTIONS)
     except re2.error as error:
@@ -288,7 +288,7 @@ def _styled_get(style: str) -> Callable[[str], Callable[..., str]]:
 
         def value(text: str, sought: str) -> str:
             found = regex.match(text)
-            return found[names.index(sought) + 1] if found is not None and sought in names else ""
+            return (found[names.index(sought) + 1] or "") if found is not None and sought in names else ""
 
         return value
 
