@@ -288,7 +288,9 @@ def _styled_get(style: str) -> Callable[[str], Callable[..., str]]:
 
         def value(text: str, sought: str) -> str:
             found = regex.match(text)
-            return (found[names.index(sought) + 1] or "") if found is not None and sought in names else ""
+            if found is None or sought not in names:
+                return ""
+            return found[names.index(sought) + 1]  # type: ignore[return-value]  # None for a group of another branch
 
         return value
 
