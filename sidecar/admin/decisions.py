@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from sidecar.admin import OperatorSecrets, credential_of
+from sidecar.admin.admin_app import OperatorSecrets, credential_of
 from sidecar.admin.authzen import AuthzenEndpoint, MetadataEndpoint
 from sidecar.admin.requests import echo_of, problem, refused
 from sidecar.errors import Refusal

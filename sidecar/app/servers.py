@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from sidecar.admin import PROBES, AdminApp, OperatorSecrets
+from sidecar.admin.admin_app import PROBES, AdminApp, OperatorSecrets
 from sidecar.admin.other_workers import OtherWorkers
 from sidecar.app.session_relay import SessionRelay
 from sidecar.audit import Recording
@@ -43,7 +43,7 @@ from sidecar.settings.addresses import ListenAddress, UnixAddress
 from sidecar.settings.server import AdminCredential
 
 if TYPE_CHECKING:
-    from sidecar.admin.console import Console
+    from sidecar.admin.console.handler import Console
     from sidecar.admin.decisions import DecisionEndpoints
     from sidecar.admin.routes import OperatorAction
 
@@ -267,7 +267,7 @@ class Servers:
 def _console(
     operated: OperatorAction, settings: Settings, admin: Listener, secrets: OperatorSecrets, others: OtherWorkers | None
 ) -> Console:
-    from sidecar.admin.console import Console
+    from sidecar.admin.console.handler import Console
 
     return Console.open(operated, settings.admin.console, local_entrance(admin), secrets, admin.port, others)
 

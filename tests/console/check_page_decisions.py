@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from sidecar.admin.console.audit_feed import MAX_RECORDS, MAX_ROWS
+from sidecar.admin.console.log_news import MAX_RECORDS, MAX_ROWS
 from tests.flow.test_console import JSON, SETTINGS, VIEWER, Browser, browsed
 from tests.flow.world import PATIENCE_S, World, listening
 from tests.unit.audit.scenes import understood

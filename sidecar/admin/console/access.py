@@ -10,8 +10,9 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sidecar.admin import OperatorSecrets, credential_of, person_of
-from sidecar.admin.console.request import ConsoleFault, FormFields
+from sidecar.admin.admin_app import OperatorSecrets, credential_of, person_of
+from sidecar.admin.console.form_fields import FormFields
+from sidecar.admin.console.request import ConsoleFault
 from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions
 from sidecar.vocabulary import Principal
 

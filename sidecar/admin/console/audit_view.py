@@ -7,37 +7,27 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
+from sidecar.admin.console.form_fields import FormFields
+from sidecar.admin.console.log_rows import SEARCH_S
 from sidecar.admin.console.page_process import PageProcess
-from sidecar.admin.console.request import ConsoleFault, FormFields
+from sidecar.admin.console.request import ConsoleFault
 from sidecar.admin.routes import OperatorAction
 from sidecar.audit.log_blocks import LogFiles
 from sidecar.audit.record import BLANK
 from sidecar.audit.record_filter import RecordFilter, moment_from
-from sidecar.audit.search import FoundRecord, LogPlaces, Logs, SearchPage
+from sidecar.audit.search import LogPlaces, Logs
 from sidecar.audit.sinks import place_of
 from sidecar.protocols.jsonrpc import malformed
 from sidecar.settings import Settings
 
-SEARCH_S, FURTHER_S = 0.15, 2.0
+FURTHER_S: Final = 2.0
 READ_S: Final = 30.0
 MAX_READERS: Final = 2
 _PLACES: Final = re.compile(r"(\d{1,3}\.\d{1,19})(,\d{1,3}\.\d{1,19})*")
 
 T = TypeVar("T")
-
-
-class FoundRows(NamedTuple):
-    """What a search found, as the rows of a page, and where it goes on, as `SearchPage` has it."""
-
-    rows: Sequence[Mapping[str, Any]]
-    next: LogPlaces | None
-    back_to: str
-
-    @classmethod
-    def of(cls, found: SearchPage, row: Callable[[FoundRecord], Mapping[str, Any]]) -> FoundRows:
-        return cls([row(one) for one in found.found], found.next, found.back_to)
 
 
 @dataclass(slots=True)

@@ -15,10 +15,11 @@ from urllib.parse import quote, urlsplit
 import orjson
 from aiohttp import web
 
-from sidecar.admin import OperatorSecrets, person_of
+from sidecar.admin.admin_app import OperatorSecrets, person_of
 from sidecar.admin.console import pages as _pages  # noqa: F401  # registers them
 from sidecar.admin.console.access import ConsoleAccess, ConsoleUser, check_own_page, check_token, name_of
 from sidecar.admin.console.addresses import BASE, FIRST, LOGIN, LOGOUT, OIDC_BEGIN, OIDC_FINISH, STATIC
+from sidecar.admin.console.form_fields import FormFields
 from sidecar.admin.console.oidc import LoginRefused, OidcLogins, plain_flow
 from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.registry import (
@@ -30,16 +31,10 @@ from sidecar.admin.console.registry import (
     ConsolePage,
     ConsoleStream,
     StreamEvent,
+    navigation,
 )
 from sidecar.admin.console.rendering import FOLDERS, Location, rendered, static_files
-from sidecar.admin.console.request import (
-    ConsoleFault,
-    ConsoleRequest,
-    FormFields,
-    Fragment,
-    SharedResults,
-    digest_of_view,
-)
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, Fragment, SharedResults, digest_of_view
 from sidecar.admin.console.sessions import ConsoleSession, ConsoleSessions, LoginAttempts, digest_of, plain_session
 from sidecar.admin.other_workers import FLOW_SOCKET, SESSION_SOCKET
 from sidecar.admin.requests import HEADERS, answered, body_of, problem, refused
@@ -448,6 +443,7 @@ class Console:
         of_all = {
             "me": {"by": asked.by, "role": asked.role, "is_operator": asked.is_operator},
             "csrf": "" if asked.session is None else asked.session.csrf,
+            "navigation": navigation(),
         }
         location = Location(asked.path, asked.parts, title, asked.query)
         work = partial(rendered, tuple(FOLDERS), template, location, {**of_all, **data})

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 from sidecar.admin.console.access import FLOW_S
-from sidecar.admin.console.request import ConsoleFault, FormFields
+from sidecar.admin.console.form_fields import FormFields
+from sidecar.admin.console.request import ConsoleFault
 from sidecar.admin.console.sessions import ASK_S, digest_of, worker_of
 from sidecar.admin.other_workers import FLOW_SOCKET
 from sidecar.errors import Refusal, SettingsError, Unsent

@@ -7,38 +7,21 @@ as a pickle, and runs up to four of them at a time.
 from __future__ import annotations
 
 import asyncio
-import os
 import pickle
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from struct import Struct
-from threading import Lock
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
+from sidecar.admin.console import page_work
+from sidecar.admin.console.page_work import HEAD, PageResult
 from sidecar.admin.console.request import ConsoleFault
 from sidecar.policy.worker_process import BEGINNING
 
 T = TypeVar("T")
 RUN_S: Final = 30.0
-THREADS: Final = 4
-NICENESS: Final = 10
-MAX_RESULT_BYTES: Final = 64 * 2**20
-_HEAD: Final = Struct(">IQ")
-"""What precedes a pickle: its length in bytes, and the number of the order."""
-
-
-class PageProcessFailed(RuntimeError):
-    """A function failed in the process; the text is its traceback."""
-
-
-class _Result(NamedTuple):
-    value: Any = None
-    error: BaseException | None = None
 
 
 @dataclass(slots=True)
@@ -48,7 +31,7 @@ class PageProcess:
 
     _process: asyncio.subprocess.Process | None = None
     _reader: asyncio.Task[None] | None = None
-    _waiting: dict[int, asyncio.Future[_Result]] = field(default_factory=dict)
+    _waiting: dict[int, asyncio.Future[PageResult]] = field(default_factory=dict)
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: int = 0
 
@@ -62,7 +45,7 @@ class PageProcess:
         assert process.stdin is not None
         try:
             async with asyncio.timeout(RUN_S):
-                process.stdin.writelines((_HEAD.pack(len(raw), number), raw))
+                process.stdin.writelines((HEAD.pack(len(raw), number), raw))
                 await process.stdin.drain()
                 result = await waiting
         except (TimeoutError, ConnectionError):
@@ -80,7 +63,7 @@ class PageProcess:
             if self._process is not None and self._process.returncode is None:
                 return self._process
             # -P: no module is imported from the working directory. The new session keeps a terminal's signals away.
-            command = (sys.executable, "-P", "-c", BEGINNING, __name__)
+            command = (sys.executable, "-P", "-c", BEGINNING, page_work.__name__)
             pipe = subprocess.PIPE
             try:
                 process = await asyncio.create_subprocess_exec(
@@ -103,7 +86,7 @@ class PageProcess:
         assert process.stdout is not None
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                length, number = _HEAD.unpack(await process.stdout.readexactly(_HEAD.size))
+                length, number = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
                 raw = await process.stdout.readexactly(length)
                 if (waiting := self._waiting.get(number)) is not None and not waiting.done():
                     waiting.set_result(pickle.loads(raw))
@@ -111,44 +94,4 @@ class PageProcess:
         gone = ConsoleFault(503, "the console's process ended: look again in a moment")
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_result(_Result(error=gone))
-
-
-# --- in the process ---------------------------------------------------------------------------------------------------
-
-
-def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
-    """Carry out orders until the input is closed. Entered by `BEGINNING`."""
-    with suppress(OSError, AttributeError):  # the latter where the system has no such classes
-        os.nice(NICENESS)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # waking up, it interrupts no call
-    writing = Lock()
-    with ThreadPoolExecutor(THREADS) as threads:
-        while head := orders.read(_HEAD.size):
-            length, number = _HEAD.unpack(head)
-            threads.submit(_carry_out, orders.read(length), number, out, writing)
-        os._exit(0)  # the parent is gone: nothing waits for what still runs
-
-
-def _carry_out(order: bytes, number: int, out: IO[bytes], writing: Lock) -> None:
-    raw = _result_of(order)
-    with writing:
-        out.write(_HEAD.pack(len(raw), number))
-        out.write(raw)
-        out.flush()
-
-
-def _result_of(order: bytes) -> bytes:
-    try:
-        raw = _pickled(_Result(pickle.loads(order)()))
-    except OSError as error:
-        return _pickled(_Result(error=error))
-    except Exception:
-        return _pickled(_Result(error=PageProcessFailed(traceback.format_exc())))
-    if len(raw) > MAX_RESULT_BYTES:
-        return _pickled(_Result(error=PageProcessFailed(f"a result of {len(raw)} bytes is too large")))
-    return raw
-
-
-def _pickled(result: _Result) -> bytes:
-    return pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
+                waiting.set_result(PageResult(error=gone))

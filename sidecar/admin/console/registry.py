@@ -135,3 +135,10 @@ def stream(path: str, *, role: Role = "viewer") -> Callable[[StreamFunction], St
 
 def _roles(least: Role) -> tuple[Role, ...]:
     return VIEWERS if least == "viewer" else (least,)
+
+
+def navigation() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """The groups of the navigation with the names and titles of their pages."""
+    titles = {one.path: one.title for _, one in PAGES.rows}
+    groups = ((title, tuple((name, titles[name]) for name in names if name in titles)) for title, names in NAVIGATION)
+    return tuple(group for group in groups if group[1])

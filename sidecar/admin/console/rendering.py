@@ -16,8 +16,7 @@ import orjson
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sidecar.admin.console.addresses import BASE, STATIC
-from sidecar.admin.console.registry import NAVIGATION, PAGES
-from sidecar.admin.console.request import FormFields
+from sidecar.admin.console.form_fields import FormFields
 from sidecar.errors import visible, visible_lines
 from sidecar.settings.timestamps import rfc3339, seconds_of
 from sidecar.tasks.programs.run_record import standing_of
@@ -103,20 +102,13 @@ def _environment(folders: tuple[Path, ...]) -> Environment:
         "pretty": pretty,
     }
     addresses = {address.removeprefix(STATIC).partition("/")[2]: address for address in static_files()}
-    environment.globals |= {"static": addresses.__getitem__, "base": BASE, "navigation": _navigation()}
+    environment.globals |= {"static": addresses.__getitem__, "base": BASE}
     return environment
 
 
 def _legible(value: object) -> object:
     """A text with control and bidirectional characters made visible, as callers and upstreams may write any."""
     return visible_lines(value) if type(value) is str else value  # a subclass is markup of our own
-
-
-def _navigation() -> list[tuple[str, list[tuple[str, str]]]]:
-    """The groups of the navigation with the names and titles of their pages."""
-    titles = {one.path: one.title for _, one in PAGES.rows}
-    groups = [(title, [(name, titles[name]) for name in names if name in titles]) for title, names in NAVIGATION]
-    return [group for group in groups if group[1]]
 
 
 def _seconds_in(value: object) -> float | None:

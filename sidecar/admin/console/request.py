@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 import orjson
 from aiohttp import web
 
 from sidecar.admin.console.addresses import BASE
+from sidecar.admin.console.form_fields import FormFields
 from sidecar.admin.operator_api import MAX_OFFSET
 from sidecar.admin.routes import OperatorAction, OperatorOrder, Role, carry_out
 from sidecar.protocols.jsonrpc import malformed
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from sidecar.admin.other_workers import OtherWorkers
 
 T = TypeVar("T")
-MAX_FIELDS: Final = 200
 MAX_SHARED: Final = 64
 PAGE_ROWS, MAX_PAGE_ROWS = 50, 200
 OTHERS_S: Final = 2.0
@@ -49,68 +49,6 @@ class Fragment(NamedTuple):
     template: str
     data: Mapping[str, Any]
     status: int = 200
-
-
-class FormFields(Mapping[str, str]):
-    """Fields of a query or a form. A field that is given more than once has the last value here."""
-
-    def __init__(self, given: Sequence[tuple[str, str]]) -> None:
-        self._given, self._last = given, dict(given)
-
-    @classmethod
-    def parsed(cls, text: str) -> FormFields:
-        """Parse `application/x-www-form-urlencoded`. Raises Refusal(MALFORMED_CALL)."""
-        try:
-            given = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
-        except ValueError:
-            raise malformed("the fields cannot be read") from None
-        return cls(given)
-
-    def __getitem__(self, name: str) -> str:
-        return self._last[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._last)
-
-    def __len__(self) -> int:
-        return len(self._last)
-
-    def all(self, name: str) -> Sequence[str]:
-        """All values of a field."""
-        return [value for key, value in self._given if key == name]
-
-    def text(self, name: str, *, most: int = 512) -> str:
-        """One line of text without blanks around it; "" if it is missing. Raises Refusal(MALFORMED_CALL)."""
-        value = self.get(name, "").strip()
-        if len(value) > most:
-            raise malformed(f"{name}: at most {most} characters")
-        if any(character < " " or character == "\x7f" for character in value):
-            raise malformed(f"{name}: one line of text, without control characters")
-        return value
-
-    def number(self, name: str, default: int, *, least: int, most: int) -> int:
-        """A whole number within bounds. Raises Refusal(MALFORMED_CALL)."""
-        value = self.text(name, most=20)
-        if not value:
-            return default
-        if not (value.isascii() and value.isdecimal()) or not least <= int(value) <= most:
-            raise malformed(f"{name}: a whole number from {least} to {most}")
-        return int(value)
-
-    def choice(self, name: str, choices: Sequence[str], default: str = "") -> str:
-        """One of the choices. Raises Refusal(MALFORMED_CALL)."""
-        value = self.text(name) or default
-        if value not in (*choices, default):
-            raise malformed(f"{name}: one of {', '.join(choices)}")
-        return value
-
-    def without(self, name: str) -> FormFields:
-        return FormFields([(key, value) for key, value in self._given if key != name])
-
-    def with_changes(self, changes: Mapping[str, object]) -> str:
-        """The fields as a query, with changes; a field changed to None or "" is left out."""
-        changed = {**self._last, **changes}
-        return urlencode({name: value for name, value in changed.items() if value not in (None, "")})
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sidecar.admin.console import audit_feed
-from sidecar.admin.console.audit_feed import MAX_ROWS, MAX_WAITING, AuditFeed, FeedNews, FeedViewer
+from sidecar.admin.console.audit_feed import MAX_WAITING, AuditFeed, FeedViewer
+from sidecar.admin.console.log_news import MAX_ROWS, FeedNews
 from sidecar.audit.log_blocks import LogFiles, RecentLines
 from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.search import FoundRecord, Logs

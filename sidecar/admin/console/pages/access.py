@@ -10,8 +10,9 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
 from sidecar.admin.access import OBJECTS, PRINCIPALS, STATES, AccessView, NamesByKind, chosen, known_names
+from sidecar.admin.console.form_fields import FormFields
 from sidecar.admin.console.registry import page
-from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Paging, paged
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, Paging, paged
 from sidecar.policy import Engine
 from sidecar.policy.engine import PossibleAnswer
 from sidecar.policy_tools.explanation import rule_data

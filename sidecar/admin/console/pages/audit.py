@@ -1,24 +1,22 @@
 """Shows the audit log: its records, who did what to the sidecar, and whether it holds."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
-from sidecar.admin.console.audit_view import (
-    SEARCH_S,
-    AuditView,
-    FoundRows,
-    filter_of,
-    places_in,
-    search_s,
-    shown_record,
-    text_of,
-)
+from sidecar.admin.console.audit_view import AuditView, filter_of, places_in, search_s, shown_record, text_of
 from sidecar.admin.console.live import watched
+from sidecar.admin.console.log_rows import (
+    SEARCH_S,
+    STATUS_TONES,
+    files_of,
+    is_no_checkpoint,
+    is_record,
+    records_around,
+    records_found,
+    row_of_record,
+)
 from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, digest_of_view
@@ -26,23 +24,19 @@ from sidecar.admin.console.verification import LogVerifier
 from sidecar.admin.routes import OperatorAction
 from sidecar.audit.checkpoints import load_attesting_key
 from sidecar.audit.digest import load_key
-from sidecar.audit.log_blocks import LogFiles
 from sidecar.audit.record import CHECKPOINT, EVENTS
-from sidecar.audit.record_filter import RecordFilter, earlier
-from sidecar.audit.search import FoundRecord, Logs, following, record_at, search
-from sidecar.audit.segments import last_seq_of, parts_of
+from sidecar.audit.record_filter import RecordFilter
+from sidecar.audit.search import record_at
 from sidecar.errors import Reason, SettingsError
 from sidecar.settings import Settings
 
 RECORDS: Final = 60  # on a page
-AROUND: Final = 5  # records of the same run, before and after
-CHECKPOINTS, PARTS = 10, 50
+CHECKPOINTS: Final = 10
 FILTERS: Final = (
     *("event", "principal", "object", "upstream", "status", "reason"),
     *("decision_id", "run_id", "trace_id", "what", "by", "since", "until"),
 )
 _RELATIONS: Final = ("run_id", "trace_id", "principal", "event", "reason")
-_STATUS_TONES: Final = {"success": "good", "permission_denied": "bad", "rate_limited": "warn", "error": "warn"}
 
 
 @page("audit", title="Audit", template="audit.html")
@@ -50,8 +44,8 @@ async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The newest records that the query selects, or with `before` those before some places in the logs."""
     query, view = asked.query, asked.part(AuditView)
     wanted, before = filter_of(query, FILTERS), places_in(query, "before")
-    takes = _is_no_checkpoint if wanted.event == "control" and not wanted.what else _is_record
-    looking = partial(_search, wanted=wanted, limit=RECORDS, within_s=search_s(query), before=before, takes=takes)
+    takes = is_no_checkpoint if wanted.event == "control" and not wanted.what else is_record
+    looking = partial(records_found, wanted=wanted, limit=RECORDS, within_s=search_s(query), before=before, takes=takes)
     found = await view.read(looking)
     rows = found.rows
     if not view.is_in_files:
@@ -63,7 +57,7 @@ async def records(asked: ConsoleRequest) -> Mapping[str, Any]:
         "back_to": found.back_to,
         "is_first": before is None,
         "filter": {name: query.text(name, most=2400) for name in FILTERS},
-        "choices": {"event": list(EVENTS), "reason": sorted(map(str, Reason)), "status": list(_STATUS_TONES)},
+        "choices": {"event": list(EVENTS), "reason": sorted(map(str, Reason)), "status": list(STATUS_TONES)},
         "source": view.source(),
     }
 
@@ -81,13 +75,13 @@ async def record(asked: ConsoleRequest) -> Mapping[str, Any]:
     if found is None:
         raise ConsoleFault(404, "the log has no record with this sequence, or no longer")
     about, same = _relation(found.record)
-    before, after = await view.read(partial(_around, found=found, same=same))
+    before, after = await view.read(partial(records_around, found=found, same=same))
     return {
-        "row": _row(found),
+        "row": row_of_record(found),
         "record": shown_record(found.record),
         "related_by": about,
-        "before": [_row(one) for one in before],
-        "after": [_row(one) for one in after],
+        "before": [row_of_record(one) for one in before],
+        "after": [row_of_record(one) for one in after],
         "related": {name: value for name in _RELATIONS if (value := getattr(same, name))},
     }
 
@@ -99,7 +93,7 @@ async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
     settings = view.settings
     status = await asked.operate("GET", "/status")
     wanted = RecordFilter(event="control", what=CHECKPOINT)
-    checkpoints = await view.read(partial(_search, wanted=wanted, limit=CHECKPOINTS, within_s=SEARCH_S))
+    checkpoints = await view.read(partial(records_found, wanted=wanted, limit=CHECKPOINTS, within_s=SEARCH_S))
     state = await verification(asked)
     return {
         **state,
@@ -108,7 +102,7 @@ async def the_log(asked: ConsoleRequest) -> Mapping[str, Any]:
         "sink": settings.audit.sink,
         "durability": settings.audit.durability,
         "evidence": status["evidence"],
-        "logs": await view.read(_files_of) if view.is_in_files else [],
+        "logs": await view.read(files_of) if view.is_in_files else [],
         "keys": await asyncio.to_thread(_keys_of, settings),
         "checkpoints": checkpoints.rows,
         "checkpoints_complete": checkpoints.next is None,
@@ -152,44 +146,6 @@ def _verifier(app: OperatorAction, process: PageProcess) -> LogVerifier:
     return LogVerifier(lambda: app.desk.live.current.settings, app.desk.witness)
 
 
-def _search(logs: Logs, **options: Any) -> FoundRows:
-    return FoundRows.of(search(logs, **options), _row)
-
-
-def _is_record(record: Mapping[str, Any]) -> bool:
-    return True
-
-
-def _is_no_checkpoint(record: Mapping[str, Any]) -> bool:
-    """Whether a control record says what somebody did: checkpoints come by the clock, and have a list of their own."""
-    control = record.get("control")
-    return not isinstance(control, Mapping) or control.get("what") != CHECKPOINT
-
-
-def _row(found: FoundRecord) -> Mapping[str, Any]:
-    """A record as lists show it: for a control record what was done and by whom."""
-    record = found.record
-    control = record.get("control")
-    done: Mapping[str, Any] = control if isinstance(control, Mapping) else {}
-    particulars = {name: value for name, value in done.items() if name not in ("what", "by")}
-    return {
-        "worker": found.worker,
-        "seq": record.get("seq"),
-        "at": str(record.get("timestamp")),
-        "event": str(record.get("event")),
-        "status": record.get("status"),
-        "tone": _STATUS_TONES.get(str(record.get("status")), "plain"),
-        "reason": record.get("reason"),
-        "chain": list(record.get("chain") or ()),
-        "object": record.get("object") or record.get("upstream"),
-        "action": record.get("action") or record.get("method"),
-        "decision_id": record.get("decision_id"),
-        "what": done.get("what"),
-        "by": done.get("by"),
-        "particulars": {name: value for name, value in islice(particulars.items(), 16) if value is not None},
-    }
-
-
 def _relation(record: Mapping[str, Any]) -> tuple[str, RecordFilter]:
     """By what a record belongs to others, in words, and the filter of these."""
     if record.get("event") == "control":
@@ -201,39 +157,6 @@ def _relation(record: Mapping[str, Any]) -> tuple[str, RecordFilter]:
     if caller := record.get("agent_id"):
         return "records of the same caller", RecordFilter(principal=str(caller))
     return "refusals for the same reason", RecordFilter(event="refusal", reason=str(record.get("reason") or ""))
-
-
-def _around(logs: Logs, found: FoundRecord, same: RecordFilter) -> tuple[Sequence[FoundRecord], Sequence[FoundRecord]]:
-    """The records of a relation before and after one record, in the order of their time."""
-    place, at = (found.worker, found.record["seq"]), str(found.record.get("timestamp"))
-
-    def is_other(one: FoundRecord) -> bool:
-        return (one.worker, one.record["seq"]) != place
-
-    until = replace(same, until=earlier(at, -1e-6))
-    before = search(logs, until, limit=AROUND + 1, within_s=SEARCH_S).found
-    after = following(logs, same, at, limit=2 * AROUND + 1, within_s=SEARCH_S)
-    earlier_ones = [one for one in reversed(before) if is_other(one)]
-    known_places = {(one.worker, one.record["seq"]) for one in earlier_ones} | {place}
-    later = [one for one in after if (one.worker, one.record["seq"]) not in known_places]
-    return earlier_ones[-AROUND:], later[:AROUND]
-
-
-def _files_of(logs: Logs) -> list[Mapping[str, Any]]:
-    """The files of each log, newest first, up to a number."""
-    return [{"worker": worker, **_log_files(one.path)} for worker, one in logs.items() if isinstance(one, LogFiles)]
-
-
-def _log_files(path: Path) -> Mapping[str, Any]:
-    parts = parts_of(path)
-    newest = [path, *reversed(parts[-PARTS:])]
-    files = [{"name": one.name, "last_seq": last_seq_of(one), **_size_and_time(one)} for one in newest if one.exists()]
-    return {"folder": str(path.parent), "files": files, "parts": len(parts)}
-
-
-def _size_and_time(path: Path) -> Mapping[str, Any]:
-    status = path.stat()
-    return {"bytes": status.st_size, "changed_at": status.st_mtime}
 
 
 def _keys_of(settings: Settings) -> list[Mapping[str, Any]]:

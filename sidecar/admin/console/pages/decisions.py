@@ -11,25 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from sidecar.admin.console.audit_feed import AuditFeed
-from sidecar.admin.console.audit_view import (
-    SEARCH_S,
-    AuditView,
-    FoundRows,
-    filter_of,
-    moment_in,
-    places_in,
-    search_s,
-    shown_record,
-    text_of,
-)
+from sidecar.admin.console.audit_view import AuditView, filter_of, moment_in, places_in, search_s, shown_record, text_of
+from sidecar.admin.console.log_rows import SEARCH_S, STATUSES, calls_found, row_of_call, rows_of_calls
 from sidecar.admin.console.page_process import PageProcess
 from sidecar.admin.console.registry import StreamEvent, page, stream
 from sidecar.admin.console.request import ConsoleFault, ConsoleRequest
 from sidecar.admin.routes import OperatorAction
 from sidecar.audit.digest import AuditKey, load_key
-from sidecar.audit.record_filter import RecordFilter
 from sidecar.audit.record_ids import timestamp
-from sidecar.audit.search import FoundRecord, LogPlaces, Logs, is_terminal, records_of, search
+from sidecar.audit.search import FoundRecord, records_of
 from sidecar.errors import ANSWERS, Reason, SettingsError
 from sidecar.gateway.snapshot import Snapshot
 from sidecar.observability.metrics import PROTOCOLS
@@ -43,13 +33,6 @@ MAX_SEEN: Final = 4096
 OTHERS_EVERY_S: Final = 0.8
 FIND_S, EXPLAIN_S = 2.0, 5.0
 FILTERS: Final = ("principal", "object", "upstream", "protocol", "status", "reason", "since", "until")
-STATUSES: Final[Mapping[str, tuple[str, str]]] = {
-    "success": ("allowed", "good"),
-    "permission_denied": ("denied", "bad"),
-    "rate_limited": ("limited", "warn"),
-    "error": ("failed", "warn"),
-}
-UNDER_WAY: Final = ("under way", "plain")
 
 
 @page("decisions", title="Decisions", template="decisions.html")
@@ -57,7 +40,7 @@ async def decisions(asked: ConsoleRequest) -> Mapping[str, Any]:
     """The newest calls that the query selects, or with `before` those before some places in the logs."""
     query, view = asked.query, asked.part(AuditView)
     wanted, before, began = filter_of(query, FILTERS), places_in(query, "before"), timestamp(time.time())
-    looking = partial(_search, wanted=wanted, before=before, limit=CALLS, within_s=search_s(query))
+    looking = partial(calls_found, wanted=wanted, before=before, limit=CALLS, within_s=search_s(query))
     found = await view.read(looking)
     rows = found.rows
     if not view.is_in_files:
@@ -92,7 +75,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
             rows, key = news.rows, ("decisions", news.number) if news.number else None
             if since:  # the tails have begun: nothing is missed between the page and this stream
                 caught_up = replace(wanted, since=max(since, wanted.since))
-                looking = partial(_search, wanted=caught_up, before=None, limit=CALLS, within_s=SEARCH_S)
+                looking = partial(calls_found, wanted=caught_up, before=None, limit=CALLS, within_s=SEARCH_S)
                 rows, since, key = (await view.read(looking)).rows, "", None
             if not view.is_in_files and (more := await elsewhere.new(asked)):
                 rows, key = _united(rows, [{"rows": more}]), None
@@ -106,7 +89,7 @@ async def live(asked: ConsoleRequest) -> AsyncGenerator[StreamEvent | None]:
 
 
 def _feed(app: OperatorAction, process: PageProcess) -> AuditFeed:
-    return AuditFeed(AuditView(app, process).read, _rows_of)
+    return AuditFeed(AuditView(app, process).read, rows_of_calls)
 
 
 @page("decisions/{id}", title="Decision", template="decision.html")
@@ -123,7 +106,7 @@ async def decision(asked: ConsoleRequest) -> Mapping[str, Any]:
     now = asked.app.desk.live.current
     return {
         "id": decision_id,
-        "call": _row(found[-1]),
+        "call": row_of_call(found[-1]),
         "record": shown_record(whole),
         "records": [{"worker": one.worker, "record": shown_record(one.record)} for one in found],
         "stages": _stages(whole),
@@ -146,68 +129,6 @@ class _Elsewhere:
         found = [row for row in rows if (row["worker"], row["seq"]) not in self._seen]
         self._seen.extend((row["worker"], row["seq"]) for row in found)
         return found
-
-
-def _search(logs: Logs, wanted: RecordFilter, before: LogPlaces | None, limit: int, within_s: float) -> FoundRows:
-    """A page of calls. Those without an end are on the first one alone: the end of others may be on the one before."""
-    ended = set[str]()
-
-    def is_call(record: Mapping[str, Any]) -> bool:
-        if record.get("event") == "control":
-            return False
-        if is_terminal(record):
-            ended.add(str(record.get("decision_id")))
-            return True
-        return _is_inner(record) or (before is None and record.get("decision_id") not in ended)
-
-    return FoundRows.of(search(logs, wanted, limit=limit, within_s=within_s, before=before, takes=is_call), _row)
-
-
-def _rows_of(found: Sequence[FoundRecord]) -> list[Mapping[str, Any]]:
-    """The calls among records: of one that has ended, its end."""
-    calls = [one for one in found if one.record.get("event") != "control"]
-    ended = {one.record.get("decision_id") for one in calls if is_terminal(one.record)}
-    return [_row(one) for one in calls if is_terminal(one.record) or one.record.get("decision_id") not in ended]
-
-
-def _is_inner(record: Mapping[str, Any]) -> bool:
-    """Whether a decision was taken within a request, such as on what a server asks of its client. It has no end."""
-    return record.get("event") == "decision" and record.get("args_hash") is None
-
-
-def _row(found: FoundRecord) -> Mapping[str, Any]:
-    record = found.record
-    if is_terminal(record):
-        word, tone = STATUSES.get(str(record.get("status")), ("recorded", "plain"))
-    elif _is_inner(record):
-        word, tone = STATUSES["permission_denied" if record.get("reason") else "success"]
-    else:
-        word, tone = UNDER_WAY
-    links = [link for link in _list(record.get("links")) if isinstance(link, Mapping)]
-    return {
-        "id": record.get("decision_id"),
-        "worker": found.worker,
-        "seq": record.get("seq"),
-        "at": str(record.get("timestamp")),
-        "chain": _list(record.get("chain")),
-        "object": record.get("object") or record.get("upstream"),
-        "action": record.get("action") or record.get("method"),
-        "outcome": word,
-        "tone": tone,
-        "reason": record.get("reason"),
-        "would_deny": _list(record.get("would_deny")),
-        "enforcement": record.get("enforcement"),
-        "protocol": record.get("protocol"),
-        "upstream": record.get("upstream"),
-        "http_status": record.get("http_status"),
-        "duration_ms": record.get("duration_ms"),
-        "rules": list(dict.fromkeys(str(rule) for link in links for rule in _list(link.get("rules")))),
-    }
-
-
-def _list(value: object) -> list[Any]:
-    """A list of a record, whose lines others may have changed."""
-    return value if isinstance(value, list) else []
 
 
 def _united(own: Sequence[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

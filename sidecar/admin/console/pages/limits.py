@@ -6,9 +6,10 @@ from itertools import takewhile
 from typing import Any
 from urllib.parse import urlencode
 
+from sidecar.admin.console.form_fields import FormFields
 from sidecar.admin.console.live import watched
 from sidecar.admin.console.registry import StreamEvent, action, page, stream
-from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, matches, paged
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, matches, paged
 from sidecar.admin.models import CALLER, OBJECT
 from sidecar.gateway.snapshot import BUDGETS_FILE
 from sidecar.limits import rule_label

@@ -14,8 +14,9 @@ from urllib.parse import urlencode
 import orjson
 
 from sidecar.admin.comparison import FILE, PolicyComparison
+from sidecar.admin.console.form_fields import FormFields
 from sidecar.admin.console.registry import action, page
-from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, FormFields, Fragment
+from sidecar.admin.console.request import ConsoleFault, ConsoleRequest, Fragment
 from sidecar.admin.trial import Trial, TriedQuestion
 from sidecar.errors import PolicyError, Refusal
 from sidecar.policy.faults import meant

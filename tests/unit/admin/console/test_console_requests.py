@@ -5,7 +5,8 @@ import gc
 
 import pytest
 
-from sidecar.admin.console.request import MAX_SHARED, FormFields, Paging, SharedResults, matches, paged
+from sidecar.admin.console.form_fields import FormFields
+from sidecar.admin.console.request import MAX_SHARED, Paging, SharedResults, matches, paged
 from sidecar.errors import Refusal
 
 

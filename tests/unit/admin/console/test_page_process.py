@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.admin.console.page_process import PageProcess, PageProcessFailed
+from sidecar.admin.console.page_process import PageProcess
+from sidecar.admin.console.page_work import PageProcessFailed
 from sidecar.admin.console.request import ConsoleFault
 from tests.flow.world import PATIENCE_S
 
