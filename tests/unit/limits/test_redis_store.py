@@ -315,7 +315,9 @@ def test_the_store_kinds_have_names(url: str) -> None:
 
 
 SOURCES = Path(sidecar.__file__).parent
-TOLD = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/limits.md").read_text("utf-8"), re.MULTILINE)
+TOLD = re.search(
+    r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/reference/limits.md").read_text("utf-8"), re.MULTILINE
+)
 
 
 PARTS = tables("limits/redis_store")["parts"]
@@ -329,7 +331,9 @@ def called(*patterns: str) -> set[str]:
 
 def test_the_rights_that_are_told_are_those_of_every_script_in_the_store_and_no_more() -> None:
     assert TOLD
-    rows = dict(re.findall(r"^\| (.*) \| `(\+.*)` \|$", Path("docs/limits.md").read_text("utf-8"), re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| (.*) \| `(\+.*)` \|$", Path("docs/reference/limits.md").read_text("utf-8"), re.MULTILINE)
+    )
     assert {part: set(re.findall(r"\+(\S+)", told)) for part, told in rows.items()} == {
         part: called(*patterns) for part, patterns in PARTS.items()
     }
