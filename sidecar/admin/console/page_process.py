@@ -34,6 +34,7 @@ class PageProcess:
     _waiting: dict[int, asyncio.Future[PageResult]] = field(default_factory=dict)
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: int = 0
+    _is_closed: bool = False
 
     async def run(self, work: Callable[[], T]) -> T:
         """What `work` returns there: a function of a module with its arguments, such as a `partial`. Raises OSError as
@@ -60,6 +61,8 @@ class PageProcess:
     async def start(self) -> asyncio.subprocess.Process:
         """Start the process unless it runs. Raises ConsoleFault."""
         async with self._starting:
+            if self._is_closed:
+                raise ConsoleFault(503, "the console is being closed")
             if self._process is not None and self._process.returncode is None:
                 return self._process
             # -P: no module is imported from the working directory. The new session keeps a terminal's signals away.
@@ -75,7 +78,8 @@ class PageProcess:
             return process
 
     async def close(self) -> None:
-        """End the process."""
+        """End the process, and start no other."""
+        self._is_closed = True
         if self._process is not None and self._reader is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()

@@ -56,6 +56,13 @@ async def test_a_process_that_dies_fails_what_waits_and_is_replaced(pages: PageP
         assert await pages.run(os.getpid) != dead
 
 
+async def test_what_comes_after_the_end_starts_no_process(pages: PageProcess) -> None:
+    await pages.run(os.getpid)
+    await pages.close()
+    with pytest.raises(ConsoleFault, match="being closed"):
+        await pages.run(os.getpid)
+
+
 async def test_work_that_takes_too_long_is_given_up(pages: PageProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     await pages.run(os.getpid)
     monkeypatch.setattr("sidecar.admin.console.page_process.RUN_S", 0.05)
