@@ -18,6 +18,8 @@ from typing import Any
 
 import orjson
 
+from docs.reference_pages import commands, error_codes, http_api
+from docs.tables import escaped, table
 from sidecar.admin.openapi import document
 from sidecar.app.policy_sources import bundle
 from sidecar.audit import record, result_store
@@ -40,7 +42,6 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 OPENAPI = ROOT / "docs" / "openapi.json"
 
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
-_CODE_OR_TAG = re.compile(r"`[^`]*`|<")
 
 Schema = Mapping[str, Any]
 
@@ -48,12 +49,6 @@ Schema = Mapping[str, Any]
 def written_anew(page: str) -> str:
     """The text of a page with its generated blocks as the code has them now."""
     return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", page)
-
-
-def table(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
-    """A Markdown table. A `|` inside a cell would end it."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 # --- configuration.md -------------------------------------------------------------------------------------------------
@@ -65,9 +60,9 @@ def settings() -> str:
     parts: list[str] = []
     for where, section in _sections(schema, schema, ""):
         rows = [_setting(schema, section, key, value) for key, value in section["properties"].items()]
-        parts += [f"### `{where}`" if where else "### At the top", "", section["description"], ""]
-        parts += [table(("key", "value", "default", "meaning"), rows), ""]
-    return "\n".join(parts).rstrip("\n")
+        heading = f"{'###' if '.' in where else '##'} `{where}`" if where else "## Top level"
+        parts += [heading, escaped(section["description"]), table(("Key", "Value", "Default", "Description"), rows)]
+    return "\n\n".join(parts)
 
 
 def _sections(root: Schema, section: Schema, where: str) -> Iterator[tuple[str, Schema]]:
@@ -93,12 +88,8 @@ def _inside(root: Schema, value: Schema) -> Iterator[tuple[str, Schema]]:
 def _setting(root: Schema, section: Schema, key: str, value: Schema) -> tuple[str, ...]:
     """One row."""
     told = value.get("description") or next((inner["description"] for _, inner in _inside(root, value)), "")
-    default = "needed" if key in section.get("required", ()) else _default(value)
-    return f"`{key}`", _kind(value), default, _CODE_OR_TAG.sub(_without_tag, " ".join(told.split()))
-
-
-def _without_tag(found: re.Match[str]) -> str:
-    return "&lt;" if found[0] == "<" else found[0]
+    default = "required" if key in section.get("required", ()) else _default(value)
+    return f"`{key}`", _kind(value), default, escaped(" ".join(told.split()))
 
 
 def _default(value: Schema) -> str:
@@ -306,7 +297,7 @@ def formats() -> str:
         ("`sidecar.yaml`, `keys.yaml`, YAML under `policies/`", "`version`", 1, "a fault, with its place"),
         ("records of the [audit](audit.md#fields)", "`v`", record.VERSION, "1 is read by every command"),
         ("results that are kept", "`v`", result_store.VERSION, "`audit verify --evidence` reads bytes, not members"),
-        ("`records.sqlite`", "`user_version`", sqlite_file.VERSION, "refused (T102)"),
+        ("`records.sqlite`", "`user_version`", sqlite_file.VERSION, "refused (D103)"),
         ("`disabled.json`", "`version`", ledger.VERSION, "stops the start (D101); new members are passed over"),
         ("the policy taken from a source", "`v`", stored_policy.VERSION, "refused (S162)"),
         ("policy bundles", "`v`", bundle.VERSION, "refused; the policy in force serves on"),
@@ -320,6 +311,9 @@ def formats() -> str:
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "settings": settings,
+    "commands": commands,
+    "http-api": http_api,
+    "error-codes": error_codes,
     "answers": answers,
     "fields": fields,
     "seed-fields": seed_fields,

@@ -9,7 +9,7 @@ secrets             reads secrets from files, and refuses weak ones
 programs            resolves a program's executable and environment
 shipped_files       finds the models and policies that ship with the release
 
-Codes of faults: Y0.. the text of a YAML file, Y1.. its shape (yaml_document.py); docs/configuration.md has the others.
+Codes of faults: Y0.. the text of a YAML file, Y1.. its shape (yaml_document.py); docs/reference/error-codes.md has all.
 """
 
 from sidecar.settings.load import load_settings

@@ -343,11 +343,11 @@ def check_file(path: Path) -> None:
                 name: tuple(row[1] for row in connection.execute(f"PRAGMA table_info({name})")) for name in _COLUMNS
             }
     except sqlite3.Error as error:
-        raise _fault(path, "T101", f"is damaged: {error}", "restore it from a backup") from None
+        raise _fault(path, "D102", f"is damaged: {error}", "restore it from a backup") from None
     if version > VERSION:
-        raise _fault(path, "T102", "was written by a newer version", "use that version")
+        raise _fault(path, "D103", "was written by a newer version", "use that version")
     if found != (_COLUMNS if version else dict.fromkeys(_COLUMNS, ())):
-        raise _fault(path, "T101", "is a SQLite file with other tables than the sidecar's", "restore it from a backup")
+        raise _fault(path, "D102", "is a SQLite file with other tables than the sidecar's", "restore it from a backup")
 
 
 def _fault(path: Path, code: str, message: str, mend: str) -> SettingsError:

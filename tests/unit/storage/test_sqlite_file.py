@@ -202,19 +202,19 @@ async def test_a_file_that_cannot_be_used_stops_the_start(tmp_path: Path) -> Non
     damaged = whole[:100] + b"\xff" * (len(whole) - 100)
     for content in (b"{}", b"x" * 200, whole[:50], damaged):
         path.write_bytes(content)
-        with pytest.raises(SettingsError, match="T101"):
+        with pytest.raises(SettingsError, match="D102"):
             check_file(path)
     for script in ("CREATE TABLE records (title)", "CREATE TABLE records (title); PRAGMA user_version = 1"):
         path.unlink()
         with closing(sqlite3.connect(path)) as connection:
             connection.executescript(script)
-        with pytest.raises(SettingsError, match=r"T101.*other tables"):
+        with pytest.raises(SettingsError, match=r"D102.*other tables"):
             check_file(path)
     assert list(tmp_path.iterdir()) == [path], "looking at it left nothing beside it"
     path.write_bytes(whole)
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript("PRAGMA journal_mode = DELETE; PRAGMA user_version = 2")
-    with pytest.raises(SettingsError, match=r"T102.*newer version"):
+    with pytest.raises(SettingsError, match=r"D103.*newer version"):
         check_file(path)
     newer = SqliteFile(path)
     with pytest.raises(RecordStoreOut):
