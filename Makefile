@@ -39,7 +39,7 @@ deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; 
 # The console: what each page serves, and all of them in headless Chromium: every action, its complaints, axe-core.
 console-check: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/console -o python_files='check_*.py' -rs
 # The documentation site, in build/site. A dead link or anchor fails it.
-docs: $(READY) ; $(BIN)/python -m docs.make --check && $(BIN)/mkdocs build --quiet
+docs: $(READY) ; $(BIN)/python -m docs.make --check && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 manifests: $(READY) $(DEPLOY)/ready ; $(BIN)/python -m tests.deploy.manifests
 clients: $(READY) $(CLIENTS)/ready ; $(BIN)/python -m tests.peers.clients $(CLIENT)
 release: $(READY) $(DEPLOY)/ready ; .ci/release $(BIN) $(DEPLOY)/bin

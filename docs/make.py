@@ -51,7 +51,7 @@ def written_anew(page: str) -> str:
     return _BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]]()}\n{found[3]}", page)
 
 
-# --- configuration.md -------------------------------------------------------------------------------------------------
+# --- reference/configuration.md ---------------------------------------------------------------------------------------
 
 
 def settings() -> str:

@@ -1,5 +1,15 @@
-"""Prepares pages for the site: what the first line of a code block says becomes its title, and the version is ours."""
+"""Prepares pages for the site: titles of code blocks, the version in the footer, `mike` where it deploys.
 
+Documentation
+-------------
+`make docs` builds the site into build/site; a dead link, a dead anchor or a page without a place in the navigation fails
+it. `.venv/bin/mkdocs serve` shows it while you write. `python -m docs.lint FILE…` checks your prose, and `python -m
+docs.make` writes the generated parts again. To publish a release beside the earlier ones:
+
+    mike deploy --update-aliases --push 0.1 latest      (the branch gh-pages; `mike set-default latest` once)
+"""
+
+import os
 import re
 from typing import Any
 
@@ -9,8 +19,9 @@ _FENCE = re.compile(r"^( *)```(\w+) (\S.*?) *$", re.MULTILINE)
 
 
 def on_config(config: Any) -> Any:
-    config.extra["release"] = __version__
-    config.site_description += f" (version {__version__})"
+    config.copyright = f"sidecar {__version__}"
+    if "MIKE_DOCS_VERSION" in os.environ:  # mike builds, and writes the list of versions that the menu reads
+        config.extra["version"] = {"provider": "mike"}
     return config
 
 
