@@ -92,8 +92,8 @@ _SECTIONS = (
     ("Decisions (AuthZEN)", "the admin listener, or `pdp.listen`", r"/(access|\.well-known)/"),
 )
 _ERRORS = """\
-At the data listener, errors are [McpError](#mcperror) documents. Their `reason` is explained in [Reasons](reasons.md). Status 502 has no
-`reason` if the tool or its server answered with an error; `details` has it then.
+At the data listener, errors are [McpError](#mcperror) documents. [Reasons](reasons.md) explains their `reason`. A status
+502 without a `reason` means that the tool or its server answered with an error; `details` contains it.
 
 At the admin listener, errors are [Problem](#problem) documents:"""
 _VERBS = ("get", "post", "put", "delete")

@@ -2,11 +2,11 @@
 
 Documentation
 -------------
-`make docs` builds the site into build/site; a dead link, a dead anchor or a page without a place in the navigation fails
-it. `.venv/bin/mkdocs serve` shows it while you write. `python -m docs.lint FILE…` checks your prose, and `python -m
-docs.make` writes the generated parts again. To publish a release beside the earlier ones:
+`make docs` builds the site into build/site. A dead link, a dead anchor or a page without a place in the navigation
+fails it. `.venv/bin/mkdocs serve` shows the site while you write, `python -m docs.lint FILE…` checks your prose, and
+`python -m docs.make` writes the generated parts. To publish a release next to the earlier ones, on the branch gh-pages:
 
-    mike deploy --update-aliases --push 0.1 latest      (the branch gh-pages; `mike set-default latest` once)
+    mike deploy --update-aliases --push 0.1 latest
 """
 
 import os
