@@ -92,7 +92,7 @@ _SECTIONS = (
     ("Decisions (AuthZEN)", "the admin listener, or `pdp.listen`", r"/(access|\.well-known)/"),
 )
 _ERRORS = """\
-At the data listener, errors are [McpError](#mcperror) documents. [Reasons](reasons.md) explains their `reason`. A status
+At the data listener, errors are [McpError](#mcperror) documents. [Reasons](reasons.md) explains `reason`. A status
 502 without a `reason` means that the tool or its server answered with an error; `details` contains it.
 
 At the admin listener, errors are [Problem](#problem) documents:"""
