@@ -222,7 +222,7 @@ def fields() -> str:
     return table(("field", "what stands there"), [(f"`{name}`", MEANINGS[name]) for name in FIELDS])
 
 
-# --- operations.md ----------------------------------------------------------------------------------------------------
+# --- reference/metrics.md ---------------------------------------------------------------------------------------------
 
 
 def metrics() -> str:
@@ -292,21 +292,21 @@ def deployed(path: str, language: str) -> str:
 
 
 def formats() -> str:
-    """The formats that are written, with their versions, and what becomes of another version."""
+    """The formats that are written, with their versions, and how another version is handled."""
     rows = (
-        ("`sidecar.yaml`, `keys.yaml`, YAML under `policies/`", "`version`", 1, "a fault, with its place"),
-        ("records of the [audit](audit.md#fields)", "`v`", record.VERSION, "1 is read by every command"),
-        ("results that are kept", "`v`", result_store.VERSION, "`audit verify --evidence` reads bytes, not members"),
+        ("`sidecar.yaml`, `keys.yaml`, YAML under `policies/`", "`version`", 1, "an error with its position"),
+        ("[audit records](audit-record.md)", "`v`", record.VERSION, "every command reads 1"),
+        ("stored results", "`v`", result_store.VERSION, "`audit verify --evidence` reads bytes, not members"),
         ("`records.sqlite`", "`user_version`", sqlite_file.VERSION, "refused (D103)"),
-        ("`disabled.json`", "`version`", ledger.VERSION, "stops the start (D101); new members are passed over"),
+        ("`disabled.json`", "`version`", ledger.VERSION, "stops the start (D101); new members are ignored"),
         ("the policy taken from a source", "`v`", stored_policy.VERSION, "refused (S162)"),
-        ("policy bundles", "`v`", bundle.VERSION, "refused; the policy in force serves on"),
-        ("sessions of MCP in the store", "`v`", session_store.VERSION, "no session (404): the client begins anew"),
-        ("the policy that each replica serves", "`v`", peers.VERSION, "not counted"),
-        ("tasks, runs, schedules, callbacks, owners", "–", "–", "members have names; new ones are passed over"),
-        ("limits in the store", "–", "–", "a limit that is defined otherwise counts from nothing"),
+        ("policy bundles", "`v`", bundle.VERSION, "refused; the policy in force stays"),
+        ("MCP sessions in the store", "`v`", session_store.VERSION, "no session (404): the client starts a new one"),
+        ("the policy revision of each replica", "`v`", peers.VERSION, "not counted"),
+        ("tasks, runs, schedules, callbacks, owners", "–", "–", "members have names; new ones are ignored"),
+        ("limits in the store", "–", "–", "a limit with another definition starts from zero"),
     )
-    return table(("what", "version in", "written here", "another version"), [tuple(map(str, row)) for row in rows])
+    return table(("what", "version in", "version", "another version"), [tuple(map(str, row)) for row in rows])
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {

@@ -22,7 +22,7 @@ from tests.tables import tables
 
 ALERTS = tables("deploy/alerts")
 OF_SCRAPES = {"job", "instance", "le"}
-PAGE = (ROOT / "docs/operations.md").read_text("utf-8")
+PAGE = (ROOT / "docs/reference/alerts.md").read_text("utf-8")
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is not installed")
 
 
@@ -148,7 +148,7 @@ def test_every_alert_has_a_severity_a_text_and_a_runbook_and_every_runbook_an_al
         assert (
             rule["labels"]["severity"] in ("page", "ticket") and notes["summary"] and notes["description"].endswith(".")
         )
-        assert notes["runbook_url"] == f"docs/operations.md#{name.lower()}"
+        assert notes["runbook_url"] == f"docs/reference/alerts.md#{name.lower()}"
 
 
 def test_every_alert_is_tried() -> None:
