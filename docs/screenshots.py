@@ -1,4 +1,4 @@
-"""Makes the screenshots of the console that stand in docs/: `python -m docs.screenshots`, or some by name.
+"""Makes the screenshots of docs/guides/integrate/console.md: `python -m docs.screenshots`, or some by name.
 
 A sidecar with servers, agents and calls going on is started, as for `make console-check`, and headless Chromium shows
 each page.
@@ -14,7 +14,7 @@ from sidecar.settings.timestamps import rfc3339
 from tests.console.browser import PHONE, WIDE, ConsoleBrowser, Scheme, browser_at
 from tests.console.scene import DMITRI, OPERATOR, running_scene
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "guides" / "integrate"
 TRAFFIC_S = 75.0  # before the first picture, so that charts show something
 SETTLED_S = 1.5
 RELOADED_S = 3.0  # until changed files are in force
@@ -23,16 +23,10 @@ DAY_S = 86_400
 PICTURES: tuple[tuple[str, str, tuple[int, int], Scheme], ...] = (
     ("now", "/console/now", WIDE, "light"),
     ("now-dark", "/console/now", WIDE, "dark"),
-    ("decisions", "/console/decisions", WIDE, "light"),
     ("decision", "/console/decisions?reason=condition-false&live=off", WIDE, "light"),
-    ("limits", "/console/limits", WIDE, "light"),
-    ("audit", "/console/audit", WIDE, "light"),
     ("access", "/console/access", WIDE, "light"),
     ("try", "/console/try?as=user:alice,nhi:planner&calls=tool:github/get_file", WIDE, "light"),
-    ("policy", "/console/policy", WIDE, "light"),
-    ("tools", "/console/tools", WIDE, "light"),
     ("tool", "/console/tools/upstreams/issues/tool?tool=get_issue", WIDE, "light"),
-    ("agents", "/console/agents", WIDE, "light"),
     ("approval", "/console/approvals", PHONE, "light"),
 )
 FIRST_OF: Final = {"approval": ".card", "decision": "#calls a.whole"}

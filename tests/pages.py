@@ -26,7 +26,7 @@ PAGES = (
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 
 _OPEN = re.compile(r"( *)```(\w+)(?: +(\S.*?))? *\Z")
-OTHERS = ("kubernetes", "envoy", "agentgateway")  # whose files are shown as `yaml envoy`
+OTHERS = ("kubernetes", "envoy", "agentgateway", "litellm")  # whose files are shown as `yaml envoy`
 FILE = re.compile(r"[\w./-]+\.(?:yaml|csv|json|conf|py)\Z")
 
 
