@@ -1,4 +1,4 @@
-"""Speaks JSON-RPC with a program over its pipes: one message per line, as `docs/agents-programs.md` says.
+"""Speaks JSON-RPC with a program over its pipes: one message per line, as `docs/reference/cli-agents.md` says.
 
     sidecar   {"id": 1, "method": "message/send", "params": {…}}     one at a time; the sidecar's ids, counted from 1
               {"method": "cancel", "params": {"id": 1}}

@@ -68,7 +68,7 @@ async def test_what_fails_takes_too_long_or_is_given_up_leaves_nothing(
 
 
 async def test_the_programs_that_the_documentation_shows_work(processes: Processes) -> None:
-    blocks = blocks_of((ROOT / "docs" / "agents-programs.md").read_text("utf-8"))
+    blocks = blocks_of((ROOT / "docs" / "reference" / "cli-agents.md").read_text("utf-8"))
     page = {block.language: block.text for block in blocks if block.language == "python" or "jq" in block.text}
     runner = once(Launcher(processes, page["python"], TASK))
     counted = await tried(runner, order("to be or not"))
