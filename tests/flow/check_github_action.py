@@ -163,7 +163,7 @@ def test_an_input_that_is_none_is_named(runner: Runner) -> None:
 
 
 def test_the_workflow_of_the_page_uses_it_as_it_is() -> None:
-    page = (ROOT / "docs" / "policy-as-code.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "policy" / "policy-in-ci.md").read_text("utf-8")
     (text,) = [block.text for block in blocks_of(page) if block.file == ".github/workflows/policy.yaml"]
     workflow = yaml.safe_load(text)
     *_, step = workflow["jobs"]["policy"]["steps"]

@@ -26,7 +26,7 @@ OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def test_policy_says_all_that_use_stands_for() -> None:
-    said = re.search(r"`use` stands for (`.*?)\.\n", TEXTS["docs/policy.md"], re.DOTALL)
+    said = re.search(r"`use` stands for (`.*?)\.\n", TEXTS["docs/reference/policy-language.md"], re.DOTALL)
     assert said is not None and set(re.findall(r"`([^`]+)`", said[1])) == set(USED)
 
 
