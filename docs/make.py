@@ -327,7 +327,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "envoy-http": partial(deployed, "envoy/http.yaml", "yaml envoy"),
     "envoy-sidecar": partial(deployed, "envoy/sidecar.yaml", "yaml"),
     "agentgateway": partial(deployed, "agentgateway/config.yaml", "yaml agentgateway"),
-    "policy-errors": errors_page,  # docs/policy-errors.md, from tests/golden/policy/catalogue/
+    "policy-errors": errors_page,  # docs/reference/policy-errors.md, from tests/golden/policy/catalogue/
 }
 
 

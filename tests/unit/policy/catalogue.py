@@ -1,4 +1,4 @@
-"""What does an operator read for each code? The examples of `docs/policy-errors.md`, which are tests as well.
+"""What does an operator read for each code? The examples of `docs/reference/policy-errors.md`, which are tests as well.
 
 `tests/golden/policy/catalogue/P104.txt` holds the examples of P104: tiny policies, each with what is told of it.
 
@@ -136,11 +136,11 @@ def written(examples: list[Example]) -> str:
     return "".join(texts)
 
 
-# --- docs/policy-errors.md --------------------------------------------------------------------------------------------
+# --- docs/reference/policy-errors.md --------------------------------------------------------------------------------------------
 
 
 def errors_page() -> str:
-    """The generated part of docs/policy-errors.md: every code, what it is about, how it is mended, its examples."""
+    """The generated part of docs/reference/policy-errors.md: every code, what it is about, how it is mended, its examples."""
     parts = []
     for prefix, title in tables("policy/catalogue")["groups"]:
         codes = [code for code in CODES if code.startswith(prefix)]

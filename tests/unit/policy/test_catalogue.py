@@ -25,7 +25,7 @@ from tests.unit.policy.catalogue import (
     written,
 )
 
-PAGE = REPOSITORY / "docs" / "policy-errors.md"
+PAGE = REPOSITORY / "docs" / "reference" / "policy-errors.md"
 _CODE = re.compile(r"[\"'](P\d{3})[\"']")
 _MEANT = re.compile(r'did you mean "([^"]+)"\?')
 EXAMPLES = [one for code in codes_with_examples() for one in examples_of(code)]
