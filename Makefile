@@ -30,7 +30,7 @@ test: $(READY) $(MCP1)/ready $(A2A03)/ready $(SERVERS)/ready $(ENVOY)/ready ; $(
 smoke: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 $(SMOKE)
 check: $(READY) ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 fix: $(READY) ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench --ladder && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.readme
+bench: $(READY) $(VENV)/rivals ; $(BIN)/python -m bench && $(BIN)/python -m bench --ladder && $(BIN)/python -m bench.policy && $(BIN)/python -m bench.figures
 conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.conformance $(SUITE)
 # What is too slow for each run of the tests: what stands under deploy/ and the Dockerfile, held by the tools of their
 # makers; the package as it is installed; workers, rollouts, kills and crowds under load; one server by every way of

@@ -5,7 +5,7 @@
     python -m bench.policy --draw     only draw it again
 
 Ours is measured by `sidecar policy bench`, the others by `bench.rivals`; this keeps the figures in
-`bench/policy.json` and draws `docs/policy-bench.svg`.
+`bench/policy.json` and draws `docs/pictures/policy-bench.svg`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.rivals import NAMES, measured
 from sidecar.policy_tools.bench import OURS, QUESTIONS, SIZES, WILD, climbed
 
 HERE = Path(__file__).parent
-FIGURES, PICTURE = HERE / "policy.json", HERE.parent / "docs" / "policy-bench.svg"
+FIGURES, PICTURE = HERE / "policy.json", HERE.parent / "docs" / "pictures" / "policy-bench.svg"
 MORE_WILD = 0.2
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 460, 70, 190, 50, 50

@@ -4,7 +4,7 @@
 
 A sidecar, a server and a Valkey in processes of their own; callers in this one, as `mixed` has them, and a reload every
 ten seconds. Every few seconds the sidecar's memory, descriptors and tasks are read. What counts is the slope after the
-first quarter, when caches are full. Everything goes to `bench/soak.json`, the picture to `docs/soak.svg`.
+first quarter, when caches are full. Everything goes to `bench/soak.json`, the picture to `docs/pictures/soak.svg`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.process import BenchFailed, Running, free_port, running, wait_for_200
 from bench.subjects import valkey
 
 HERE = Path(__file__).parent
-OUT, PICTURE = HERE / "soak.json", HERE.parent / "docs" / "soak.svg"
+OUT, PICTURE = HERE / "soak.json", HERE.parent / "docs" / "pictures" / "soak.svg"
 LOOKS, RELOAD_EVERY_S, SETTLE_S = 240, 10.0, 8.0
 CALLS, SLOW, SESSIONS, TASKS = 6, 3, 3, 2
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 320, 60, 150, 40, 40

@@ -1,10 +1,10 @@
 """What of the documentation is told by the code itself?
 
-    python -m docs.make            writes every generated block, and docs/openapi.json, anew
+    python -m docs.make            writes every generated block, docs/pictures/ and docs/openapi.json anew
     python -m docs.make --check    exits 1 and names what is not current
 
 A block stands between `<!-- generated: NAME -->` and `<!-- end: NAME -->`. Everything else is written by people. The
-benchmark's block in the README is `bench/readme.py`'s.
+figures of the benchmarks are written by `bench/figures.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from docs.pictures import pictures
 from docs.reference_pages import commands, error_codes, http_api
 from docs.tables import escaped, table
 from sidecar.admin.openapi import document
@@ -40,6 +41,7 @@ from tests.unit.policy.catalogue import errors_page
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 OPENAPI = ROOT / "docs" / "openapi.json"
+PICTURES = ROOT / "docs" / "pictures"
 
 _BLOCK = re.compile(r"(<!-- generated: ([a-z-]+) -->\n).*?(<!-- end: \2 -->)", re.DOTALL)
 
@@ -334,7 +336,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 def main(words: Sequence[str]) -> int:
     check = "--check" in words
     old = {page: page.read_text("utf-8") for page in PAGES}
-    new = {**{page: written_anew(text) for page, text in old.items()}, OPENAPI: openapi()}
+    drawn = {PICTURES / name: svg for name, svg in pictures().items()}
+    new = {**{page: written_anew(text) for page, text in old.items()}, **drawn, OPENAPI: openapi()}
     stale = [page for page, text in new.items() if not page.exists() or page.read_text("utf-8") != text]
     for page in stale:
         if not check:

@@ -24,6 +24,7 @@ from tests.tables import tables
 
 PORTS = ("8070", "8080", "8090", "9090", "9091", "9100")
 WITHIN_S = 90.0  # of a page; it takes two to four seconds on an idle machine
+TUTORIAL_WITHIN_S = 300.0  # of its seven pages together; they take 30 seconds
 MARK = "@@ after line "
 _PORT = re.compile(rf"(?<![\w.])(?:{'|'.join(PORTS)})(?!\w)")
 TUTORIAL = "docs/tutorial/"
@@ -64,7 +65,7 @@ def script_of(blocks: list[Block]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def run(script: str, folder: Path, commands: Path) -> tuple[int, str]:
+def run(script: str, folder: Path, commands: Path, within_s: float = WITHIN_S) -> tuple[int, str]:
     """The exit code and all that was printed, with the pages' own ports in it."""
     ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
     home = folder / "home"
@@ -83,7 +84,7 @@ def run(script: str, folder: Path, commands: Path) -> tuple[int, str]:
             start_new_session=True,
         )
         try:
-            code = process.wait(WITHIN_S)
+            code = process.wait(within_s)
         except subprocess.TimeoutExpired:
             code = -1
         finally:
@@ -138,7 +139,8 @@ def test_what_a_page_says_to_type_does_what_it_says(name: str, tmp_path: Path, c
         # It says where: the default addresses may be taken here.
         files = [block.text for block in blocks if block.file == "sidecar.yaml"]
         assert all({"8080", "9090"} <= set(_PORT.findall(text)) for text in files)
-    code, text = run(script_of(blocks), tmp_path, commands)
+    within_s = TUTORIAL_WITHIN_S if name == TUTORIAL else WITHIN_S
+    code, text = run(script_of(blocks), tmp_path, commands, within_s)
     assert code == 0, f"{name} ended with {code}:\n{text}"
     check_claims(blocks, text, name)
 

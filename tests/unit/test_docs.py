@@ -17,7 +17,7 @@ import click
 import pytest
 import yaml
 
-from bench import readme
+from bench import figures
 from sidecar.cli import main
 from sidecar.cli.init import starting_files, write_files
 from sidecar.errors import ANSWERS, ConfigError
@@ -61,20 +61,30 @@ def test_the_openapi_document_is_current(make: ModuleType) -> None:
     assert make.OPENAPI.read_text("utf-8") == make.openapi(), "run: python -m docs.make"
 
 
+def test_the_pictures_are_current(make: ModuleType) -> None:
+    for name, svg in make.pictures().items():
+        assert (make.PICTURES / name).read_text("utf-8") == svg, "run: python -m docs.make"
+
+
 def test_every_block_that_can_be_generated_stands_somewhere(make: ModuleType) -> None:
     there = [found for text in TEXTS.values() for found in re.findall(r"<!-- generated: ([a-z-]+) -->", text)]
     assert sorted(there) == sorted(make.BLOCKS)
 
 
-def test_the_figures_are_none_or_those_of_the_last_measurement() -> None:
-    for name, text in readme.blocks().items():
-        assert readme.block_of(TEXTS["README.md"], name) in (readme.UNMEASURED, text), "run: python -m bench.readme"
+@pytest.mark.parametrize("page", figures.PAGES, ids=lambda page: page.name)
+def test_the_figures_of_a_page_are_those_of_the_last_measurement(page: Path) -> None:
+    assert figures.stale_blocks(page.read_text("utf-8")) == [], "run: python -m bench.figures"
+
+
+def test_every_block_of_figures_is_on_one_page() -> None:
+    there = [name for page in figures.PAGES for name in re.findall(r"^<!-- /([a-z-]+) -->$", page.read_text(), re.M)]
+    assert sorted(there) == sorted(figures.blocks())
 
 
 def test_every_figure_stands_with_its_unit_and_its_command() -> None:
     one = {"rps": 1234.5, "p50_ms": 1.5, "p99_ms": 9.25, "cpu_us_per_request": 101.0, "rss_mb": 42.0}
     results = {
-        **dict.fromkeys(readme.NAMES, one),
+        **dict.fromkeys(figures.NAMES, one),
         "ratios": {"direct": 5.0, "sidecar_memory": 0.8, "sidecar_valkey": 0.7},
         "cpu_ratios": {"direct": 9.0, "sidecar_memory": 0.6, "sidecar_valkey": 0.5},
         "added_p50_ms_one_connection": {
@@ -83,7 +93,7 @@ def test_every_figure_stands_with_its_unit_and_its_command() -> None:
         "connections": [1, 16], "rounds": 5, "seconds": 3, "cores": 2, "ready_s": 1.2, "ready_s_valkey": 1.4,
         "load": "wrk", "upstream": "nginx", "python": "3.11", "aiohttp": "3.14", "sidecar": "0.1.0",
     }  # fmt: skip
-    block = readme.block_from(results)
+    block = figures.block_from(results)
     assert "| sidecar, in-process limits | 1,234 | 0.80 | 1.50 | 9.25 | 101 | 0.60 | 42 |" in block
     assert "adds 0.21 ms" in block and "0.33 ms" in block and "1.2 s" in block and "at most 42 MB" in block
     assert block.count("`make bench`") == 3

@@ -1,15 +1,18 @@
-"""What does the README say of the last measurements?
+"""Writes the figures of the last measurements into README.md and docs/explanation/figures.md.
 
-`python -m bench.readme` writes what stands between `<!-- bench -->` and `<!-- /bench -->` from results.json, and what
-stands between `<!-- policy-bench -->` and `<!-- /policy-bench -->` from policy.json and reloads.json, between
-`<!-- decisions-bench -->` and `<!-- /decisions-bench -->` from decisions.json, and between `<!-- laboratory -->` and
-`<!-- /laboratory -->` from exactness.json, kills.json, tamper.json and reloads-1000.json. A test holds page and figures
-together.
+`python -m bench.figures` fills each block between `<!-- NAME -->` and `<!-- /NAME -->` from the results in this folder:
+
+    bench            results.json
+    policy-bench     policy.json, reloads.json
+    decisions-bench  decisions.json
+    laboratory       exactness.json, kills.json, tamper.json, reloads-1000.json
+    summary          results.json, policy.json, exactness.json, kills.json
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ DECISIONS = HERE / "decisions.json"
 RESULTS, POLICY, RELOADS = HERE / "results.json", HERE / "policy.json", HERE / "reloads.json"
 OFTEN = HERE / "reloads-1000.json"
 EXACTNESS, KILLS, TAMPER = HERE / "exactness.json", HERE / "kills.json", HERE / "tamper.json"
-README = HERE.parent / "README.md"
+PAGES = (HERE.parent / "README.md", HERE.parent / "docs" / "explanation" / "figures.md")
 UNMEASURED = "Not measured yet: `make bench` measures, and writes this block."
 RIVALS = {
     "pycasbin": "pycasbin",
@@ -70,6 +73,50 @@ def block_from(results: Mapping[str, Any]) -> str:
             "- Where the time goes: `python -m bench --profile`.",
         ]
     )
+
+
+def summary_block_from(
+    results: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    exactness: Sequence[Mapping[str, Any]],
+    kills: Mapping[str, Any],
+) -> str:
+    """The README's table: one figure for each promise, with its command."""
+    added = results["added_p50_ms_one_connection"]
+    sidecar = results["sidecar_memory"]
+    few = min(step["wild"] for step in steps if step["engine"] == "sidecar")
+    p50 = {step["rows"]: step for step in steps if step["engine"] == "sidecar" and step["wild"] == few}
+    small, large = 1_000, max(p50)
+    rows = [
+        ("latency added to a call", f"{added['sidecar_memory']:.2f} ms at p50, 1 connection", "make bench"),
+        (
+            f"throughput on {results['cores']} cores",
+            f"{sidecar['rps']:,.0f} calls/s; a bare aiohttp proxy: {results['passthrough']['rps']:,.0f}, "
+            f"tuned: {results['passthrough_tuned']['rps']:,.0f}",
+            "make bench",
+        ),
+        ("start, memory", f"{results['ready_s']:.1f} s, {sidecar['rss_mb']:.0f} MB", "make bench"),
+        (
+            "one decision",
+            f"{_time(p50[small], 'p50_us')} with {small:,} rules, {_time(p50[large], 'p50_us')} with {large:,}",
+            "python -m bench.policy",
+        ),
+        *(
+            (
+                f"one limit of {told['limit']:,} shared by {told['processes']} processes",
+                f"{told['admitted']:,} of {told['attempts']:,} attempts admitted",
+                "python -m bench.exactness",
+            )
+            for told in exactness[:1]
+        ),
+        (
+            f"killed {kills['kills']:,} times under load",
+            f"{kills['answered_without_record']:,} of {kills['answered']:,} answered calls lack an audit record",
+            "python -m bench.kills",
+        ),
+    ]
+    lines = [f"| {what} | {figure} | `{command}` |" for what, figure, command in rows]
+    return "\n".join(["| measured | figure | command |", "|---|---|---|", *lines])
 
 
 def _row(name: str, results: Mapping[str, Any]) -> str:
@@ -137,7 +184,7 @@ def _reloads(told: Mapping[str, Any]) -> str:
     return (
         f"`python -m bench.reloads`: {told['rows']:,} rules reloaded {told['reloads']:,} times under {told['calls']:,} "
         f"calls: {told['calls_failed']} failed, none of {told['decisions']:,} decisions mixed two revisions, the event "
-        f"loop never stood still for longer than {told['stall_ms_max']:.0f} ms (without reloads "
+        f"loop never blocked for longer than {told['stall_ms_max']:.0f} ms (without reloads "
         f"{told['stall_ms_max_without_reloads']:.0f} ms)."
     )
 
@@ -172,10 +219,10 @@ def _killed(told: Mapping[str, Any]) -> str:
         f"record and {told['answered_with_two_records']:,} with two; {told['executed_without_decision']:,} reached a "
         f"server or an agent without a decision on record; {told['records']:,} records are one chain that verifies. Of "
         f"{told['message_tasks']:,} tasks that agents began for A2A callers and {told['ordered_tasks']:,} of the task "
-        f"API {told['sent_to_the_agent_twice']:,} came to the agent twice and "
-        f"{sum(told['tasks_and_sessions_inconsistent'].values()):,} were lost, shown to a stranger, or told otherwise "
-        f"than the agent has them; of {told['unknown_whether_sent']:,} that a kill met on the way to the agent it is "
-        f"said that nobody knows. Slots were back within {told['slots_back_s']:.0f} s (a lease is 60 s)."
+        f"API, {told['sent_to_the_agent_twice']:,} were sent to the agent twice, and "
+        f"{sum(told['tasks_and_sessions_inconsistent'].values()):,} were lost, shown to another caller, or reported in "
+        f"a state that the agent does not have. {told['unknown_whether_sent']:,} were being sent at a kill; the task "
+        f"API reports them as unknown. Slots were free again within {told['slots_back_s']:.0f} s (a lease is 60 s)."
     )
 
 
@@ -193,10 +240,10 @@ def _reloaded(told: Mapping[str, Any]) -> str:
 def _tampered(told: Mapping[str, Any]) -> str:
     return (
         f"- **Tampered with everywhere** (`python -m bench.tamper`): each of {told['lines']:,} lines was changed, "
-        f"sealed anew, removed, swapped, doubled and cut off, every byte of hundreds of them, and every byte of the "
-        f"anchor: of {told['attempts']:,} attempts `audit verify` found {told['found']:,}, and {told['placed']:,} with "
-        f"their place; {told['verified_whole_too']:,} of them were verified by reading the whole log too, and "
-        f"{len(told['differ']):,} came to anything else."
+        f"sealed again, removed, swapped, doubled and cut off, also every byte of hundreds of them, and every byte of "
+        f"the anchor. Of {told['attempts']:,} attempts `audit verify` found {told['found']:,}, {told['placed']:,} with "
+        f"their position. {told['verified_whole_too']:,} of them were also verified by reading the whole log; "
+        f"{len(told['differ']):,} results differed."
     )
 
 
@@ -211,26 +258,30 @@ def written_anew(page: str) -> str:
 
 def blocks() -> Mapping[str, str]:
     """What each block says, if it is current."""
-    found = dict.fromkeys(("bench", "policy-bench", "decisions-bench", "laboratory"), UNMEASURED)
+    found = dict.fromkeys(("bench", "policy-bench", "decisions-bench", "laboratory", "summary"), UNMEASURED)
     if RESULTS.exists():
-        found["bench"] = block_from(json.loads(RESULTS.read_text("utf-8")))
+        found["bench"] = block_from(_read(RESULTS))
     if POLICY.exists() and RELOADS.exists():
-        found["policy-bench"] = policy_block_from(
-            json.loads(POLICY.read_text("utf-8")), json.loads(RELOADS.read_text("utf-8"))
-        )
+        found["policy-bench"] = policy_block_from(_read(POLICY), _read(RELOADS))
     if DECISIONS.exists():
-        found["decisions-bench"] = decisions_block_from(json.loads(DECISIONS.read_text("utf-8")))
+        found["decisions-bench"] = decisions_block_from(_read(DECISIONS))
     if all(path.exists() for path in (EXACTNESS, KILLS, TAMPER, OFTEN)):
-        parts = (json.loads(path.read_text("utf-8")) for path in (EXACTNESS, KILLS, TAMPER, OFTEN))
-        found["laboratory"] = laboratory_block_from(*parts)
+        found["laboratory"] = laboratory_block_from(_read(EXACTNESS), _read(KILLS), _read(TAMPER), _read(OFTEN))
+    if all(path.exists() for path in (RESULTS, POLICY, EXACTNESS, KILLS)):
+        found["summary"] = summary_block_from(_read(RESULTS), _read(POLICY), _read(EXACTNESS), _read(KILLS))
     return found
 
 
-def block_of(page: str, name: str = "bench") -> str:
-    """What the page says now. Raises ValueError where it has no such block."""
-    begin = page.index(f"<!-- {name} -->") + len(f"<!-- {name} -->") + 1
-    return page[begin : page.index(f"<!-- /{name} -->", begin) - 1]
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def stale_blocks(page: str) -> list[str]:
+    """Names of the page's blocks that are neither unmeasured nor current."""
+    told = re.findall(r"^<!-- ([a-z-]+) -->\n(.*?)\n<!-- /\1 -->$", page, re.DOTALL | re.MULTILINE)
+    return [name for name, text in told if text not in (UNMEASURED, blocks()[name])]
 
 
 if __name__ == "__main__":
-    README.write_text(written_anew(README.read_text("utf-8")), "utf-8")
+    for path in PAGES:
+        path.write_text(written_anew(path.read_text("utf-8")), "utf-8")
