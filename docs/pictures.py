@@ -108,7 +108,7 @@ OVERVIEW = Picture(
     "Agents call MCP servers and other agents through the sidecar, which decides, limits and records each call",
     (
         Box(20, 46, 150, 62, "Agent", ("Claude Code, Cursor,", "your own program")),
-        Box(20, 134, 150, 62, "User → agent", ("with the user's", "access token")),
+        Box(20, 134, 150, 62, "Agent for a user", ("with the user's", "access token")),
         Arrow(170, 77, 268, 100, "MCP"),
         Arrow(170, 165, 268, 142, "A2A"),
         Box(
@@ -127,8 +127,8 @@ OVERVIEW = Picture(
             ),
             "main",
         ),
-        Arrow(590, 100, 688, 77, "credential"),
-        Arrow(590, 142, 688, 165, "of its own"),
+        Arrow(590, 100, 688, 77),
+        Arrow(590, 142, 688, 165),
         Box(690, 46, 150, 62, "MCP servers", ("HTTP, HTTP+SSE,", "stdio programs")),
         Box(690, 134, 150, 62, "Agents", ("A2A agents,", "CLI programs")),
         Arrow(330, 250, 330, 218),
@@ -160,7 +160,7 @@ def _request() -> Picture:
         x, y = 20 + column * 166, 40 + row * 150
         parts.append(Box(x, y, 140, 52, name, (what,), "main"))
         parts.append(Arrow(x + 70, y + 52, x + 70, y + 80))
-        parts.append(Box(x + 20, y + 82, 100, 28, refusal, (), "no"))
+        parts.append(Box(x + 8, y + 82, 124, 28, refusal, (), "no"))
         if column < 4 and number < len(_STAGES) - 1:
             parts.append(Arrow(x + 140, y + 26, x + 164, y + 26))
     parts.append(Note(430, 24, "Each stage passes the request on, or refuses it with one of the statuses below it"))
@@ -190,8 +190,8 @@ DEPLOYMENTS = Picture(
         Arrow(570, 127, 618, 127),
         Arrow(570, 187, 618, 162),
         Box(620, 82, 100, 90, "sidecar", ("replica", "replica"), "main"),
-        Arrow(720, 127, 748, 127),
-        Box(750, 82, 90, 90, "MCP servers", ("and agents",)),
+        Arrow(720, 127, 736, 127),
+        Box(738, 82, 110, 90, "MCP servers", ("and agents",)),
         Arrow(670, 172, 670, 208, both=True),
         Box(600, 210, 140, 46, "Redis, Valkey", ("shared limits, tasks",), "fact"),
     ),

@@ -304,7 +304,9 @@ def test_the_signature_is_that_of_standard_webhooks() -> None:
 async def test_what_the_documentation_tells_receivers_to_do_does_it(tmp_path: Path) -> None:
     (tmp_path / "sidecar.yaml").write_text("version: 1\n")
     [block] = [
-        each for each in blocks_of((ROOT / "docs" / "guides" / "agents" / "callbacks.md").read_text("utf-8")) if each.file == "verify.py"
+        each
+        for each in blocks_of((ROOT / "docs" / "guides" / "agents" / "callbacks.md").read_text("utf-8"))
+        if each.file == "verify.py"
     ]
     names: dict[str, Any] = {}
     exec(block.text, names)
