@@ -35,13 +35,15 @@ class Exposition:
         for table in tables:
             yield _family(table)
         folded = CounterMetricFamily(
-            "sidecar_metrics_folded_total", "Observations folded into `other` by the cap on series.", labels=("metric",)
+            "sidecar_metrics_folded_total",
+            "Observations counted as `other` because of the bound on series.",
+            labels=("metric",),
         )
         for table in tables:
             folded.add_metric((table.name,), table.folded)
         yield folded
         workers = GaugeMetricFamily(
-            "sidecar_workers", "Processes that serve here and answer, and those that do not.", labels=("state",)
+            "sidecar_workers", "Processes of this sidecar that answer, and those that do not.", labels=("state",)
         )
         alive = [other.alive for other in others or ()]
         workers.add_metric(("up",), 1 + alive.count(True))
