@@ -130,12 +130,12 @@ def _kind(value: Schema) -> str:
     return {"integer": "number", "boolean": "true or false"}.get(str(value.get("type")), "text")
 
 
-# --- answers.md -------------------------------------------------------------------------------------------------------
+# --- reference/reasons.md -------------------------------------------------------------------------------------------------------
 
 
 def answers() -> str:
-    """The table of `sidecar.errors`: how each reason is told in each era."""
-    statuses = ("stateless HTTP", "session era HTTP", "HTTP in a live session")
+    """The table of `sidecar.errors`: the answer to each reason, by revision."""
+    statuses = ("stateless", "session", "in a session")
     head = ("reason", *statuses, "JSON-RPC code", "`error_code`", "audit status", "message")
     rows = [
         (f"`{r}`", *map(str, (a.http, a.session_http, a.in_session, a.code)), a.seed, f"`{a.status}`", a.message)
@@ -244,19 +244,19 @@ def _labels(family: Any) -> tuple[str, ...]:
     return tuple(f"`{name}`" for name in family._labelnames)
 
 
-# --- mcp.md -----------------------------------------------------------------------------------------------------------
+# --- reference/mcp.md -----------------------------------------------------------------------------------------------------------
 
 
 def methods() -> str:
-    """What each method of MCP is asked as, and in which era it exists."""
+    """The policy question of each MCP method, and the revisions that have it."""
     rows = []
     for name, method in (*messages.METHODS.items(), *messages.NOTIFICATIONS.items()):
-        eras = "both" if method.eras == tuple(Era) else method.eras[0].value
+        eras = "all" if method.eras == tuple(Era) else method.eras[0].value
         rows.append((f"`{name}`", eras, _asked(name, session=method.session)))
     rows += [
-        (f"`{name}` (from the server)", "both", f"`{name}` on `nhi:<server>`; needs a row") for name in _ASKED_BACK
+        (f"`{name}` (from the server)", "all", f"`{name}` on `nhi:<server>`; needs a rule") for name in _ASKED_BACK
     ]
-    return table(("method", "era", "asked as"), rows)
+    return table(("method", "revisions", "policy question"), rows)
 
 
 _ASKED_BACK = sorted(messages.SERVER_REQUESTS)
@@ -266,13 +266,13 @@ _QUESTIONS: Mapping[str, str] = {
     "resources/read": "`resources/read` on `resource:<server>/<uri>`",
     "resources/subscribe": "`resources/read` on `resource:<server>/<uri>`",
     "resources/unsubscribe": "`resources/read` on `resource:<server>/<uri>`",
-    "completion/complete": "its reference, as `prompts/get` or `resources/read`",
-    "subscriptions/listen": "any grant on the server, `resources/read` on each URI, and each task as its methods are",
+    "completion/complete": "that of its reference: `prompts/get` or `resources/read`",
+    "subscriptions/listen": "any grant on the server, `resources/read` on each URI, and for each task that of its methods",
     **dict.fromkeys(
         ("tasks/get", "tasks/cancel", "tasks/result", "tasks/update"),
-        "any grant on the server; then its owner only, and what created it",
+        "any grant on the server; then its owner only, and the question of the call that created it",
     ),
-    "tasks/list": "any grant on the server; shows its caller's own",
+    "tasks/list": "any grant on the server; lists the caller's own",
 }
 
 
@@ -322,7 +322,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "metrics": metrics,
     "formats": formats,
     "methods": methods,
-    "clients": client_tables,  # docs/clients.md, from tests/peers/clients/results.json
+    "clients": client_tables,  # docs/reference/client-compatibility.md, from tests/peers/clients/results.json
     "nginx-conf": partial(deployed, "nginx/nginx.conf", "nginx"),
     "nginx-sidecar": partial(deployed, "nginx/sidecar.yaml", "yaml"),
     "envoy-grpc": partial(deployed, "envoy/grpc.yaml", "yaml envoy"),

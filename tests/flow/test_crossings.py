@@ -1,6 +1,6 @@
 """Does every method and notification cross from one era to the other as the table says?
 
-Each row of the table in docs/mcp.md, in both directions, between a caller and a server that have no era in common; then
+Each row of the table in docs/reference/mcp.md, in both directions, between a caller and a server that have no era in common; then
 what the table cannot say: whose a held call is, how long it is held, and what becomes of what nobody comes back for.
 """
 
@@ -30,7 +30,7 @@ p, {who}, prompt:github/*, use, -, -, -, allow
 p, {who}, resource:github/*, use, -, -, -, allow
 p, {who}, nhi:github, sampling/createMessage|elicitation/create|roots/list, -, -, -, allow
 """
-DOCS = Path(__file__).parents[2] / "docs/mcp.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/mcp.md"
 MANY = "sessions: {session_calls_per_minute: 10000}\n"
 ABLE: dict[str, Any] = {"sampling": {}, "elicitation": {"form": {}}, "roots": {}}
 PARAMS: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     up: Crossing
 
 
-WAYS = "passes|becomes|answered here|taken, and goes no further|dropped|not in the caller's era|cannot cross"
+WAYS = "passes|becomes|answered here|accepted, not forwarded|dropped|not in the caller's revision|cannot cross"
 CELL = rf"({WAYS})(?:(?:: | )`([^`]+)`)?(?:; [^|]*)?"
 ROWS = re.findall(rf"^\| `([^`]+)` \| (client|server) \| {CELL} \| {CELL} \|$", DOCS.read_text("utf-8"), re.MULTILINE)
 CROSSINGS = [Row(row[0], row[1] == "server", Crossing(*row[2:4]), Crossing(*row[4:])) for row in ROWS]
@@ -74,8 +74,8 @@ def test_what_is_not_in_an_era_is_so_by_the_table_of_methods() -> None:
     for row in (row for row in CROSSINGS if not row.of_server):
         method = {**messages.METHODS, **messages.NOTIFICATIONS}.get(row.name)
         eras = {era.value for era in method.eras} if method else set()
-        assert ("stateless" in eras) is (row.down.way != "not in the caller's era"), row.name
-        assert ("session" in eras) is (row.up.way != "not in the caller's era"), row.name
+        assert ("stateless" in eras) is (row.down.way != "not in the caller's revision"), row.name
+        assert ("session" in eras) is (row.up.way != "not in the caller's revision"), row.name
 
 
 def down(folder: Path, server: Any = None, settings: str = MANY) -> AbstractAsyncContextManager[World]:
@@ -160,7 +160,7 @@ async def _send_down(running: World, name: str, crossing: Crossing) -> None:
         case "becomes":
             assert (status, "result" in said, crossing.named in server.methods()) == (200, True, True), name
             assert name not in reached
-        case "not in the caller's era" | "cannot cross":
+        case "not in the caller's revision" | "cannot cross":
             assert reason_of((status, said, {})) == crossing.named, name
             assert name not in reached
         case _:
@@ -189,9 +189,9 @@ async def _send_up(running: World, talk: Talk, name: str, crossing: Crossing) ->
             assert (status, "result" in said, crossing.named in reached) == (200, True, True), name
         case "answered here":
             assert (status, said["result"], reached) == (200, {}, []), name
-        case "taken, and goes no further":
+        case "accepted, not forwarded":
             assert (status, said, reached) == (202, None, []), name
-        case "not in the caller's era" | "cannot cross":
+        case "not in the caller's revision" | "cannot cross":
             assert reason_of((status, said, {})) == crossing.named, name
             assert name not in reached
         case _:
@@ -201,7 +201,7 @@ async def _send_up(running: World, talk: Talk, name: str, crossing: Crossing) ->
 async def test_what_a_server_of_sessions_says_crosses_as_the_table_says(tmp_path: Path) -> None:
     async with down(tmp_path) as running:
         for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
-            if row.down.way == "not in the caller's era":
+            if row.down.way == "not in the caller's revision":
                 continue
             if row.name.startswith("notifications/"):
                 say = {"method": row.name, "params": PARAMS.get(row.name, {})}
@@ -253,7 +253,7 @@ async def test_a_subscription_ends_well_when_the_session_behind_it_does(tmp_path
 async def test_what_a_stateless_server_says_crosses_as_the_table_says(tmp_path: Path) -> None:
     async with up(tmp_path) as (_, talk):
         for row in (row for row in CROSSINGS if row.of_server and row.name not in ON_SUBSCRIPTIONS):
-            if row.up.way == "not in the caller's era" or row.name == "notifications/subscriptions/acknowledged":
+            if row.up.way == "not in the caller's revision" or row.name == "notifications/subscriptions/acknowledged":
                 continue
             asks = not row.name.startswith("notifications/")
             say = {"method": row.name, "params": PARAMS.get(row.name, {})}

@@ -2,7 +2,7 @@
 
 Schemathesis is a program with an environment of its own: `.venv-schemathesis`, which `make` builds, or the one that
 SIDECAR_SCHEMATHESIS names. The names of servers and tools are narrowed, so that it gets past policy; how long it may
-look for is a question of patience, and docs/mcp.md has the command.
+look for is a question of patience, and docs/guides/connect/plain-http.md has the command.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Do the tables of docs/clients.md stand for the clients that are tried, in the versions that are locked?
+"""Do the tables of docs/reference/client-compatibility.md stand for the clients that are tried, in the versions that are locked?
 
 The clients themselves are tried by `make clients`, which takes minutes. That the page shows what results.json holds is
 tests/unit/test_docs.py's.
@@ -68,7 +68,7 @@ def test_how_an_outcome_is_read() -> None:
     assert outcome(entry, told("raised", reasons)) == "error with the reason"
     assert outcome(entry, told("raised", f'{{"jsonrpc": {reasons}}}')) == "error with the raw answer"
     assert outcome(entry, told("answer", "An error occurred")) == "result without the reason"
-    assert outcome(entry, told("hung", "")) == "waits for ever"
+    assert outcome(entry, told("hung", "")) == "waits forever"
     assert outcome(entry, told("raised", reasons, after="")) == "loses its connection"
 
 

@@ -20,7 +20,7 @@ from tests.pages import NAMES, ROOT
 from tests.tables import tables
 
 TEXTS = {name: (ROOT / name).read_text("utf-8") for name in NAMES}
-MCP = TEXTS["docs/mcp.md"]
+MCP = TEXTS["docs/reference/mcp.md"]
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 OBJECT: dict[str, Any] = {"type": "object"}
 

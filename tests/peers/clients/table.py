@@ -1,4 +1,4 @@
-"""What do the clients show? The tables of docs/clients.md, made from results.json alone; docs/make.py puts them in."""
+"""Makes the tables of docs/reference/client-compatibility.md from results.json; docs/make.py puts them in."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def outcome(entry: Entry, steps: Steps) -> str:
         return "loses its connection"
     told = [(steps[name], REASONS[entry.protocol, name]) for name in ("denied", "limited")]
     if any(one["how"] == "hung" for one, _ in told):
-        return "waits for ever"
+        return "waits forever"
     raised = any(one["how"] == "raised" for one, _ in told)
     if not all(reason in one["text"] for one, reason in told):
         return "error without the reason" if raised else "result without the reason"
@@ -77,14 +77,14 @@ def block() -> str:
     found = results()["clients"]
     tried = [(entry, found[entry.key]) for entry in CLIENTS if "styles" in found[entry.key]]
     missing = [f"- {entry.name}: {found[entry.key]['missing']}" for entry in CLIENTS if "missing" in found[entry.key]]
-    head = ("client", "library", "speaks", "list", "call", "progress", "cancel", "after a restart", "restart, Valkey")
+    head = ("client", "library", "revision", "list", "call", "progress", "cancel", "after a restart", "restart, Valkey")
     styles = tuple(f"`{style}`" for style in STYLES)
     return "\n\n".join(
         [
             _table(head, [_whole(entry, one) for entry, one in tried]),
-            "How a denial and a limit come back under each `deny_style`:",
+            "How a denial and a limit arrive under each `deny_style`:",
             _table(("client", *styles, "recommended"), [_by_style(entry, one["styles"]) for entry, one in tried]),
-            "What is read there, with the recommended one:",
+            "What the client reports with the recommended style:",
             _table(("client", "denied", "limited"), [_read(entry, one["styles"]) for entry, one in tried]),
             *(["Not tried, because it could not be installed:", "\n".join(missing)] if missing else []),
         ]
