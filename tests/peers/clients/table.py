@@ -119,7 +119,7 @@ def _progress(steps: Steps) -> str:
 def _restart(steps: Steps) -> str:
     if _says(steps, "restarted", "again"):
         return "goes on"
-    return "one call fails" if _says(steps, "restarted-2", "again") else "must connect anew"
+    return "one call fails" if _says(steps, "restarted-2", "again") else "must reconnect"
 
 
 def _by_style(entry: Entry, styles: Mapping[str, Steps]) -> Sequence[str]:
