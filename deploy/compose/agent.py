@@ -1,4 +1,4 @@
-"""An agent that works all day: it searches notes, and now and then tries to delete one, which no rule allows."""
+"""Calls a server continuously: searches notes, and every third time tries to delete one, which no rule allows."""
 
 import asyncio
 import sys

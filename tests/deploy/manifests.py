@@ -16,8 +16,8 @@ MANIFESTS = DEPLOY / "kubernetes"
 VALUES = MANIFESTS / "values"
 NAMES = ("gateway", "agent")
 HEAD = """\
-# Rendered from deploy/helm/sidecar with the values in values/{name}.yaml, by `make manifests`. What differs for
-# you belongs into those values. Without Helm: kubectl create namespace agents, then kubectl apply -f this file.
+# Rendered from deploy/helm/sidecar with the values in values/{name}.yaml, by `make manifests`. Change those
+# values, not this file. Without Helm: kubectl create namespace agents, then kubectl apply -f this file.
 """
 _OF_HELM = re.compile(r"^ *(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n", re.MULTILINE)
 

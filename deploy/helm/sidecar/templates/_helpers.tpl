@@ -140,12 +140,12 @@ spec:
   serviceAccountName: {{ include "sidecar.serviceAccountName" . }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  # Beyond both, what is left to do at the end takes less than 10 s.
+  # After both, the rest of the shutdown takes less than 10 s.
   terminationGracePeriodSeconds: {{ add .Values.drainDelaySeconds .Values.shutdownGraceSeconds 15 }}
   securityContext:
     runAsNonRoot: true
     fsGroup: 65532
-    fsGroupChangePolicy: OnRootMismatch # otherwise a restart opens the sidecar's own keys to the group
+    fsGroupChangePolicy: OnRootMismatch # otherwise a mount opens the key files to the group
     seccompProfile: {type: RuntimeDefault}
   {{- with .Values.imagePullSecrets }}
   imagePullSecrets:
