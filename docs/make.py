@@ -130,7 +130,7 @@ def _kind(value: Schema) -> str:
     return {"integer": "number", "boolean": "true or false"}.get(str(value.get("type")), "text")
 
 
-# --- reference/reasons.md -------------------------------------------------------------------------------------------------------
+# --- reference/reasons.md ---------------------------------------------------------------------------------------------
 
 
 def answers() -> str:
@@ -244,7 +244,7 @@ def _labels(family: Any) -> tuple[str, ...]:
     return tuple(f"`{name}`" for name in family._labelnames)
 
 
-# --- reference/mcp.md -----------------------------------------------------------------------------------------------------------
+# --- reference/mcp.md -------------------------------------------------------------------------------------------------
 
 
 def methods() -> str:
@@ -267,7 +267,7 @@ _QUESTIONS: Mapping[str, str] = {
     "resources/subscribe": "`resources/read` on `resource:<server>/<uri>`",
     "resources/unsubscribe": "`resources/read` on `resource:<server>/<uri>`",
     "completion/complete": "that of its reference: `prompts/get` or `resources/read`",
-    "subscriptions/listen": "any grant on the server, `resources/read` on each URI, and for each task that of its methods",
+    "subscriptions/listen": "any grant on the server, `resources/read` on each URI, the methods of each task",
     **dict.fromkeys(
         ("tasks/get", "tasks/cancel", "tasks/result", "tasks/update"),
         "any grant on the server; then its owner only, and the question of the call that created it",

@@ -1,7 +1,8 @@
 """Does every method and notification cross from one era to the other as the table says?
 
-Each row of the table in docs/reference/mcp.md, in both directions, between a caller and a server that have no era in common; then
-what the table cannot say: whose a held call is, how long it is held, and what becomes of what nobody comes back for.
+Each row of the table in docs/reference/mcp.md, in both directions, between a caller and a server that have no era in
+common; then what the table cannot say: whose a held call is, how long it is held, and what becomes of what nobody comes
+back for.
 """
 
 import asyncio

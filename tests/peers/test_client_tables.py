@@ -1,4 +1,4 @@
-"""Do the tables of docs/reference/client-compatibility.md stand for the clients that are tried, in the versions that are locked?
+"""Do the tables of docs/reference/client-compatibility.md show the clients that are tried, in the locked versions?
 
 The clients themselves are tried by `make clients`, which takes minutes. That the page shows what results.json holds is
 tests/unit/test_docs.py's.

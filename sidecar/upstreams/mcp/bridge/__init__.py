@@ -14,5 +14,5 @@ never translated.
     unsolicited.py            the streams of unsolicited messages, and what one subscriber gets of them
     translation.py            translates messages between eras, without any I/O
 
-docs/reference/mcp.md has the table of how each method and notification crosses; `tests/flow/test_crossings.py` walks it.
+docs/reference/mcp.md has the table of how each method and notification crosses; tests/flow/test_crossings.py walks it.
 """
