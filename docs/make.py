@@ -144,84 +144,91 @@ def answers() -> str:
     return table(head, rows)
 
 
-# --- audit.md ---------------------------------------------------------------------------------------------------------
+# --- reference/audit-record.md ----------------------------------------------------------------------------------------
 
 MEANINGS: Mapping[str, str] = {
     "v": "version of this format: 2",
     "event": "`decision`, `outcome`, `refusal` or `control`",
-    "seq": "place in the chain, from 1 on, without gaps",
-    "id": "of this record: a UUID of version 7",
-    "timestamp": "RFC 3339, UTC, microseconds",
-    "instance": "which process wrote it: host, process id, random part; new at each start",
-    "decision_id": "of the request: the same in its `decision` and `outcome`, and told to a refused caller",
-    "request_id": "the JSON-RPC id, as the caller chose it",
-    "trace_id": "from a well-formed `traceparent`, of an MCP message's `_meta` or of the request's head; with "
-    "OpenTelemetry otherwise that of the trace that begins here",
-    "run_id": "from `run_id` in the `_meta` of an MCP message, or in the `metadata` of an A2A request or its message, "
-    "else `X-Run-Id`: bounded, recorded, never used to decide",
-    "thread_id": "likewise, from `thread_id` or `X-Thread-Id`",
-    "task_id": "the task that a call to an agent, or an MCP call about a task, named or began; only its caller's own",
-    "peer": "the address on the other end of the connection; `local` for a Unix socket",
-    "enforcement_point": "the one that [asked for the decision](decisions.md); null for a call through the sidecar",
-    "credential": "proven by: kind (`jwt`, `api_key`, `agent_token`, `local`, `certificate`, `asserted`, `anonymous`), "
-    "issuer or name, key id",
-    "credential_fault": "what was wrong where `reason` is `bad-credential`: "
-    + ", ".join(f"`{fault}`" for fault in CredentialFault)
-    + " ([identity](identity.md#what-was-wrong-with-a-credential)); never a part of the credential",
+    "seq": "place in the record chain: 1, 2, 3 …",
+    "id": "id of the record, a UUID of version 7",
+    "timestamp": "time of the record: RFC 3339, UTC, with microseconds",
+    "instance": "the process that wrote the record: host, process id and a random part, new at each start",
+    "decision_id": "id of the request, the same in its `decision` and `outcome`; also sent to a caller that is refused",
+    "request_id": "JSON-RPC id of the request, as chosen by the caller",
+    "trace_id": "trace id from a valid `traceparent`, in the `_meta` of an MCP message or in a header; without one, "
+    "the trace that the sidecar began, if OpenTelemetry is configured",
+    "run_id": "`run_id` in the `_meta` of an MCP message or in the `metadata` of an A2A request or message; "
+    "otherwise the header `X-Run-Id`. Never used to decide",
+    "thread_id": "the same for `thread_id` and `X-Thread-Id`",
+    "task_id": "the task that the call names or created, if it belongs to the caller",
+    "peer": "address of the connection; `local` for a Unix socket",
+    "enforcement_point": "the [enforcement point](../glossary.md#enforcement-point) that requested the decision; "
+    "null for a call through the sidecar",
+    "credential": "the credentials: kind (`jwt`, `api_key`, `agent_token`, `local`, `certificate`, `schedule`, "
+    "`asserted` or `anonymous`), issuer or name, and key id",
+    "credential_fault": "if `reason` is `bad-credential`, the fault: "
+    + ", ".join(f"`{fault}`" for fault in CredentialFault),
     "chain": "the principals, first to last",
-    "granted": "the roles and scopes that credentials granted, by place in the chain; null if not known",
-    "agent_id": "the last principal",
+    "granted": "roles and scopes granted by credentials, by place in the chain; null if unknown",
+    "agent_id": "the last principal of the chain",
     "agent_role": "the roles through which the deciding rules matched",
-    "protocol": "`mcp`; `http` for plain calls, and for bytes that were no request",
-    "protocol_version": "the MCP revision",
-    "upstream": "the server that the call went to; null for one to all servers",
-    "federation": "at the address of all servers: which were asked, and which did not answer and why; elsewhere null",
-    "server": "the server or agent that the call is about (the seed's `tool_name`)",
-    "tool": "the tool, prompt or URI, or the skill that an agent is asked for; null for none (the seed's `method`)",
-    "method": "the method on the wire, e.g. `tools/call`; of an agent its canonical name, e.g. `message/send`",
-    "action": "what policy was asked, e.g. `tools/call`",
-    "object": "what it was asked about, e.g. `tool:github/search_code`; a URI's query and fragment are cut off",
-    "args_hash": "keyed digest of the arguments",
-    "clear_arguments": "arguments that are recorded as they came, by JSON Pointer "
-    "([below](#arguments-in-clear)); null where none are chosen",
-    "redaction_applied": "whether something was left out: of this record (arguments, a query) or of the answer",
-    "redactions": "how much was replaced in the answer by `responses.redact`; null where no rule looked at it",
-    "evidence": "the results of this call that are kept: id and SHA-256 of each line ([below](#results-that-are-kept))",
+    "protocol": "protocol of the request: `mcp`, `a2a`, `authzen` and others; `http` for plain calls and for data "
+    "that is not a valid request",
+    "protocol_version": "version of the protocol, for MCP its revision",
+    "upstream": "the upstream that received the call; null if it went to none, or to several",
+    "federation": "at the [aggregate address](../glossary.md#aggregate-address): the servers that were queried, and "
+    "those that did not answer, with the reason; otherwise null",
+    "server": "the server or agent that the call is about",
+    "tool": "the tool, prompt, URI or skill that the call is about; null if there is none",
+    "method": "method of the protocol, such as `tools/call`; for A2A its canonical name, such as `message/send`",
+    "action": "the action in the question to policy, such as `tools/call`",
+    "object": "the object in the question to policy, such as `tool:github/search_code`, without the query and "
+    "fragment of a URI",
+    "args_hash": "[keyed digest of the arguments](#args_hash)",
+    "clear_arguments": "[arguments recorded in clear](#arguments-in-clear), by JSON Pointer; null if none are "
+    "configured",
+    "redaction_applied": "whether something was left out of this record (arguments, a query) or removed from the "
+    "answer",
+    "redactions": "number of replacements in the answer by `responses.redact`; null if no rule applied",
+    "evidence": "[stored results](#stored-results) of this call: id and SHA-256 of each line",
     "status": "`success`, `permission_denied`, `rate_limited` or `error`; null in a `decision`",
-    "reason": "why it was refused ([answers](answers.md)); null if it was not",
-    "error_message": "the reason's sentence, from a closed set",
-    "tool_error": "in an `outcome`: whether the answer that was delivered says that what was asked for failed there "
-    "(`isError`, an error of the upstream's, a task that failed or was rejected); what it says is not kept",
-    "links": "each question of the chain: kind, action, `allow` or `deny`, the ids of the rules it rests on",
-    "facts": "each condition: whose link, SHA-256 of its text, `true`, `false` or `error`, keyed digests of its inputs",
+    "reason": "the [reason](reasons.md) of a refusal; null if the call was not refused",
+    "error_message": "the sentence that belongs to the reason",
+    "tool_error": "in an `outcome`: whether the delivered answer reports that the operation failed (`isError`, an "
+    "error of the upstream, a task that failed or was rejected). The content of the error is not recorded",
+    "links": "the questions for each link of the chain: kind, action, `allow` or `deny`, and the ids of the deciding "
+    "rules",
+    "facts": "each condition that was evaluated: its link, SHA-256 of its text, result (`true`, `false` or `error`), "
+    "and keyed digests of its inputs",
     "approval": "the approval that the call used: its `id`, and the people who gave it (`by`)",
-    "limits": "each limit: name, what this call was charged, what remains, the limit itself; the `unit` of a budget",
-    "would_deny": "what would have denied it: ids of shadow rules; in shadow mode also of rules, reasons and limits",
-    "would_allow": "ids of shadow rules that would have allowed",
+    "limits": "each limit: name, amount charged, amount left, the limit itself, and the `unit` of a budget",
+    "would_deny": "ids of shadow rules that would have denied the call; in shadow mode also rules, reasons and "
+    "limits that would have",
+    "would_allow": "ids of shadow rules that would have allowed the call",
     "policy_revision": "digest of the policy that decided",
-    "engine": "`casbin` if pycasbin decided a link, `both` if pycasbin and compiled rules had to agree "
-    "([who decides](casbin.md#who-decides)); null if compiled rules decided",
-    "enforcement": "`enforce`, `shadow`, or `degraded`: limits were counted here alone, while their store was out",
-    "http_status": "what was answered; 499 if the caller left before",
-    "bytes_in": "size of the request's body",
+    "engine": "`casbin` if pycasbin decided a link, `both` if pycasbin and the compiled rules had to agree, null if "
+    "the compiled rules decided ([Casbin](../explanation/casbin.md))",
+    "enforcement": "`enforce`, `shadow`, or `degraded` (limits were counted locally because the store was unavailable)",
+    "http_status": "HTTP status of the answer; 499 if the caller disconnected before it",
+    "bytes_in": "size of the request body",
     "bytes_out": "size of the answer's body",
-    "duration_ms": "from the first byte of the request to this record",
+    "duration_ms": "time from the first byte of the request to this record",
     "latency": "milliseconds by stage: auth, parse, policy, arguments, limits, audit, upstream",
-    "control": "in a `control` record: what happened, by whom, particulars",
-    "key_id": "which key made the keyed digests",
-    "prev_hash": "`hash` of the line before; 64 zeros in the first",
+    "control": "in a `control` record: `what` happened, `by` whom, and details",
+    "key_id": "id of the audit key that made the keyed digests",
+    "prev_hash": "`hash` of the previous record; 64 zeros in the first one",
     "hash": "SHA-256 of this line up to here",
 }
 
 
 def seed_fields() -> str:
-    """The seed's names for fields of an audit record."""
-    return table(("the seed's name", "our field"), [(f"`{name}`", f"`{ours}`") for name, ours in SEED_FIELDS.items()])
+    """The names of the original data models for fields of an audit record."""
+    return table(("AuditLog", "audit record"), [(f"`{name}`", f"`{ours}`") for name, ours in SEED_FIELDS.items()])
 
 
 def fields() -> str:
     """Every field of an audit record, in its order."""
-    return table(("field", "what stands there"), [(f"`{name}`", MEANINGS[name]) for name in FIELDS])
+    return table(("field", "meaning"), [(f"`{name}`", MEANINGS[name]) for name in FIELDS])
 
 
 # --- reference/metrics.md ---------------------------------------------------------------------------------------------
