@@ -59,7 +59,7 @@ def block_from(results: Mapping[str, Any]) -> str:
             f"`make bench`, {many} connections, medians of {results['rounds']} rounds of {results['seconds']} s; "
             f"{results['cores']} cores, Python {results['python']}, aiohttp {results['aiohttp']}, load by "
             f"{results['load']}, upstream {results['upstream']}, sidecar {results['sidecar']}. "
-            "Ratios are to the bare proxy; the second, by CPU time, is free of what else the machine did.",
+            "Ratios are to the bare proxy. The second is by CPU time, which other work on the machine affects less.",
             "",
             "| | req/s | ratio | p50 ms | p99 ms | CPU µs per call | ratio | RSS MB |",
             "|---|---|---|---|---|---|---|---|",
@@ -70,7 +70,7 @@ def block_from(results: Mapping[str, Any]) -> str:
             f"the tuned one {added['passthrough_tuned']:.2f} ms (`make bench`).",
             f"- Ready after {results['ready_s']:.1f} s, with Valkey {results['ready_s_valkey']:.1f} s; at most "
             f"{memory:.0f} MB of memory (`make bench`).",
-            "- Where the time goes: `python -m bench --profile`.",
+            "- A profile: `python -m bench --profile`.",
         ]
     )
 
@@ -204,25 +204,24 @@ def _exact(told: Mapping[str, Any]) -> str:
     over_http = told["over"] == "http"
     who = f"through {told['processes']} whole sidecars" if over_http else f"of {told['processes']} processes"
     reached = f" ({told['reached']:,} reached the server)" if over_http else ""
-    busy = f"; {told['other']:,} found the store busy for longer than 80 ms: 503" if told["other"] else ""
+    busy = f"; {told['other']:,} received 503, as the store was busy for longer than 80 ms" if told["other"] else ""
     return (
         f"- **{told['attempts']:,} attempts** {who} on a limit of {told['limit']:,}: {told['admitted']:,} admitted"
-        f"{reached}, and {told['partial'] or 'no'} other counters moved for a refused call{busy} "
+        f"{reached}, and refused calls moved {told['partial'] or 'no'} counter{busy} "
         f"(`python -m bench.exactness{' --over-http' if over_http else ''}`)."
     )
 
 
 def _killed(told: Mapping[str, Any]) -> str:
     return (
-        f"- **Killed {told['kills']:,} times under load** (`python -m bench.kills`): {told['answered']:,} of "
-        f"{told['attempts']:,} calls were answered, {told['answered_without_record']:,} of them without a terminal "
-        f"record and {told['answered_with_two_records']:,} with two; {told['executed_without_decision']:,} reached a "
-        f"server or an agent without a decision on record; {told['records']:,} records are one chain that verifies. "
-        f"Agents began {told['message_tasks']:,} tasks for A2A callers and {told['ordered_tasks']:,} of the task API: "
-        f"{told['sent_to_the_agent_twice']:,} were sent to the agent twice, and "
+        f"- **Killed {told['kills']:,} times under load** (`python -m bench.kills`): of {told['answered']:,} answered "
+        f"calls, {told['answered_without_record']:,} have no terminal record and {told['answered_with_two_records']:,} "
+        f"have two. {told['executed_without_decision']:,} calls reached an upstream without a decision on record, and "
+        f"{told['records']:,} records are one chain that verifies. Of "
+        f"{told['message_tasks'] + told['ordered_tasks']:,} tasks, {told['sent_to_the_agent_twice']:,} were sent twice, and "
         f"{sum(told['tasks_and_sessions_inconsistent'].values()):,} were lost, shown to another caller, or reported in "
-        f"a state that the agent does not have. {told['unknown_whether_sent']:,} were being sent at a kill; the task "
-        f"API reports them as unknown. Slots were free again within {told['slots_back_s']:.0f} s (a lease is 60 s)."
+        f"a state that the agent does not have. {told['unknown_whether_sent']:,} were being sent at a kill and are "
+        f"reported as unknown. Slots were free again within {told['slots_back_s']:.0f} s (a lease is 60 s)."
     )
 
 
@@ -231,19 +230,18 @@ def _reloaded(told: Mapping[str, Any]) -> str:
     lost = told["streams_lost"] + told["streams_lost_early"]
     return (
         f"- **{told['reloads']:,} reloads under load** (`{command}`): {told['calls_failed']:,} of {told['calls']:,} "
-        f"calls failed, {told['calls_late']:,} took longer than 2 s, {told['answered_5xx']:,} were answered 5xx, no "
-        f"decision mixed two revisions; {lost:,} streams ended whose grant had not changed, and each of "
-        f"{told['streams_revoked']:,} whose grant was gone ended within {told['streams_revoked_within_s']:.1f} s."
+        f"calls failed, {told['calls_late']:,} took longer than 2 s, and no decision mixed two revisions. {lost:,} "
+        f"streams with an unchanged permission ended; each of {told['streams_revoked']:,} without one ended within "
+        f"{told['streams_revoked_within_s']:.1f} s."
     )
 
 
 def _tampered(told: Mapping[str, Any]) -> str:
     return (
         f"- **Tampered with everywhere** (`python -m bench.tamper`): each of {told['lines']:,} lines was changed, "
-        f"sealed again, removed, swapped, doubled and cut off, also every byte of hundreds of them, and every byte of "
-        f"the anchor. Of {told['attempts']:,} attempts `audit verify` found {told['found']:,}, {told['placed']:,} with "
-        f"their position. {told['verified_whole_too']:,} of them were also verified by reading the whole log; "
-        f"{len(told['differ']):,} results differed."
+        f"sealed again, removed, swapped, doubled and cut off, and so was every byte of the anchor. `audit verify` "
+        f"found {told['found']:,} of {told['attempts']:,} attempts, {told['placed']:,} with their position. It also "
+        f"read the whole log for {told['verified_whole_too']:,} of them; {len(told['differ']):,} results differed."
     )
 
 

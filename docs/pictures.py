@@ -171,10 +171,10 @@ def _request() -> Picture:
 
 DEPLOYMENTS = Picture(
     860,
-    300,
-    "A sidecar beside each agent, or one gateway before the servers",
+    276,
+    "A sidecar next to each agent, or one gateway in front of servers",
     (
-        Note(210, 28, "Beside an agent: a local listener is the identity"),
+        Note(210, 28, "Next to an agent: a local listener is the identity"),
         Box(20, 44, 380, 110, "", ()),
         Note(210, 62, "one machine, pod or user"),
         Box(40, 78, 130, 56, "Agent"),
@@ -182,7 +182,7 @@ DEPLOYMENTS = Picture(
         Box(250, 78, 130, 56, "sidecar", ("nhi:planner",), "main"),
         Arrow(315, 154, 315, 198),
         Box(250, 200, 130, 56, "MCP servers", ("and agents",)),
-        Note(650, 28, "Before the servers: tokens, keys or certificates"),
+        Note(650, 28, "In front of servers: tokens, keys or certificates"),
         Box(460, 44, 110, 46, "Agent"),
         Box(460, 104, 110, 46, "Agent"),
         Box(460, 164, 110, 46, "User"),
