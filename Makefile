@@ -37,6 +37,7 @@ conformance: $(READY) $(SERVERS)/ready $(A2A03)/ready ; $(BIN)/python -m tests.c
 # being called; real servers; a fuzzer of the HTTP APIs.
 deploy-check: $(READY) $(DEPLOY)/ready $(SCHEMATHESIS)/ready $(SERVERS)/ready ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests --ignore tests/console -o python_files='check_*.py' -rs
 # The console: what each page serves, and all of them in headless Chromium: every action, its complaints, axe-core.
+# The documentation site in Chromium likewise.
 console-check: $(READY) ; $(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/console -o python_files='check_*.py' -rs
 # The documentation site, in build/site. A dead link or anchor fails it.
 docs: $(READY) ; $(BIN)/python -m docs.make --check && NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -30,6 +30,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     return _FENCE.sub(_titled, markdown)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """The theme's search is a dialog without a name."""
+    return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="search"')
+
+
 def _titled(found: re.Match[str]) -> str:
     indent, language, info = found.groups()
     title = info.removesuffix(" wrong")
