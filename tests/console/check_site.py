@@ -13,7 +13,7 @@ import pytest
 from tests.console.browser import PHONE, WIDE, ConsoleBrowser, browser_at, find_chromium
 from tests.pages import ROOT
 
-SAMPLE = ("", "reference/http-api/", "glossary/")
+SAMPLE = ("", "reference/limits/", "glossary/")
 FOCUSED_IN_VIEW = "scrollable-region-focusable: <code"  # the theme makes code focusable once it is in view
 BROKEN_IMAGES = """
 return [...document.images].filter(image => !(image.complete && image.naturalWidth)).map(image => image.src)
