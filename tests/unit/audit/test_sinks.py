@@ -506,7 +506,9 @@ def test_a_key_that_is_no_stream_stops_the_start(emptied: Valkey) -> None:
 
 
 EVIDENCE = re.search(
-    r"^ACL SETUSER evidence on >PASSWORD (.*)$", Path("docs/guides/evidence/ship-the-log.md").read_text("utf-8"), re.MULTILINE
+    r"^ACL SETUSER evidence on >PASSWORD (.*)$",
+    Path("docs/guides/evidence/ship-the-log.md").read_text("utf-8"),
+    re.MULTILINE,
 )
 
 
