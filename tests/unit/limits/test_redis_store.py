@@ -316,7 +316,7 @@ def test_the_store_kinds_have_names(url: str) -> None:
 
 SOURCES = Path(sidecar.__file__).parent
 TOLD = re.search(
-    r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/reference/limits.md").read_text("utf-8"), re.MULTILINE
+    r"^ACL SETUSER sidecar on >PASSWORD (.*)$", Path("docs/guides/operate/redis.md").read_text("utf-8"), re.MULTILINE
 )
 
 
@@ -332,7 +332,7 @@ def called(*patterns: str) -> set[str]:
 def test_the_rights_that_are_told_are_those_of_every_script_in_the_store_and_no_more() -> None:
     assert TOLD
     rows = dict(
-        re.findall(r"^\| (.*) \| `(\+.*)` \|$", Path("docs/reference/limits.md").read_text("utf-8"), re.MULTILINE)
+        re.findall(r"^\| (.*) \| `(\+.*)` \|$", Path("docs/guides/operate/redis.md").read_text("utf-8"), re.MULTILINE)
     )
     assert {part: set(re.findall(r"\+(\S+)", told)) for part, told in rows.items()} == {
         part: called(*patterns) for part, patterns in PARTS.items()

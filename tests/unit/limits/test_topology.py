@@ -27,9 +27,9 @@ HOUR, SLOTS = charge("hour", 1000), charge("concurrency", 1000)
 BOTH = (HOUR, SLOTS)
 
 
-TOLD = Path("docs/reference/limits.md").read_text("utf-8")
+TOLD = Path("docs/guides/operate/redis.md").read_text("utf-8")
 RIGHTS = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", TOLD, re.MULTILINE)
-FURTHER = re.search(r"With Sentinels, add `(.*)`; in a Cluster, add `(.*)`\.", TOLD)
+FURTHER = re.search(r"with Sentinels add `(.*)`, in a Cluster `(.*)`:", TOLD)
 
 
 def restricted(nodes: Sequence[Node], kind: int, folder: Path) -> dict[str, Any]:
