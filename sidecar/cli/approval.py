@@ -43,7 +43,7 @@ LISTED: Final = 5  # of several requests that a prefix may mean
 
 @click.group(cls=Group)
 def approval() -> None:
-    """Calls that wait for a person's approval, because a rule demands one (`approval=`)."""
+    """List and answer calls that wait for a person's approval."""
 
 
 def _reached(command: Callable[..., None]) -> Callable[..., None]:
@@ -81,7 +81,7 @@ def _answers(*states: str) -> Callable[[Callable[..., None]], Callable[..., None
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         name = click.argument("id", metavar="ID", shell_complete=_completed(*states))
-        reason = click.option("--reason", default="", help="Why: the caller, the list and the audit log have it.")
+        reason = click.option("--reason", default="", help="Reason, for the caller, the list and the audit log.")
         yes = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
         return name(reason(yes(_of_person(command))))
 
@@ -90,14 +90,25 @@ def _answers(*states: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 @approval.command(name="list")
 @click.option(
-    "--state", type=click.Choice((*STATES, ALL)), default=WAITING, show_default=True, help="Those in this state."
+    "--state",
+    type=click.Choice((*STATES, ALL)),
+    default=WAITING,
+    show_default=True,
+    help="Only requests in this state.",
 )
-@click.option("--limit", type=click.IntRange(1, PAGE), default=50, show_default=True, help="How many at most.")
-@click.option("--offset", type=click.IntRange(0), default=0, help="How many to skip; the end of a list names it.")
+@click.option(
+    "--limit", type=click.IntRange(1, PAGE), default=50, show_default=True, help="Maximum number of requests."
+)
+@click.option(
+    "--offset",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of entries to skip; the end of a list shows the next one.",
+)
 @watch_options
 @_reached
 def list_(state: str, limit: int, offset: int, watch: bool, every: float, as_json: bool, **where: Any) -> None:
-    """The calls that wait for a person, newest first, or those in another state. Arguments are not shown."""
+    """List the calls that wait for a person, newest first, or those in another state. Arguments are not shown."""
     place = _place(**where)
 
     def find() -> tuple[list[Any], int | None]:
@@ -125,8 +136,8 @@ def list_(state: str, limit: int, offset: int, watch: bool, every: float, as_jso
 @click.argument("id", metavar="ID", shell_complete=_completed(*STATES))
 @_of_person
 def show(id: str, person: str, as_json: bool, **where: Any) -> None:
-    """What a person needs to answer the request ID, of which the first letters suffice: who calls what, why it waits,
-    until when, and who has seen it. Its arguments are shown to a person who may answer it, which is recorded."""
+    """Show the request ID, whose first letters suffice: the call, why and until when it waits, and who has seen it. A
+    person who may answer it also sees the arguments, which is recorded."""
     place = _place(**where)
     found = _found(place, _named(place, id, STATES), _checked(person, where["url"]))
     print_result(found, "\n".join(_in_full(found)), as_json)
@@ -135,15 +146,15 @@ def show(id: str, person: str, as_json: bool, **where: Any) -> None:
 @approval.command()
 @_answers(WAITING)
 def approve(**given: Any) -> None:
-    """Approve the call that waits as ID, of which the first letters suffice. At a terminal it is shown, and you are
-    asked to confirm."""
+    """Approve the waiting call ID; its first letters suffice. On a terminal, the command shows the call and asks you to
+    confirm."""
     _answer("approve", (WAITING,), **given)
 
 
 @approval.command()
 @_answers(WAITING, APPROVED)
 def refuse(**given: Any) -> None:
-    """Refuse the call that waits as ID, or withdraw an approval that is not used yet."""
+    """Refuse the waiting call ID, or withdraw an approval that has not been used."""
     _answer("refuse", (WAITING, APPROVED), **given)
 
 

@@ -21,7 +21,7 @@ from sidecar.policy_tools.check.formats import plain
 @click.option("--soon", "soon_days", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
 @catalogue_option
 def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue: Path | None) -> None:
-    """Check configuration, models, rules, budgets and keys, with all that `policy check` finds; serve nothing."""
+    """Check configuration, models, rules, budgets and keys without serving. Includes the findings of `policy check`."""
     check_installation()
     report = _reported(config, strict, soon_days, catalogue)
     if as_json:

@@ -24,7 +24,7 @@ def config() -> None:
 
 @config.command()
 @config_option
-@click.option("--origin", is_flag=True, help="Say where each value comes from.")
+@click.option("--origin", is_flag=True, help="Show where each value comes from.")
 @json_option
 def show(config: Path, origin: bool, as_json: bool) -> None:
     """Print the effective configuration, with secrets masked."""

@@ -26,9 +26,15 @@ _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[:=]\s*(.*)")
 @click.command()
 @click.argument("url")
 @click.option(
-    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="${VAR} is filled in from the environment."
+    "--header",
+    "headers",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A header to send; ${VAR} is replaced from the environment.",
 )
-@click.option("--api-key-path", type=FILE, help=f"File of an API key, read with each request; else ${KEY_VARIABLE}.")
+@click.option(
+    "--api-key-path", type=FILE, help=f"File of an API key, read with each request; by default ${KEY_VARIABLE}."
+)
 @click.option("--bearer-path", type=FILE, help="File of a token for Authorization: Bearer, read with each request.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(1, 86_400), default=600.0, show_default=True)
 def connect(

@@ -45,8 +45,8 @@ HINTS = {
 @click.option("--key-path", type=FILE, help="With --url: the file of a secret of the role pdp.")
 @config_and_json
 def decide(config: Path, as_json: bool, url: str, key_path: Path | None, **given: Any) -> None:
-    """Ask a running sidecar whether a call is allowed. It decides as it would on the call itself, and records the
-    decision as one of the enforcement point `local`, or of the key's.
+    """Ask a running sidecar whether a call is allowed. The sidecar decides as on the call itself, and records the
+    decision with the enforcement point `local`, or that of the key.
 
     Exits with 0 if the call is allowed, 1 if it is denied or there is no decision."""
     for option, name in (("--as", given["caller"]), ("--via", given["via"] or given["caller"])):

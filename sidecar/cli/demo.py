@@ -44,7 +44,7 @@ UNHURRIED = {"SIDECAR_SERVER__MAX_LAG_S": "60"}
 SETTINGS = """\
 # The demo's configuration. Start its server:  {python} -m sidecar.cli.demo_server {upstream}
 # its agent:                                   {python} -m sidecar.cli.demo_agent {agent}
-# and the sidecar before them:                 sidecar serve -c {folder}/sidecar.yaml
+# and the sidecar in front of them:            sidecar serve -c {folder}/sidecar.yaml
 version: 1
 server: {{listen: "127.0.0.1:{data}"}}
 # Operators' API, and the console at http://127.0.0.1:{admin}/console/. Its key is in operator.key.
@@ -52,7 +52,7 @@ admin:
   listen: "127.0.0.1:{admin}"
   credentials: [{{role: operator, secret_path: operator.key, principal: "user:dmitri"}}]
   console: {{enabled: true}}
-# Every caller at this address is the agent `planner`: fit for one machine, and for a demo.
+# Every caller at this address is the agent `planner`. Use this on one machine, for development.
 local: [{{listen: "127.0.0.1:{local}", principal: "nhi:planner"}}]
 upstreams:
   notes: {{mcp: {{url: "http://127.0.0.1:{upstream}/mcp"}}}}
@@ -80,7 +80,7 @@ TO_GO_ON = """\
    python -m sidecar.cli.demo_server 9100 &
    python -m sidecar.cli.demo_agent 9200 &
    sidecar serve -c {folder}/sidecar.yaml
-   and point an MCP client at http://127.0.0.1:8090/mcp/notes, an A2A client at .../agents/researcher"""
+   then connect an MCP client to http://127.0.0.1:8090/mcp/notes, or an A2A client to .../agents/researcher"""
 
 
 class DemoScene(NamedTuple):
@@ -93,42 +93,42 @@ class DemoScene(NamedTuple):
 
 
 _SITE, _API = {"repo": "acme/site"}, {"repo": "acme/api"}
-_TWICE = "the rule says two calls an hour"
-_SCHEMA = "the tool's own schema says at most 50; the server never saw the call"
-_GUARDRAIL = "planner-tidies would allow it; the guardrail nobody-deletes stands above"
+_TWICE = "the rule allows two calls per hour"
+_SCHEMA = "the tool's schema allows at most 50; the call did not reach the server"
+_GUARDRAIL = "the rule planner-tidies allows it, but the guardrail nobody-deletes denies it"
 SCENES = (
     DemoScene("Allowed", "search_notes", _SITE, "", "rule planner-searches allows it, and its condition holds"),
     DemoScene("Denied", "delete_note", {**_SITE, "index": 0}, "denied-by-rule", _GUARDRAIL),
     DemoScene("Bad arguments", "search_notes", {**_SITE, "limit": 500}, "bad-arguments", _SCHEMA),
-    DemoScene("Allowed again", "search_notes", _API, "", "the second of two calls an hour"),
+    DemoScene("Allowed again", "search_notes", _API, "", "the second of two calls per hour"),
     DemoScene("Rate-limited", "search_notes", _API, "rate-limited", _TWICE),
 )
 _NOTE = {"text": "Launch is on Tuesday."}
-_TOKEN = "the researcher is shown a token of ours that names the chain, for itself alone"
-_CARD = "planner-asks-researcher is for summaries; the card shows no other skill"
+_TOKEN = "the rule allows summaries; the researcher receives a token that contains the chain"
+_CARD = "the rule allows summaries only, so the card shows no other skill"
 AGENT_SCENES = (
-    DemoScene("An agent asks another", "researcher", {"task_type": "summarise", **_NOTE}, "", _TOKEN),
-    DemoScene("Not for that", "researcher", {"task_type": "publish", **_NOTE}, "condition-false", _CARD),
+    DemoScene("An agent calls another", "researcher", {"task_type": "summarise", **_NOTE}, "", _TOKEN),
+    DemoScene("Another skill", "researcher", {"task_type": "publish", **_NOTE}, "condition-false", _CARD),
 )
 _ARCHIVE = {"repo": "acme/api"}
-_PERSON = "planner-archives demands a person with role:oncall: user:dmitri approved this call while it waited"
-_ONCE = "the approval was for one call; this one asked anew, and user:dmitri refused it"
+_PERSON = "the rule requires approval by role:oncall, and user:dmitri approved the call while it waited"
+_ONCE = "an approval is for one call; user:dmitri refused the second one"
 APPROVAL_SCENES = (
     DemoScene("A person approves", "archive_notes", _ARCHIVE, "", _PERSON, "approve"),
-    DemoScene("Once", "archive_notes", _ARCHIVE, "approval-refused", _ONCE, "refuse"),
+    DemoScene("A person refuses", "archive_notes", _ARCHIVE, "approval-refused", _ONCE, "refuse"),
 )
 
 
 @click.command()
-@click.option("--keep", type=FOLDER, help="Leave the demo's folder here.")
-@click.option("--stay", is_flag=True, help="Go on with calls, and serve the console, until Ctrl-C.")
+@click.option("--keep", type=FOLDER, help="Keep the files of the demo in this folder.")
+@click.option("--stay", is_flag=True, help="Keep making calls and serve the console until Ctrl-C.")
 def demo(keep: Path | None, stay: bool) -> None:
-    """See everything in one minute: a real server, real clients, nine outcomes, and their audit log."""
+    """Run a demo: a server, an agent and their clients, nine calls with different outcomes, and the audit log."""
     try:
         import a2a  # noqa: F401  # only checks that they are installed
         import mcp  # noqa: F401
     except ImportError:
-        needed = "the demo needs the official SDKs of MCP and A2A: pip install 'nhi-sidecar[demo]'"
+        needed = "the demo needs the official MCP and A2A SDKs: pip install 'nhi-sidecar[demo]'"
         raise CommandFailed(needed, USAGE) from None
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise CommandFailed(f"{keep} is not empty: choose another folder, so that nothing is overwritten", USAGE)
@@ -137,7 +137,7 @@ def demo(keep: Path | None, stay: bool) -> None:
         good = asyncio.run(_run(folder, stay))
         if keep is not None:
             write_folder(folder, data=8080, admin=9090, local=8090, upstream=9100, agent=9200)
-            click.secho(f"\nThe folder stays: {folder}. To go on:", bold=True)
+            click.secho(f"\nThe files are in {folder}. To continue:", bold=True)
             click.secho(TO_GO_ON.format(folder=folder))
     finally:
         if keep is None:
@@ -164,8 +164,10 @@ async def _run(folder: Path, stay: bool) -> bool:
     logging.getLogger("sidecar.http.server.load_shedding").setLevel(logging.ERROR)
     data, admin, local, upstream, agent = free_ports(5)
     settings = write_folder(folder, data=data, admin=admin, local=local, upstream=upstream, agent=agent)
-    click.secho("A server on the official MCP SDK and an agent on A2A's start, and the sidecar before them.", dim=True)
-    click.secho("Who calls is the agent nhi:planner.\n", dim=True)
+    click.secho(
+        "Starting an MCP server and an A2A agent on the official SDKs, and the sidecar in front of them.", dim=True
+    )
+    click.secho("The caller is the agent nhi:planner.\n", dim=True)
     async with _process("demo_server", upstream), _process("demo_agent", agent):
         app = await Application.start(settings, UNHURRIED)
         try:
@@ -215,7 +217,7 @@ async def _converse(app: Application, url: str) -> bool:
     async with asyncio.timeout(len(AGENT_SCENES) * CALL_WITHIN_S), httpx.AsyncClient(trust_env=False) as http:
         card = await A2ACardResolver(http, url).get_agent_card()
         skills = ", ".join(skill.id for skill in card.skills)
-        click.secho(f"The researcher's card, for the planner: {skills}   (it can publish, too)\n", dim=True)
+        click.secho(f"The researcher's card, for the planner: {skills}   (the agent can also publish)\n", dim=True)
         async with ClientFactory(ClientConfig(httpx_client=http, streaming=False)).create(card) as client:
             return await _shown(app, len(SCENES) + 1, AGENT_SCENES, partial(_send, client))
 
@@ -260,7 +262,7 @@ async def _shown(
         good &= (record["reason"] or "") == scene.reason
         click.secho(f"{number}. {scene.title}", fg="red" if scene.reason else "green", bold=True)
         arguments = ", ".join(f"{key}={value!r}" for key, value in scene.arguments.items())
-        click.echo(f"   calls   {scene.tool}({arguments})\n   hears   {heard}")
+        click.echo(f"   calls   {scene.tool}({arguments})\n   gets    {heard}")
         click.secho(f"   why     {scene.why}", dim=True)
         for line in render_record(record).splitlines():
             click.echo(f"   audit   {line}")
@@ -296,7 +298,7 @@ async def _call(client: Any, scene: DemoScene) -> str:
 def _verify(folder: Path) -> bool:
     path = folder / "data" / "audit" / "audit.jsonl"
     report = verify([path], key=load_key(folder / "data" / "keys" / "audit.key"))
-    click.secho("The evidence, checked from its first byte to its last:")
+    click.secho("Verification of the audit log:")
     for problem in report.problems:
         click.secho(f"   {problem}", bold=True)
     for line in report.proved:

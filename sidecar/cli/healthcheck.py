@@ -12,7 +12,7 @@ from sidecar.cli.operator_socket import ask_control
 @click.command()
 @config_and_json
 def healthcheck(config: Path, as_json: bool) -> None:
-    """Ask a running sidecar whether it is ready, over its control socket. For images without a shell."""
+    """Report whether a running sidecar is ready, over its control socket. For images without a shell."""
     try:
         status, body = ask_control(settings_in(config).control_path, "/readyz")
     except OSError as error:

@@ -90,26 +90,31 @@ _IGNORED = """\
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", type=FOLDER, default=".")
-@click.option("--from", "source", type=click.Path(path_type=Path), help="Take the servers of an MCP client's file.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path),
+    help="Import the servers from the configuration of an MCP client.",
+)
 @click.option(
     "--casbin",
     type=(EXISTING_FILE, click.Path(exists=True, path_type=Path)),
     metavar="MODEL POLICY",
-    help="Take the policy of a Casbin program: its model, and its rows or a folder of them.",
+    help="Import the policy of a Casbin program: its model, and its rows or a folder of them.",
 )
-@click.option("--map", "map_path", type=EXISTING_FILE, help="Names and settings for --casbin, YAML.")
+@click.option("--map", "map_path", type=EXISTING_FILE, help="YAML file with names and settings for --casbin.")
 @json_option
 def init(
     folder: Path, source: Path | None, casbin: tuple[Path, Path] | None, map_path: Path | None, as_json: bool
 ) -> None:
-    """Write a working folder: sidecar.yaml, models, policies. Overwrites nothing.
+    """Create a working folder with sidecar.yaml, models and policies. Existing files are not overwritten.
 
-    --from reads .mcp.json, claude_desktop_config.json, .vscode/mcp.json, .cursor/mcp.json and their like.
+    --from reads .mcp.json, claude_desktop_config.json, .vscode/mcp.json, .cursor/mcp.json and similar files.
 
-    --casbin keeps model and rows as they are; `policy.names` in sidecar.yaml says which caller, tool and action is
-    which subject, object and action there. --map gives `names`, `roles`, `request` and `default` as `policy` has them,
-    `use` (2 for r2, p2 and m2) and `upstreams` (name: URL). What it leaves out is asked on a terminal, else assumed and
-    noted."""
+    --casbin copies the model and the rows unchanged. `policy.names` in sidecar.yaml maps callers, tools and actions to
+    their subjects, objects and actions. --map supplies `names`, `roles`, `request` and `default` as in `policy`, `use`
+    (2 for r2, p2 and m2) and `upstreams` (name: URL). On a terminal, the command asks for what is missing; otherwise it
+    uses defaults and prints them."""
     if casbin is not None and source is not None:
         raise click.UsageError("--casbin and --from exclude each other")
     if map_path is not None and casbin is None:

@@ -29,10 +29,9 @@ def limits() -> None:
 @click.option("--limit", default="", help="Limits of this name; * matches any run of characters.")
 @config_and_json
 def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> None:
-    """How much of each limit is used, the fullest first. This charges nothing.
+    """Show the usage of each limit, highest first. This charges nothing.
 
-    Without --principal: limits that several callers share, and of all others those of principals that this sidecar has
-    charged since it started."""
+    Without --principal: shared limits, and the limits of principals that this sidecar has charged since it started."""
     named = tool if not tool or tool.startswith(_KINDS) else f"tool:{tool}"
     asked = {"principal": principal, "object": named, "limit": limit}
     query = urlencode({word: value for word, value in asked.items() if value})
@@ -52,12 +51,12 @@ def show(principal: str, tool: str, limit: str, config: Path, as_json: bool) -> 
 @limits.command()
 @click.option("--principal", required=True, help="Whose limits (user:<id> or nhi:<id>).")
 @click.option("--limit", default="", help="Only limits of this name; * matches any run of characters. Default: all.")
-@click.option("--force", is_flag=True, help="Also for a name that nothing here knows.")
+@click.option("--force", is_flag=True, help="Also accept an unknown name.")
 @config_and_json
 def reset(principal: str, limit: str, force: bool, config: Path, as_json: bool) -> None:
-    """Reset what counts --principal alone, at every replica that shares the store. The audit log records it.
+    """Reset the limits of --principal at every replica that shares the store. The audit log records it.
 
-    Counters that it shares with others stay, and so do slots of calls in progress."""
+    Limits shared with other principals, and slots of calls in progress, are not reset."""
     order = {"principal": principal, "if_known": not force} | ({"limit": limit} if limit else {})
     answer = ask(config, "/api/limits/reset", as_json, order, hints=HINTS)
     if not as_json:

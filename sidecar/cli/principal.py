@@ -19,12 +19,12 @@ def principal() -> None:
 
 @principal.command()
 @click.argument("name")
-@click.option("--reason", default="", help="Why, for the list and the audit log.")
-@click.option("--until", default=None, help="When it ends by itself, such as 2027-03-31T00:00:00Z.")
-@click.option("--force", is_flag=True, help="Also a name that nothing here knows.")
+@click.option("--reason", default="", help="Reason, for the list and the audit log.")
+@click.option("--until", default=None, help="Time at which it ends automatically, such as 2027-03-31T00:00:00Z.")
+@click.option("--force", is_flag=True, help="Also accept an unknown name.")
 @config_and_json
 def disable(name: str, reason: str, until: str | None, force: bool, config: Path, as_json: bool) -> None:
-    """Refuse all calls that NAME (user:<id> or nhi:<id>) makes, takes part in or is the target of."""
+    """Refuse all calls in which NAME (user:<id> or nhi:<id>) is a caller, a link of the chain, or the target."""
     order = {"reason": reason, "until": until, "if_known": not force}
     answer = ask(config, path_of("principals", name, "disable"), as_json, order, hint=HINT, hints=HINTS)
     if not as_json:
@@ -36,7 +36,7 @@ def disable(name: str, reason: str, until: str | None, force: bool, config: Path
 @click.argument("name")
 @config_and_json
 def enable(name: str, config: Path, as_json: bool) -> None:
-    """Undo `disable`. A principal that policies/disabled.yaml disables is enabled there."""
+    """Undo `disable`. To enable a principal that policies/disabled.yaml disables, edit that file."""
     answer = ask(config, path_of("principals", name, "enable"), as_json, {}, hint=HINT)
     if not as_json:
         click.echo(f"{name} is enabled" if answer["changed"] else f"{name} was not disabled")
@@ -45,7 +45,7 @@ def enable(name: str, config: Path, as_json: bool) -> None:
 @principal.command(name="list")
 @config_and_json
 def list_(config: Path, as_json: bool) -> None:
-    """The disabled principals, by `disable` and by policies/disabled.yaml."""
+    """List the principals that `disable` and policies/disabled.yaml disable."""
     answer = ask(config, path_of("principals"), as_json, hint=HINT)
     if as_json:
         return

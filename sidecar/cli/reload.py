@@ -13,9 +13,9 @@ HINT = "is it running? If it is, `sidecar status` tells which revision serves"
 @click.command()
 @config_and_json
 def reload(config: Path, as_json: bool) -> None:
-    """Read all files again, as SIGHUP does, and print the revision that serves.
+    """Reload all files, as SIGHUP does, and print the policy revision in force.
 
-    If a file is invalid, this prints the faults and exits with 3; the old policy keeps serving."""
+    If a file is invalid, the command prints the faults and exits with 3; the previous policy stays in force."""
     status, answer = exchange(settings_in(config).control_path, "/api/reload", {}, hint=HINT)
     faults = answer.get("faults", ())
     if as_json:

@@ -30,7 +30,7 @@ def schedule() -> None:
 @schedule.command(name="list")
 @config_and_json
 def list_(config: Path, as_json: bool) -> None:
-    """Every schedule: when it is due next, when it was due last, and whether it is paused."""
+    """List the schedules: next run, last run, and whether they are paused."""
     found = ask(config, path_of("schedules"), as_json)["schedules"]
     if not as_json and found:
         print_table(("schedule", "source", "agent", "as", "when", "next", "last"), [*map(_row, found)])
@@ -40,11 +40,11 @@ def list_(config: Path, as_json: bool) -> None:
 
 @schedule.command(name="next")
 @click.argument("name", default="")
-@click.option("--count", type=click.IntRange(1, 1_000), default=5, show_default=True, help="How many times.")
+@click.option("--count", type=click.IntRange(1, 1_000), default=5, show_default=True, help="Number of times to show.")
 @config_and_json
 def next_(name: str, count: int, config: Path, as_json: bool) -> None:
-    """When the schedule NAME of sidecar.yaml, or each of them, is due next. Needs no running sidecar, and does not know
-    whether it is paused. `sidecar schedule list` has those that were added."""
+    """Show the next times of the schedule NAME of sidecar.yaml, or of all. Needs no running sidecar, and does not
+    include added or paused schedules: use `sidecar schedule list` for these."""
     schedules = settings_in(config).schedules
     if name:
         check_known(name, schedules, "schedule", config, hint="one that was added is in sidecar schedule list")
@@ -66,20 +66,22 @@ def next_(name: str, count: int, config: Path, as_json: bool) -> None:
 
 @schedule.command()
 @click.argument("name")
-@click.option("--agent", required=True, help="The agent that it calls.")
-@click.option("--cron", required=True, help='When, such as "30 2 * * *" or @daily.')
+@click.option("--agent", required=True, help="The agent to call.")
+@click.option("--cron", required=True, help='When to run, such as "30 2 * * *" or @daily.')
 @click.option("--timezone", help="The time zone of --cron; UTC by default.")
-@click.option("--title", help="Its display name.")
-@click.option("--principal", help="The principal that it acts as; nhi:NAME by default.")
+@click.option("--title", help="Display name.")
+@click.option("--principal", help="The principal of the runs; by default nhi:NAME.")
 @click.option("--prompt", help="The prompt for the agent.")
 @click.option("--input", "parameters", help="The agent's input as a JSON object: input_parameters.")
-@click.option("--task-type", help="The type of its tasks; rules read it as call.tool.")
-@click.option("--missed", type=click.Choice(["once", "skip"]), help="What happens to runs that were missed.")
-@click.option("--missed-within", type=float, metavar="SECONDS", help="How late a run may begin.")
+@click.option("--task-type", help="The task type, which conditions read as call.tool.")
+@click.option("--missed", type=click.Choice(["once", "skip"]), help="What to do about missed runs.")
+@click.option("--missed-within", type=float, metavar="SECONDS", help="How late a run may start.")
 @click.option(
-    "--overlap", type=click.Choice(["skip", "allow"]), help="Whether a run may begin beside the previous one."
+    "--overlap",
+    type=click.Choice(["skip", "allow"]),
+    help="Whether a run may start while the previous one is in progress.",
 )
-@click.option("--disabled", is_flag=True, help="Keep it, and do not run it.")
+@click.option("--disabled", is_flag=True, help="Add the schedule without running it.")
 @config_and_json
 def add(
     name: str,
@@ -90,7 +92,7 @@ def add(
     disabled: bool,
     **given: str | float | None,
 ) -> None:
-    """Add the schedule NAME to those of sidecar.yaml. It is kept in the store, for all replicas, and survives a restart
+    """Add the schedule NAME to those of sidecar.yaml. It is in the store, for all replicas, and survives a restart
     unless tasks.store is memory."""
     order: dict[str, Any] = {"name": name, **{key: value for key, value in given.items() if value is not None}}
     said = json_object(parameters, "--input") if parameters is not None else {}
@@ -109,7 +111,7 @@ def add(
 @click.argument("name")
 @config_and_json
 def remove(name: str, config: Path, as_json: bool) -> None:
-    """Remove the schedule NAME that was added, and cancel its runs."""
+    """Remove the schedule NAME, which was added by command, and cancel its runs."""
     answer = ask(config, path_of("schedules", name), as_json, verb="DELETE")
     if not as_json:
         click.echo(f"{answer['name']} is removed")
@@ -119,7 +121,7 @@ def remove(name: str, config: Path, as_json: bool) -> None:
 @click.argument("name")
 @config_and_json
 def run(name: str, config: Path, as_json: bool) -> None:
-    """Run the schedule NAME now, as it runs when it is due; its next time stays as it is."""
+    """Run the schedule NAME now. Its next time does not change."""
     one = settings_in(config).schedules.get(name)
     hints = {} if one is None else row_for(acts_as(name, one), one.agent)
     answer = ask(config, path_of("schedules", name, "run"), as_json, {}, hints=hints)
@@ -134,7 +136,7 @@ def run(name: str, config: Path, as_json: bool) -> None:
 @click.argument("name")
 @config_and_json
 def pause(name: str, config: Path, as_json: bool) -> None:
-    """Pause the schedule NAME at every replica, until it is resumed. Runs in progress go on."""
+    """Pause the schedule NAME at every replica until it is resumed. Runs in progress continue."""
     answer = ask(config, path_of("schedules", name, "pause"), as_json, {})
     if not as_json:
         click.echo(f"{answer['name']} is paused")
@@ -144,7 +146,7 @@ def pause(name: str, config: Path, as_json: bool) -> None:
 @click.argument("name")
 @config_and_json
 def resume(name: str, config: Path, as_json: bool) -> None:
-    """Resume the schedule NAME. Runs that were due meanwhile are not made up for."""
+    """Resume the schedule NAME. Runs that were due in the meantime are skipped."""
     answer = ask(config, path_of("schedules", name, "resume"), as_json, {})
     if not as_json:
         click.echo(f"{answer['name']} is due next at {answer['next_due'] or 'no time'}")

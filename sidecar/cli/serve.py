@@ -37,11 +37,11 @@ log = logging.getLogger("sidecar.serve")
 @click.option(
     "--log-format",
     type=click.Choice(["json", "text"]),
-    help="How the log on standard error is written. Default: text on a terminal, json elsewhere.",
+    help="Format of the log on standard error. Default: text on a terminal, otherwise json.",
 )
 @config_option
 def serve(config: Path, log_format: LogFormat | None) -> None:
-    """Check everything, then serve until SIGTERM. SIGHUP reloads."""
+    """Check the configuration and the policy, then serve until SIGTERM. SIGHUP reloads."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # unhandled, it would end the process; the reload follows the start
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its log output is caller-controlled and not JSON
     gc.disable()  # until `settle_interpreter`: looking for garbage, of which there is little, is a fifth of a start

@@ -23,9 +23,9 @@ LF, INDENTED = "\n", "\n    "
 @watch_options
 @config_and_json
 def status(watch: bool, every: float, config: Path, as_json: bool) -> None:
-    """Version, policy, requests of the last minutes, upstreams, agents, schedules, and limits near their end.
+    """Show version, policy, recent requests, upstreams, agents, schedules, and limits that are nearly exhausted.
 
-    Exits with 1 if no sidecar answers; with --watch it goes on asking."""
+    Exits with 1 if no sidecar answers; with --watch it retries."""
     control = settings_in(config).control_path
     if watch:
         show_repeatedly(lambda: _found(control), lambda found: _show(found, as_json=as_json, as_line=True), every)

@@ -53,8 +53,10 @@ def show_repeatedly(find: Callable[[], T], show: Callable[[T], None], every_s: f
 
 
 def watch_options(command: Callable[..., None]) -> Callable[..., None]:
-    every = click.option("--every", type=click.FloatRange(0.2, 3600.0), default=2.0, show_default=True, help="Seconds.")
-    return click.option("--watch", is_flag=True, help="Show it again every --every seconds, until ^C.")(every(command))
+    every = click.option(
+        "--every", type=click.FloatRange(0.2, 3600.0), default=2.0, show_default=True, help="Seconds between refreshes."
+    )
+    return click.option("--watch", is_flag=True, help="Refresh every --every seconds until Ctrl-C.")(every(command))
 
 
 def span(seconds: float) -> str:

@@ -33,11 +33,11 @@ def token() -> None:
 
 
 @token.command()
-@click.option("--out", type=FOLDER, default=".", help="Folder of the two files.")
+@click.option("--out", type=FOLDER, default=".", help="Folder for the two files.")
 @click.option("--algorithm", type=click.Choice(ALGORITHMS), default="ES256", show_default=True)
 @json_option
 def keygen(out: Path, algorithm: str, as_json: bool) -> None:
-    """Make a signing key (signing-key.pem) and its public key set (jwks.json, for `jwks_path`)."""
+    """Create a signing key (signing-key.pem) and its public key set (jwks.json, for `jwks_path`)."""
     key = generate(algorithm)
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -52,13 +52,15 @@ def keygen(out: Path, algorithm: str, as_json: bool) -> None:
 
 
 @token.command()
-@click.option("--key", "key_path", type=FILE, default=KEY_FILE, show_default=True, help="From `token keygen`.")
-@click.option("--issuer", default="https://issuer.dev.example", show_default=True, help="As configured.")
+@click.option(
+    "--key", "key_path", type=FILE, default=KEY_FILE, show_default=True, help="The signing key, from `token keygen`."
+)
+@click.option("--issuer", default="https://issuer.dev.example", show_default=True, help="The issuer, as configured.")
 @click.option("--sub", "subject", required=True, help="user:alice or nhi:planner.")
 @click.option("--aud", "audiences", multiple=True, required=True, help="The route's URL, or nhi:<name>.")
-@click.option("--act", "actors", multiple=True, help="An actor; several in the order of the chain.")
+@click.option("--act", "actors", multiple=True, help="An actor; repeat the option in the order of the chain.")
 @click.option("--scope", "scopes", multiple=True)
-@click.option("--claim", "claims", multiple=True, metavar="K=V", help="Any other claim; V is JSON or a word.")
+@click.option("--claim", "claims", multiple=True, metavar="K=V", help="Another claim; V is JSON or a string.")
 @click.option("--ttl", type=Duration(), default="1h", show_default=True)
 @click.option("--typ", default="at+jwt", show_default=True)
 @json_option
@@ -75,7 +77,7 @@ def mint(key_path: Path, claims: tuple[str, ...], ttl: float, typ: str, as_json:
 @_config
 @json_option
 def callback_secret(url: str, config: Path, as_json: bool) -> None:
-    """Print the secret with which the receiver at URL verifies callbacks, for a library of Standard Webhooks."""
+    """Print the secret with which the receiver at URL verifies callbacks (Standard Webhooks)."""
     try:
         receiver = parse_strictly(url)
     except ValueError as error:
@@ -88,11 +90,13 @@ def callback_secret(url: str, config: Path, as_json: bool) -> None:
 
 @token.command("api-key")
 @click.option("--principal", required=True, help="nhi:<id> or user:<id>.")
-@click.option("--expires", type=Duration(), default="90d", show_default=True, help="From now.")
+@click.option("--expires", type=Duration(), default="90d", show_default=True, help="Lifetime, from now.")
 @click.option("--never-expires", is_flag=True)
 @click.option("--scope", "scopes", multiple=True)
 @_keys
-@click.option("--pepper", type=FILE, help="By default the configured one; made if it is missing.")
+@click.option(
+    "--pepper", type=FILE, help="The pepper; by default the configured file, which is created if it is missing."
+)
 @_config
 @json_option
 def api_key(
@@ -105,7 +109,7 @@ def api_key(
     config: Path,
     as_json: bool,
 ) -> None:
-    """Make an API key. It is printed once; keys.yaml keeps an HMAC of it."""
+    """Create an API key and print it. It is shown only once; keys.yaml contains an HMAC of it."""
     keys_path = keys_path or _configured_keys(config)
     pepper = pepper or settings_in(config).api_keys_pepper_path
     now = time.time()
@@ -131,7 +135,7 @@ def api_key(
 @_config
 @json_option
 def list_(keys_path: Path | None, config: Path, as_json: bool) -> None:
-    """Print the ids and owners of the API keys in keys.yaml, never the keys."""
+    """Print the ids and owners of the API keys in keys.yaml, but not the keys."""
     keys_path = keys_path or _configured_keys(config)
     found = [_listed(entry, time.time()) for entry in keys_in(keys_path)]
     head = ("id", "principal", "state", "expires", "scopes")

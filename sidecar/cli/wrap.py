@@ -33,13 +33,12 @@ _file = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @click.command()
 @_file
 @click.option("-c", "--config", type=click.Path(path_type=Path), help="The configuration of the sidecar.")
-@click.option("--url", metavar="URL", help=f"Or the sidecar's base address.  [default: {LOCAL}]")
+@click.option("--url", metavar="URL", help=f"The sidecar's base address, instead of --config.  [default: {LOCAL}]")
 @json_option
 def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> None:
-    """Lead an MCP client's configuration through a sidecar. `unwrap` undoes it.
+    """Point an MCP client's configuration at a sidecar. `unwrap` undoes it.
 
-    Each server in FILE gets the address that the sidecar has for it. The original stays beside it as
-    FILE.before-sidecar."""
+    Each server in FILE gets its address at the sidecar. The original file is saved as FILE.before-sidecar."""
     file, raw = open_client_file(path)
     settings = settings_in(config) if config and config.exists() else None
     if config and settings is None:
@@ -93,7 +92,8 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
 def unwrap(path: Path, as_json: bool) -> None:
     """Undo `wrap` in an MCP client's configuration.
 
-    A file that was not edited since is restored byte for byte; otherwise only the sidecar's entries are reverted."""
+    A file that has not been edited since is restored byte for byte; otherwise only the sidecar's entries are reverted.
+    """
     _, raw = read_jsonc(path)
     backup = backup_of(path)
     if not backup.exists():
@@ -120,7 +120,7 @@ def unwrap(path: Path, as_json: bool) -> None:
 @click.option("--server", metavar="NAME", help="Only this upstream.")
 @config_and_json
 def client_config(client: str, server: str | None, config: Path, as_json: bool) -> None:
-    """Print what an MCP client writes in its configuration to reach the upstreams of a sidecar."""
+    """Print the configuration with which an MCP client reaches the upstreams of a sidecar."""
     settings, kind = settings_in(config), CLIENTS[client]
     if server is not None and server not in settings.upstreams:
         there = ", ".join(settings.upstreams) or "none"

@@ -34,15 +34,14 @@ UNWELL: Final = frozenset({"TASK_STATE_FAILED", "TASK_STATE_REJECTED"})
 
 @click.command()
 @click.argument("name", default="")
-@click.option("--prompt", help="Its prompt; by default empty.")
-@click.option("--no-run", is_flag=True, help="Only inspect: start nothing.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), help="Seconds that it may take.")
+@click.option("--prompt", help="The prompt; by default empty.")
+@click.option("--no-run", is_flag=True, help="Inspect the agent without running it.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), help="Time limit in seconds.")
 @config_and_json
 def check(name: str, prompt: str | None, no_run: bool, timeout_s: float | None, config: Path, as_json: bool) -> None:
-    """Check whether the agent NAME, or each that is enabled, can run, and run it once. Exits with 1 if one fails.
+    """Check whether the agent NAME, or each enabled agent, can run, and run it once. Exits with 1 if one fails.
 
-    A read-write agent is run only with --prompt, because it may change something. All others do what they do with an
-    empty prompt."""
+    A read-write agent runs only with --prompt, because it can change data. All others run with an empty prompt."""
     settings = settings_in(config, check_files=True)
     if name:
         check_known(name, settings.agents, "agent", config)

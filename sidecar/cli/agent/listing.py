@@ -21,7 +21,7 @@ STATES, STATUSES = [one.value for one in RunState], [one.value for one in RunSta
 @click.command(name="list")
 @config_and_json
 def list_(config: Path, as_json: bool) -> None:
-    """Every agent that is a CLI program: how many of its runs are in progress or wait, and the last of them."""
+    """List the agents that are CLI programs, with their active and waiting runs and the last run."""
     found = ask(config, path_of("agents"), as_json)["agents"]
     if not as_json and found:
         print_table(("agent", "mode", "access", "running", "waiting", "last run"), [*map(_agent, found)])
@@ -32,15 +32,20 @@ def list_(config: Path, as_json: bool) -> None:
 @click.command()
 @click.option("--agent", default="", help="Only runs of this agent.")
 @click.option("--active", is_flag=True, help="Only runs that have not ended.")
-@click.option("--state", type=click.Choice(STATES), help="Only runs in this state; runs that wait are idle.")
-@click.option("--status", type=click.Choice(STATUSES), help="Only runs that ended like this.")
-@click.option("--schedule", default="", help="Only runs that this schedule ordered.")
+@click.option("--state", type=click.Choice(STATES), help="Only runs in this state; waiting runs are idle.")
+@click.option("--status", type=click.Choice(STATUSES), help="Only runs with this result.")
+@click.option("--schedule", default="", help="Only runs of this schedule.")
 @click.option("--owner", default="", help="Only runs for this principal (user:<id> or nhi:<id>).")
-@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="The largest number of runs.")
-@click.option("--offset", type=click.IntRange(0), default=0, help="How many to skip; the end of a list names it.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Maximum number of runs.")
+@click.option(
+    "--offset",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of entries to skip; the end of a list shows the next one.",
+)
 @config_and_json
 def runs(config: Path, as_json: bool, **asked: Any) -> None:
-    """Runs, newest first."""
+    """List runs, newest first."""
     asked["active"] = "true" if asked["active"] else ""
     query = urlencode({word: value for word, value in asked.items() if value})
     answer = ask(config, f"/api/runs?{query}", as_json)
@@ -60,7 +65,7 @@ def runs(config: Path, as_json: bool, **asked: Any) -> None:
 @click.argument("run")
 @config_and_json
 def show(run: str, config: Path, as_json: bool) -> None:
-    """One run: its state, each change of state, its attempts, what it used, and the end of its output."""
+    """Show one run: states, attempts, resource usage, and the end of its output."""
     answer = ask(config, path_of("runs", run), as_json)
     if not as_json:
         click.echo("\n".join(_in_full(answer)))

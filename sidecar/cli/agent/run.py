@@ -46,10 +46,10 @@ def _choices(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--context", default="", help="The conversation to continue.")
 @config_and_json
 def run(name: str, detach: bool, config: Path, as_json: bool, **order: Any) -> None:
-    """Run the agent NAME with PROMPT, or with standard input for `-`. ^C cancels the run.
+    """Run the agent NAME with PROMPT, or with standard input for `-`. Ctrl-C cancels the run.
 
-    Policy, limits and audit apply as to every caller. The agent's `per_call` says which options, variables and folders
-    a call may choose. Exits with 0 if the run succeeded, with 1 if not."""
+    Policy, limits and audit apply as to every caller. The agent's `per_call` lists the options, variables and folders
+    that a call may choose. Exits with 0 if the run succeeded, with 1 if not."""
     hints = row_for(order["principal"], name)
     _order(config, path_of("agents", name, "runs"), order, hints, detach=detach, as_json=as_json)
 
@@ -60,19 +60,19 @@ def run(name: str, detach: bool, config: Path, as_json: bool, **order: Any) -> N
 @_choices
 @config_and_json
 def answer(run: str, detach: bool, config: Path, as_json: bool, **order: Any) -> None:
-    """Answer the run RUN, which waits for input, with PROMPT, or with standard input for `-`. ^C cancels the run.
+    """Answer RUN, which waits for input, with PROMPT, or with standard input for `-`. Ctrl-C cancels the run.
 
-    Runs that an operator or a schedule ordered are answered here; the callers of all others answer over A2A. Policy,
-    limits and audit apply to the run's caller. Exits with 0 if the run succeeded, or asks again."""
+    Use this for runs of operators and schedules; the callers of other runs answer over A2A. Policy, limits and audit
+    apply to the run's caller. Exits with 0 if the run succeeded or asks again."""
     _order(config, path_of("runs", run, "answer"), order, {}, detach=detach, as_json=as_json)
 
 
 @click.command()
 @click.argument("run")
-@click.option("-f", "--follow", is_flag=True, help="Go on until it has ended.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
 @config_and_json
 def logs(run: str, follow: bool, config: Path, as_json: bool) -> None:
-    """The output of the run RUN, as far as it is stored. As JSON it is one object; with -f one on each line."""
+    """Show the stored output of RUN. JSON output is one object, or with -f one object per line."""
     control = settings_in(config).control_path
     if follow:
         _watched(control, run, quiet=as_json, gives_up=False, as_lines=as_json)
@@ -92,10 +92,10 @@ def logs(run: str, follow: bool, config: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("run")
-@click.option("--reason", default="", help="Why, for the audit log.")
+@click.option("--reason", default="", help="Reason, for the audit log.")
 @config_and_json
 def cancel(run: str, reason: str, config: Path, as_json: bool) -> None:
-    """Cancel the run RUN, in whatever state it is: all of its processes end."""
+    """Cancel RUN in any state. All of its processes end."""
     answer = ask(config, path_of("runs", run, "cancel"), as_json, {"reason": reason} if reason else {})
     if not as_json:
         click.echo(f"{answer['id']} of {answer['agent']}: {standing_of(answer)}")

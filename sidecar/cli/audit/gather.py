@@ -21,8 +21,8 @@ from sidecar.settings.server import MAX_WORKERS
 def gather(folder: Path, paths: tuple[Path, ...], from_store: bool, config: Path) -> None:
     """Write audit records to FOLDER, one file for each chain, for `audit verify` to read.
 
-    PATHS are saved standard output or exported logs, with one record in each line; without PATHS (or with -) standard
-    input is read. Other lines are ignored, and repeated records are written once."""
+    PATHS are saved standard output or exported logs, with one record per line. Without PATHS, or with -, standard input
+    is read. Other lines are ignored, and repeated records are written once."""
     if from_store and paths:
         raise click.UsageError("give either --from-store or files")
     files = _from_store(folder, config) if from_store else gathered(_lines(paths), folder)

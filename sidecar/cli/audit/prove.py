@@ -19,13 +19,15 @@ from sidecar.protocols.jsonrpc import parse_json
 @click.command("prove")
 @click.argument("paths", nargs=-1, required=True, type=LOG)
 @click.option("--decision", "decision_id", required=True, metavar="ID", help="The decision_id of the call.")
-@click.option("--args", "arguments", default="", metavar="JSON", help="The arguments; - or nothing is standard input.")
 @click.option(
-    "--key", "key_paths", multiple=True, required=True, type=EXISTING_FILE, help="The audit key, and those before it."
+    "--args", "arguments", default="", metavar="JSON", help="The arguments; by default, or with -, standard input."
 )
-@click.option("--namespace", default=None, help="The tenant; by default that of the record's last principal.")
-@click.option("--object", "object_", default="", help="The whole object, where the record leaves its query out.")
-@click.option("--action", default="", help="Another action than the record's.")
+@click.option(
+    "--key", "key_paths", multiple=True, required=True, type=EXISTING_FILE, help="The audit key and earlier ones."
+)
+@click.option("--namespace", default=None, help="The tenant; by default the one of the record's last principal.")
+@click.option("--object", "object_", default="", help="The whole object, if the record omits its query.")
+@click.option("--action", default="", help="An action other than the record's.")
 @json_option
 def prove(
     paths: tuple[Path, ...],
@@ -35,11 +37,11 @@ def prove(
     as_json: bool,
     **claimed: str | None,
 ) -> None:
-    """Hash the claimed arguments of a call as the sidecar did, and compare the hash with the recorded one.
+    """Hash the claimed arguments of a call as the sidecar does, and compare the result with the recorded hash.
 
-    The holder of the key can prove what the arguments of a call were; without the key they cannot be guessed. Exits
-    with 0 if the hashes are equal, 1 if not, 5 if the record's own hash does not fit its bytes. Whether the record is
-    unchanged in its log, `audit verify` checks."""
+    With the audit key you can prove what the arguments of a call were; without it they cannot be guessed. Exits with 0
+    if the hashes are equal, 1 if not, 5 if the record's own hash is wrong. To verify the record in its log, use `audit
+    verify`."""
     given = _arguments(arguments)
     record = _record(logs(paths), decision_id)
     ring = {key.id: key for key in map(load_key, key_paths)}

@@ -31,21 +31,27 @@ _TIMESTAMP: Final = re.compile(rb'"timestamp":"([^"]{0,40})"')
 @click.command("show")
 @click.argument("paths", nargs=-1, type=LOG)
 @CONFIG
-@click.option("--principal", default="", help="Anywhere in the chain; `*` matches any run of characters.")
-@click.option("--object", "object_", default="", help="`*` matches any run of characters.")
-@click.option("--upstream", default="", help="Likewise.")
+@click.option("--principal", default="", help="A principal anywhere in the chain; `*` matches any run of characters.")
+@click.option("--object", "object_", default="", help="Object of the call; `*` matches any run of characters.")
+@click.option("--upstream", default="", help="Upstream of the call; `*` matches any run of characters.")
 @click.option("--event", type=click.Choice(EVENTS), help="Only records of this kind.")
-@click.option("--status", type=click.Choice(get_args(AuditStatus)), help="How it ended.")
-@click.option("--reason", type=click.Choice([*map(str, Reason)]), show_choices=False, help="Why it was refused.")
-@click.option("--decision-id", default="", help="All records of one request.")
-@click.option("--run-id", default="", help="All records of one run, by the id that its caller gave.")
+@click.option("--status", type=click.Choice(get_args(AuditStatus)), help="Only records with this status.")
+@click.option(
+    "--reason", type=click.Choice([*map(str, Reason)]), show_choices=False, help="Only records with this reason."
+)
+@click.option("--decision-id", default="", help="Only records of this request.")
+@click.option("--run-id", default="", help="Only records of this run, by the id that the caller set.")
 @click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
-@click.option("--until", type=Moment(), help="Likewise; records of that time or later are left out.")
-@click.option("--follow", "follows", is_flag=True, help="Go on with new records.")
+@click.option("--until", type=Moment(), help="End of the time span, exclusive; same formats as --since.")
+@click.option("--follow", "follows", is_flag=True, help="Follow the log and print new records.")
 @click.option("--evidence", "kept", is_flag=True, help="Print the stored results instead of the records.")
-@click.option("--evidence-file", type=EXISTING_FILE, help="Their file; by default all of evidence/ beside audit/.")
-@click.option("--json", "as_json", is_flag=True, help="Print the lines themselves, as JSON Lines.")
-@click.option("--seed", is_flag=True, help="Print JSON Lines with the names of the seed's AuditLog.")
+@click.option(
+    "--evidence-file",
+    type=EXISTING_FILE,
+    help="File of the stored results; by default all files of evidence/ next to audit/.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSON Lines.")
+@click.option("--seed", is_flag=True, help="Print JSON Lines with the field names of the original data models.")
 def show(
     paths: tuple[Path, ...],
     config: Path,
@@ -59,11 +65,11 @@ def show(
     seed: bool,
     **exact: Any,
 ) -> None:
-    """Print the records of a log's folder or of its files, oldest first; by default those of all configured logs. This
-    does not check them: `audit verify` does.
+    """Print the records of a log folder or log files, oldest first; by default those of all configured logs. To verify
+    them, use `audit verify`.
 
-    With --evidence: the stored results of these requests, each with whether it is the one that the log names
-    (`as_recorded`)."""
+    With --evidence, print the stored results of these requests, and in `as_recorded` whether each matches its record.
+    """
     if kept and (follows or seed):
         raise click.UsageError("--evidence has results, not records: leave --follow and --seed out")
     wanted = RecordFilter(object=object_, since=since or "", until=until or "", **exact)

@@ -40,18 +40,23 @@ _ENDS: Mapping[Ending, str] = {
     "key_paths",
     multiple=True,
     type=EXISTING_FILE,
-    help="The audit key, and those before it. Without one the anchor proves nothing.",
+    help="The audit key and earlier ones. Without a key, the anchor proves nothing.",
 )
-@click.option("--part", is_flag=True, help="Earlier lines and the anchor may be elsewhere.")
-@click.option("--evidence", multiple=True, type=LOG, help="Stored results: a file, or their folder.")
-@click.option("--checkpoints", multiple=True, type=EXISTING_FILE, help="Published checkpoints: standard output, saved.")
+@click.option("--part", is_flag=True, help="Accept a part of a log, without earlier lines and the anchor.")
+@click.option("--evidence", multiple=True, type=LOG, help="Stored results: a file or a folder.")
+@click.option(
+    "--checkpoints",
+    multiple=True,
+    type=EXISTING_FILE,
+    help="Published checkpoints: a file with the saved standard output.",
+)
 @click.option(
     "--public-key",
     "--jwks",
     "public_key_paths",
     multiple=True,
     type=EXISTING_FILE,
-    help="The keys that may sign checkpoints: PEM, or the content of /.well-known/jwks.json.",
+    help="The keys that sign checkpoints: PEM, or the content of /.well-known/jwks.json.",
 )
 @json_option
 def verify(
@@ -64,13 +69,13 @@ def verify(
     public_key_paths: tuple[Path, ...],
     as_json: bool,
 ) -> None:
-    """Find changed, removed, moved, inserted and cut lines in one log: its folder, or its files, oldest first. A folder
-    with logs in the folders below, such as those of workers, stands for all of them, each by itself. With
-    --evidence also results that are not those that the log names, with --checkpoints a log that is not the published
-    one. With - standard input is read, and each chain in it is verified by itself, as a part. Without PATHS all
-    configured logs are verified, with their configured keys unless --key names others.
+    """Find changed, removed, moved, inserted and truncated lines in one log: its folder, or its files, oldest first.
+    For a folder that contains folders of logs, such as those of workers, each log is verified separately. --evidence
+    also verifies stored results, and --checkpoints compares the log with published checkpoints. With -, standard
+    input is read, and each chain in it is verified as a part. Without PATHS, all configured logs are verified, with
+    the configured keys unless --key names others.
 
-    Exits with 5 if the log does not verify, and says what was proved and what was not."""
+    Prints what was proved and what was not, and exits with 5 if the log does not verify."""
     if not paths:
         settings = configured(config)
         known = (settings.audit_key_path, *settings.previous_audit_key_paths)

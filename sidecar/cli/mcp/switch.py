@@ -11,8 +11,8 @@ from sidecar.cli.operator_socket import ask, path_of
 @click.command()
 @click.argument("server")
 @click.argument("tool", default="")
-@click.option("--reason", default="", help="Why, for the audit log.")
-@click.option("--until", default=None, help="When it ends by itself, such as 2027-03-31T00:00:00Z.")
+@click.option("--reason", default="", help="Reason, for the audit log.")
+@click.option("--until", default=None, help="Time at which it ends automatically, such as 2027-03-31T00:00:00Z.")
 @config_and_json
 def disable(server: str, tool: str, reason: str, until: str | None, config: Path, as_json: bool) -> None:
     """Stop listing and calling TOOL of SERVER; without TOOL, all of SERVER."""
@@ -41,7 +41,7 @@ def enable(server: str, tool: str, config: Path, as_json: bool) -> None:
 @click.command(name="list")
 @config_and_json
 def list_(config: Path, as_json: bool) -> None:
-    """The state of each server, and what of it is switched off."""
+    """List the MCP servers with their state, and what is switched off."""
     answer = ask(config, path_of("upstreams"), as_json)
     if as_json:
         return

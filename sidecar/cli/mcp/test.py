@@ -24,7 +24,7 @@ from sidecar.upstreams.processes.launcher import Processes
 @click.argument("server")
 @config_and_json
 def test(server: str, config: Path, as_json: bool) -> None:
-    """Start a conversation with SERVER, list its tools, and report. Exits with 1 if it is unhealthy."""
+    """Connect to SERVER, list its tools, and report. Exits with 1 if it is unhealthy."""
     settings = settings_in(config, check_files=True)
     check_known(server, settings.upstreams, "server", config)
     report = asyncio.run(_report(settings, server))

@@ -49,11 +49,13 @@ class PinsBook:
 @click.command()
 @click.argument("server")
 @click.argument("names", nargs=-1, metavar="[TOOL]...")
-@click.option("--pin", is_flag=True, help="Approve them as they are now: shows the difference, and asks.")
+@click.option(
+    "--pin", is_flag=True, help="Approve the tools as they are now, after showing the differences and asking."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @config_and_json
 def tools(server: str, names: tuple[str, ...], pin: bool, yes: bool, config: Path, as_json: bool) -> None:
-    """The tools of SERVER, all or those named, compared with their pins.
+    """List the tools of SERVER, all or those named, and compare them with their pins.
 
     Exits with 6 if something differs from the pins of the server, unless --pin approved it."""
     if as_json and pin and not yes:

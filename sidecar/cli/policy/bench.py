@@ -19,15 +19,23 @@ _HEAD = "engine        rows   wild        p50        p99     load   memory"
 
 @click.command()
 @config_option
-@click.option("--rows", "sizes", type=click.IntRange(1, 2_000_000), multiple=True, help="Sizes; 10 to 1,000,000.")
-@click.option("--wildcards", type=click.FloatRange(0, 1), multiple=True, help="The share of rows with one; 0.01.")
+@click.option(
+    "--rows",
+    "sizes",
+    type=click.IntRange(1, 2_000_000),
+    multiple=True,
+    help="Numbers of rows; by default 10 to 1,000,000.",
+)
+@click.option(
+    "--wildcards", type=click.FloatRange(0, 1), multiple=True, help="Share of rows with a wildcard; by default 0.01."
+)
 @click.option("--questions", type=click.IntRange(100, 1_000_000), default=QUESTIONS, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print the ladder as a list of measurements.")
+@click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 def bench(config: Path, sizes: Sequence[int], wildcards: Sequence[float], questions: int, as_json: bool) -> None:
     """Measure decisions of this policy, then of generated policies of growing size.
 
-    Every decision is uncached, of one link, and measured from question to decision. Each size runs in a process of its
-    own; `rss_mb` is that process with the policy loaded."""
+    Each decision is uncached and has one link. Each size runs in a separate process; `rss_mb` is the memory of that
+    process with the policy loaded."""
     is_named = click.get_current_context().get_parameter_source("config") is not click.core.ParameterSource.DEFAULT
     steps = climbed(sizes or SIZES, wild=wildcards or (WILD,), questions=questions)
     if not as_json:

@@ -35,17 +35,21 @@ def bundle() -> None:
 @bundle.command("build")
 @click.argument("folder", type=FOLDER, default=".")
 @click.option(
-    "--version", "number", type=click.IntRange(1, 2**53), required=True, help="Higher than that of the last bundle."
+    "--version",
+    "number",
+    type=click.IntRange(1, 2**53),
+    required=True,
+    help="Version; must be higher than that of the last bundle.",
 )
 @click.option("--name", default="policy", show_default=True, help="The name of the policy: policy.source.bundle.name.")
 @click.option("-o", "--out", type=FILE, default=DEFAULT_FILE, show_default=True)
-@click.option("--key", "key_path", type=FILE, help="Ed25519, from `sidecar token keygen --algorithm EdDSA`.")
-@click.option("--created", type=float, help="Its time, in seconds since the epoch: the same time gives the same bytes.")
+@click.option("--key", "key_path", type=FILE, help="Ed25519 key, from `sidecar token keygen --algorithm EdDSA`.")
+@click.option("--created", type=float, help="Time of the bundle, in seconds since the epoch, for reproducible bytes.")
 @json_option
 def build_(
     folder: Path, number: int, name: str, out: Path, key_path: Path | None, created: float | None, as_json: bool
 ) -> None:
-    """Check the policy in FOLDER (policies/ and optionally models/), and pack it; with --key, sign it too."""
+    """Check the policy in FOLDER (policies/ and optionally models/) and pack it; with --key, also sign it."""
     try:
         place = in_folder(folder)
         if not isinstance(place.models, Path):
@@ -63,10 +67,10 @@ def build_(
 
 @bundle.command("sign")
 @click.argument("file", type=EXISTING_FILE, default=DEFAULT_FILE)
-@click.option("--key", "key_path", type=FILE, required=True, help="Ed25519, in PEM.")
+@click.option("--key", "key_path", type=FILE, required=True, help="Ed25519 key in PEM.")
 @json_option
 def sign_(file: Path, key_path: Path, as_json: bool) -> None:
-    """Sign FILE. Signatures of other keys stay, so that keys can be changed one after the other."""
+    """Sign FILE. Signatures of other keys remain, so that you can rotate keys."""
     try:
         write_whole(file, sign(file.read_bytes(), signing_key_in(key_path)), mode=0o644)
     except BadArchive as bad:
@@ -83,7 +87,7 @@ def sign_(file: Path, key_path: Path, as_json: bool) -> None:
 @click.option("--name", help="The name that the policy must have.")
 @json_option
 def verify_(file: Path, keys_path: Path, name: str | None, as_json: bool) -> None:
-    """Check FILE as a sidecar does, except for the version that the sidecar has already."""
+    """Check FILE as a sidecar does, but do not compare its version with an earlier one."""
     try:
         found = opened(file.read_bytes(), read_keys(keys_path))
         if name is not None and found.manifest.name != name:

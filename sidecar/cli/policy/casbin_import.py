@@ -32,15 +32,18 @@ ATTRIBUTES = f"{POLICIES}/attributes.yaml"
     show_default=True,
     help="The permission kind that it decides.",
 )
-@click.option("--map", "map_path", type=EXISTING_FILE, help="Names and settings, YAML, as for `sidecar init --casbin`.")
+@click.option(
+    "--map", "map_path", type=EXISTING_FILE, help="YAML file with names and settings, as for `sidecar init --casbin`."
+)
 @click.option("--force", is_flag=True, help="Overwrite the model and the file of rows.")
 @json_option
 def import_(
     folder: Path, casbin: tuple[Path, Path], kind: str, map_path: Path | None, force: bool, as_json: bool
 ) -> None:
-    """Take the policy of a Casbin program into the working folder DIR: model and rows as they are, byte for byte.
+    """Import the policy of a Casbin program into the working folder DIR. The model and the rows are copied byte for
+    byte.
 
-    Prints the keys that belong under `policy` in its sidecar.yaml, which is not changed. A new folder is written by
+    Prints the keys to add under `policy` in its sidecar.yaml, which is not changed. To create a new folder, use
     `sidecar init --casbin`."""
     if not (folder / CONFIG).is_file():
         raise CommandFailed(f"{folder} has no {CONFIG}", hint="a new folder is written by sidecar init --casbin")

@@ -37,7 +37,7 @@ def check(
     catalogue: Path | None,
 ) -> None:
     """Report errors and warnings in models, rows and budgets: the part of `sidecar check` that needs no keys, addresses
-    and stores.
+    or stores.
 
     PATH is a folder with policies/ and optionally models/, or of rows; by default the policy that sidecar.yaml names.
     With both, PATH is checked as if it were the policy of that sidecar.yaml. Exits with 3 for errors."""

@@ -32,8 +32,10 @@ from sidecar.settings.writing import UnwrittenError, write_all
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.option("--to", type=click.Choice(["yaml", "csv"]), required=True, help="The new format.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="File or folder to write; a folder for a folder.")
-@click.option("--kind", type=click.Choice(STEMS), help="The kind of rows in a CSV file whose name does not say it.")
-@click.option("--models", type=click.Path(path_type=Path), help="Folder of the models; beside the policy by default.")
+@click.option("--kind", type=click.Choice(STEMS), help="Kind of the rows in a CSV file whose name does not contain it.")
+@click.option(
+    "--models", type=click.Path(path_type=Path), help="Folder of the models; by default models/ next to the policy."
+)
 @click.option("--force", is_flag=True, help="Overwrite files.")
 @json_option
 def convert(
@@ -41,8 +43,8 @@ def convert(
 ) -> None:
     """Convert rows between CSV and YAML, without loss. SOURCE is a file, or the folder of a policy.
 
-    Without -o, a file is printed. With a folder, everything else in it (budgets, tests) is copied. The result is read
-    again before it is written: it has the same rows, and the same revision if SOURCE loads by itself."""
+    Without -o, a file is printed. With a folder, all other files in it (budgets, tests) are copied. The command checks
+    that the result has the same rows, and the same revision if SOURCE is a complete policy."""
     if source.is_dir() and out is None:
         raise click.UsageError("a folder needs -o FOLDER: both forms in one policy would be every rule twice")
     try:
@@ -136,13 +138,13 @@ def _tell(done: parts.Converted, out: Path | None, as_json: bool) -> None:
 @click.command()
 @click.argument("path", required=False, type=EXISTING_FOLDER)
 @config_option
-@click.option("--check", "only_check", is_flag=True, help="Write nothing; exit with 6 if a file would change.")
+@click.option("--check", "only_check", is_flag=True, help="Do not write; exit with 6 if a file would change.")
 @json_option
 def fmt(path: Path | None, config: Path, only_check: bool, as_json: bool) -> None:
-    """Format the CSV files of a policy: one blank after a comma, quotes where they are needed, one empty line at most.
+    """Format the CSV files of a policy: one space after a comma, quotes where needed, at most one empty line.
 
     PATH is a folder with policies/, or of rows; by default the policy that sidecar.yaml names. Rows, their order and
-    comments stay; YAML files stay as they are, and so does a policy with Casbin models of its own."""
+    comments do not change. YAML files and policies with their own Casbin models are not formatted."""
     place = configured(config, os.environ) if path is None else in_folder(path)
     models, changed = place.own_models, dict[str, bytes]()
     try:

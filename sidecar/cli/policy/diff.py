@@ -20,14 +20,14 @@ from sidecar.policy_tools.policy_location import configured
 @click.command()
 @click.argument("old")
 @click.argument("new", required=False)
-@config_option_for("Names NEW, if it is left out.")
+@config_option_for("Names the policy NEW if NEW is missing.")
 @catalogue_option
-@click.option("--markdown", is_flag=True, help="For a comment on a pull request.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
 @json_option
 @click.option(
     "--fail-on",
     type=click.Choice(["wider", "any"]),
-    help="wider: exit 6 only if an answer or an amount is wider or unknown. any: exit 6 for any difference at all.",
+    help="wider: exit with 6 only if a decision or an amount is wider or unknown. any: exit with 6 for any difference.",
 )
 def diff(
     old: str,
@@ -38,18 +38,18 @@ def diff(
     as_json: bool,
     fail_on: Literal["wider", "any"] | None,
 ) -> None:
-    """Show which answers change between two policies.
+    """Show which decisions change between two policies.
 
     OLD and NEW are folders (with policies/ and optionally models/, or of rows) or git revisions: main, HEAD~1, abc123,
-    or rev:path. By default NEW is the policy of the configuration. With --catalogue only answers about its tools and
+    or rev:path. By default NEW is the policy of the configuration. With --catalogue, only decisions about its tools and
     about names in the policies are compared.
 
-    Computed from rules, roles and sets, never from samples. Each region of (subject, object, action) is wider (was
-    denied, is allowed), narrower, or unknown (it depends on conditions or on the time); where regions overlap, it is
-    unknown. An approval by a person that is not demanded any more is wider, a new one narrower. Changed rules, limits,
-    budgets, expiries, conditions, terms of approvals, shadow flags, roles, sets and models are listed too.
+    The result is computed from rules, roles and sets, not from samples. Each region of (subject, object, action) is
+    wider (was denied, is allowed), narrower, or unknown (it depends on conditions or on the time); overlapping regions
+    are unknown. An approval that is no longer required is wider, a new one narrower. Changed rules, limits, budgets,
+    expiries, conditions, terms of approvals, shadow flags, roles, sets and models are listed too.
 
-    Exits with 6 if answers differ, or as --fail-on says; with 3 if a policy cannot be read."""
+    Exits with 6 if decisions differ (see --fail-on), and with 3 if a policy cannot be read."""
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
     objects = None if catalogue is None else read_catalogue(catalogue).objects

@@ -57,20 +57,20 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 @click.option("--meta", default="{}", metavar="JSON", help="Its _meta, which conditions read as call.meta.")
 @click.option("--roles", multiple=True, metavar="P=ROLE,…", help="Roles that a token grants: user:alice=role:corp/eng.")
 @click.option(
-    "--approved-by", multiple=True, metavar="USER", help="The call as if this user had approved it; may be repeated."
+    "--approved-by", multiple=True, metavar="USER", help="Treat the call as approved by this user; may be repeated."
 )
 @click.option("--scopes", multiple=True, metavar="P=SCOPE,…", help="Scopes that a token grants.")
 @click.option("--now", type=Instant(), help="RFC 3339; by default now.")
 @click.option("--decision", "decision_id", default="", metavar="ID", help="A recorded decision, by its decision_id.")
 @click.option(
-    "--record", type=_LOG, help="An audit line from elsewhere; with --decision, a file of them. - is standard input."
+    "--record", type=_LOG, help="An audit record in a file; with --decision, a file of records. - is standard input."
 )
-@click.option("--policy", "folder", type=EXISTING_FOLDER, help="Another policy, such as the revision of a record.")
+@click.option("--policy", "folder", type=EXISTING_FOLDER, help="Another policy, such as the one that was in force.")
 @click.option("--key", "key_path", type=EXISTING_FILE, help="The audit key; without --record, the configured one.")
 @config_and_json
 def explain(config: Path, folder: Path | None, key_path: Path | None, as_json: bool, **given: Any) -> None:
-    """Show each link of a call with its answer and the rules, roles, conditions and limits behind it; on a denial, the
-    nearest rules.
+    """Show each link of a call with its decision, and the rules, roles, conditions and limits behind it; on a denial,
+    also the nearest rules.
 
     Exits with 0 if the call is allowed, 1 if it is denied, needs a person's approval, or cannot be decided from a
     record."""

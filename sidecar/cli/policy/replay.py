@@ -41,12 +41,19 @@ _TITLES: dict[Change, str] = {
     type=EXISTING_FOLDER,
     help="The candidate: a folder with policies/ (and models/), or of rows.",
 )
-@click.option("--key", "key_path", type=EXISTING_FILE, help="The audit key: hashed arguments compare with constants.")
+@click.option(
+    "--key",
+    "key_path",
+    type=EXISTING_FILE,
+    help="The audit key, with which conditions can compare hashed arguments with constants.",
+)
 @click.option("--since", type=Moment(), help="A time (2026-11-27T12:00:00Z) or a span back from now (15m, 2h, 7d).")
-@click.option("--until", type=Moment(), help="Likewise; records of that time or later are left out.")
-@click.option("--limit", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Examples of each kind.")
+@click.option("--until", type=Moment(), help="End of the time span, exclusive; same formats as --since.")
+@click.option(
+    "--limit", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Number of examples of each kind."
+)
 @click.option("--fail-on", type=click.Choice(["any", "wider", "narrower"]), default="any", show_default=True)
-@click.option("--allow-undecided", is_flag=True, help="Do not exit with 6 for what the records cannot answer.")
+@click.option("--allow-undecided", is_flag=True, help="Do not exit with 6 for undecidable calls.")
 @json_option
 def replay(
     audit: Path,
@@ -59,14 +66,14 @@ def replay(
     allow_undecided: bool,
     as_json: bool,
 ) -> None:
-    """Decide recorded calls, of a file or of the folder of a log, again with another policy, each at its own time.
+    """Decide the recorded calls of a log file or folder again with another policy, each at its own time.
 
-    An answer is wider if it grants more: a denial grants nothing, and what waits for a person's approval less than what
-    is allowed. Answers that hashed arguments cannot give are counted as undecidable, with the reason, and never
-    guessed.
+    A decision is wider if it grants more: a denial grants nothing, and a call that needs an approval grants less than
+    an allowed one. Decisions that need arguments which the log has only as hashes are counted as undecidable, with the
+    reason.
 
-    Exits with 6 if an answer differs (--fail-on: only if it is wider, or narrower) or cannot be decided (unless
-    --allow-undecided). This does not verify the log: `sidecar audit verify` does."""
+    Exits with 6 if a decision differs (--fail-on: only if it is wider, or narrower) or is undecidable (unless
+    --allow-undecided). To verify the log, use `sidecar audit verify`."""
     try:
         candidate = Candidate(in_folder(folder).load(), load_key(key_path) if key_path else None)
         with progress("bytes read", sum(path.stat().st_size for path in given(audit))) as tell:

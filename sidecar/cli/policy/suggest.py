@@ -31,14 +31,14 @@ _LOG = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 @click.command()
 @click.argument("audit", nargs=-1, required=True, type=_LOG)
-@click.option("-c", "--config", type=FILE, help="Names the present policy.")
+@click.option("-c", "--config", type=FILE, help="Names the current policy.")
 @catalogue_option
 @click.option(
-    "--widen", type=click.IntRange(0, 1000), default=0, help="How many unused objects each pattern may match."
+    "--widen", type=click.IntRange(0, 1000), default=0, help="Number of unused objects that each pattern may match."
 )
-@click.option("--include", type=click.Choice(["denied"]), help="Also calls that no rule allowed.")
+@click.option("--include", type=click.Choice(["denied"]), help="Include calls that no rule allowed.")
 @click.option("--since", type=Moment(), default=None, help="A time, or a span back from now (15m, 2h, 7d).")
-@click.option("--until", type=Moment(), default=None, help="Likewise, exclusive.")
+@click.option("--until", type=Moment(), default=None, help="End of the time span, exclusive; same formats as --since.")
 @json_option
 @click.option("-o", "--output", type=FOLDER, help="An empty or new folder for the rules.")
 def suggest(
@@ -52,13 +52,13 @@ def suggest(
     as_json: bool,
     output: Path | None,
 ) -> None:
-    """Write the fewest rules that allow every recorded use and nothing else that is known.
+    """Write the fewest rules that allow every recorded call and no other known one.
 
-    AUDIT are audit logs, or their folders (`-` is standard input). Known are the names in them, in the present policy
-    and in --catalogue. Only allowed calls count. Conditions, limits, expiries and approvals of the rows that allowed a
-    call are kept, and denying rows are copied: no rule allows more than the present policy.
+    AUDIT are audit logs or their folders (`-` is standard input). Known names are those in the logs, in the current
+    policy and in --catalogue. Only allowed calls count. The new rules have the conditions, limits, expiries and
+    approvals of the rows that allowed a call, and denying rows are copied: no rule allows more than the current policy.
 
-    Exits with 1 if nothing was recorded, or something recorded cannot be written as a rule."""
+    Exits with 1 if nothing was recorded, or if a recorded call cannot be written as a rule."""
     if output is not None and output.exists() and any(output.iterdir()):
         raise click.UsageError(f"{output} is not empty; rules are written to an empty or new folder")
     place, source = _present(config)

@@ -52,11 +52,11 @@ def test(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Run the policy's own tests, on the engine and the limiter that serve.
+    """Run the policy's tests with the engine and the limiter that the sidecar serves with.
 
-    PATHS are files of tests, or folders of them; by default `tests` of the policy folder. A test exercises a rule if
-    its answer rests on that rule: it allowed, it denied, or its condition or expiry was the reason. Exits with 4 if a
-    test fails. With --json, each run prints one line."""
+    PATHS are test files or folders of them; by default `tests` in the policy folder. A test exercises a rule if its
+    result depends on that rule: the rule allowed, denied, or had the condition or expiry that was the reason. Exits
+    with 4 if a test fails. With --json, each run prints one line."""
     wanted = wanted_by(pattern)
 
     def place() -> PolicyLocation:
