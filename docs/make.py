@@ -134,14 +134,20 @@ def _kind(value: Schema) -> str:
 
 
 def answers() -> str:
-    """The table of `sidecar.errors`: the answer to each reason, by revision."""
-    statuses = ("stateless", "session", "in a session")
-    head = ("reason", *statuses, "JSON-RPC code", "`error_code`", "audit status", "message")
+    """The table of `sidecar.errors`: the answer to each reason, and the categories of reasons."""
     rows = [
-        (f"`{r}`", *map(str, (a.http, a.session_http, a.in_session, a.code)), a.seed, f"`{a.status}`", a.message)
-        for r, a in ANSWERS.items()
+        (f"`{r}`", a.message, _statuses(a.http, a.session_http, a.in_session), str(a.code)) for r, a in ANSWERS.items()
     ]
-    return table(head, rows)
+    categories: dict[tuple[str, str], list[str]] = {}
+    for reason, answer in ANSWERS.items():
+        categories.setdefault((answer.seed, f"`{answer.status}`"), []).append(f"`{reason}`")
+    grouped = [(*category, ", ".join(reasons)) for category, reasons in categories.items()]
+    answered = table(("reason", "message", "HTTP", "JSON-RPC code"), rows)
+    return f"{answered}\n\n{table(('`error_code`', 'audit status', 'reasons'), grouped)}"
+
+
+def _statuses(*statuses: int) -> str:
+    return str(statuses[0]) if len(set(statuses)) == 1 else ", ".join(map(str, statuses))
 
 
 # --- reference/audit-record.md ----------------------------------------------------------------------------------------

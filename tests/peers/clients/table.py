@@ -77,7 +77,7 @@ def block() -> str:
     found = results()["clients"]
     tried = [(entry, found[entry.key]) for entry in CLIENTS if "styles" in found[entry.key]]
     missing = [f"- {entry.name}: {found[entry.key]['missing']}" for entry in CLIENTS if "missing" in found[entry.key]]
-    head = ("client", "library", "revision", "list", "call", "progress", "cancel", "after a restart", "restart, Valkey")
+    head = ("client", "revision", "list", "call", "progress", "cancel", "after a restart", "restart, Valkey")
     styles = tuple(f"`{style}`" for style in STYLES)
     return "\n\n".join(
         [
@@ -94,8 +94,7 @@ def block() -> str:
 def _whole(entry: Entry, found: Mapping[str, Any]) -> Sequence[str]:
     steps = found["styles"]["auto"]
     return (
-        entry.name,
-        f"`{entry.package}` {found['version']}",
+        f"{entry.name}: `{entry.package}` {found['version']}",
         ", ".join(found["speaks"]),
         "yes" if _says(steps, "list", "echo") else "no",
         "yes" if _says(steps, "allowed", "hello") else "no",
