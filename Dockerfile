@@ -3,8 +3,8 @@
 #   docker build -t sidecar --build-arg REVISION=$(git rev-parse HEAD) .
 #   docker run --read-only --tmpfs /tmp -v ./folder:/etc/sidecar:ro -v sidecar-data:/var/lib/sidecar -p 127.0.0.1:8080:8080 sidecar
 #
-# The folder holds sidecar.yaml (`sidecar init` writes one) with `data: /var/lib/sidecar`, the only place written to.
-# `--target git` adds git and ssh, for `policy.source.git`; `--target demo` is what deploy/compose runs beside it.
+# The folder holds sidecar.yaml (`sidecar init` writes one) with `data: /var/lib/sidecar`, the only path that is written.
+# `--target git` adds git and ssh for `policy.source.git`; `--target demo` adds the SDKs for deploy/compose.
 # For both architectures, with SBOM and provenance:
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --sbom=true --provenance=mode=max -t … --push .
@@ -23,7 +23,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY models models
 COPY policies policies
 COPY sidecar sidecar
-# ssh looks up the name of its user, so the user has one.
+# ssh looks up the name of its user.
 RUN /opt/build/bin/hatchling build -t wheel -d /dist \
  && /opt/sidecar/bin/python -m pip install --no-compile --no-deps --no-index /dist/*.whl \
  && /opt/sidecar/bin/python -m pip uninstall --yes pip \
@@ -42,7 +42,7 @@ LABEL org.opencontainers.image.title="sidecar" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-# The base image has no bytecode of the standard library, and a read-only container can write none: all of it comes along.
+# The base image has no bytecode of the standard library, and a read-only container cannot write it: the image has all.
 ENV PATH=/opt/sidecar/bin:$PATH PYTHONPYCACHEPREFIX=/opt/sidecar/bytecode PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 \
     MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=131072
 COPY --from=build /accounts/ /etc/
@@ -57,7 +57,7 @@ CMD ["serve", "-c", "/etc/sidecar/sidecar.yaml"]
 
 FROM runtime AS git
 USER 0:0
-# The distribution's newest: a pinned version is gone from its archive with the next security update.
+# Not pinned: the distribution removes a version from its archive with the next security update.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates git openssh-client \

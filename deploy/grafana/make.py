@@ -163,22 +163,22 @@ OVERVIEW: Sequence[Row] = [
         graph("Requests by method", "reqps", rate(REQUESTS, "method"), stacked=True),
         graph("Latency", "s", *quantiles(SECONDS), about="From the first byte of a request to the end of its answer."),
         graph("Own time, p95 by stage", "s", quantile(0.95, "sidecar_stage_duration_seconds", "stage",
-              where=('stage!="upstream"',)), about="What the sidecar adds: all stages but the upstream's."),
-        graph("Under way", "short", total("sidecar_inflight_requests", "protocol"),
+              where=('stage!="upstream"',)), about="What the sidecar adds: all stages except the upstream's."),
+        graph("In progress", "short", total("sidecar_inflight_requests", "protocol"),
               Query(total("sidecar_open_streams").expr, "streams"), Query(total("sidecar_sessions").expr, "sessions")),
     ]),
     ("Policy and limits", [
         graph("Denials by reason", "reqps", rate(DECISIONS, "reason", where=(DENIED,)), stacked=True),
-        graph("Callers not accepted", "reqps", rate("sidecar_auth_failures_total", "reason"), stacked=True),
+        graph("Callers not authenticated", "reqps", rate("sidecar_auth_failures_total", "reason"), stacked=True),
         graph("Refusals by limit", "reqps", rate(CHECKS, "limit", where=('outcome="refused"',))),
         bars("Budgets used", "percentunit",
              Query(f"max by (budget) ({series('sidecar_budget_used_ratio')})", "{{budget}}"), full=1.0),
         graph("Policy revisions in force", "short", Query(f"count by (revision) ({series('sidecar_policy_info')})",
-              "{{revision}}"), about="More than one for long: a sidecar did not take the newest files."),
+              "{{revision}}"), about="More than one for a long time: a sidecar did not load the newest files."),
         graph("Reloads", "short", growth("sidecar_policy_reloads_total", "result")),
     ]),
     ("Approvals", [
-        graph("Calls that wait for a person", "short", Query(f"max({series('sidecar_approvals_waiting')})", "waiting"),
+        graph("Calls waiting for approval", "short", Query(f"max({series('sidecar_approvals_waiting')})", "waiting"),
               about="Replicas that share a store count the same calls.", span=6),
         graph("Wait of the oldest", "s", Query(f"max({series('sidecar_approvals_oldest_seconds')})", "oldest"), span=6),
         graph("Approvals by outcome", "short", growth("sidecar_approvals_total", "outcome"), span=6),
@@ -186,15 +186,15 @@ OVERVIEW: Sequence[Row] = [
     ]),
     ("Health", [
         states("Upstreams", Query(f"min by (upstream) ({series('sidecar_upstream_up')})", "{{upstream}}")),
-        graph("Why sidecars are degraded", "short", Query(f"{total('sidecar_degraded', 'reason').expr} > 0",
+        graph("Reasons for degraded", "short", Query(f"{total('sidecar_degraded', 'reason').expr} > 0",
               "{{reason}}"), about="The codes of /readyz. Empty: none is degraded.", span=6),
         graph("In shadow mode", "short", Query(total("sidecar_enforcement_mode", where=('mode="shadow"',)).expr,
-              "sidecars"), about="These sidecars only record what policy and limits would refuse.", span=6),
+              "sidecars"), about="These sidecars record what policy and limits would refuse, and let it pass.", span=6),
     ]),
 ]  # fmt: skip
 
 PRINCIPAL: Sequence[Row] = [
-    ("What it does", [
+    ("Calls", [
         number("Requests", "reqps", rate(REQUESTS)),
         number("Denied", "percentunit", share(REQUESTS, 'status="permission_denied"'), bad_from=0.5),
         number("Rate limited", "percentunit", share(REQUESTS, 'status="rate_limited"'), bad_from=0.2),
@@ -205,16 +205,16 @@ PRINCIPAL: Sequence[Row] = [
         graph("Calls by tool", "reqps", rate(REQUESTS, "upstream", "tool", where=('tool!=""',)), span=12, stacked=True,
               about="Needs metrics.tool_label in sidecar.yaml."),
     ]),
-    ("What it may", [
+    ("Access", [
         graph("Decisions by kind", "reqps", rate(DECISIONS, "kind", "decision"), stacked=True),
         graph("Denials by reason", "reqps", rate(DECISIONS, "reason", where=(DENIED,)), stacked=True),
         graph("Credentials not accepted", "reqps", rate("sidecar_auth_failures_total", "credential", "reason")),
-        graph("Arguments that do not fit the schema", "reqps", rate("sidecar_schema_violations_total", "upstream")),
-        graph("Limits asked", "reqps", rate(CHECKS, "limit", "outcome", where=('limit=~"$limit"',))),
+        graph("Arguments that do not match the schema", "reqps", rate("sidecar_schema_violations_total", "upstream")),
+        graph("Limit checks", "reqps", rate(CHECKS, "limit", "outcome", where=('limit=~"$limit"',))),
         bars("Budgets used", "percentunit",
              Query(f"max by (budget) ({series('sidecar_budget_used_ratio')})", "{{budget}}"), full=1.0),
     ]),
-    ("How long it waits", [
+    ("Latency", [
         graph("Latency by upstream, p95", "s", quantile(0.95, SECONDS, "upstream"), span=12),
         graph("Time by stage, p95", "s", quantile(0.95, "sidecar_stage_duration_seconds", "stage"), span=12),
     ]),
@@ -228,7 +228,7 @@ UPSTREAMS: Sequence[Row] = [
         number("Tool errors", "percentunit", share(REQUESTS, 'status="tool_error"', where=(UPSTREAM,)), bad_from=0.2),
         number("p95 latency", "s", quantile(0.95, "sidecar_upstream_duration_seconds", where=(UPSTREAM,))),
         number("Breaker opened", "short", growth("sidecar_breaker_transitions_total", where=(UPSTREAM, 'to="open"')),
-               bad_from=1, about="In the time that is shown."),
+               bad_from=1, about="In the selected time range."),
     ]),
     ("Calls", [
         graph("Requests by status", "reqps", rate(REQUESTS, "status", where=(UPSTREAM,)), stacked=True),
@@ -244,10 +244,10 @@ UPSTREAMS: Sequence[Row] = [
         graph("Sessions lost and messages dropped", "short",
               Query(growth("sidecar_upstream_sessions_lost_total", where=(UPSTREAM,)).expr, "sessions lost"),
               Query(growth("sidecar_upstream_messages_dropped_total", where=(UPSTREAM,)).expr, "messages dropped")),
-        graph("Tools that are not as pinned, or hide text", "short",
+        graph("Tools that differ from pins, or hide text", "short",
               Query(f"max by (upstream) ({series('sidecar_pin_mismatches', UPSTREAM)})", "{{upstream}} pins"),
               Query(f"max by (upstream) ({series('sidecar_hidden_text_tools', UPSTREAM)})", "{{upstream}} hidden")),
-        graph("Arguments that do not fit the schema", "reqps",
+        graph("Arguments that do not match the schema", "reqps",
               rate("sidecar_schema_violations_total", "upstream", where=(UPSTREAM,))),
     ]),
 ]  # fmt: skip
@@ -255,9 +255,9 @@ UPSTREAMS: Sequence[Row] = [
 PROCESS: Sequence[Row] = [
     ("Store", [
         states("Counts", Query(series("sidecar_store_up"), "{{instance}}"), span=8),
-        graph("Time of a question", "s", *quantiles("sidecar_store_duration_seconds")),
+        graph("Time of a request", "s", *quantiles("sidecar_store_duration_seconds")),
         graph("Outages", "short", Query(growth("sidecar_store_forgot_total", "how").expr, "came back {{how}}"),
-              Query(growth("sidecar_store_untold_total", "verb").expr, "not told: {{verb}}")),
+              Query(growth("sidecar_store_untold_total", "verb").expr, "not sent: {{verb}}")),
     ]),
     ("Audit", [
         states("Writes", Query(series("sidecar_audit_up"), "{{instance}}"), span=6),
@@ -273,18 +273,18 @@ PROCESS: Sequence[Row] = [
               "{{instance}}"), span=6),
         graph("Open files, of the limit", "percentunit", Query(
               f"{series('process_open_fds')} / {series('process_max_fds')}", "{{instance}}"), span=6),
-        graph("How late the event loop is", "s", *quantiles("sidecar_loop_lag_seconds"), span=6),
+        graph("Delay of the event loop", "s", *quantiles("sidecar_loop_lag_seconds"), span=6),
         graph("Uptime", "s", Query(f"time() - {series('process_start_time_seconds')}", "{{instance}}"), span=12),
-        graph("Series folded into other", "short", growth("sidecar_metrics_folded_total", "metric"), span=6),
+        graph("Observations counted as other", "short", growth("sidecar_metrics_folded_total", "metric"), span=6),
         graph("Workers replaced", "short", growth("sidecar_worker_restarts_total", "instance"), span=6,
               about="Of a sidecar with server.workers."),
-        graph("Refusals closed unanswered", "reqps", rate("sidecar_refusals_unanswered_total", "instance"), span=12),
-        graph("Since the policy was loaded", "s", Query(
+        graph("Refusals without an answer", "reqps", rate("sidecar_refusals_unanswered_total", "instance"), span=12),
+        graph("Time since the policy was loaded", "s", Query(
               f"time() - {series('sidecar_policy_last_reload_timestamp_seconds')}", "{{instance}}"), span=12),
     ]),
-    ("Agent programs, schedules, callbacks", [
+    ("Command-line agents, schedules, callbacks", [
         graph("Runs by status", "short", rate("sidecar_agent_runs_total", "agent", "status"), stacked=True),
-        graph("Places used and runs that wait", "short",
+        graph("Pool use and waiting runs", "short",
               Query(f"max by (agent) ({series('sidecar_agent_pool_used_ratio')})", "{{agent}} used, of 1"),
               Query(total("sidecar_agent_queue_length", "agent").expr, "{{agent}} waiting")),
         graph("Tasks", "short", total("sidecar_a2a_tasks", "state"), stacked=True),
@@ -306,7 +306,13 @@ def dashboards() -> Mapping[str, str]:
             ("sidecar-overview", "Sidecar / Overview", "All sidecars of a job together.", OVERVIEW, ()),
             ("sidecar-principal", "Sidecar / One principal", about, PRINCIPAL, (limit,)),
             ("sidecar-upstream", "Sidecar / One upstream", "An MCP server or an agent.", UPSTREAMS, (upstream,)),
-            ("sidecar-process", "Sidecar / Store, audit, process", "What a sidecar stands on.", PROCESS, ()),
+            (
+                "sidecar-process",
+                "Sidecar / Store, audit, process",
+                "The dependencies and the process of a sidecar.",
+                PROCESS,
+                (),
+            ),
         )
     }
 
