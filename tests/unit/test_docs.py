@@ -106,10 +106,6 @@ def test_a_reason_is_called_reserved_only_while_nothing_gives_it(make: ModuleTyp
     assert {reason for reason in ANSWERS if reason.name not in told} == set()
 
 
-def test_the_readme_is_short() -> None:
-    assert TEXTS["README.md"].count("\n") <= 250
-
-
 # --- links, names -----------------------------------------------------------------------------------------------------
 
 
