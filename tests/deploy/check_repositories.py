@@ -37,6 +37,10 @@ def test_the_files_are_what_their_readers_take() -> None:
     well(run(ROOT, "pre-commit", "validate-manifest", ".pre-commit-hooks.yaml"))
     well(run(ROOT, "check-jsonschema", "--builtin-schema", "vendor.github-actions", "action.yml"))
     well(run(ROOT, "zizmor", "--offline", "--quiet", "action.yml"))
+    templates = ".github/ISSUE_TEMPLATE"
+    forms = (f"{templates}/bug.yml", f"{templates}/feature.yml")
+    well(run(ROOT, "check-jsonschema", "--builtin-schema", "vendor.github-issue-forms", *forms))
+    well(run(ROOT, "check-jsonschema", "--builtin-schema", "vendor.github-issue-config", f"{templates}/config.yml"))
 
 
 def test_the_hooks_install_themselves_and_stop_what_is_wrong(tmp_path: Path) -> None:
