@@ -35,7 +35,7 @@ _FENCE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 _NO_PROSE = re.compile(
     r"\A---\n.*?\n---$"  # front matter
     r"|<!--.*?-->|</?[a-z][^>\n]*>"
-    r"|(?P<code>(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`))"
+    r"|(?P<code>(?P<ticks>`+)(?!`)(?:(?!\n *[\n|]).)+?(?<!`)(?P=ticks)(?!`))"
     r"|(?<=\])\([^)\s]*(?: +\"[^\"\n]*\")?\)|(?<=\])\[[^\]\n]*\]|^\[[^\]\n]+\]: .*$"  # targets of links
     r"|https?://[^\s)>]+|\{[#.:][^}\n]*\}|&[a-z]+;|^ *(?:!!!|\?\?\?\+?|===) ?\w*",
     re.DOTALL | re.MULTILINE,

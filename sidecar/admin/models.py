@@ -278,7 +278,7 @@ class ApprovalAnswer(TypedDict):
 
 class Schedule(TypedDict):
     name: Annotated[str, "its key under `schedules`, or the name under which it was added"]
-    source: Annotated[str, "`configured` in sidecar.yaml, or `added` over this API and kept in the store"]
+    source: Annotated[str, "`configured` in sidecar.yaml, or `added` over this API and stored"]
     added_by: Annotated[str | None, "who added it"]
     added_at: Annotated[str | None, "when"]
     id: Annotated[str, "its identifier; by default its name"]
@@ -311,7 +311,7 @@ class Schedules(TypedDict):
 
 
 class NewSchedule(TypedDict):
-    """A schedule to be kept in the store. Each member but `name` and `title` is what the key of its name is under
+    """A schedule to be stored. Each member but `name` and `title` is what the key of its name is under
     `schedules` in sidecar.yaml, and has the same default."""
 
     name: Annotated[str, "its name, which no other schedule has", SLUG]
@@ -494,7 +494,7 @@ class AuthzenDecisions(TypedDict):
 
 
 class AuthzenResultPage(TypedDict):
-    """Where results stand among all of them."""
+    """The place of a page among all results."""
 
     next_token: Annotated[str, "the token of the next page, empty at the last one"]
     count: Annotated[int, "how many results there are on this one"]
@@ -503,13 +503,13 @@ class AuthzenResultPage(TypedDict):
 class AuthzenResultContext(TypedDict):
     """What is known of the results as a whole."""
 
-    complete: Annotated[bool, "whether no name beside the results of all pages is permitted"]
+    complete: Annotated[bool, "whether the results of all pages are all that is permitted"]
 
 
 class AuthzenResults(TypedDict):
     """What a search found."""
 
-    page: Annotated[AuthzenResultPage, "where they stand"]
+    page: Annotated[AuthzenResultPage, "the place of this page"]
     context: Annotated[AuthzenResultContext, "what is known of them"]
     results: Annotated[Sequence[Mapping[str, Any]], "entities with `type` and `id`, or actions with `name`"]
 
@@ -533,7 +533,7 @@ class Problem(TypedDict):
     status: Annotated[int, "the HTTP status"]
     error: Annotated[str, "what is wrong, in a sentence"]
     reason: NotRequired[Annotated[str, "why it was refused, from a closed set"]]
-    error_code: NotRequired[Annotated[str, "the error code of the seed"]]
+    error_code: NotRequired[Annotated[str, "the error code"]]
     decision_id: NotRequired[Annotated[str, "the id of the decision in the audit"]]
     retry_after_s: NotRequired[Annotated[int, "when to try again, in seconds"]]
     limit: NotRequired[Annotated[float, "the amount of the limit that refused"]]

@@ -154,9 +154,7 @@ CALLER_OPERATIONS: Final = (
     CallerOperation(
         "callTool", "post", "/mcp/{server}/tools/{tool}", _CALLING, McpCallResult, "the tool's result", McpCall
     ),
-    CallerOperation(
-        "showApproval", "get", "/mcp/{server}/approvals/{id}", _POLLING, McpApproval, "how it stands; poll it"
-    ),
+    CallerOperation("showApproval", "get", "/mcp/{server}/approvals/{id}", _POLLING, McpApproval, "its state; poll it"),
     CallerOperation("createTask", "post", "/a2a/tasks", _CREATING, TaskCreated, "it is on disk", TaskOrder, 201),
     CallerOperation("listTasks", "get", "/a2a/tasks", _TASKS, A2aTasks, "one page", query=TASK_QUERY),
     CallerOperation("getTask", "get", _AT_TASK, _TASKS | {Reason.TASK_UNKNOWN}, A2aTask, "its state"),

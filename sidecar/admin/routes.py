@@ -451,7 +451,7 @@ async def list_schedules(asked: AdminRequest) -> models.Schedules:
 
 @_post("/api/schedules", models.NewSchedule, 201, CONFLICTING)
 async def add_schedule(asked: AdminRequest) -> models.Schedule:
-    """Add a schedule, which is kept in the store."""
+    """Add a schedule, which is stored."""
     return await asked.app.desk.add_schedule(asked.body, asked.by, here=asked.here)
 
 

@@ -18,7 +18,15 @@ from sidecar.policy_tools.check.formats import plain
 @click.command()
 @config_and_json
 @click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; require owners.")
-@click.option("--soon", "soon_days", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
+@click.option(
+    "--soon",
+    "soon_days",
+    type=click.FloatRange(min=0),
+    default=14,
+    metavar="DAYS",
+    show_default=True,
+    help="Warn about what expires within so many days.",
+)
 @catalogue_option
 def check(config: Path, as_json: bool, strict: bool, soon_days: float, catalogue: Path | None) -> None:
     """Check configuration, models, rules, budgets and keys without serving. Includes the findings of `policy check`."""

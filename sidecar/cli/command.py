@@ -27,7 +27,7 @@ CONFIG_VARIABLE = "SIDECAR_CONFIG"
 """Names the configuration where no -c does."""
 
 
-def config_option_for(told: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def config_option_for(told: str = "The configuration.") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     shown: dict[str, Any] = {"default": CONFIG, "show_default": True, "envvar": CONFIG_VARIABLE, "show_envvar": True}
     return click.option("-c", "--config", type=FILE, help=told, **shown)
 

@@ -53,14 +53,14 @@ class ErrorResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class McpError:
-    """The seed's error, which is also a problem document (RFC 9457). Members that are None are omitted."""
+    """An error, which is also a problem document (RFC 9457). Members that are None are omitted."""
 
-    type: Annotated[str, "what happened: `urn:sidecar:…`, or `about:blank` where that is kept back"]
+    type: Annotated[str, "what happened: `urn:sidecar:…`, or `about:blank` where that is not disclosed"]
     title: Annotated[str, "the same for people, from a closed set"]
     status: Annotated[int, "the HTTP status"]
     message: Annotated[str, "title and detail in one"]
     decision_id: Annotated[str, "the request's id in the audit"]
-    error_code: Annotated[ErrorCode | None, "the coarse word; missing only with `answers.disclosure: hide`"] = None
+    error_code: Annotated[ErrorCode | None, "the kind of error; missing only with `answers.disclosure: hide`"] = None
     reason: Annotated[str | None, "why it was refused, from a closed set"] = None
     detail: Annotated[str | None, "where exactly the fault is; never a value"] = None
     details: Annotated[Mapping[str, Any] | None, "particulars: an argument's place, a tool's error"] = None
@@ -69,7 +69,7 @@ class McpError:
     most: Annotated[float | None, "how much it allows"] = None
     remaining: Annotated[float | None, "what is left of it"] = None
     unit: Annotated[str | None, "of both, where it is not calls that count: usd, tokens"] = None
-    reset_at: Annotated[str | None, "when it begins anew (RFC 3339)"] = None
+    reset_at: Annotated[str | None, "when it starts again (RFC 3339)"] = None
 
     def encoded(self) -> bytes:
         return orjson.dumps(members_of(self))

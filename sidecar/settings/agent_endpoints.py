@@ -72,7 +72,7 @@ OwnPath = Annotated[
 
 
 class EndpointAuth(Section):
-    """The seed's A2AAuth: a credential of this agent's addresses alone, beside those of `identity`."""
+    """A credential for the addresses of this agent only, in addition to those of `identity`."""
 
     type: Literal["bearer_token", "api_key", "none"]
     """`none` asks for no credential: callers without one are `anonymous`, which rules must still allow."""
@@ -85,7 +85,7 @@ class EndpointAuth(Section):
     principal: NhiName | None = None
     """The NHI that the bearer of the token is."""
     required: bool = True
-    """Whether callers without this token are refused; else they may show any other credential."""
+    """Whether callers without this token are refused; otherwise they may use any other credential."""
 
     _token: str = PrivateAttr("")
 
@@ -141,7 +141,7 @@ class EndpointAuth(Section):
 
 
 class RateLimiting(Section):
-    """The seed's A2ARateLimit: a `tools:` entry of `nhi:<name>`, which those in budgets.yaml can only narrow."""
+    """A `tools:` entry of `nhi:<name>`, which those in budgets.yaml can only narrow."""
 
     requests_per_second: PerSecond | None = None
     """Requests a second, of all callers together."""
@@ -160,17 +160,17 @@ class AgentOffer(Section):
     """How an agent is offered to callers: the seed's A2AEndpoint."""
 
     agent_id: Annotated[UUID | None, Field(strict=False)] = None
-    """The UUID by which the task API knows it, beside its name."""
+    """The UUID by which the task API knows it, in addition to its name."""
     base_path: OwnPath = None
-    """Another address of it beside `/agents/<name>`, in every way: its card there names that one."""
+    """A second address, in addition to `/agents/<name>`. The card at each address names that address."""
     grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
-    """A port of its own beside `server.grpc`, at the same host, for callers that can name no tenant."""
+    """A port of its own, in addition to `server.grpc`, at the same host, for callers that can name no tenant."""
     transport_protocols: Many[Transport] = TRANSPORTS
     """What callers may speak at its addresses. What they may not is in no card, and refused."""
     authentication: EndpointAuth | None = None
     """A credential of its own for callers."""
     rate_limiting: RateLimiting | None = None
-    """How often it may be called, beside what budgets.yaml says."""
+    """How often it may be called, in addition to the limits of budgets.yaml."""
 
 
 def offer_faults(offer: AgentOffer, *, anonymous: bool) -> Iterator[Finding]:

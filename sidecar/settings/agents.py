@@ -116,7 +116,7 @@ class Allowed(Section):
 
 
 class PerCall(Section):
-    """What a call may choose beside its prompt. Nothing, unless it is named here."""
+    """What a call may choose in addition to its prompt. Nothing, unless it is named here."""
 
     cli_args: dict[Argument, Allowed] = Field(default_factory=dict)
     """Options, by name as in `cli_args`, and the values that each may have."""
@@ -170,7 +170,7 @@ class Skill(Section):
 
 
 class Capabilities(Section):
-    """The seed's A2ACapabilities: what its card says, and what holds."""
+    """The capabilities that its card names and that apply."""
 
     supported_methods: Many[Method] = METHODS
     """What it can be asked; every other method is refused as unsupported."""
@@ -179,7 +179,7 @@ class Capabilities(Section):
     max_output_size: Bytes = 1024 * 1024
     """The most that a run may say; the run of a program that says more is ended, and has failed."""
     streaming_support: bool = True
-    """Whether what it says can be heard as it comes."""
+    """Whether its output is streamed."""
     concurrent_execution: bool | None = None
     """Whether it runs several times at once, as it follows from `max_concurrent_executions`; written, it must agree."""
     supported_content_types: Many[Annotated[str, Field(pattern=r"^[a-z]+/[A-Za-z0-9.+\-*]+$", max_length=128)]] = (
@@ -190,7 +190,7 @@ class Capabilities(Section):
 
 
 class Endpoint(AgentOffer):
-    """The seed's A2AEndpoint: how it is offered over A2A."""
+    """How it is offered over A2A."""
 
     capabilities: Capabilities = Field(default_factory=Capabilities)
     version: Annotated[str, Field(min_length=1, max_length=64)] = "1.0.0"
@@ -218,30 +218,31 @@ class CliAgent(Section):
     agent_type: (
         Literal["stdin-stdout", "stdin-file", "file-input", "file-file", "args-stdout", "args-file", "json-rpc"] | None
     ) = None
-    """Both patterns in one word."""
+    """Both patterns in one value."""
     executable: Command
     """The program: a path, or a name on PATH. No shell reads it."""
     args: Many[Argument] = ()
-    """Its arguments. `{input_file}`, `{output_file}` and `{prompt}` are replaced where they are whole arguments; else
-    the prompt is last, behind `--`. Without `--` before it, a prompt that begins with `-` is refused."""
+    """Its arguments. `{input_file}`, `{output_file}` and `{prompt}` are replaced where they are whole arguments.
+    Otherwise the prompt is the last argument, after `--`. Without `--` before it, a prompt that begins with `-` is
+    refused."""
     cli_args: dict[Argument, Argument] = Field(default_factory=dict)
     """Options and their values, `--name: value`, before `args`; of one without a value the value is ""."""
     working_directory: PathField | None = None
     """Its working folder; by default an empty one of its own for each run, which goes with it."""
     envs: dict[VariableName, Argument] = Field(default_factory=dict)
-    """Its environment, beside PATH, HOME, LANG and TMPDIR of the sidecar's own."""
+    """Its environment, in addition to PATH, HOME, LANG and TMPDIR of the sidecar's own."""
     env_path: PathField | None = None
     """File of further, secret variables, a line `NAME=value` each, taken out of what it says. `envs` wins."""
     mode: Mode = "task"
     """`task` is a process for each run, `interactive` one for each conversation of a caller."""
     input_pattern: Input | None = None
-    """How it is told what to do; by default on its standard input."""
+    """How it gets its input; by default on its standard input."""
     output_pattern: Output | None = None
     """Where its answer is; by default on its standard output."""
     input_file_template: FileTemplate = "input-{execution_id}.txt"
-    """The name of the file that holds the prompt; its path stands where `args` say `{input_file}`, else last."""
+    """The name of the file that holds the prompt. Its path replaces `{input_file}` in `args`, or is the last one."""
     output_file_template: FileTemplate = "output-{execution_id}.txt"
-    """The name of the file that it writes; its path stands where `args` say `{output_file}`, else last."""
+    """The name of the file that it writes. Its path replaces `{output_file}` in `args`, or is the last one."""
     access_type: Access = "read-only"
     """A read-write agent runs once at a time, on all replicas together."""
     max_concurrent_executions: Count | None = None
@@ -255,15 +256,15 @@ class CliAgent(Section):
     session_timeout: Seconds = 3600.0
     """How long the process of a conversation may live."""
     idle_timeout: Seconds = 300.0
-    """How long it is kept while nothing is said."""
+    """How long it stays alive without a message."""
     keep_alive: bool = True
-    """Whether the process of a conversation is kept between its turns; else each turn has a new one."""
+    """Whether the process of a conversation stays alive between its turns; otherwise each turn has a new one."""
     max_sessions: Count = 16
     """How many conversations have a process; beyond, the one that was silent longest, of the caller with most, ends."""
     turn_end: Annotated[str, Field(min_length=1, max_length=64)] = "\n"
     """What ends a turn's answer on standard output in a conversation: by default the end of a line."""
     newlines: Newlines = "refuse"
-    """What becomes of a prompt of several lines where a line is a turn: it is refused, its lines are joined by a
+    """How to handle a prompt of several lines where a line is a turn: it is refused, its lines are joined by a
     `space`, or each prompt is written as a `json` string."""
     greets: bool = False
     """Whether it shows a prompt of its own first: what it says up to the first `turn_end` is no answer."""
@@ -273,11 +274,11 @@ class CliAgent(Section):
     resources: Resources = Field(default_factory=Resources)
     retries: Retries = Field(default_factory=Retries)
     keep_runs: Count = 1_000
-    """How many runs that are over are kept; beyond, the oldest of the caller with most of them is deleted."""
+    """How many finished runs are stored; beyond that, the oldest of the caller with most of them is deleted."""
     enabled: bool = True
     """Whether it can be called; one that cannot is no upstream."""
     anonymous: bool = False
-    """Whether callers without any credential reach it as `anonymous`; rules must still allow that word."""
+    """Whether callers without any credential reach it as `anonymous`; rules must still allow `anonymous`."""
     a2a: Endpoint = Field(default_factory=Endpoint)
     breaker: BreakerSettings = Field(default_factory=BreakerSettings)
     probe: ProbeSettings = Field(default_factory=ProbeSettings)

@@ -121,7 +121,7 @@ class UpstreamCredential(Section):
 
 
 class SigningSettings(Section):
-    """Our own signing key. Its public half stands at `/.well-known/jwks.json`."""
+    """The sidecar's signing key. Its public key is served at `/.well-known/jwks.json`."""
 
     key_path: PathField | None = None
     """PEM file with a private key (P-256, Ed25519, RSA), the same at all replicas; by default one is made in `data`."""

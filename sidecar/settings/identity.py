@@ -153,7 +153,7 @@ class CertificateSettings(Section):
 
 
 class TrustedProxy(Section):
-    """A proxy who may tell of the certificate that its caller showed. All that is written must hold."""
+    """A proxy that may forward the certificate of its caller. All conditions written here must hold."""
 
     address: ProxyAddress | None = None
     """Where it comes from: an address, a network such as 10.1.0.0/24, or `unix`."""
@@ -178,7 +178,7 @@ class IssuerSettings(Section):
         Field(description="What is known of a product's tokens fills what is not written here."),
     ] = None
     audiences: Many[Word] = ()
-    """Further accepted `aud`, beside the address that is called (<public_url>/mcp/<server>), which always counts."""
+    """Further accepted `aud`. The called address (<public_url>/mcp/<server>) is always accepted."""
     jwks_url: KeyUrl | None = None
     """Where its public keys are fetched; a preset knows it."""
     jwks_path: PathField | None = None
@@ -311,7 +311,7 @@ class IdentitySettings(Section):
     api_keys_path: PathField | None = None
     """YAML file with the API keys, as MACs."""
     api_keys_pepper_path: PathField | None = None
-    """File with the secret under which API keys are kept, the same at every replica; else in the data folder."""
+    """File with the secret that hashes API keys, the same at every replica. By default in the data folder."""
     certificates: CertificateSettings | None = None
     """Who the owners of client certificates are."""
     trusted_proxies: Many[TrustedProxy] = ()

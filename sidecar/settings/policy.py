@@ -53,7 +53,7 @@ class BundleSource(_Source):
     """A policy in one signed file, at an address."""
 
     url: Annotated[str, Field(max_length=2048), https_url("bundles are fetched over https only")]
-    """Where it lies: https, or http on this machine. No redirect is followed."""
+    """Its address: https, or http on this machine. No redirect is followed."""
     keys_path: PathField
     """Who may vouch for it: Ed25519 keys, as a JWKS (`sidecar token keygen --algorithm EdDSA`) or PEM."""
     name: Slug = "policy"
@@ -61,7 +61,7 @@ class BundleSource(_Source):
     ca_path: PathField | None = None
     """Certificates to trust instead of the system's."""
     bearer_path: PathField | None = None
-    """A token that the address wants to see."""
+    """A token that the address requires."""
 
 
 class GitSource(_Source):
@@ -221,8 +221,8 @@ _Target = Annotated[
 
 
 class CasbinNames(Section):
-    """Our names as a Casbin policy has them, by exact name or pattern; the first entry that matches counts. In a value
-    `*` is what the first `*` matched, `*2` what the second did. What no entry matches is denied."""
+    """The sidecar's names as a Casbin policy has them, by exact name or pattern. The first entry that matches
+    counts. In a value, `*` is what the first `*` matched, `*2` what the second did. What no entry matches is denied."""
 
     subjects: Mapping[Word, CasbinText] = _SAME
     """Principals: `"user:*": "*"`."""
@@ -256,7 +256,7 @@ class CasbinSettings(Section):
     """How Casbin models other than the sidecar's own are asked."""
 
     names: CasbinNames = Field(default_factory=CasbinNames)
-    """Our names as the rows of Casbin models have them."""
+    """The sidecar's names as the rows of Casbin models have them."""
     roles: Mapping[Annotated[str, named("g[0-9]*", "role definition", "g, g2, g3 and so on")], RoleFunctions] = Field(
         default_factory=dict
     )
@@ -270,8 +270,8 @@ class CasbinSettings(Section):
     default: Literal["deny", "allow"] = "deny"
     """`allow` permits models that allow what no row denies (`!some(where (p.eft == deny))`)."""
     engine: Literal["compiled", "casbin", "both"] = "compiled"
-    """Who decides: our compiled matchers, and pycasbin only where a model is not compiled; pycasbin for everything; or
-    both, refusing where they differ."""
+    """Who decides. `compiled`: the sidecar's compiled matchers, and pycasbin only where a model is not compiled.
+    `casbin`: pycasbin for everything. `both`: both, and calls are refused where they differ."""
     casbin_max_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1_000
     """The most rows of one kind that pycasbin may decide: a row takes up to 20 µs (80 with `eval`), and calls wait."""
 

@@ -61,11 +61,11 @@ class ScheduleSettings(Section):
     task_type: Annotated[str, Field(min_length=1, max_length=128)] = "scheduled"
     """What its task is called; rules read it as `call.tool`."""
     missed: Literal["once", "skip"] = "once"
-    """What becomes of runs that were due while no sidecar ran: one run for all of them, or none."""
+    """What happens to runs that were due while no sidecar ran: one run for all of them, or none."""
     missed_within: Seconds = 3600.0
     """How late a run may begin, else it is left out; with `missed: skip` at most a minute."""
     overlap: Literal["skip", "allow"] = "skip"
-    """What becomes of a run that is due while the one before goes on: it is left out, or runs beside it."""
+    """What happens to a run that is due while the previous one still runs: it is skipped, or runs in parallel."""
 
     @property
     def calendar(self) -> CronSchedule:

@@ -63,12 +63,13 @@ class ServerSettings(Section):
     tls: Tls | None = None
     """Certificate and key, or `external` when something in front ends TLS."""
     allowed_hosts: Many[Host] = ()
-    """Further values of the Host header that are served, beside those of `listen` and `public_url`."""
+    """Further values of the Host header that are served, in addition to those of `listen` and `public_url`."""
     allowed_origins: Many[Origin] = ()
-    """Origins of web pages that may call us and read the answers (CORS). None by default: agents are no browsers."""
+    """Origins of web pages that may call the sidecar and read its responses (CORS). By default none:
+    agents are not browsers."""
     grpc: Listen | None = None
     """Address of the A2A gRPC listener, with the certificate of `tls`. A call is for the agent of its tenant (1.0),
-    else of `grpc_authority_header`, else for the only one. Agents can have ports of their own (`a2a.grpc_port`)."""
+    then of `grpc_authority_header`, then for the only one. Agents can have ports of their own (`a2a.grpc_port`)."""
     grpc_url: GrpcUrl | None = None
     """That address in cards, where a proxy is in front: `https://gw.acme.example`, or `host:port`; `{agent}` as the
     first label is the agent's name. By default the host of `public_url` and the port of `grpc`."""
@@ -83,7 +84,7 @@ class ServerSettings(Section):
     body_timeout_s: Seconds = 30.0
     """How long a caller may take to send a request's body."""
     keepalive_timeout_s: Seconds = 75.0
-    """How long an idle connection is kept."""
+    """How long an idle connection stays open."""
     max_connections: Count = 1024
     """Open connections at once. When all are taken, a new one replaces an idle one of the address with most."""
     max_connections_per_peer: Count | None = None
@@ -95,9 +96,10 @@ class ServerSettings(Section):
     worker: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 0
     """Which of them this process is; set for each worker by the process that starts it, and not in the file."""
     worker_timeout_s: Seconds = 30.0
-    """How long a worker's event loop may stand still before the worker is ended and replaced."""
+    """How long a worker's event loop may be blocked before the worker is ended and replaced."""
     max_lag_s: Seconds = 0.25
-    """How late the event loop may be, a second on end, before a share of new calls is refused as `overloaded`."""
+    """How late the event loop may be, for one second without a break, before a share of new calls is
+    refused as `overloaded`."""
     drain_delay_s: Seconds | None = None
     """How long calls are still served after SIGTERM while `/readyz` already answers 503, so that load balancers stop
     sending them here. In Kubernetes, at least the readiness probe's period times its failure threshold. Default: 0."""
@@ -234,7 +236,7 @@ class SessionSettings(Section):
 
 
 class AnswerSettings(Section):
-    """How refusals are told."""
+    """How much a refusal discloses."""
 
     deny_style: Literal["auto", "http", "jsonrpc", "tool_result"] = "auto"
     """`auto` answers as the protocol era does. `jsonrpc` and `tool_result` hold for A2A's JSON-RPC too."""
@@ -252,7 +254,7 @@ class StreamSettings(Section):
     keep_alive_s: Seconds = 15.0
     """How long such a stream may be silent before its reader is sent a comment."""
     revoked_calls: Literal["finish", "cancel"] = "finish"
-    """What becomes of a call that is under way when its permission ends. The kill switch cancels it always."""
+    """What happens to a running call when its permission ends. The kill switch always cancels it."""
 
 
 class TaskSettings(Section):
@@ -274,7 +276,7 @@ class TaskSettings(Section):
 
 
 class RefusalSettings(Section):
-    """Bounds on refusals. A limit's refusals do not count, nor what is out or broken."""
+    """Bounds on refusals. Refusals by a limit and by an unavailable dependency do not count."""
 
     per_peer_per_minute: Count = 600
     """Refusals of callers without an identity, for each address (IPv6: each /64); beyond, connections are closed, and

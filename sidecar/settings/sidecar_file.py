@@ -64,7 +64,7 @@ class Settings(Section):
     audit: AuditSettings = Field(default_factory=AuditSettings)
     signing: SigningSettings = Field(default_factory=SigningSettings)
     upstreams: Annotated[Mapping[Slug, UpstreamSettings], _NAMED] = {}
-    """The servers behind us, by name."""
+    """The servers and agents behind the sidecar, by name."""
     egress: EgressSettings = Field(default_factory=EgressSettings)
     sessions: SessionSettings = Field(default_factory=SessionSettings)
     streams: StreamSettings = Field(default_factory=StreamSettings)

@@ -63,7 +63,7 @@ class McpUpstream(Section):
     args: Many[Argument] = ()
     """The program's arguments, each as it stands here."""
     env: dict[VariableName, Argument] = Field(default_factory=dict)
-    """Its environment, beside PATH, HOME, LANG and TMPDIR of the sidecar's own."""
+    """Its environment, in addition to PATH, HOME, LANG and TMPDIR of the sidecar's own."""
     env_path: PathField | None = None
     """File with more of its environment, a line `NAME=value` each, for what is secret. `env` wins."""
     cwd: PathField | None = None
@@ -176,15 +176,15 @@ class UpstreamSettings(Section):
     credential: UpstreamCredential | None = None
     """What we call it with; by default nothing, and for an agent a token of ours (`signed`) for `nhi:<name>`."""
     anonymous: bool = False
-    """Whether callers without any credential reach it as `anonymous`; rules must still allow that word."""
+    """Whether callers without any credential reach it as `anonymous`; rules must still allow `anonymous`."""
     scopes: Many[Scope] = ()
     """OAuth scopes that a caller's token must bear."""
     pins: Literal["require", "warn", "off"] | None = None
     """What a tool that is not as pinned costs: `require` takes it out of lists and refuses its calls, `warn` only
     tells, `"off"` (in quotes) does not look. By default `warn` until the server has a pin, then `require`."""
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
-    """What becomes of hidden characters in what the server lists, and in its instructions: `flag` tells of them,
-    `strip` takes them out of what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
+    """How to handle hidden characters in what the server lists, and in its instructions: `flag` reports them,
+    `strip` removes them from what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
     similar_keys: Literal["refuse", "allow"] = "refuse"
     """Whether calls are refused whose arguments have keys that differ only in case or Unicode normal form from each
     other, a schema's property or a name in a condition. `allow` trusts the server to read the one that rules read."""

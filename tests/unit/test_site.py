@@ -13,8 +13,8 @@ from tests.pages import NAMES, ROOT, prose_of
 DOCS = ROOT / "docs"
 WORDS = {"docs/guides/": 900, "docs/explanation/": 1500, "docs/tutorial/": 700}
 README_LINES = 250
-_GENERATED = re.compile(r"<!-- (?:generated: )?([a-z: -]+?) -->.*?<!-- end(?:: \1)? -->", re.DOTALL)
-_OUR_VERSION = re.compile(r"(?:nhi-sidecar==|sidecar[:@ ]v?|sidecar-)(\d+\.\d+\.\d+)\b")
+_GENERATED = re.compile(r"<!-- (?:generated: )?([a-z-]+) -->.*?<!-- (?:end: |/)\1 -->", re.DOTALL)
+_OUR_VERSION = re.compile(r"sidecar\W{1,4}v?(\d+\.\d+\.\d+)\b")
 
 
 def words_in(text: str) -> int:

@@ -20,10 +20,24 @@ from sidecar.policy_tools.policy_location import PolicyLocation, configured, in_
 @click.command()
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("-c", "--config", type=FILE, help=f"Default: ${CONFIG_VARIABLE}, or {CONFIG}.")
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), default="text", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(FORMATS)),
+    default="text",
+    show_default=True,
+    help="The format of the output.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--strict", is_flag=True, help="Exit with 3 for warnings too; require owners.")
-@click.option("--soon", type=click.FloatRange(min=0), default=14, metavar="DAYS", show_default=True)
+@click.option(
+    "--soon",
+    type=click.FloatRange(min=0),
+    default=14,
+    metavar="DAYS",
+    show_default=True,
+    help="Warn about what expires within so many days.",
+)
 @click.option("--now", type=Instant(), help="The time to check at (RFC 3339); by default now.")
 @catalogue_option
 def check(

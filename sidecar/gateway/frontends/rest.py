@@ -65,13 +65,13 @@ _LIST_HEADERS: Final[Mapping[str, str]] = {"Cache-Control": "no-store"}
 class McpTool:
     """A tool that the caller may use. What is None is left out."""
 
-    name: Annotated[str, "what it is called by, in the path as it stands"]
+    name: Annotated[str, "its name, as it is in the path"]
     description: Annotated[str | None, "what the server says of it"]
     input_schema: Annotated[Mapping[str, Any], "the JSON Schema of its arguments"]
     status: Annotated[Literal["active"], "what is disabled, quarantined or not as pinned is not listed"]
     deprecated: Annotated[bool, "whether the server says so, in the tool's annotations or in its schema"]
     tags: Annotated[Sequence[str] | None, "the server's words for its kind, in the definition or its `_meta`"] = None
-    metadata: Annotated[Mapping[str, Any] | None, "what the server says beside: `metadata`, else `_meta`"] = None
+    metadata: Annotated[Mapping[str, Any] | None, "what else the server says: `metadata`, or `_meta`"] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class McpTools:
 class McpCall(TypedDict):
     """What a tool is called with."""
 
-    arguments: NotRequired[Annotated[Mapping[str, Any], "as its schema wants them; nothing is as good as {}"]]
+    arguments: NotRequired[Annotated[Mapping[str, Any], "as its schema requires; optional for no arguments"]]
 
 
 @dataclass(frozen=True, slots=True)

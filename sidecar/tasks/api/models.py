@@ -31,8 +31,8 @@ class TaskOrder(TypedDict):
     target_agent_id: Annotated[str, "an agent, by its name or the UUID that the operator gave it", AGENT]
     task_type: Annotated[str, "printable; travels as metadata, and rules read it as call.tool", NAME]
     input: Annotated[Mapping[str, Any], "what it is about; becomes the message's one data part, which rules read"]
-    callback_url: NotRequired[Annotated[str | None, "where the task is told to when it ends", URL]]
-    source_agent_id: NotRequired[Annotated[str | None, "who calls, if it is said at all"]]
+    callback_url: NotRequired[Annotated[str | None, "where the sidecar reports the end of the task", URL]]
+    source_agent_id: NotRequired[Annotated[str | None, "the caller, if it is named"]]
 
 
 class TaskCreated(TypedDict):
@@ -65,10 +65,10 @@ class A2aTask(TypedDict):
     source_agent_id: Annotated[str | None, "the agent that created it; nothing if that is a person"]
     target_agent_id: Annotated[str, "the agent that it is for: its UUID, where it has one, or its name"]
     task_type: Annotated[str, "as it was ordered"]
-    state: Annotated[TaskState, "in the seed's words; waiting is for a person's approval"]
+    state: Annotated[TaskState, "the state; `waiting` is for a person's approval"]
     result: Annotated[Mapping[str, Any] | None, "artifacts and message, each part as A2A 1.0 has it"]
-    error_code: Annotated[str | None, "of a task that failed, one of the seed's words"]
-    error_message: Annotated[str | None, "of a task that failed: the agent's sentence, or ours"]
+    error_code: Annotated[str | None, "of a task that failed"]
+    error_message: Annotated[str | None, "of a task that failed: a sentence of the agent or of the sidecar"]
     created_at: Annotated[str | None, "RFC 3339, UTC"]
     started_at: Annotated[str | None, "RFC 3339, UTC"]
     completed_at: Annotated[str | None, "RFC 3339, UTC"]
