@@ -36,7 +36,14 @@ _HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[:=]\s*(.*)")
     "--api-key-path", type=FILE, help=f"File of an API key, read with each request; by default ${KEY_VARIABLE}."
 )
 @click.option("--bearer-path", type=FILE, help="File of a token for Authorization: Bearer, read with each request.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(1, 86_400), default=600.0, show_default=True)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(1, 86_400),
+    default=600.0,
+    show_default=True,
+    help="Seconds to wait for a response.",
+)
 def connect(
     url: str, headers: tuple[str, ...], api_key_path: Path | None, bearer_path: Path | None, timeout_s: float
 ) -> None:

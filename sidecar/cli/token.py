@@ -34,7 +34,9 @@ def token() -> None:
 
 @token.command()
 @click.option("--out", type=FOLDER, default=".", help="Folder for the two files.")
-@click.option("--algorithm", type=click.Choice(ALGORITHMS), default="ES256", show_default=True)
+@click.option(
+    "--algorithm", type=click.Choice(ALGORITHMS), default="ES256", show_default=True, help="The algorithm of the key."
+)
 @json_option
 def keygen(out: Path, algorithm: str, as_json: bool) -> None:
     """Create a signing key (signing-key.pem) and its public key set (jwks.json, for `jwks_path`)."""
@@ -61,8 +63,8 @@ def keygen(out: Path, algorithm: str, as_json: bool) -> None:
 @click.option("--act", "actors", multiple=True, help="An actor; repeat the option in the order of the chain.")
 @click.option("--scope", "scopes", multiple=True)
 @click.option("--claim", "claims", multiple=True, metavar="K=V", help="Another claim; V is JSON or a string.")
-@click.option("--ttl", type=Duration(), default="1h", show_default=True)
-@click.option("--typ", default="at+jwt", show_default=True)
+@click.option("--ttl", type=Duration(), default="1h", show_default=True, help="How long the token is valid.")
+@click.option("--typ", default="at+jwt", show_default=True, help="The type in the header of the token.")
 @json_option
 def mint(key_path: Path, claims: tuple[str, ...], ttl: float, typ: str, as_json: bool, **about: Any) -> None:
     """Sign an access token for development."""
@@ -91,7 +93,7 @@ def callback_secret(url: str, config: Path, as_json: bool) -> None:
 @token.command("api-key")
 @click.option("--principal", required=True, help="nhi:<id> or user:<id>.")
 @click.option("--expires", type=Duration(), default="90d", show_default=True, help="Lifetime, from now.")
-@click.option("--never-expires", is_flag=True)
+@click.option("--never-expires", is_flag=True, help="Create a key that does not expire.")
 @click.option("--scope", "scopes", multiple=True)
 @_keys
 @click.option(

@@ -207,7 +207,7 @@ class TextPatterns(NamedTuple):
 
 
 class CliAgent(Section):
-    """A program that is an agent: the seed's AgentConfiguration."""
+    """A program that is an agent."""
 
     id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
     """Its identifier; by default its key here."""

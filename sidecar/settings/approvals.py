@@ -14,15 +14,16 @@ MAX_RECEIVERS = 16
 
 
 class ApprovalReceiver(Section):
-    """A webhook that is told of each request for approval, and of its answer. `callbacks.allow` must name its host."""
+    """A webhook that gets a notice of each request for approval, and of its answer. `callbacks.allow` must name its
+    host."""
 
     url: HttpUrl | None = None
     """Its address."""
     url_path: PathField | None = None
     """File with its address, for one that is a secret, as those of Slack are."""
     format: Literal["json", "slack"] = "json"
-    """`json` is our own document; `slack` a message that Slack, Mattermost and Rocket.Chat show. Neither has the
-    arguments of the call."""
+    """`json` is the sidecar's own document; `slack` a message that Slack, Mattermost and Rocket.Chat show. Neither has
+    the arguments of the call."""
 
     def address(self) -> str:
         """Raises SettingsError for a file that cannot be used."""
@@ -42,8 +43,8 @@ class ApprovalSettings(Section):
     """The address at which people answer, before the id of a request. By default that of the console, if
     `admin.console.url` is set."""
     notify: Annotated[Many[ApprovalReceiver], Field(max_length=MAX_RECEIVERS)] = ()
-    """Webhooks that are told when an approval is asked for, given, refused or withdrawn, or expires."""
+    """Webhooks that get a notice when an approval is requested, given, refused or withdrawn, or expires."""
     max_per_principal: Annotated[int, Field(ge=1, le=10_000)] = 100
-    """How many approvals of one principal may be kept. Beyond that its further calls are refused."""
+    """How many approvals of one principal may be stored. Beyond that its further calls are refused."""
     max: Annotated[int, Field(ge=1, le=100_000)] = 10_000
-    """How many may be kept in all."""
+    """How many may be stored in total."""

@@ -43,7 +43,7 @@ class RedisSink(Section):
     stream: Word | None = None
     """Its key. Each sidecar needs its own; by default `sidecar:audit:<host name>`."""
     max_length: Annotated[int, Field(ge=1000, le=10**12)] | None = None
-    """About so many of the newest lines are kept; by default all of them."""
+    """Approximately how many of the newest lines to retain; by default all."""
 
 
 class OtlpSink(Section):
@@ -75,18 +75,19 @@ class CheckpointSettings(Section):
     to: Many[Literal["stdout", "store"]] = ()
     """Where they are published besides: standard output, the store: out of reach of the log's own host."""
     known_path: PathField | None = None
-    """A file of this log's published checkpoints, beside those in the store: a start that is behind them says so."""
+    """A file of this log's published checkpoints, in addition to those in the store. A start with a log that is behind
+    them reports it."""
 
 
 class RotationSettings(Section):
     """A file that is set aside keeps its chain; `audit verify` reads all of a folder."""
 
     max_bytes: Bytes | None = None
-    """Once the file of records, or that of kept results, is so large. By default it grows."""
+    """Rotate once the file of records, or of stored results, reaches this size. By default it grows."""
     every_s: Seconds | None = None
     """Once its first record is so old."""
     keep: Count | None = None
-    """How many files that were set aside are kept; deleting an older one is on record first. By default all are."""
+    """How many rotated files to retain. The deletion of an older one is recorded first. By default all are retained."""
 
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
@@ -119,7 +120,7 @@ class AuditSettings(Section):
     sink: Literal["file", "stdout", "redis", "otlp"] = "file"
     """Where the evidence is: a `file`; `stdout`, for containers; `redis`, a stream; `otlp`, a receiver of logs."""
     durability: Literal["strict", "disk", "best_effort"] = "strict"
-    """`strict`: handed to the operating system, or acknowledged by the sink, before the next step; `disk`: on the disk
+    """`strict`: passed to the operating system, or acknowledged by the sink, before the next step; `disk`: on the disk
     too, for a file; `best_effort`: no call waits, and a loss is only counted."""
     path: PathField | None = None
     """The file; by default audit/audit.jsonl in the data folder."""

@@ -99,6 +99,6 @@ class CallbackSettings(Section):
     key_path: PathField | None = None
     """File with the key of their signatures, the same at all replicas; by default one is made in the data folder."""
     ca_path: PathField | None = None
-    """PEM file of authorities that receivers' certificates may come from, beside those of the system."""
+    """PEM file of authorities that receivers' certificates may come from, in addition to those of the system."""
     timeout_s: Seconds = 5.0
     """How long one attempt may take, from looking the name up to the answer's status."""

@@ -27,9 +27,10 @@ class TokenClient(Section):
     token_url: Annotated[str, https_url("secrets go to a token endpoint over https only")]
     """The token endpoint: https, or http on this machine. Redirects are not followed."""
     client_id: Word
-    """Our client id there."""
+    """The sidecar's client id there."""
     auth: Literal["basic", "post", "private_key_jwt"] = "basic"
-    """How we prove it: the secret in the Authorization header, or in the body, or a JWT that we sign (RFC 7523)."""
+    """How the client authenticates: the secret in the Authorization header, or in the body, or a signed JWT (RFC
+    7523)."""
     secret_path: PathField | None = None
     """File with the client's secret, for `basic` and `post`."""
     key_path: PathField | None = None
@@ -60,13 +61,13 @@ class TokenExchange(TokenClient):
     subject_token_type: Literal["access_token", "jwt"] = "access_token"
     """What the caller's token is called there."""
     actor_token_path: PathField | None = None
-    """File with a token of our own, shown as the actor."""
+    """File with the sidecar's own token, sent as the actor."""
     keep_s: Seconds = 300.0
     """For how long at most a token is used again for the same caller's token."""
 
 
 class Signed(Section):
-    """A short-lived JWT that we sign ourselves, and that names the caller's whole chain."""
+    """A short-lived JWT that the sidecar signs, and that names the caller's whole chain."""
 
     audience: Word | None = None
     """Its `aud`; by default the upstream's url."""
@@ -79,7 +80,7 @@ class Signed(Section):
 
 
 class UpstreamCredential(Section):
-    """What we show to the upstream in place of the caller's credential. One of the kinds."""
+    """The credential for the upstream, in place of the caller's. Write one of the kinds."""
 
     bearer_path: PathField | None = None
     """File with a token, sent as `Authorization: Bearer`."""
@@ -88,15 +89,15 @@ class UpstreamCredential(Section):
     value_path: PathField | None = None
     """File with that header's value."""
     client_credentials: TokenClient | None = None
-    """A token of our own from a token endpoint (OAuth client credentials), the same for every caller."""
+    """The sidecar's own token from a token endpoint (OAuth client credentials), the same for every caller."""
     token_exchange: TokenExchange | None = None
     """A token from a token endpoint, for each caller. Callers who show no token are refused."""
     signed: Signed | None = None
-    """A token that we sign, naming each caller."""
+    """A token that the sidecar signs, naming each caller."""
     passthrough: bool = False
     """The caller's own token, for a server that is meant to have and use it. Callers without one are refused."""
     own_bearer_path: PathField | None = None
-    """Beside `passthrough`: file with a token for what the sidecar asks by itself, such as the list of tools."""
+    """With `passthrough`: file with a token for the sidecar's own requests, such as the list of tools."""
 
     @property
     def needs_token(self) -> bool:

@@ -118,7 +118,7 @@ class EgressSettings(Section):
     environment: bool = True
     """Whether these variables are read."""
     ca_path: PathField | None = None
-    """PEM file of authorities to trust beside those of the system (or of `SSL_CERT_FILE`)."""
+    """PEM file of authorities to trust in addition to those of the system (or of `SSL_CERT_FILE`)."""
 
 
 class NamedProxy(NamedTuple):

@@ -105,11 +105,11 @@ class PythonClass(Section):
 
 
 class AdapterSource(PythonClass, _Source):
-    """The rows of a pycasbin adapter, such as a table of a database. Models, and all else of the policy, stay in the
+    """The rows of a pycasbin adapter, such as a table of a database. Models, and the rest of the policy stay in the
     folders `models` and `path`."""
 
     every: Seconds = 0.5
-    """How often its rows are read; also as soon as the watcher, or another replica, tells of a change."""
+    """How often its rows are read; also as soon as the watcher, or another replica, reports a change."""
     timeout_s: Seconds = 30.0
     """How long one reading may take."""
     accept: Annotated[str, named("[0-9a-f]{64}", "digest", "the SHA-256 that the refusal names")] | None = None
@@ -119,7 +119,7 @@ class AdapterSource(PythonClass, _Source):
     )
     """Files of secrets, by the names that arguments call them."""
     watcher: PythonClass | None = None
-    """A pycasbin watcher that tells of changes."""
+    """A pycasbin watcher that reports changes."""
     cwd: PathField = Field(default=".", validate_default=True)
     """The working folder, where relative paths of arguments begin; by default that of this file."""
 

@@ -32,13 +32,13 @@ class RedactionSettings(Section):
     tools: Annotated[Many[ToolPattern], Field(min_length=1)] = ("*",)
     """The tools it is for, with `*`. A rule for `*` is also for prompts, resources, completions and errors."""
     classes: Many[SecretClass] = ()
-    """Kinds of secrets to look for in every text of the answer, and of whatever the server says beside answers."""
+    """Kinds of secrets to look for in every text of the answer, and of everything else that the server sends."""
     prefixes: Many[Prefix] = ()
     """Beginnings of tokens of your own: each, and the 8 or more letters, digits, `_` or `-` that follow it."""
     pointers: Many[Pointer] = ()
     """JSON Pointers, with `*`, of what is always replaced, also in a text that repeats `structuredContent`."""
     replace: Replacement = "[redacted]"
-    """What stands there instead: up to 16 asterisks, or words in `[...]` or `<...>`."""
+    """The replacement: up to 16 asterisks, or words in `[...]` or `<...>`."""
 
     def _faults(self) -> Iterator[Finding]:
         if not (self.classes or self.prefixes or self.pointers):
@@ -46,7 +46,7 @@ class RedactionSettings(Section):
 
 
 class ResponseSettings(Section):
-    """What of an upstream's answers may reach callers, and what of them is kept."""
+    """Which parts of an upstream's responses reach callers, and which are stored."""
 
     redact: Many[RedactionSettings] = ()
     """What is taken out; every rule that is for the tool applies."""
@@ -57,7 +57,7 @@ class ResponseSettings(Section):
     check_output: bool = False
     """Whether results must fit the tool's `outputSchema`; a tool whose `outputSchema` cannot be used is quarantined."""
     evidence: Many[ToolPattern] = ()
-    """Tools whose results are kept, redacted, in `evidence/evidence.jsonl` in the data folder."""
+    """Tools whose results are stored, redacted, in `evidence/evidence.jsonl` in the data folder."""
 
     def _faults(self) -> Iterator[Finding]:
         prefixes = {prefix for rule in self.redact for prefix in rule.prefixes}

@@ -49,7 +49,7 @@ class ScheduleSettings(Section):
     agent: Slug
     """Whom to call: an agent of `agents`, or an A2A agent of `upstreams`."""
     cron: Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_cron)]
-    """When: minute, hour, day of month, month, day of week, as cron has them, or a word of cron's such as `@daily`."""
+    """When: minute, hour, day of month, month, day of week, as cron has them, or a nickname such as `@daily`."""
     timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
     """The time zone of `cron`, as the IANA database names it."""
     enabled: bool = True
@@ -57,13 +57,13 @@ class ScheduleSettings(Section):
     principal: NhiName | None = None
     """Who it acts as; by default `nhi:<its key>`. Rules and budgets hold for it as for every caller."""
     input_parameters: dict[str, Any] = Field(default_factory=dict)
-    """What the agent is told: `prompt`, and what else its definition lets a call choose."""
+    """The input of the agent: `prompt`, and what else its definition lets a call choose."""
     task_type: Annotated[str, Field(min_length=1, max_length=128)] = "scheduled"
     """What its task is called; rules read it as `call.tool`."""
     missed: Literal["once", "skip"] = "once"
     """What happens to runs that were due while no sidecar ran: one run for all of them, or none."""
     missed_within: Seconds = 3600.0
-    """How late a run may begin, else it is left out; with `missed: skip` at most a minute."""
+    """How late a run may begin. A later run is skipped. With `missed: skip`, at most a minute."""
     overlap: Literal["skip", "allow"] = "skip"
     """What happens to a run that is due while the previous one still runs: it is skipped, or runs in parallel."""
 

@@ -222,7 +222,8 @@ class SessionSettings(Section):
     """How many MCP sessions, and how busy."""
 
     store: Literal["memory", "redis"] = "memory"
-    """`redis` (`store.url`): sessions go on at every replica, if the server can; while it is out, they are 503."""
+    """`redis` (`store.url`): sessions continue at every replica, if the server supports it. While the store is
+    unavailable, they get 503."""
     session_calls_per_minute: Count = 600
     """Calls of one principal that need no rule of their own: initialize, ping, lists, notifications."""
     idle_s: Seconds = 1800.0
@@ -239,7 +240,7 @@ class AnswerSettings(Section):
     """How much a refusal discloses."""
 
     deny_style: Literal["auto", "http", "jsonrpc", "tool_result"] = "auto"
-    """`auto` answers as the protocol era does. `jsonrpc` and `tool_result` hold for A2A's JSON-RPC too."""
+    """`auto` answers as the protocol revision requires. `jsonrpc` and `tool_result` hold for A2A's JSON-RPC too."""
     disclosure: Literal["reason", "kind", "hide"] = "reason"
     """How much a caller learns; never the rule."""
 
@@ -272,7 +273,7 @@ class TaskSettings(Section):
     follow_s: Seconds = 86_400.0
     """How long a task of the task API may take at most; then it is cancelled at its agent, and has failed."""
     ask_every_s: Seconds = 10.0
-    """How often an agent is asked how such a task stands, when nothing became of it for a while."""
+    """How often to ask an agent for the state of such a task, when there was no news for a while."""
 
 
 class RefusalSettings(Section):

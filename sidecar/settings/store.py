@@ -133,12 +133,13 @@ def _service_and_database(kind: StoreKind, path: str, hint: str) -> tuple[str, i
 
 
 class StoreTls(Section):
-    """How a store's certificate is judged, and which one we show."""
+    """How a store's certificate is verified, and the sidecar's own certificate."""
 
     ca_path: PathField | None = None
-    """The authorities that sign the store's certificate, beside those of the machine; by default `egress.ca_path`."""
+    """The authorities that sign the store's certificate, in addition to those of the system; by default
+    `egress.ca_path`."""
     cert_path: PathField | None = None
-    """The certificate that we show, where the store asks for one."""
+    """The sidecar's certificate, if the store requires one."""
     key_path: PathField | None = None
     """Its key."""
 
@@ -148,7 +149,7 @@ class StoreTls(Section):
 
 
 class SentinelLogin(Section):
-    """Who we are to the Sentinels, where that is another than to the store."""
+    """The sidecar's user at the Sentinels, if it differs from that at the store."""
 
     username: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The user of their ACL; without one, `default`."""
@@ -167,7 +168,7 @@ class StoreSettings(Section):
     username: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """The user of the store's ACL; without one, `default`, or whom the URL names."""
     password_path: PathField | None = None
-    """The file with its password; read at every connection, so that it can be changed while we run."""
+    """The file with its password; read at every connection, so that it can be changed while the sidecar runs."""
     sentinel: SentinelLogin | None = None
     """The login at the Sentinels; without it, none."""
     tls: StoreTls | None = None
@@ -175,9 +176,10 @@ class StoreSettings(Section):
     timeout: Annotated[Seconds, Field(ge=0.01, le=10.0)] = DEADLINE_S
     """How long the store may take to answer; then calls with limits are refused. Raise it for a distant store."""
     on_failure: Literal["deny", "degraded"] = "deny"
-    """Whether calls with limits are refused while the store is out, or admitted up to `degraded_calls`; never money."""
+    """Whether calls with limits are refused while the store is unavailable, or admitted up to `degraded_calls`; never
+    money."""
     degraded_calls: Count | None = None
-    """How many calls each instance admits by itself while the store is out, per limit and window of it."""
+    """How many calls each instance admits on its own while the store is unavailable, per limit and window of it."""
 
     @property
     def place(self) -> StorePlace:

@@ -37,7 +37,7 @@ class BreakerSettings(Section):
     failures: Count = 5
     """Faults in a row that open the breaker."""
     open_s: Seconds = 30.0
-    """How long it stays open before one call, or one probe of ours, may try again."""
+    """How long it stays open before one call, or one probe of the sidecar, may try again."""
 
 
 class ProbeSettings(Section):
@@ -57,11 +57,11 @@ class McpUpstream(Section):
     transport: Literal["auto", "http", "sse"] = "auto"
     """What is spoken there: Streamable HTTP, or the HTTP+SSE of 2024-11-05; `auto` finds out by POST, then GET."""
     headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
-    """What every request of ours says beside, such as `X-MCP-Toolsets: repos`. A secret is a `credential`."""
+    """Headers of every request of the sidecar, such as `X-MCP-Toolsets: repos`. A secret is a `credential`."""
     command: Command | None = None
     """A program on stdio, in place of a url: a name on PATH, or a path from the file's folder. No shell reads it."""
     args: Many[Argument] = ()
-    """The program's arguments, each as it stands here."""
+    """The program's arguments, each exactly as written here."""
     env: dict[VariableName, Argument] = Field(default_factory=dict)
     """Its environment, in addition to PATH, HOME, LANG and TMPDIR of the sidecar's own."""
     env_path: PathField | None = None
@@ -69,9 +69,9 @@ class McpUpstream(Section):
     cwd: PathField | None = None
     """Its working folder; by default an empty one of its own, which goes when it ends."""
     shared: bool = False
-    """One program for all callers and sessions, which share its state; else each has its own."""
+    """One program for all callers and sessions, which share its state. Otherwise each has its own."""
     idle_s: Seconds = 300.0
-    """How long the program of a caller without a session is kept while it is unused."""
+    """How long the program of a caller without a session stays alive while it is unused."""
     max_programs: Count = 64
     """How many of it may run at once."""
     max_programs_per_caller: Count = 8
@@ -126,13 +126,14 @@ class A2aUpstream(AgentOffer):
     url: Annotated[str, url_of("http", "https", "grpc", "grpcs")]
     """The address of that interface: `http(s)://` for JSON-RPC and HTTP+JSON, `grpc(s)://host:port` for gRPC."""
     binding: Literal["jsonrpc", "http_json", "grpc"] | None = None
-    """What is spoken there; by default `grpc` for a grpc address, else `jsonrpc`."""
+    """What is spoken there; by default `grpc` for a grpc address, otherwise `jsonrpc`."""
     version: Literal["auto", "0.3", "1.0"] = "auto"
-    """The version spoken there; `auto` is 0.3 where the agent's card names that alone for this binding, else 1.0."""
+    """The version spoken there; `auto` is 0.3 where the agent's card names only that for this binding, otherwise
+    1.0."""
     card_url: HttpUrl | None = None
     """Where its card is; by default `/.well-known/agent-card.json` at the host of `url`. Its addresses are not used."""
     headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict)
-    """What every request of ours says beside. A secret is a `credential`."""
+    """Headers of every request of the sidecar. A secret is a `credential`."""
     timeout_s: Seconds = 60.0
     """How long a call may take in all, and a stream may be silent; budgets may make it shorter."""
     max_connections: Count = 100
@@ -174,14 +175,15 @@ class UpstreamSettings(Section):
     a2a: A2aUpstream | None = None
     """It speaks A2A."""
     credential: UpstreamCredential | None = None
-    """What we call it with; by default nothing, and for an agent a token of ours (`signed`) for `nhi:<name>`."""
+    """The credential for it. By default none, and for an agent a token signed by the sidecar (`signed`) for
+    `nhi:<name>`."""
     anonymous: bool = False
     """Whether callers without any credential reach it as `anonymous`; rules must still allow `anonymous`."""
     scopes: Many[Scope] = ()
     """OAuth scopes that a caller's token must bear."""
     pins: Literal["require", "warn", "off"] | None = None
     """What a tool that is not as pinned costs: `require` takes it out of lists and refuses its calls, `warn` only
-    tells, `"off"` (in quotes) does not look. By default `warn` until the server has a pin, then `require`."""
+    reports it, `"off"` (in quotes) does not check. By default `warn` until the server has a pin, then `require`."""
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
     """How to handle hidden characters in what the server lists, and in its instructions: `flag` reports them,
     `strip` removes them from what callers see, `refuse` leaves such entries out and refuses calls of such tools."""
@@ -189,7 +191,7 @@ class UpstreamSettings(Section):
     """Whether calls are refused whose arguments have keys that differ only in case or Unicode normal form from each
     other, a schema's property or a name in a condition. `allow` trusts the server to read the one that rules read."""
     responses: ResponseSettings | None = None
-    """What of its answers may reach callers, and what of them is kept."""
+    """Which parts of its responses reach callers, and which are stored."""
     breaker: BreakerSettings = Field(default_factory=BreakerSettings)
     probe: ProbeSettings = Field(default_factory=ProbeSettings)
 

@@ -29,7 +29,13 @@ _HEAD = "engine        rows   wild        p50        p99     load   memory"
 @click.option(
     "--wildcards", type=click.FloatRange(0, 1), multiple=True, help="Share of rows with a wildcard; by default 0.01."
 )
-@click.option("--questions", type=click.IntRange(100, 1_000_000), default=QUESTIONS, show_default=True)
+@click.option(
+    "--questions",
+    type=click.IntRange(100, 1_000_000),
+    default=QUESTIONS,
+    show_default=True,
+    help="How many calls to decide.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 def bench(config: Path, sizes: Sequence[int], wildcards: Sequence[float], questions: int, as_json: bool) -> None:
     """Measure decisions of this policy, then of generated policies of growing size.

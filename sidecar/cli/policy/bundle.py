@@ -42,7 +42,7 @@ def bundle() -> None:
     help="Version; must be higher than that of the last bundle.",
 )
 @click.option("--name", default="policy", show_default=True, help="The name of the policy: policy.source.bundle.name.")
-@click.option("-o", "--out", type=FILE, default=DEFAULT_FILE, show_default=True)
+@click.option("-o", "--out", type=FILE, default=DEFAULT_FILE, show_default=True, help="The file to write.")
 @click.option("--key", "key_path", type=FILE, help="Ed25519 key, from `sidecar token keygen --algorithm EdDSA`.")
 @click.option("--created", type=float, help="Time of the bundle, in seconds since the epoch, for reproducible bytes.")
 @json_option

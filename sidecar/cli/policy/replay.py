@@ -52,7 +52,13 @@ _TITLES: dict[Change, str] = {
 @click.option(
     "--limit", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Number of examples of each kind."
 )
-@click.option("--fail-on", type=click.Choice(["any", "wider", "narrower"]), default="any", show_default=True)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["any", "wider", "narrower"]),
+    default="any",
+    show_default=True,
+    help="The differences that exit with 6.",
+)
 @click.option("--allow-undecided", is_flag=True, help="Do not exit with 6 for undecidable calls.")
 @json_option
 def replay(
