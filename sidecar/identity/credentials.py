@@ -138,7 +138,7 @@ def _shown(presented: Presented) -> ShownToken:
     scheme, token = _read_line(presented.authorization[0]) if presented.authorization else ("bearer", "")
     key = presented.api_key[0] if presented.api_key else ""
     if presented.api_key and not key.startswith(API_KEY_PREFIX):
-        raise bad_credential("the API key is not one of ours", CredentialFault.MALFORMED)
+        raise bad_credential("the API key is malformed", CredentialFault.MALFORMED)
     if presented.proofs and scheme != "dpop":
         raise bad_credential("a DPoP proof is there, and no token that is shown as DPoP", CredentialFault.PROOF)
     if not token.startswith(API_KEY_PREFIX):

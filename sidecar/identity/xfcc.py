@@ -39,7 +39,7 @@ def read_forwarded(line: str, *, first: bool) -> ClientCertificate:
             raise CertificateError("the forwarded certificate cannot be read") from None
         whole = read_certificate(read.public_bytes(Encoding.DER))
         if told and told != whole.thumbprint:
-            raise CertificateError("the forwarded certificate is not the one whose hash is told")
+            raise CertificateError("the forwarded certificate does not match its hash")
         return whole
     names = names_of(element.get("uri", ()), element.get("dns", ()), _one(element, "subject"))
     return ClientCertificate(names, told)

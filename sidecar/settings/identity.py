@@ -330,7 +330,7 @@ class IdentitySettings(Section):
         for index, issuer in enumerate(self.issuers):
             at = ("issuers", index)
             if names[issuer.issuer] > 1:
-                yield Finding("this issuer stands twice", "S110", "keep one entry for each issuer", (*at, "issuer"))
+                yield Finding("this issuer is listed twice", "S110", "keep one entry for each issuer", (*at, "issuer"))
             if issuer.namespace is None and index in minting and index != first_without:
                 hint = "of several issuers all but one need a namespace of their own"
                 yield Finding('the key "namespace" is missing', "S111", hint, (*at, "issuer"))
@@ -346,4 +346,4 @@ class IdentitySettings(Section):
                 namespace, slash, _ = name.partition(":")[2].partition("/")
                 if slash and namespace != issuer.namespace and namespace in spaces:
                     hint = f"only the issuer of that namespace may name {name}"
-                    yield Finding("this name lies in another issuer's namespace", "S111", hint, (*at, *place))
+                    yield Finding("this name is in another issuer's namespace", "S111", hint, (*at, *place))

@@ -53,7 +53,7 @@ def variables_in_file(path: Path) -> dict[str, str]:
             fault = fault_in(path, "this line names no variable", code="S132", hint=hint)
             faults.append(replace(fault, line=number, column=1))
         elif assigned[1] in found:
-            fault = fault_in(path, f"{assigned[1]} stands twice", code="S132", hint="keep one")
+            fault = fault_in(path, f"{assigned[1]} is set twice", code="S132", hint="keep one")
             faults.append(replace(fault, line=number, column=1))
         else:
             found[assigned[1]] = assigned[2] or assigned[3] or assigned[4] or ""

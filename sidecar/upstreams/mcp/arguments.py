@@ -196,7 +196,7 @@ class _SchemaPlaces:
 
     def _embed(self, node: dict[str, Any], base: str, at: str) -> str:
         if self.dialect not in _EMBEDS:
-            raise SchemaRefused(f"{_place(at)}/$id stands below the top of the schema")
+            raise SchemaRefused(f"{_place(at)}/$id is below the top of the schema")
         name = self.joined(base, node["$id"].removesuffix("#"))
         if name is None or name in self.resources:
             raise SchemaRefused(f"{_place(at)}/$id is not a plain name, or names two schemas")
@@ -288,7 +288,7 @@ class _Survey:
         unnoted = node is not self.root and id(node) not in self.places.bases
         for keyword, refused in (("$id", unnoted), ("id", node is not self.root and not self._embeds)):
             if refused and isinstance(node.get(keyword), str):
-                raise SchemaRefused(f"{_place(at)}/{keyword} stands below the top of the schema")
+                raise SchemaRefused(f"{_place(at)}/{keyword} is below the top of the schema")
 
     @property
     def _embeds(self) -> bool:

@@ -178,7 +178,7 @@ class ProgramUpstream(LineTransport):
 
     def _ended(self, owner: str, began: float, how: str) -> None:
         said = self.tail.lines(TOLD_LINES)
-        log.warning("an MCP server ended by itself", extra={"upstream": self.name, "how": how, "said": said})
+        log.warning("an MCP server ended unexpectedly", extra={"upstream": self.name, "how": how, "said": said})
         self._count(owner, began, how)
 
     def _count(self, owner: str, began: float, how: str) -> None:

@@ -99,7 +99,7 @@ def _whole(entry: Entry, found: Mapping[str, Any]) -> Sequence[str]:
         "yes" if _says(steps, "list", "echo") else "no",
         "yes" if _says(steps, "allowed", "hello") else "no",
         _progress(steps),
-        "reaches the server" if steps.get("server-cancelled") else "the server goes on",
+        "reaches the server" if steps.get("server-cancelled") else "the server continues",
         _restart(steps),
         _restart(found["styles"]["valkey"]),
     )
@@ -117,7 +117,7 @@ def _progress(steps: Steps) -> str:
 
 def _restart(steps: Steps) -> str:
     if _says(steps, "restarted", "again"):
-        return "goes on"
+        return "continues"
     return "one call fails" if _says(steps, "restarted-2", "again") else "must reconnect"
 
 

@@ -147,4 +147,4 @@ def _refuse_tasks(outbound: Outbound) -> None:
     """The two eras' tasks differ, and a task created in one era cannot be used in the other."""
     message = outbound.message
     if isinstance(message, Request) and message.method.startswith("tasks/"):
-        raise Refusal(Reason.METHOD_UNKNOWN, "tasks do not cross from one era to the other")
+        raise Refusal(Reason.METHOD_UNKNOWN, "this server has no tasks of this revision")
