@@ -99,7 +99,7 @@ def _models(folder: CasbinFolder) -> Iterator[str]:
 
 def _lines(proposal: Proposal) -> Iterator[str]:
     settings, why = proposal.settings, proposal.why
-    yield f"names:{' ' * 25}# our names → those of the policy; the first entry that matches counts"
+    yield f"names:{' ' * 25}# names of calls → names of the policy; the first match counts"
     for table, about in _TABLES.items():
         entries = getattr(settings.names, table)
         if table in ("subjects", "objects") or dict(entries) != {"*": "*"}:

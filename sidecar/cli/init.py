@@ -19,7 +19,7 @@ from sidecar.settings.shipped_files import shipped
 
 _SETTINGS = """\
 # yaml-language-server: $schema=./sidecar.schema.json
-# What may stand here: `sidecar schema config`. What is in force: `sidecar config show --origin`.
+# All settings: `sidecar schema config`. The values in force: `sidecar config show --origin`.
 version: 1
 data: data                       # written by the sidecar: audit, keys made at first start
 
@@ -64,7 +64,7 @@ _BUDGETS_OF_EXAMPLE = """\
 """
 _BUDGETS = f"""\
 # yaml-language-server: $schema=../budgets.schema.json
-# How often, beside the limits in the rules. Everything that matches applies.
+# Limits in addition to those of the rules. All entries that match apply.
 version: 1
 tools:
 {_BUDGETS_OF_EXAMPLE}principals:

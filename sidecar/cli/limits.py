@@ -12,7 +12,7 @@ from sidecar.cli.lazy_group import Group
 from sidecar.cli.operator_socket import ask
 from sidecar.cli.terminal import print_table
 
-HINTS = {"principal-unknown": "an issuer may name any principal: --force resets the limits of the name as it stands"}
+HINTS = {"principal-unknown": "tokens can name any principal: use --force to reset the limits of this name"}
 _KINDS = ("tool:", "prompt:", "resource:", "nhi:")
 
 

@@ -9,7 +9,7 @@ from sidecar.cli.lazy_group import Group
 from sidecar.cli.operator_socket import ask, path_of
 
 HINT = "is it running? policies/disabled.yaml disables from the next start on"
-HINTS = {"principal-unknown": "an issuer may name any principal: --force disables the name as it stands"}
+HINTS = {"principal-unknown": "tokens can name any principal: use --force to disable this name"}
 
 
 @click.group(cls=Group)

@@ -7,7 +7,7 @@ import click
 from sidecar.cli.command import INVALID, CommandFailed, config_and_json, print_json, settings_in
 from sidecar.cli.operator_socket import exchange, refused
 
-HINT = "is it running? If it is, `sidecar status` tells which revision serves"
+HINT = "is it running? If it is, `sidecar status` shows the revision in force"
 
 
 @click.command()

@@ -78,7 +78,7 @@ def wrap(path: Path, config: Path | None, url: str | None, as_json: bool) -> Non
         click.echo(visible(f"{loc[-1]} → {address}"))
     if headers:
         bridged = client.programs_only
-        where = f"put its path where {KEY_FILE} stands" if bridged else f"set {KEY_VARIABLE} for the client"
+        where = f"replace {KEY_FILE} by its path" if bridged else f"set {KEY_VARIABLE} for the client"
         notes.append(f"callers there need an API key: {where}")
     for note in notes:
         click.echo(visible(f"note: {note}"), err=True)
@@ -109,8 +109,8 @@ def unwrap(path: Path, as_json: bool) -> None:
         click.echo(f"{path} is restored, byte for byte")
     else:
         restored = visible(", ".join(done.restored)) or "nothing"
-        kept = f"; {backup.name} was kept" if done.left else ""
-        click.echo(f"{path} was edited since: restored {restored}, all else stays{kept}")
+        kept = f"; {backup.name} remains" if done.left else ""
+        click.echo(f"{path} was edited since: restored {restored}, the rest is unchanged{kept}")
     for name in map(visible, done.left):
         click.echo(f"note: {name} leads to a sidecar, and no backup has its old address: left as it is", err=True)
 

@@ -43,7 +43,7 @@ def test_where_sessions_are_said_to_live_in_the_process_the_setting_stands_besid
 
 
 def test_help_counts_what_the_demo_shows() -> None:
-    said = f"{NUMBERS[len(SCENES) + len(AGENT_SCENES) + len(APPROVAL_SCENES)]} outcomes"
+    said = f"{NUMBERS[len(SCENES) + len(AGENT_SCENES) + len(APPROVAL_SCENES)]} calls"
     for command in (["--help"], ["demo", "--help"]):
         assert said in " ".join(CliRunner().invoke(main, command).output.split())
 

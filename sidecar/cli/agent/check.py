@@ -142,7 +142,7 @@ def _lines(one: Mapping[str, Any], definition: CliAgent) -> Iterator[str]:
     if tried is None:
         return
     error, exited = tried["error"], Exit(tried["exit_code"], tried["signal"])
-    ended = None if error else "it goes on"
+    ended = None if error else "it continues"
     if tried["timed_out"]:
         ended = "its time was over"
     elif exited != Exit():

@@ -71,7 +71,7 @@ def show(
     With --evidence, print the stored results of these requests, and in `as_recorded` whether each matches its record.
     """
     if kept and (follows or seed):
-        raise click.UsageError("--evidence has results, not records: leave --follow and --seed out")
+        raise click.UsageError("--evidence prints results instead of records: remove --follow and --seed")
     wanted = RecordFilter(object=object_, since=since or "", until=until or "", **exact)
     named = [logs(one) for one in logs_named(paths, config)]
     colour = wants_colour(sys.stdout, os.environ)

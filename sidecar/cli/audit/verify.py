@@ -83,13 +83,15 @@ def verify(
     named = logs_named(paths, config)
     if len(named) > 1 and (checkpoints or evidence):
         option = "--checkpoints" if checkpoints else "--evidence"
-        raise click.UsageError(f"{option} is of one log, and there are {len(named)}: name one of {named[0][0]} …")
+        raise click.UsageError(f"{option} needs one log, and there are {len(named)}: name one of {named[0][0]} …")
     ring, public_keys = [load_key(path) for path in key_paths], _public_keys(public_key_paths)
 
     def check(files: Sequence[Path]) -> VerificationReport:
         size = sum(path.stat().st_size for path in files)
         if any(each.samefile(path) for each in checkpoints for path in files):
-            raise click.UsageError("a log attests nothing of itself: --public-key alone checks what stands in it")
+            raise click.UsageError(
+                "a log cannot be its own checkpoint: use --public-key without --checkpoints to check those in the log"
+            )
         with progress("bytes read", size) as tell:
             return verified(
                 files,
@@ -110,7 +112,7 @@ def verify(
             took_s = time.monotonic() - started
             if any(lies_beside(key_path, path) for key_path in key_paths for path in files):
                 report.unproved.append(
-                    "anything against an attacker who can write both log and key: the key lies in the log's folder"
+                    "anything against an attacker who can write both log and key: the key is in the log's folder"
                 )
             if as_json:
                 click.echo(ascii_json(plain_data(report.as_data())))

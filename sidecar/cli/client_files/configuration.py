@@ -268,7 +268,7 @@ class _ConfigurationReader:
             if entry is None:
                 continue
             if entry.name in names:
-                self.fault((*loc, "name"), f'the name "{entry.name}" stands twice', "C104")
+                self.fault((*loc, "name"), f'the name "{entry.name}" appears twice', "C104")
             names.add(entry.name)
             http = entry.transport == "http"
             if http and entry.baseURL is None:

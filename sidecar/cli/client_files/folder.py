@@ -106,9 +106,9 @@ class _Importer:
         if beside:
             mcp["headers"] = beside
         if logins := LOGINS.intersection(server.unread):
-            self.note(f"{', '.join(sorted(logins))}: the client logged in by itself; give the upstream a credential")
+            self.note(f"{', '.join(sorted(logins))}: the client logged in itself; give the upstream a credential")
         if unread := [key for key in server.unread if key not in LOGINS]:
-            self.note(f"{', '.join(unread)}: for the client alone, not taken over")
+            self.note(f"{', '.join(unread)}: for the client only, not imported")
         self.check(section)
         self.result.upstreams[name] = section
         self.result.rules[f"policies/agent_to_tool.{name}.csv"] = rules_of(name, server.capabilities)
@@ -140,7 +140,7 @@ class _Importer:
             self.note(f"{', '.join(hidden)} went to {path}")
             found["env_path"] = path
         if server.env_file is not None and hidden:
-            self.fault(("envFile",), "envFile beside secrets in env", "C104", "move those into the file")
+            self.fault(("envFile",), "envFile together with secrets in env", "C104", "move those into the file")
         elif server.env_file is not None:
             found["env_path"] = str(self.places.workspace / self.ours(("envFile",), server.env_file))
         if server.cwd is not None:
@@ -273,7 +273,7 @@ class _Importer:
         """Return a reference to a variable in place of a secret; the secret goes to the file of variables."""
         value, unset = filled_in(text, self.environ)
         for variable in unset:
-            self.fault((), f"the variable {variable}, which stands beside a secret, is not set", "C105")
+            self.fault((), f"the variable {variable}, which is next to a secret, is not set", "C105")
         wanted = name = variable_name(self.name, what)
         number = 2
         while name in self.result.needed:

@@ -1,7 +1,7 @@
 """Parses JSON with comments and trailing commas, strict in all else, with the extent of each part for edits in place.
 
 J001  not valid JSON     J002  a number beyond what others can read     J003  a character that must not be there
-J007  nested too deep    J010  a key that stands twice
+J007  nested too deep    J010  a key that appears twice
 """
 
 import json
@@ -96,7 +96,7 @@ class _JsonReader:
         node = self._value(())
         self._skip()
         if self._at < len(self.text):
-            self._refuse("J001", "something stands behind the end", "one file holds one value")
+            self._refuse("J001", "there is text after the end", "one file holds one value")
         return node
 
     def _value(self, loc: Loc) -> YamlNode:
@@ -114,7 +114,7 @@ class _JsonReader:
         if (found := _WORD.match(self.text, start)) and found[0] in _WORDS:
             self._at = found.end()
             return YamlNode(_WORDS[found[0]], self._span(start, self._at))
-        hint = "texts stand in double quotes" if character == "'" or found else ""
+        hint = "write strings in double quotes" if character == "'" or found else ""
         return self._refuse("J001", "expected a value", hint)
 
     def _object(self, loc: Loc) -> dict[str, YamlNode]:
@@ -128,7 +128,7 @@ class _JsonReader:
             if key in found:
                 line = place.line if (place := found[key].key) else 0
                 hint = f"it was first written on line {line}; keep one"
-                self._refuse("J010", f'the key "{key}" stands twice', hint, start)
+                self._refuse("J010", f'the key "{key}" appears twice', hint, start)
             self._skip()
             if self.text[self._at : self._at + 1] != ":":
                 self._refuse("J001", "expected :")

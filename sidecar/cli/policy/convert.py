@@ -51,7 +51,9 @@ def convert(
         place = in_folder(source if source.is_dir() else source.parent)
         where = place.policies if source.is_dir() else source
         if out is not None and source.is_dir() and out.resolve().is_relative_to(where.resolve()):
-            raise click.UsageError(f"{out} lies inside {where}: both forms in one policy would be every rule twice")
+            raise click.UsageError(
+                f"{out} is inside {where}: with both formats in one policy, every rule would be there twice"
+            )
         _refuse_casbin(place, source)
         folder = models or place.own_models
         done = parts.convert(_files(where, kind), to, folder, columns_of(folder), str(place.policies))
@@ -75,8 +77,8 @@ def _refuse_casbin(place: PolicyLocation, source: Path) -> None:
     if stems and (source.is_dir() or source.name.partition(".")[0] in stems):
         where = ", ".join(sorted(dict.fromkeys(file for file in files if file.endswith(".csv"))))
         raise click.UsageError(
-            f"{where or source} holds rows of a Casbin model, which have no YAML form: only rows of our own models are "
-            "converted, file by file where both stand side by side"
+            f"{where or source} has rows of a Casbin model, which have no YAML form: convert the files with rows of "
+            "the sidecar's own models one by one"
         )
 
 

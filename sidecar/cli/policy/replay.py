@@ -96,7 +96,7 @@ def replay(
 
 def lines(report: Replay, revision: str, limit: int) -> Iterator[str]:
     undecidable = sum(report.undecidable.values())
-    yield f"{report.replayed} of {report.records} records were decided anew, by revision {revision[:16]}"
+    yield f"{report.replayed} of {report.records} records were decided again, by revision {revision[:16]}"
     yield f"  same         {report.same}"
     yield f"  wider        {report.wider}"
     yield f"  narrower     {report.narrower}"

@@ -99,7 +99,7 @@ def _leave_to_casbin(evidence: UsageEvidence, source: PolicySource) -> None:
         uses[triple.kind] += evidence.traces.pop(triple).uses
     for kind, count in uses.items():
         model = source.stock[kind].source.file
-        said = f"{count} uses that {model} decides ({kind.value}): rules are written for our own models only"
+        said = f"{count} uses that {model} decides ({kind.value}): rules are written for the sidecar's own models only"
         if not evidence.traces:
             hint = "sidecar policy explain --decision ID shows the rows that allowed a call"
             raise CommandFailed(f"nothing is suggested for {said}", hint=hint)

@@ -311,7 +311,7 @@ def test_every_log_below_a_folder_is_verified_by_itself(folder: Path, key_path: 
 @pytest.mark.parametrize("option", ["--checkpoints", "--evidence"])
 def test_what_is_of_one_log_is_not_held_against_several(folder: Path, key_path: Path, option: str) -> None:
     result = run("verify", folder, "--key", key_path, option, folder / "workers" / "1" / "audit" / "audit.jsonl")
-    assert result.exit_code == 2 and f"{option} is of one log, and there are 3" in result.output
+    assert result.exit_code == 2 and f"{option} needs one log, and there are 3" in result.output
 
 
 def test_the_records_of_all_logs_are_shown_by_their_time(

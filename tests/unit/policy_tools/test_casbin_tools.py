@@ -109,7 +109,7 @@ def test_nothing_is_suggested_where_casbin_decides(tmp_path: Path) -> None:
     result = run("policy", "suggest", tmp_path / "audit.jsonl", "-c", folder / "sidecar.yaml")
     assert result.exit_code == 1
     assert "nothing is suggested for 2 uses that " in result.output
-    assert "model.conf decides (agent_to_tool): rules are written for our own models only" in result.output
+    assert "model.conf decides (agent_to_tool): rules are written for the sidecar's own models only" in result.output
 
 
 def test_rows_of_a_casbin_model_are_not_converted(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_rows_of_a_casbin_model_are_not_converted(tmp_path: Path) -> None:
     for source in (folder, folder / "policies/policy.csv"):
         result = run("policy", "convert", source, "--to", "yaml", "-o", tmp_path / "out")
         assert result.exit_code == 2
-        assert "policies/policy.csv holds rows of a Casbin model, which have no YAML form" in result.output
+        assert "policies/policy.csv has rows of a Casbin model, which have no YAML form" in result.output
     assert not (tmp_path / "out").exists()
 
 

@@ -314,7 +314,7 @@ def test_what_cannot_be_decided_is_no_good_answer(tmp_path: Path) -> None:
 def test_people_and_programs_read_counts_and_an_example_of_each_kind(kept: Path) -> None:
     told = run(kept / "audit.jsonl", "--policy", kept / "new").output
     for said in (
-        "2 of 5 records were decided anew",
+        "2 of 5 records were decided again",
         "  narrower     1\n",
         "  1 x  nhi:r → tool:g/search  tools/call\n       then allow by rule-1; now no-matching-rule\n",
         "first: record 2, decision id-000002",
