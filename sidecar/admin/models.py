@@ -361,14 +361,14 @@ class ToolOrder(TypedDict):
 
     tool: NotRequired[Annotated[str | None, "a tool of the server"]]
     reason: NotRequired[Annotated[str | None, "why, in one line"]]
-    until: NotRequired[Annotated[str | None, "when the switch ends by itself"]]
+    until: NotRequired[Annotated[str | None, "when the switch ends automatically"]]
 
 
 class PrincipalOrder(TypedDict):
     """An order to disable a principal."""
 
     reason: NotRequired[Annotated[str | None, "why, in one line"]]
-    until: NotRequired[Annotated[str | None, "when it ends by itself"]]
+    until: NotRequired[Annotated[str | None, "when it ends automatically"]]
     if_known: NotRequired[Annotated[bool, "whether to refuse a name that no rule, role, key or setting has"]]
 
 

@@ -194,7 +194,7 @@ class OperatorApi:
         try:
             await self.witness("run-cancelled", by, run=run_id, agent=record.target, why=reason)
         except Refusal as refusal:
-            raise Refusal(refusal.reason, "it is given up all the same") from None
+            raise Refusal(refusal.reason, "it is given up nevertheless") from None
         return run_of(record)
 
     async def run_schedule(self, name: str, by: str) -> models.ScheduleOrdered:

@@ -135,7 +135,7 @@ class OtherWorkers:
             return response
         faults = [fault for reply in failed.values() if reply is not None for fault in reply.plain.get("faults", ())]
         names = ", ".join(map(str, failed))
-        return problem(f"the old policy serves on at worker {names}", 409, faults=list(dict.fromkeys(faults)))
+        return problem(f"the old policy continues to serve at worker {names}", 409, faults=list(dict.fromkeys(faults)))
 
     async def ask_all(self, verb: str, target: str, within_s: float, by: str = "") -> Mapping[int, WorkerReply | None]:
         """The replies by worker; None for one that gave none in time."""

@@ -553,7 +553,7 @@ def _failed(error: Exception) -> web.Response:
         case Refusal():
             return refused(error)
         case ConfigError():
-            return problem("the old policy serves on", 409, faults=[str(fault) for fault in error.faults])
+            return problem("the old policy continues to serve", 409, faults=[str(fault) for fault in error.faults])
         case SwitchError() | ApprovalError():
             return problem(str(error), error.status)
         case NoSuchLimit():

@@ -35,7 +35,7 @@ class BackgroundJobs:
         now_s = asyncio.get_running_loop().time()
         for name, ended_s in self._ended_s.items():
             if now_s - ended_s < SOUND_S:
-                yield f"{name} ended, and was begun anew: see the log"
+                yield f"{name} ended and was started again: see the log"
 
     async def end(self) -> None:
         for task in self._tasks.values():

@@ -82,7 +82,7 @@ class ControlRecords:
         known = await asyncio.to_thread(newest_of, found, self.attesting_key)
         if known.passed_over:
             skipped = {"count": known.passed_over}
-            log.warning("published checkpoints were skipped: our key did not sign them", extra=skipped)
+            log.warning("published checkpoints were skipped: the key of this sidecar did not sign them", extra=skipped)
         if known.newest is not None:
             await self._compare(known.newest)
 

@@ -100,7 +100,7 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
         # The nearest parent of what a start would create, as far as it is readable.
         ground = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(path))
         if not ground.is_dir():
-            hint = "a start makes it: set aside what stands there, or correct the path"
+            hint = "a start creates it: move what is there, or correct the path"
             yield loaded.document.fault(loc, f"{ground} is no folder", "S116", hint)
         elif not os.access(ground, os.W_OK | os.X_OK):
             hint = "give it to the user that serves, mount it writable, or correct the path"
@@ -110,7 +110,7 @@ def keeping_faults(loaded: LoadedSettings) -> Iterator[Fault]:
     written = named.audit_path, named.evidence_path, named.audit_key_path, named.checkpoint_key_path
     for path in (*written, *(part / LEDGER_FILE for part in named.parts)):
         if os.path.lexists(path) and not path.is_file():
-            yield fault_in(path, "is no file", code="S116", hint="set aside what stands there")
+            yield fault_in(path, "is no file", code="S116", hint="move what is there")
 
 
 def check_keeping(loaded: LoadedSettings) -> None:

@@ -144,7 +144,9 @@ class Reloader:
         if told == self._failed and not anew:
             return
         self._failed = told
-        log.error("reload failed; the old policy serves on\n%s", "\n".join(told), extra={"by": by}, exc_info=cause)
+        log.error(
+            "reload failed; the old policy continues to serve\n%s", "\n".join(told), extra={"by": by}, exc_info=cause
+        )
         await self._refuse(by)
 
     async def _refuse(self, by: str, **facts: object) -> None:
@@ -184,5 +186,5 @@ def policy_facts(engine: Engine) -> Mapping[str, object]:
 
 def _told(error: ConfigError) -> tuple[str, ...]:
     told = tuple(map(str, error.faults))
-    more = (f"and {len(told) - MAX_TOLD} more: sidecar check tells all",) if len(told) > MAX_TOLD else ()
+    more = (f"and {len(told) - MAX_TOLD} more: sidecar check lists all",) if len(told) > MAX_TOLD else ()
     return (*told[:MAX_TOLD], *more)

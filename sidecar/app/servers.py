@@ -192,7 +192,7 @@ class Servers:
         pipeline, metrics = self.pipeline, self.pipeline.metrics
         reason = Reason.MALFORMED_CALL if status < 500 else Reason.INTERNAL
         record = Recording(pipeline.audit, protocol="http", peer=peer)
-        refusal = Refusal(reason, "this is no HTTP request that we serve" if status < 500 else "")
+        refusal = Refusal(reason, "this is not a valid HTTP request" if status < 500 else "")
         if pipeline.stages.refusals.closes(None, peer, refusal):
             return SilentResponse()
         told = tell(refusal, AnswerShape.PLAIN, decision_id=record.decision_id)

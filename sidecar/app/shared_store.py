@@ -83,7 +83,9 @@ class SharedStore:
         try:
             await self.limiter.store.ping()
         except StoreUnavailable as error:
-            log.warning("the store is out: calls with limits are refused until it answers", extra={"error": str(error)})
+            log.warning(
+                "the store is unavailable: calls with limits are refused until it answers", extra={"error": str(error)}
+            )
 
     async def proof(self, name: str, for_ms: int) -> bool | None:
         """Whether a proof is new to all replicas. Raises Refusal while the store is out."""

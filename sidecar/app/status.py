@@ -178,18 +178,28 @@ class StatusReport:
         api, approvals = self.way.task_api.runner.means.store, pipeline.stages.approvals
         calls_back = now.agents or now.settings.approvals.notify
         for code, needed, up, told in (
-            ("task", now.upstreams, pipeline.stages.tasks.store.up, "tasks is out: tasks cannot be read"),
-            ("run", now.settings.agents, self.executions.store.up, "runs is out: no program can be called"),
-            ("session", now.services, pipeline.forwarder.roaming.up, "sessions is out: they are answered 503"),
-            ("callback", calls_back, self.way.callbacks.outbox.store.up, "callbacks is out: none is taken"),
-            ("approval", approvals.is_used, approvals.store.up, "approvals is out: calls that need one are refused"),
-            ("task-api", now.agents, api.up, "the task API is out: no task can be created or shown"),
-            ("schedule", now.settings.schedules, self.way.scheduler.up, "schedules is out: nothing runs by the clock"),
+            ("task", now.upstreams, pipeline.stages.tasks.store.up, "tasks is unavailable: tasks cannot be read"),
+            ("run", now.settings.agents, self.executions.store.up, "runs is unavailable: no program can be called"),
+            ("session", now.services, pipeline.forwarder.roaming.up, "sessions is unavailable: they are answered 503"),
+            ("callback", calls_back, self.way.callbacks.outbox.store.up, "callbacks is unavailable: none is accepted"),
+            (
+                "approval",
+                approvals.is_used,
+                approvals.store.up,
+                "approvals is unavailable: calls that need one are refused",
+            ),
+            ("task-api", now.agents, api.up, "the task API is unavailable: no task can be created or shown"),
+            (
+                "schedule",
+                now.settings.schedules,
+                self.way.scheduler.up,
+                "schedules is unavailable: no scheduled run begins",
+            ),
         ):
             if needed and not up:
                 yield Trouble(f"{code}-store-out", (f"the store of {told}",))
         if unreadable := self.way.scheduler.unreadable:
-            told = f"how these schedules stand cannot be read, and they do not run: {', '.join(unreadable)}"
+            told = f"the state of these schedules cannot be read, and they do not run: {', '.join(unreadable)}"
             yield Trouble("schedule-unreadable", (told,), len(unreadable))
 
     def whole(self) -> Mapping[str, Any]:

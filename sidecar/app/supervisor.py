@@ -314,7 +314,7 @@ class Supervisor:
                 silent_s = now_mono_s - (worker.heard_mono_s if worker.is_ready else worker.began_mono_s)
                 if worker.pid and silent_s > allowed_s:
                     facts = {"worker": worker.number, "pid": worker.pid, "silent_s": round(silent_s, 1)}
-                    log.error("a worker stands still and is ended", extra=facts)
+                    log.error("a worker does not respond and is ended", extra=facts)
                     self._signal((worker,), signal.SIGKILL)
 
     # --- signals ---

@@ -186,13 +186,13 @@ class AuditFile:
         was deleted, or is not where it and its anchor belong (seen every `LOOK_S`)."""
         log = os.fstat(self._file)
         if log.st_nlink == 0:
-            raise OSError(errno.ESTALE, f"{self.path.name} was deleted; start the sidecar anew")
+            raise OSError(errno.ESTALE, f"{self.path.name} was deleted; start the sidecar again")
         if size != self.size:
-            message = f"{self.path.name} has {size} bytes and not {self.size}; start the sidecar anew"
+            message = f"{self.path.name} has {size} bytes and not {self.size}; start the sidecar again"
             raise OSError(errno.ESTALE, message)
         for status, path in ((log, self.path), (os.fstat(self._head), self._head_path)):
             if not is_at(path, status):
-                raise OSError(errno.ESTALE, f"{path.name} was moved away; put it back, or start the sidecar anew")
+                raise OSError(errno.ESTALE, f"{path.name} was moved away; put it back, or start the sidecar again")
 
     def _take_back(self) -> None:
         """Truncate to the last whole append. If that fails, `_torn` stays set and the next append tries again."""

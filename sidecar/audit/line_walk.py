@@ -102,7 +102,7 @@ class LineWalk:
             if lost and not self._was_let_go(gap):
                 which = f"record {gap.first}" if gap.first == gap.last else f"records {gap.first} to {gap.last}"
                 rest = f" ({lost} of them are nowhere)" if gap.moved else ""
-                self.report.add(gap.path, gap.line, "removed", f"{which} should stand before this line{rest}")
+                self.report.add(gap.path, gap.line, "removed", f"{which} should be before this line{rest}")
 
     def _was_let_go(self, gap: _Gap) -> bool:
         """Whether the sidecar deleted the missing beginning and recorded that."""
@@ -149,7 +149,7 @@ class LineWalk:
         if expected is not None and seq > expected + self._unreadable and len(self._gaps) < MAX_GAPS:
             self._gaps.append(_Gap(self._path, self._line, expected, seq - 1))
         if seq == expected and sealed.prev_hash != self._previous:
-            self._add("changed", f"record {seq} was sealed upon another line than the one before it")
+            self._add("changed", f"record {seq} was sealed after another line than the one before it")
         self._expected, self._previous, self._unreadable = seq + 1, sealed.hash, 0
 
     def _misplaced(self, seq: int) -> None:
@@ -213,8 +213,8 @@ class LineWalk:
         else:
             self._add(
                 "at-start",
-                "a start of the sidecar found an anchor of another key, which it had not: what stands before this line "
-                "may have been written anew; with the key from before (--key) that can be told",
+                "a start of the sidecar found an anchor of a key that it did not have: earlier lines may have been "
+                "rewritten; give the previous key (--key) to check them",
             )
 
     def _made_anchor(self, text: object, sealed: SealedRecord) -> bool:

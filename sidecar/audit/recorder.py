@@ -255,7 +255,7 @@ class Recording:
         """Store a result before the caller gets it; the outcome will name it. `about` is that of
         `result_store.evidence_record`, without the run. Raises Refusal: RESPONSE_REFUSED, AUDIT_UNAVAILABLE."""
         if len(self._results) >= shape.ENTRIES:  # an outcome cannot name more; the caller may resume the stream
-            raise Refusal(Reason.AUDIT_UNAVAILABLE, "too many results on one stream are to be kept")
+            raise Refusal(Reason.AUDIT_UNAVAILABLE, "too many results of one stream are to be stored")
         named = await self.audit.keep(evidence_record(run_id=shape.optional_text(self.run_id), **about))
         if named is not None:
             self._results = [*self._results, named]

@@ -86,7 +86,7 @@ def evidence_line(record: Mapping[str, Any]) -> bytes:
     """One line without its newline. Raises Refusal(RESPONSE_REFUSED) for a result that is too large to store."""
     line = orjson.dumps(record, option=orjson.OPT_SORT_KEYS)
     if len(line) > MAX_LINE_BYTES:
-        raise Refusal(Reason.RESPONSE_REFUSED, f"it is to be kept, and larger than {MAX_LINE_BYTES} bytes")
+        raise Refusal(Reason.RESPONSE_REFUSED, f"it is to be stored, and is larger than {MAX_LINE_BYTES} bytes")
     return line
 
 

@@ -78,7 +78,7 @@ def _carrier(
     if name == "redis":
         if settings.audit_store.place.kind not in ("redis", "unix"):
             hint = "write audit: {redis: {store: {url: redis://…}}}"
-            raise SettingsError([fault_in("audit.redis", "evidence is kept in one server", code="A120", hint=hint)])
+            raise SettingsError([fault_in("audit.redis", "evidence is stored in one server", code="A120", hint=hint)])
         stream = _stream(settings, settings.server.worker, key, older)
         return stream, stream.take()
     if name == "otlp":

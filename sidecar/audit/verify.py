@@ -122,14 +122,14 @@ def _check_evidence(report: VerificationReport, paths: Sequence[Path], named: Ma
                 report.add(path, kept.line, "evidence-doubled", f"the result {kept.id} is there already")
             elif kept.sha256 != named[kept.id].sha256:
                 changed += 1
-                report.add(path, kept.line, "evidence-changed", f"the result {kept.id} is not the one that was kept")
+                report.add(path, kept.line, "evidence-changed", f"the result {kept.id} is not the one that was stored")
             seen.add(kept.id)
     for lost in named.keys() - seen:
         report.add(paths[-1], 0, "evidence-missing", f"the result {lost} is nowhere")
     if unnamed:
         report.notes.append(f"{unnamed} lines of evidence are named by no outcome: cut off by a crash, or under way")
     if len(seen) > changed:
-        report.proved.append(f"{len(seen) - changed} kept results are those that the log names")
+        report.proved.append(f"{len(seen) - changed} stored results are those that the log names")
 
 
 def _read_anchor(path: Path) -> ChainHead | None:
@@ -181,7 +181,10 @@ def _published(report: VerificationReport, paths: Sequence[Path], keys: Keys) ->
             count += 1
             if checkpoint.signed_by(keys) is False:
                 report.add(
-                    path, 0, "forged", f"the key {checkpoint.kid[:64]} did not sign what is said of {checkpoint.seq}"
+                    path,
+                    0,
+                    "forged",
+                    f"the key {checkpoint.kid[:64]} did not sign what the checkpoint says about {checkpoint.seq}",
                 )
             else:
                 yield path, checkpoint
@@ -220,7 +223,7 @@ def _sum_up_checkpoints(walk: LineWalk, published: Sequence[Published], keys: Ke
         )
         leaves_open(f"that log and anchor were not put back to a copy of after record {newest.seq}")
     else:
-        leaves_open("that log and anchor were not both put back to an earlier copy of them, or begun anew without them")
+        leaves_open("that log and anchor were not both replaced with an earlier copy, or started again without them")
     if published and not believed:
         leaves_open("who signed the published checkpoints: no keys were given, or they are of other records")
     if len(published) == MAX_CHECKPOINTS:

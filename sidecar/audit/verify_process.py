@@ -65,7 +65,7 @@ def serve(orders: IO[bytes], out: IO[bytes]) -> None:
             continue
         if any(lies_beside(key_path, path) for key_path in key_paths):
             report.unproved.append(
-                "anything against an attacker who can write both log and key: the key lies in the log's folder"
+                "anything against an attacker who can write both log and key: the key is in the log's folder"
             )
         before += sum(file.stat().st_size for file in files if file.exists())
         _say(out, {"worker": int(worker), "files": len(files), "report": plain_data(report.as_data())})

@@ -257,7 +257,7 @@ class ResponseFilter:
         if "tasks" in result:
             result["tasks"] = self._tasks(result["tasks"], owned)
         elif foreign:
-            raise refused("it tells of a task that is not its caller's")
+            raise refused("it names a task of another caller")
         return version, created
 
     async def _entries(self, member: str, entries: object, left_out: list[LeftOut]) -> list[Any]:

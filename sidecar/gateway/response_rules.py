@@ -97,7 +97,7 @@ def _in_the_end(asked: PendingRequest, message: Message, owned: Owned) -> tuple[
     if result is None or (not owned and not isinstance(message, Response)):  # a message without an owner is dropped
         return asked, None
     if len(owned) != 1:
-        raise refused("its result is of a task that nobody can name")
+        raise refused("its result is of a task that has no id")
     (record,) = owned.values()
     return asked._replace(method=record.action, question=record.question), result
 

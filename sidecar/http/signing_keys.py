@@ -188,7 +188,7 @@ def _told(path: Path) -> Iterator[None]:
         raise _unusable(path, f"cannot be read: {(error.strerror or 'unreadable').lower()}") from None
     except (ValueError, UnsupportedAlgorithm):
         hint = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256"
-        raise _unusable(path, "is no PEM key that we sign with", hint) from None
+        raise _unusable(path, "is not a PEM key of a supported kind", hint) from None
 
 
 def _unusable(path: Path, message: str, hint: str = "") -> SettingsError:

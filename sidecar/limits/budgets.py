@@ -145,7 +145,7 @@ Unit = Annotated[
     _matching(
         r"[A-Za-z][A-Za-z0-9_-]{0,31}",
         "this names no unit",
-        "write usd, tokens or another word of letters, digits, _ and -",
+        "write usd, tokens or another name of letters, digits, _ and -",
     ),
 ]
 

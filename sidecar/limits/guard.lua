@@ -8,7 +8,7 @@
 -- replica that was promoted shows by it which of them it never heard of.
 
 local function charge()
--- admit.lua stands here
+-- admit.lua is inserted here
 end
 
 local tide_at, epoch_at = table.remove(KEYS), table.remove(KEYS)

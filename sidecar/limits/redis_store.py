@@ -110,7 +110,7 @@ def shipped(name: str) -> str:
 
 def scripts_from(read: Callable[[str], str] = shipped) -> CounterScripts:
     """Assemble the scripts. Those that read counters begin with whole.lua, and admit.lua stands inside guard.lua."""
-    admit = read("guard.lua").replace("-- admit.lua stands here", read("admit.lua"))
+    admit = read("guard.lua").replace("-- admit.lua is inserted here", read("admit.lua"))
     counting = (f"{read('whole.lua')}\n{text}" for text in (admit, read("settle.lua"), read("restore.lua")))
     return CounterScripts(*map(CounterScript.of, [*counting, read("epoch.lua")]))
 
@@ -574,7 +574,8 @@ def eviction_warning(info: Any) -> str:
     policy, most = said.get("maxmemory_policy", SAFE_POLICY), said.get("maxmemory", "0")
     if policy == SAFE_POLICY or most == "0" or not policy.replace("-", "").isalpha():
         return ""
-    return f"it may evict counters once its memory is full (maxmemory-policy {policy[:40]}): a limit would begin anew"
+    when = f"once its memory is full (maxmemory-policy {policy[:40]})"
+    return f"it may evict counters {when}: a limit would start again from zero"
 
 
 async def _done(wire: RedisPipeline) -> None:

@@ -11,12 +11,14 @@ from sidecar.limits.store import CounterStore, Forgot, StoreObserver
 from sidecar.observability.metrics import Metrics
 from sidecar.vocabulary import Witness
 
-DEGRADED = "the store is out: each limit admits at most {} calls here per window, and budgets of money admit none"
+DEGRADED = (
+    "the store is unavailable: each limit admits at most {} calls here per window, and budgets of money admit none"
+)
 UNTOLD = (
-    "the store could not be told how some calls ended: slots lapse with their lease, what was not spent stays charged "
+    "the store did not receive how some calls ended: slots lapse with their lease, what was not spent stays charged "
     "until its period ends, and what was admitted without the store (charge) is not counted there"
 )
-OUT = "the store is out: calls with limits are refused"
+OUT = "the store is unavailable: calls with limits are refused"
 REFUSES = "the store refuses a part of what limits ask of it"
 
 log = logging.getLogger("sidecar.limits.store_monitor")
@@ -38,7 +40,7 @@ class StoreMonitor(StoreObserver):
 
     async def forgot(self, how: Forgot, count: int) -> None:
         self.metrics.store_forgot(how)
-        log.warning("the store had forgotten, and was told again", extra={"how": how, "count": count})
+        log.warning("the store had lost data, and received it again", extra={"how": how, "count": count})
         await self._record("store", how=how, told_again=count)
 
     def untold(self, counts: Mapping[str, int]) -> None:
@@ -54,7 +56,7 @@ class StoreMonitor(StoreObserver):
             if store.up:
                 log.warning("the store is back")
             else:
-                log.error("the store is out", extra={"error": store.trouble})
+                log.error("the store is unavailable", extra={"error": store.trouble})
         if store.warning != self._warned:
             self._warned = store.warning
             if store.warning:

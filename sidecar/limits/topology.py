@@ -242,7 +242,7 @@ class Cluster(Finder):
         except (TypeError, ValueError, IndexError):
             raise NoPrimaryError("no table of slots") from None
         if owner is None:
-            raise NoPrimaryError("no node owns our slot")
+            raise NoPrimaryError("no node owns the slot of the keys")
         return owner
 
 

@@ -23,7 +23,7 @@ class Outage:
         now_s = self.clock_mono()
         if not self._is_told and now_s >= self._next_s:
             self._is_told, self._next_s = True, now_s + TELL_EVERY_S
-            self.log.warning("a store is out", extra={"store": self.store, "error": str(why)})
+            self.log.warning("a store is unavailable", extra={"store": self.store, "error": str(why)})
 
     def rose(self) -> None:
         if self._is_told:

@@ -165,7 +165,7 @@ def lines_of(rows: Sequence[tuple[str, Sequence[Any]]]) -> Iterator[str]:
         except IndexError:  # a bracket that nothing opens
             same = False
         if not same:
-            why = "it would read back as other values: a comma stands inside brackets, and every bracket has its pair"
+            why = "it would read back as other values: a comma is inside brackets, and every bracket has its pair"
             raise UnfitRow(f"{_place(number, values)}: {why}")
         yield line
 

@@ -263,7 +263,7 @@ class Engine:
         if not person.name.startswith("user:"):
             return f"{person.name} is no person"
         if any(person.name == principal.name for principal in chain):
-            return f"{person.name} stands in the chain"
+            return f"{person.name} is in the chain"
         return (
             ""
             if not self.roles_of(person).isdisjoint(roles)

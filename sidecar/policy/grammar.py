@@ -151,7 +151,7 @@ def effect(text: str) -> Literal["allow", "deny"]:
         return "allow"
     if text == "deny":
         return "deny"
-    hint = "a comment stands on a line of its own" if "#" in text else meant(text.lower(), ("allow", "deny"))
+    hint = "a comment needs a line of its own" if "#" in text else meant(text.lower(), ("allow", "deny"))
     raise Wrong("P105", f"{shown(text)} is neither allow nor deny", hint)
 
 

@@ -162,7 +162,7 @@ def _keep_entry(section: str, content: str, line: SourceLine, entries: dict[str,
     key, column = key.strip(), len(line.text) - len(line.text.lstrip()) + 1
     if section not in SECTIONS:
         if not section:
-            faults.error("P201", "this stands in no section", line, column)
+            faults.error("P201", "this is in no section", line, column)
     elif not equals or not _KEY.fullmatch(key) or key[0] != SECTIONS[section]:
         known = f"known are {SECTIONS[section]}, {SECTIONS[section]}2 and so on"
         faults.error("P201", f"{shown(key)} is unknown in [{section}]", line, column, hint=known)
@@ -205,7 +205,7 @@ def _checked_matcher(entry: ModelEntry, model: Model) -> tuple[Node, ...]:
             entry.refuse("P204", f"g takes {count} arguments", "as many as its definition has", "g(")
     for needed, form in ((_LIVE, "live(p.expires_at, r.ctx)"), (_HOLDS, "holds(p.when, p.eft, r.ctx)")):
         if parts.count(needed) != 1 or sum(call.function == needed.function for call in calls) != 1:
-            hint = "else an expired row, or one whose condition failed, could match"
+            hint = "otherwise an expired row, or one whose condition failed, could match"
             entry.refuse("P205", f"{form} must be one part of the conjunction, and nowhere else", hint)
     asks = _without_outcomes(tree)
     read = {name for part in asks for name in expression.names_in(part)}

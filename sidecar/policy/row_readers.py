@@ -193,12 +193,12 @@ class RuleReader(_Reader):
 
     def _part(self, row: CsvRow, texts: Mapping[str, str], notes: Mapping[str, str]) -> dict[str, str]:
         whole, field = self._above, row.notes["part_of"]
-        hint = "it stands below another row of that rule, and differs in nothing but subject and object"
+        hint = "it is below another row of that rule, and differs only in subject and object"
         if whole is None or whole.id != field.text:
             self._tell(row, field, Wrong("P114", f"the row above is no part of {shown(field.text)}", hint))
             return {}
         for key in notes.keys() - {"part_of"}:
-            self._tell(row, row.notes[key], Wrong("P114", f"{key} is said where the rule begins", hint))
+            self._tell(row, row.notes[key], Wrong("P114", f"{key} belongs at the first row of the rule", hint))
         unlike = [column for column in texts if column not in ("sub", "obj") and texts[column] != whole.texts[column]]
         if unlike:
             self._faults.error("P114", f"another {unlike[0]} than the rule has", row.line, 1, 1, hint)
@@ -227,7 +227,7 @@ class RuleReader(_Reader):
         place = (row.line.file, row.line.number)
         other = self._draft.names.setdefault(name, place)
         if other is not place:
-            message = f"id {shown(name)} stands at {other[0]}:{other[1]} already"
+            message = f"id {shown(name)} is already at {other[0]}:{other[1]}"
             self._tell(row, row.notes["id"], Wrong("P108", message, "take one away, or rename one"))
 
     def take(self, raw: str, number: int) -> bool:
@@ -316,7 +316,7 @@ class LinkReader(_Reader):
         place = (row.line.file, row.line.number)
         first = self._draft.links[row.type].setdefault((member, container, domain), place)
         if first is not place:
-            message = f"the same row stands at {first[0]}:{first[1]} already"
+            message = f"the same row is already at {first[0]}:{first[1]}"
             self._faults.warn("P304", message, row.line, hint="take one away")
 
     def take(self, raw: str, number: int) -> bool:

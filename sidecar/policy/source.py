@@ -416,7 +416,7 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder, stock: _StockModels) -> N
         elif kind in readers:  # else the model itself has the fault
             readers[kind].read(row)
         elif any(kind in reader.kinds for reader in stock.readers):
-            message, hint = "a Casbin model decides this kind", "its rows stand in CSV files of its own"
+            message, hint = "a Casbin model decides this kind", "its rows are in CSV files of its own"
             draft.faults.error("P111", message, row.line, hint=hint)
 
 
@@ -429,7 +429,7 @@ def _check_doubles(draft: PolicyBuilder) -> None:
                 if draft.faults.is_full:
                     return
                 file, number = _place_of(table, first[said])
-                message = f"the same rule stands at {file}:{number} already"
+                message = f"the same rule is already at {file}:{number}"
                 draft.faults.error("P108", message, draft.line_at(_place_of(table, row)), hint="take one away")
 
 

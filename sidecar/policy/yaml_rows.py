@@ -189,7 +189,7 @@ class _YamlReader:
         if of is None or not subjects or not objects:
             return
         if rule is None or "id" not in rule.notes or rule.notes["id"].text != of.text:
-            hint = "a part stands directly below the rule that it belongs to, and names its id"
+            hint = "a part is directly below the rule that it belongs to, and names its id"
             self.values.fault("P509", f"the rule above is not {shown(of.text)}", said["part_of"].span, hint)
             return
         part = rule._replace(line=self.values.line(node.span.line))

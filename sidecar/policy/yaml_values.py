@@ -105,7 +105,7 @@ class Values:
         first: dict[str, YamlField] = {}
         for field_ in found:
             if field_ is not None and first.setdefault(field_.text, field_) is not field_:
-                message = f"{shown(field_.text)} stands here twice"
+                message = f"{shown(field_.text)} is listed twice"
                 self.faults.error("P508", message, field_.line_of(), field_.column, field_.width, "keep one")
                 return None
         return [*first.values()] if first and None not in found else None

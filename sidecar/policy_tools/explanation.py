@@ -156,7 +156,7 @@ def _the_rest(found: Explanation) -> Iterator[str]:
             yield f"shadow: rule {ground.rule.id} would {word} it  {_where(ground.rule)}"
             yield f"    {ground.text}"
     if found.approval is not None:
-        yield "approval by a user who stands nowhere in the chain"
+        yield "approval by a user who is not in the chain"
         for holders in found.approval.holders:
             tokens = [f"users with a token that grants {role}" for role in holders.tokens]
             users = [*holders.users[:MAX_APPROVERS]]

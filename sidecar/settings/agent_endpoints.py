@@ -187,7 +187,7 @@ def offer_faults(offer: AgentOffer, *, anonymous: bool) -> Iterator[Finding]:
     if auth is None:
         return
     if auth.type == "none" and not anonymous:
-        hint = "write anonymous: true beside it; rules must still allow anonymous"
+        hint = "add anonymous: true; rules must still allow anonymous"
         yield Finding("callers without a credential are anonymous", "S171", hint, ("a2a", "authentication", "type"))
     if auth.type != "none" and auth.required and anonymous:
         hint = "write required: false, or remove anonymous"

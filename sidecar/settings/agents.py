@@ -355,7 +355,7 @@ class CliAgent(Section):
         if self.mode == "interactive" and patterns.input in ("args", "file") and self.keep_alive:
             hint = "write input_pattern: stdin or json-rpc, or keep_alive: false"
             at = ("input_pattern",) if self.input_pattern is not None else ()
-            yield Finding("a process that is kept gets no input by arguments or files", "S172", hint, at)
+            yield Finding("a process that serves several turns gets no input by arguments or files", "S172", hint, at)
         if not (self.keeps_processes and patterns.input == "stdin"):
             for key in ("turn_end", "newlines", "greets"):
                 if key in self.model_fields_set:

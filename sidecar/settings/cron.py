@@ -152,7 +152,7 @@ def _fields_of(expression: str) -> list[str]:
         hint = "minute, hour, day of month, month, day of week; nothing here runs by the second"
         raise CronError("it has six fields, and cron has five", hint)
     if len(fields) != len(FIELDS):
-        hint = 'minute, hour, day of month, month, day of week, such as "30 2 * * *", or a word such as @hourly'
+        hint = 'minute, hour, day of month, month, day of week, such as "30 2 * * *", or a name such as @hourly'
         raise CronError(f"it has {len(fields)} field{'s' * (len(fields) != 1)}, and cron has five", hint)
     return fields
 

@@ -118,7 +118,7 @@ def _laid_over(node: YamlNode, loc: Loc, leaf: YamlNode, faults: list[Fault]) ->
         entries = [*node.value[:step], _laid_over(below, rest, leaf, faults), *node.value[step + 1 :]]
         return replace(node, value=entries)
     what = "a list: write its entry's number" if isinstance(node.value, list) else "a value, not a section"
-    faults.append(fault_in(leaf.span.file, f"what stands before {str(step).upper()} is {what}", code="S201"))
+    faults.append(fault_in(leaf.span.file, f"what is before {str(step).upper()} is {what}", code="S201"))
     return node
 
 

@@ -77,7 +77,7 @@ def file_faults(loaded: LoadedSettings, environ: Mapping[str, str]) -> list[Faul
     settings, document = loaded.settings, loaded.document
     nothing = []
     if stored_name(settings) == NOTHING_YET:
-        hint = "sidecar serve takes it, and keeps it for when the source is out"
+        hint = "sidecar serve fetches it, and stores it for when the source is unavailable"
         nothing = [document.fault(("policy", "source"), "no policy was taken from it yet", "S161", hint)]
     packages = _package_faults(settings, document)
     return [*nothing, *packages, *_path_faults(settings, document), *_program_faults(settings, document, environ)]
@@ -110,7 +110,7 @@ def _doubts(settings: Settings) -> Iterator[Finding]:
             hint = "use token_exchange or signed, unless these tokens are meant for this server too"
             yield Finding(message, "S118", hint, ("upstreams", name, "credential", "passthrough"))
         if upstream.a2a is not None and not upstream.a2a.card_address:
-            message = f"the card of {name} has no address: a gRPC address has none beside it"
+            message = f"the card of {name} has no address: no other address can be derived from a gRPC address"
             hint = "write card_url, or its callers see no card and version: auto is 1.0"
             yield Finding(message, "S134", hint, ("upstreams", name, "a2a", "url"))
     if unshared := settings.unshared_keys:

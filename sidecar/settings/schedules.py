@@ -100,7 +100,7 @@ def schedule_faults(
         if who.removeprefix("nhi:") in names:
             own: Loc = () if schedule.principal is None else ("principal",)
             hint = "give it a name of its own" if own else "write principal: nhi:… of its own"
-            what = f"{who} stands behind us, and would call as itself"
+            what = f"{who} is served by this sidecar, and would call as itself"
             yield Finding(what, "S179", hint, ("schedules", key, *own), on_key=not own)
         for field, value in (("id", schedule.id or key), ("name", schedule.name or key)):
             other = seen.setdefault((field, value), key)

@@ -182,7 +182,7 @@ class AdminSettings(Section):
             return
         if self.console.oidc is None and all(one.role == "pdp" for one in self.credentials):
             hint = "write credentials: [{role: operator, secret_path: ...}], or console: {oidc: ...}"
-            yield Finding("nobody could log in to the console", "S104", hint, at=("console", "enabled"))
+            yield Finding("no one could log in to the console", "S104", hint, at=("console", "enabled"))
         if not self.listen.is_loopback and self.console.url is None:
             hint = "write console: {url: https://<the name that browsers use>}"
             yield Finding("a console beyond loopback needs its url", "S196", hint, at=("console", "enabled"))

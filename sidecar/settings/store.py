@@ -79,7 +79,7 @@ def parse_store_url(text: str) -> StorePlace:
     if kind == "unix":
         return _socket(path, *who)
     if "?" in rest:
-        reject("this URL takes no query", hint="what it would say has settings of its own beside store.url")
+        reject("this URL takes no query", hint="its parameters have settings of their own next to store.url")
     nodes = _nodes(hosts, 26379 if kind == "sentinel" else 6379, _shape(kind, tls))
     if kind == "redis" and len(nodes) > 1:
         reject("one node, or say what the nodes are", hint=f"{_SHAPES['sentinel']}, {_SHAPES['cluster']}")
@@ -192,7 +192,7 @@ class StoreSettings(Section):
     def _faults(self) -> Iterator[Finding]:
         place = self.place
         if self.on_failure == "degraded" and self.degraded_calls is None:
-            hint = "write degraded_calls: how many each instance may admit by itself per limit and window"
+            hint = "write degraded_calls: how many each instance may admit on its own per limit and window"
             yield Finding('the key "degraded_calls" is missing', "S136", hint, ("on_failure",))
         if self.degraded_calls is not None and self.on_failure != "degraded":
             yield Finding("this is read with on_failure: degraded only", "S136", "", ("degraded_calls",))

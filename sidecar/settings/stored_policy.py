@@ -17,7 +17,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 64 * 1024
 NOTHING_YET: Final = "nothing-yet"
 ROWS_FILE: Final = "policy.csv"
-_HINT: Final = "remove it to begin anew: any version is taken then"
+_HINT: Final = "remove it to start again: any version is then accepted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,9 +145,9 @@ def _elsewhere(model: type[BaseModel], loc: Loc) -> str:
     here = _at(model, tuple(place))
     for name in sorted(_keys_of(here)):
         if key in _keys_of(inner for kind in here for inner in _below(kind, name)):
-            return f"it stands below {name}"
+            return f"it belongs below {name}"
     if place and isinstance(place[-1], str) and key in _keys_of(_at(model, tuple(place[:-1]))):
-        return f"it stands beside {place[-1]}, not below it"
+        return f"it belongs next to {place[-1]}, not below it"
     return ""
 
 

@@ -166,7 +166,7 @@ class _Composer:
             case yaml.CollectionStartEvent():
                 self.check_properties(event)
                 if len(self.stack) >= MAX_DEPTH:
-                    self.fault(span, "Y007", f"nested more than {MAX_DEPTH} deep", "no file of ours needs this")
+                    self.fault(span, "Y007", f"nested more than {MAX_DEPTH} deep", "no file of the sidecar needs this")
                     return False
                 self.stack.append(_Frame({} if isinstance(event, yaml.MappingStartEvent) else [], span))
             case yaml.CollectionEndEvent():
@@ -211,12 +211,12 @@ class _Composer:
             earlier = frame.value.setdefault(name, replace(node, key=place))
             if earlier.key is not place:
                 hint = f"it was first written on line {earlier.key.line if earlier.key else 0}; keep one"
-                self.fault(place, "Y010", f'the key "{name}" stands twice', hint)
+                self.fault(place, "Y010", f'the key "{name}" is set twice', hint)
 
     def key_text(self, node: YamlNode) -> str:
         if isinstance(node.value, str):
             return node.value
-        hint = "write a plain word" if isinstance(node.value, dict | list) else "quote it"
+        hint = "write a plain value" if isinstance(node.value, dict | list) else "quote it"
         self.fault(node.span, "Y011", "a key must be a string", hint)
         return f"\0{node.span.line}:{node.span.column}"  # a placeholder, so that reading continues to the next fault
 

@@ -22,15 +22,15 @@ _MAX_DIGITS = 20
 
 # The spellings that YAML versions read differently, why, and what to write where quoting is not all.
 _DOUBTFUL = (
-    (r"(?i:y|yes|n|no|on|off)", "{text} means true or false to YAML 1.1 and a word to YAML 1.2", "true or false"),
+    (r"(?i:y|yes|n|no|on|off)", "{text} means true or false to YAML 1.1 and a text to YAML 1.2", "true or false"),
     (r"[-+]?0[0-9_]+", "{text} is an octal number to YAML 1.1 and a decimal one to YAML 1.2", ""),
-    (r"[-+]?0o[0-9_]+", "{text} is an octal number to YAML 1.2 and a word to YAML 1.1", ""),
+    (r"[-+]?0o[0-9_]+", "{text} is an octal number to YAML 1.2 and a text to YAML 1.1", ""),
     (r"[-+]?0[xX][0-9a-fA-F_]+", "{text} is a hexadecimal number to YAML", ""),
     (r"[-+]?0b[01_]+", "{text} is a binary number to YAML 1.1", ""),
     (r"[-+]?[0-9][0-9_]*(?::[0-9]{1,2})+(?:\.[0-9_]*)?", "{text} is a number in base 60 to YAML 1.1", ""),
     (
         r"[-+]?\.?[0-9](?=[0-9._]*_)[0-9._]*(?:[eE][-+]?[0-9]+)?",
-        "{text} is a number to YAML 1.1 and a word to YAML 1.2",
+        "{text} is a number to YAML 1.1 and a text to YAML 1.2",
         "",
     ),
     (

@@ -67,7 +67,7 @@ class Worker(Generic[J]):
                 await self.sweep()
         except RecordStoreOut as out:
             if not self._is_out:  # once, not with each look
-                log.warning(f"the store of {self.name} is out", extra={"error": str(out)})
+                log.warning(f"the store of {self.name} is unavailable", extra={"error": str(out)})
             self._is_out = True
             return False
         self._is_out = False
@@ -94,7 +94,7 @@ class Worker(Generic[J]):
         try:
             await doing()
         except RecordStoreOut as out:  # still held: a later look begins it again
-            log.warning(f"the store of {self.name} is out", extra={"job": job_id, "error": str(out)})
+            log.warning(f"the store of {self.name} is unavailable", extra={"job": job_id, "error": str(out)})
         except Exception:  # a bug in one job must not stop the others
             log.exception("bug", extra={"job": job_id})
 

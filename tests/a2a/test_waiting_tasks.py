@@ -85,7 +85,7 @@ async def test_one_approval_carries_out_one_of_two_equal_tasks(tmp_path: Path) -
 async def test_who_stands_in_the_chain_approves_no_task(tmp_path: Path) -> None:
     async with approving_world(tmp_path, settings=QUICK) as world:
         task = await create(world)
-        with pytest.raises(ApprovalError, match="stands in the chain"):
+        with pytest.raises(ApprovalError, match="is in the chain"):
             await answer(world, who="user:alice")
         assert (await call(world, "GET", f"/{task}"))[1]["state"] == "waiting"
 

@@ -48,7 +48,7 @@ def test_a_run_that_asks_is_answered(scene: Scene, browser: ConsoleBrowser) -> N
     assert "which colour?" in browser.text() and browser.barriers() == []
     browser.find("#prompt").send_keys("red")
     press(browser, "Answer")
-    browser.until(lambda: "it goes on" in browser.text())
+    browser.until(lambda: "it continues" in browser.text())
 
 
 def test_a_schedule_is_paused_resumed_and_run(scene: Scene, browser: ConsoleBrowser) -> None:

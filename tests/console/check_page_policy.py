@@ -116,7 +116,7 @@ async def test_an_operator_reads_all_files_again_and_a_viewer_cannot(tmp_path: P
         assert (status, headers["Location"]) == (303, f"/console/policy?reloaded={revision}")
         (tmp_path / "policies" / "agent_to_tool.csv").write_text("p, x\n")
         status, page, _ = await browser.post("/console/policy/reload", {"csrf": await browser.csrf()})
-        assert status == 409 and "the old policy serves on" in page and "agent_to_tool.csv:1" in page
+        assert status == 409 and "the old policy continues to serve" in page and "agent_to_tool.csv:1" in page
         viewer = Browser(running)
         await viewer.log_in(VIEWER)
         assert (await viewer.post("/console/policy/reload", {"csrf": await viewer.csrf()}))[0] == 403

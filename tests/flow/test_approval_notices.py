@@ -129,7 +129,7 @@ async def test_a_full_queue_delays_no_call_either(tmp_path: Path, caplog: pytest
         finally:
             outbox.BOUNDS = outbox_bounds  # type: ignore[misc]
         assert asked["result"]["resultType"] == "input_required" and len(await waiting(running)) == 1
-        (line,) = [line for line in caplog.records if line.message == "a receiver of approvals is not told"]
+        (line,) = [line for line in caplog.records if line.message == "a receiver of approvals is not notified"]
         assert line.__dict__["reason"] == "too-many-concurrent"
 
 

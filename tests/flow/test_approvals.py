@@ -314,7 +314,7 @@ async def test_the_user_for_whom_a_call_is_made_does_not_approve_it(tmp_path: Pa
             key = bearer(idp.token("user:alice", f"{base}/mcp/github", actors=actors))
             assert (await running.call(TOOL, PATH, headers=key))[1]["result"]["resultType"] == "input_required"
             status, told = await answer(running, "alice", "approve")
-            assert (status, told["error"]) == (403, "user:alice stands in the chain")
+            assert (status, told["error"]) == (403, "user:alice is in the chain")
             assert (await answer(running, "dmitri", "approve"))[0] == 200
 
 

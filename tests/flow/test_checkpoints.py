@@ -86,7 +86,7 @@ async def test_a_start_knows_a_log_that_was_put_back_by_what_the_store_was_told(
         for forged in (signed | {"seq": 10**6}, signed | {"seq": 10**6, "kid": "another"}, signed | {"time": "9"}):
             client.rpush(listed, orjson.dumps({"sidecar-checkpoint": forged}), "garbage")
         assert await run(valkey.url, 0) == ([], []), "whoever writes there, and has not the key, raises no alarm"
-        assert "published checkpoints were skipped: our key did not sign them" in caplog.messages
+        assert "published checkpoints were skipped: the key of this sidecar did not sign them" in caplog.messages
 
         put_back()
         assert await run("unix:///nowhere", 0) == ([], []), "a store that is out stops no start"

@@ -260,7 +260,7 @@ async def test_the_commands_say_whether_a_result_is_the_one_that_was_kept(tmp_pa
         await running.call("delete_repo")
         log, file = running.app.settings.audit_path, evidence_path(running)
     good = cli("verify", log, "--evidence", file)
-    assert good.exit_code == 0 and "2 kept results are those that the log names" in good.output
+    assert good.exit_code == 0 and "2 stored results are those that the log names" in good.output
     shown = cli("show", log, "--evidence", "--object", "tool:github/get_*", "--json")
     (record,) = map(orjson.loads, shown.output.splitlines())
     assert (record["mcp_method"], record["as_recorded"]) == ("get_file", True)

@@ -67,7 +67,7 @@ async def test_why_it_is_degraded_is_on_the_screen_and_cannot_move_the_cursor(pl
     rules.write_text(RULES + "p, nhi:planner, tool:github/\x1b[2Jx, tool/call, -, -, -, allow\n")
     reloaded = await command(planner, "reload")
     assert (reloaded.exit_code, "\x1b" in reloaded.output) == (3, False)
-    assert "agent_to_tool.csv:5" in reloaded.output and reloaded.output.endswith("the old policy serves on\n")
+    assert "agent_to_tool.csv:5" in reloaded.output and reloaded.output.endswith("the old policy continues to serve\n")
     shown = (await command(planner, "status")).output
     assert "  degraded  up" in shown and "  ! the newest files are not in force, the old policy serves\n" in shown
     assert "\n    " in shown and "\x1b" not in shown

@@ -264,7 +264,7 @@ class OidcLogins:
             said = parse_json(await self._fetched(f"{issuer}/.well-known/openid-configuration"))
             self._known, self._not_before_s = _document_in(said, issuer, now_s), 0.0
         except (EgressError, Refusal, ValueError) as failure:
-            log.warning("what the OpenID provider says of itself cannot be used", extra={"why": str(failure)[:200]})
+            log.warning("the metadata of the OpenID provider cannot be used", extra={"why": str(failure)[:200]})
             raise LoginRefused(502, OUT, "provider-out") from None
         return self._known
 

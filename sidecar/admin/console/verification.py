@@ -103,7 +103,7 @@ class LogVerifier:
         try:
             await asyncio.to_thread(write_whole, settings.data / FILE, orjson.dumps(found), mode=0o600)
         except OSError as error:
-            log.warning("the result of a verification cannot be kept", extra={"error": str(error)})
+            log.warning("the result of a verification cannot be stored", extra={"error": str(error)})
 
 
 async def _verify(settings: Settings, run: Verification) -> None:

@@ -61,7 +61,7 @@ class AdapterOrigin:
             await self.close()
             raise SourceError(f"the adapter took longer than {chosen.timeout_s:g} s") from None
         except OSError as error:
-            raise SourceError(f"it cannot be kept: {error}") from None
+            raise SourceError(f"it cannot be stored: {error}") from None
         except asyncio.CancelledError:
             await self.close()
             raise

@@ -142,7 +142,7 @@ def _files_of(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def _small(member: TarMember | None, name: str, most: int) -> bytes:
     if member is None or member.name != name:
-        raise BadArchive(f"{name} is not where it belongs: this is no bundle of ours")
+        raise BadArchive(f"{name} is not where it belongs: this is not a policy bundle")
     if member.size > most:
         raise BadArchive(f"{name} is larger than {most} bytes")
     return b"".join(member.content)

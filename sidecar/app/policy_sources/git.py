@@ -68,7 +68,7 @@ class GitOrigin:
         except TimeoutError:
             raise SourceError(f"git took longer than {chosen.timeout_s:g} s") from None
         except OSError as error:
-            raise SourceError(f"it cannot be kept: {error}") from None
+            raise SourceError(f"it cannot be stored: {error}") from None
 
     def refuse(self, why: str) -> None:
         if self._looked_at is not None:

@@ -89,7 +89,7 @@ class BundleOrigin:
                 shelf.name(made, new.name)
                 return new
         except OSError as error:
-            raise SourceError(f"it cannot be kept: {error}") from None
+            raise SourceError(f"it cannot be stored: {error}") from None
 
 
 def _read(path: Path) -> bytes:

@@ -168,7 +168,7 @@ class SourcePoller:
                 await asyncio.to_thread(StoredRevisions(settings).put_in_force, new, before)
             except OSError as error:
                 place = shelf_of(settings)
-                raise SettingsError([fault_in(place, f"it cannot be kept: {error}", code="S163")]) from None
+                raise SettingsError([fault_in(place, f"it cannot be stored: {error}", code="S163")]) from None
 
         try:
             await adopt(new, by, keep)

@@ -520,7 +520,7 @@ def ended_without(record: ApprovalRecord) -> Refusal:
     """Returns the refusal of a call whose request for approval ended without an approval."""
     data = {"approval": record.name}
     if record.state is not ApprovalState.REFUSED:
-        why = "it was withdrawn" if record.state is ApprovalState.WITHDRAWN else "call again to ask anew"
+        why = "it was withdrawn" if record.state is ApprovalState.WITHDRAWN else "call again to request a new one"
         return Refusal(Reason.APPROVAL_EXPIRED, why, data=data)
     if said := record.given[-1].reason:
         data["answer"] = said

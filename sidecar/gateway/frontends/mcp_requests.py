@@ -126,7 +126,7 @@ class RequestReader:
         """Reads a message of HTTP+SSE: of the session era, in a session that exists before `initialize`."""
         request.in_session()
         if eras.names_stateless(request.headers, message):
-            raise malformed("this transport has the session era only")
+            raise malformed("this transport serves the session revisions of MCP only")
         if (message.method == "initialize") is bool(session.version):
             raise malformed("initialize comes first, and once")
         return self._of(request.server, message, SESSION, session.version, session)

@@ -85,5 +85,5 @@ class DisabledFile(Section):
         for index, entry in enumerate(self.disabled):
             if entry.principal in known:
                 hint = "keep one of them"
-                yield Finding(f"{entry.principal} stands here twice", hint=hint, at=("disabled", index))
+                yield Finding(f"{entry.principal} is listed twice", hint=hint, at=("disabled", index))
             known.add(entry.principal)

@@ -261,7 +261,7 @@ def _head_from(raw: bytes) -> ResponseHead:
     minor, code, lines = match.groups()
     http_11, status = minor == "1", int(code)
     if status == 101:
-        raise UnacceptableResponse("an upgrade that nobody asked for")
+        raise UnacceptableResponse("an upgrade that was not requested")
     headers = _joined(lines.split("\r\n")[1:]) if status >= 200 else {}
     coding, length = headers.get("transfer-encoding"), headers.get("content-length")
     if coding is not None and (coding.lower() != "chunked" or length is not None or not http_11):
@@ -270,7 +270,7 @@ def _head_from(raw: bytes) -> ResponseHead:
         raise ConnectionBroken("bad Content-Length")
     # Identity was requested. Inflating allows decompression bombs, and a body that is not decoded cannot be checked.
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise UnacceptableResponse("a content coding that nobody asked for")
+        raise UnacceptableResponse("a content coding that was not requested")
     reusable = http_11 and "close" not in headers.get("connection", "").lower()
     size = 0 if status in _NO_BODY else None if length is None else int(length)
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -149,7 +149,7 @@ class HttpClient:
         except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded by IDNA
             self._lost(connection)
             if isinstance(error, OSError) and error.errno in NO_DESCRIPTOR:
-                raise QueueFull("the system gives us no descriptor") from error
+                raise QueueFull("the system has no free file descriptor") from error
             raise ConnectFailed(f"no connection: {error}") from error
         except ConnectFailed as failed:
             self._lost(connection)

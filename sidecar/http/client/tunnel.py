@@ -57,7 +57,7 @@ class TunnelOpening(asyncio.Protocol):
         assert found is not None and self._transport is not None
         status = int(found[1])
         if status == 407:
-            self._fail("wants credentials (407), or others than it is shown")
+            self._fail("requires other credentials than it was sent (407)")
         elif status != 200:
             self._fail(f"answered {status} to CONNECT {self._target}")
         elif rest:

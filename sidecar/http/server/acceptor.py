@@ -75,7 +75,7 @@ class Acceptor:
             except ConnectionError:  # the client left while it waited
                 continue
             except OSError as error:  # no descriptor or memory: the connection stays in the backlog until there is one
-                self._tell("connections have to wait: the system gives us none", level=logging.ERROR, error=str(error))
+                self._tell("connections have to wait: the system accepts none", level=logging.ERROR, error=str(error))
                 self.seats.make_room(ROOM_FOR)
                 self._rest(PAUSE_S)
                 return

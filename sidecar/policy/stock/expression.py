@@ -355,7 +355,7 @@ class MatcherReader:
         roles = self.names.roles
         takes = roles.get(name, _ARGUMENTS_OF.get(name))
         if name in _BESIDE and takes is None:
-            raise BadExpressionError(f"{name} stands beside the rest of the matcher: … && {name}(…)", name)
+            raise BadExpressionError(f"{name} is next to the rest of the matcher: … && {name}(…)", name)
         if name == "eval" and not self._is_rule:
             self._check_eval(tree)
         elif takes is None:

@@ -197,7 +197,7 @@ class StockReader:
         found = _DECIDING_NOTE.match(line.raw)
         if found is not None:
             message = f"{found[1]} means nothing in a row of a Casbin policy"
-            hint = "write the rule for one of our own models, or take the note away"
+            hint = "write the rule for one of the sidecar's own models, or remove the note"
             self._faults.error("P127", message, line.source, found.start(1) + 1, len(found[1]), hint)
 
     def _warn_of_quotes(self, fields: Sequence[str], line: RowLine) -> None:
@@ -244,7 +244,7 @@ class StockReader:
         place = len(self._names) - 1, line.number
         before = first.setdefault(row, place)
         if before is not place:
-            message = f"the same row stands at {self._names[before[0]]}:{before[1]} already"
+            message = f"the same row is already at {self._names[before[0]]}:{before[1]}"
             self._faults.warn("P304", message, line.source, hint="take one away")
         return row
 
@@ -306,7 +306,10 @@ def check_casbin_rows(
         return
     message = f"{why}, so pycasbin decides: up to {row_us:.0f} µs a row, {rows * row_us / 1000:.1f} ms a decision"
     faults.warn(
-        "P207", message, SourceLine(file, 0, ""), hint="== != in && || ! and our functions are compiled" * bool(foreign)
+        "P207",
+        message,
+        SourceLine(file, 0, ""),
+        hint="== != in && || ! and the documented functions are compiled" * bool(foreign),
     )
 
 

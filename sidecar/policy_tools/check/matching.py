@@ -233,7 +233,7 @@ def approved_by_no_one(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             hint = near(role, known) or "write a g row that gives a user the role"
             yield PolicyFinding("P681", f"no user has {shown(role)}", hint, rule, "approval", role)
         elif users == _callers(policy, rule.subject):
-            message = f"only {users[0]} has {shown(role)}, who stands in the chain of every call that this allows"
+            message = f"only {users[0]} has {shown(role)}, who is in the chain of every call that this allows"
             hint = "the person who approves is another one than the caller: give the role to more users"
             yield PolicyFinding("P682", message, hint, rule, "approval", role)
 

@@ -39,7 +39,7 @@ def without_rows(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         lines = [] if str(path) in filled else policy.written.lines(str(path))
         says = any(line.strip() and not line.strip().startswith(("#", "version:", "---")) for line in lines)
         if str(path) not in filled and not says:
-            yield PolicyFinding("P633", "no row stands in this file", "fill it, or remove it", file=str(path))
+            yield PolicyFinding("P633", "this file has no row", "fill it, or remove it", file=str(path))
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ def read(path: str, raw: bytes, columns: Columns, faults: Faults) -> Content | N
     if PurePosixPath(path).suffix == ".csv":
         kind, known = kind_of(path)
         if not known:
-            faults.whole("P002", "this name tells no kind", path, "name it <kind>.csv, or say --kind")
+            faults.whole("P002", "this name has no kind", path, "name it <kind>.csv, or say --kind")
             return None
         found = [(None if row.type != "p" else kind, row) for row in parse_rows(path, text, faults)]
     else:
@@ -115,7 +115,7 @@ def _check_rule(
         faults.error("P505", "a guardrail only denies", row.line, field.column, field.width)
     if "part_of" in row.notes and row.notes["part_of"].text != owner:
         field, line = row.notes["part_of"], row.notes_line or row.line
-        hint = "a part stands directly below the rule that it belongs to, and names its id"
+        hint = "a part is directly below the rule that it belongs to, and names its id"
         faults.error("P509", f"the rule above is not {shown(field.text)}", line, field.column, field.width, hint)
 
 

@@ -24,7 +24,7 @@ _TITLES = {
     "user_to_nhi": "Which users may use which NHI: send it messages, or lend it authority (delegate).",
     "nhi_to_nhi": "Which NHI may call which other one, or lend it the authority that it carries (delegate).",
     "agent_to_tool": "Who may use which tool, prompt, resource or MCP server.",
-    "guardrail": "What is forbidden, whatever else is allowed.",
+    "guardrail": "What is forbidden, regardless of what other rows allow.",
 }
 _FILES = {PermissionKind.GUARDRAIL: "guardrails.csv"}
 _CARRIED = "Rows that deny, carried over from the present policy."

@@ -76,7 +76,7 @@ def _principal(text: str) -> str:
     if text == ANONYMOUS:
         return text
     if text.startswith("role:"):
-        raise Wrong("", "a role never calls", "write user:… or nhi:…; what a token grants stands under roles")
+        raise Wrong("", "a role never calls", "write user:… or nhi:…; what a token grants belongs under roles")
     return grammar.member(text)
 
 
@@ -261,7 +261,7 @@ class WrittenTest(Section):
 
     def _faults_of_chain(self) -> Iterator[Finding]:
         if len(set(self.chain)) != len(self.chain):
-            yield Finding("a principal stands twice in the chain", "T102", "no credential proves that", ("as",))
+            yield Finding("a principal is in the chain twice", "T102", "no credential proves that", ("as",))
         if ANONYMOUS in self.chain and len(self.chain) > 1:
             yield Finding("anonymous lends nothing and is lent nothing", "T102", "it stands alone", ("as",))
         for key in ("roles", "scopes"):

@@ -146,7 +146,7 @@ def path_to(route: OperationRoute, ids: Mapping[str, str], tenant: str = "") -> 
 
 def _segment(name: str) -> str:
     if not {".", ".."}.isdisjoint(_SLASH.split(name)):
-        raise UnreadableMessage("", "has a name that cannot stand in a path")
+        raise UnreadableMessage("", "has a name that cannot be part of a path")
     return quote(name, safe="")
 
 

@@ -184,7 +184,7 @@ class MessageReader:
                     raise UnreadableMessage(f"/{max(key, other, key=[*given].index)}", "is there in both its spellings")
                 if group:
                     if group in groups:
-                        raise UnreadableMessage(f"/{key}", f"stands beside another {group}")
+                        raise UnreadableMessage(f"/{key}", f"is set together with another {group}")
                     groups += (group,)
             if value or keeps:
                 read[json] = value
@@ -262,7 +262,7 @@ def _enum(name: str, words: tuple[str, ...], *, numbers: bool, defaults: bool) -
             return said[given]
         if type(given) is int and 0 <= given < len(numbered):
             return numbered[given]
-        raise UnreadableMessage("", f"is no word of {name}")
+        raise UnreadableMessage("", f"is not a value of {name}")
 
     return read
 

@@ -594,7 +594,7 @@ def _ids(read: Read, field: str, pattern: re.Pattern[str], at: str = "") -> tupl
 def _name(task: Any, config: Any = None, at: str = "/id") -> str:
     for one in (task, config):
         if one is not None and (not one or "/" in one):
-            raise UnreadableMessage(at, "cannot stand in a resource name of A2A 0.3")
+            raise UnreadableMessage(at, "cannot be part of a resource name of A2A 0.3")
     return f"tasks/{task}" if config is None else f"tasks/{task}/pushNotificationConfigs/{config}"
 
 

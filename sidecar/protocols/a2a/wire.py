@@ -50,7 +50,7 @@ class ProtobufWire:
         try:
             ParseDict(dict(canonical), message, max_recursion_depth=_MAX_WRITTEN)
         except (NotJsonError, ValueError, OverflowError):
-            raise UnreadableMessage("", "cannot be said in Protocol Buffers") from None
+            raise UnreadableMessage("", "cannot be represented in Protocol Buffers") from None
         return bytes(message.SerializeToString())
 
     def decode(self, name: str, data: bytes, max_depth: int, max_values: int = MAX_VALUES) -> dict[str, Any]:

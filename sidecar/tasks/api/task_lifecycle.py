@@ -336,7 +336,7 @@ class TaskLifecycle:
             elif answer.kind.reason == "TASK_NOT_FOUND":
                 await self._fail("ExecutionFailed", "The agent does not know the task any more")
             else:
-                await self._away(Refusal(Reason.UPSTREAM_FAILED, "it does not say how the task stands"))
+                await self._away(Refusal(Reason.UPSTREAM_FAILED, "it does not report the state of the task"))
         except UnreadableRecord:  # another version may continue it
             raise
         except Refusal as refusal:

@@ -84,7 +84,7 @@ class ConversationProcess:
         self._broke = self.how = ""  # how it ended, once it has `failed`, for the next turn
         self._is_lost = False
         attended.tell(told)
-        self._reading = asyncio.get_running_loop().create_task(self._read(), name=f"hears process {attended.pid}")
+        self._reading = asyncio.get_running_loop().create_task(self._read(), name=f"reads process {attended.pid}")
 
     @property
     def exit(self) -> Exit | None:
@@ -192,7 +192,7 @@ class ConversationProcess:
         """Returns how it ended and why that is a failure, once it is lost by itself; nothing of it is left."""
         # The exit status of a process that the sidecar ends says nothing about the cause.
         exit_ = self.exit if self._broke else await self._attended.exits(PATIENCE_S)
-        self.how = self._broke or ("it closed its pipes" if exit_ is None else f"it ended by itself, {exit_}")
+        self.how = self._broke or ("it closed its pipes" if exit_ is None else f"it exited on its own, {exit_}")
         await self.end()
         if self._broke:
             return exit_, Failure(Category.AGENT, self._broke)

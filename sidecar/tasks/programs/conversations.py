@@ -273,7 +273,7 @@ class Conversations:
     def _too_old(self, conversation: _Conversation) -> str:
         now_s, definition = self._clock(), self._definition
         if now_s - conversation.since_s >= definition.idle_timeout:
-            return f"nothing was said for {definition.idle_timeout:g} s"
+            return f"no output for {definition.idle_timeout:g} s"
         if now_s - conversation.born_s >= definition.session_timeout:
             return f"it had lived for {definition.session_timeout:g} s"
         return ""

@@ -129,7 +129,7 @@ class Executions:
         async def keep() -> None:
             # KNOWN means that the reply to our own write was lost: no other run has this id.
             if await self.held.add(record, bounds) is AddedRecord.FULL:
-                raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many runs are kept")
+                raise Refusal(Reason.TOO_MANY_CONCURRENT, "too many runs are stored")
 
         return await self._enter(offer, record, prompt, keep)
 
@@ -155,7 +155,7 @@ class Executions:
             output_bytes=record.output_bytes,
             revision=record.revision + 1,
         )
-        anew = _waits(anew, offer.definition, prompt, Transition(RunState.IDLE, now_s, "it goes on"))
+        anew = _waits(anew, offer.definition, prompt, Transition(RunState.IDLE, now_s, "it continues"))
 
         async def keep() -> None:
             if not await self.store.reopen(anew, self.holder, self.held.until_s):

@@ -234,7 +234,7 @@ def _result(result: object) -> list[Heard]:
     said = _members(result, "/result", text=str, parts=list, artifacts=list, state=str, message=(str, dict))
     if "message" in said:
         if len(said) > 1:
-            raise DialogueBroken("/result/message is an answer that is no task, and nothing else stands beside it")
+            raise DialogueBroken("/result/message is a response that is not a task, and allows no other member")
         return [TurnAnswer(message=_message_parts(said["message"]), alone=True)]
     state = STATES.get(said.get("state", "completed"))
     if state is None:

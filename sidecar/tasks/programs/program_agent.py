@@ -230,7 +230,7 @@ class RunFollower(NamedTuple):
                         return
                     yield self._shown(event)
         except TimeoutError:
-            raise Refusal(Reason.UPSTREAM_TIMEOUT, "the time of this stream is over; the task goes on") from None
+            raise Refusal(Reason.UPSTREAM_TIMEOUT, "the time of this stream is over; the task continues") from None
         except Refusal as refusal:
             yield _told(refusal)
 

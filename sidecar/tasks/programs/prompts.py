@@ -90,7 +90,7 @@ class _Reading:
         if others and self._definition.patterns.input != "json-rpc":
             # Fail closed: what its caller may have meant as options must not reach the program as text.
             beside = ", ".join(sorted(_CALL))
-            raise _UnsaidError(f"{at}/{_shown(others[0])}", f"stands beside one of {beside}, and is none of them")
+            raise _UnsaidError(f"{at}/{_shown(others[0])}", f"is next to one of {beside}, and is none of them")
         if "prompt" in data:
             self.texts.append(_string(data["prompt"], f"{at}/prompt"))
         for name, value in _object(data, "parameters", at):
@@ -135,7 +135,7 @@ def _check(text: str, definition: CliAgent) -> None:
     if size > largest:
         raise _UnsaidError(at, f"say {size} bytes, and this agent takes {largest}")
     if "\0" in text:
-        raise _UnsaidError(at, "hold a NUL character, which no program is told")
+        raise _UnsaidError(at, "hold a NUL character, which no program can receive")
     if _HALF.search(text):
         raise _UnsaidError(at, "hold half of a character, which is no text")
     if not is_sayable(text, definition):
@@ -143,7 +143,7 @@ def _check(text: str, definition: CliAgent) -> None:
     if definition.patterns.input != "args":
         return
     if size > MAX_ARGUMENT_BYTES:
-        most = f"this agent is told by an argument, which holds {MAX_ARGUMENT_BYTES}"
+        most = f"this agent receives its input as an argument, which holds {MAX_ARGUMENT_BYTES}"
         raise _UnsaidError(at, f"say {size} bytes, and {most}")
     args = definition.args
     # Behind `--`, nothing can be an option.

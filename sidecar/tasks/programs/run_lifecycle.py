@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 MAX_OUTPUT_CHARS: Final = 16 * 1024
 OVERTIME_S: Final = 10.0  # an attempt ends itself at its deadline; one that fails to is ended this much later
 TOLD_WITHIN_S: Final = 2.0
-UNSURE: Final = "the store did not say in time that it is still ours"
+UNSURE: Final = "the store did not confirm in time that this process still holds it"
 
 log = logging.getLogger("sidecar.tasks.programs")
 
@@ -203,7 +203,7 @@ class RunLifecycle:
         self._said = KeptEnd(MAX_OUTPUT_CHARS)
         whose = (record.id, record.id, record.context, record.owner, self.prompt, timeout_s, attempt, record.caller)
         told = self.offer.runner.run(ProgramOrder(*whose, None if self._lease is None else self._lease.term))
-        ended = AttemptEnd(None, Usage(), Failure(Category.SYSTEM, "nothing was heard of its end"))
+        ended = AttemptEnd(None, Usage(), Failure(Category.SYSTEM, "its end was not reported"))
         try:
             async with asyncio.timeout(timeout_s + OVERTIME_S):
                 async for event in told:
@@ -311,7 +311,7 @@ class RunLifecycle:
         if theirs is not None:
             self.record, self._last = theirs, ({"task": theirs.task},)
         else:
-            self._last = stood(self.record.task, FAILED, "nothing is kept of it any more", self._now())[1]
+            self._last = stood(self.record.task, FAILED, "no record of it is stored any more", self._now())[1]
         if self._body is not None:
             self._body.cancel()
 

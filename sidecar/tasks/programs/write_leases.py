@@ -28,7 +28,7 @@ LEASE_S: Final = 20.0
 ASKED_TIMES, KEPT_TIMES = 40, 8  # per lease time
 OURS, ASKS, KILLS = 0.5, 0.6, 0.7  # parts of a lease: until when it is surely held, and when the warden asks and kills
 UNHEARD: Final = "the store that replicas share did not say in time that it is still its turn"
-STOOD_STILL: Final = "the sidecar stood still, and its turn may be another's"
+STOOD_STILL: Final = "the sidecar was suspended, and another process may have taken over"
 ANOTHERS: Final = "its turn is another's"
 
 

@@ -215,4 +215,4 @@ def was_wrong(settled_s: float, now_s: float) -> bool:
     return settled_s - now_s > WRONG_S
 
 
-SCHEDULES: Final = RecordKind("how a schedule stands", record_codec(ScheduleStanding), key="schedules")
+SCHEDULES: Final = RecordKind("the state of a schedule", record_codec(ScheduleStanding), key="schedules")

@@ -300,7 +300,7 @@ class Scheduler:
         if not owes.in_time:
             await self._settle(one, owes, DueResult.MISSED, self._rest_of(one, owes).why)
         elif len(standing.running) >= one.most_at_once:
-            await self._settle(one, owes, DueResult.SKIPPED, "the run before goes on")
+            await self._settle(one, owes, DueResult.SKIPPED, "the previous run continues")
         else:
             await self._order(one, standing, owes)
 
@@ -429,7 +429,7 @@ class Scheduler:
             standing, _ = await self._change(one, _as_it_is)
             standing = await self._follow(one, standing)
             if len(standing.running) >= one.most_at_once:
-                raise Refusal(Reason.TOO_MANY_CONCURRENT, "the run before goes on")
+                raise Refusal(Reason.TOO_MANY_CONCURRENT, "the previous run continues")
             task = self.new_id()
             await self.witness("schedule-run", by, schedule=key, task=task)
             record = await self._place(one, task, BY_HAND)
@@ -483,7 +483,7 @@ class Scheduler:
         schedule, settings = one.schedule, self.live.current.settings
         behind_us = {*settings.upstreams, *settings.agents} if one.added is not None else frozenset[str]()
         if one.acts_as.removeprefix("nhi:") in behind_us:  # schedules of the settings are checked at load
-            raise Refusal(Reason.BAD_CREDENTIAL, f"{one.acts_as} stands behind us, and would call as itself")
+            raise Refusal(Reason.BAD_CREDENTIAL, f"{one.acts_as} is served by this sidecar, and would call as itself")
         return await self.orders.place(
             one.caller, schedule.agent, schedule.task_type, schedule.input_parameters, task, peer=peer
         )

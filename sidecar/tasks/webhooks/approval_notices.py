@@ -56,10 +56,10 @@ class ApprovalNotices:
                 await self.outbox.put("approval", record.name, behalf, url, HEADERS, body, _id_of(record, url))
             except Refusal as refusal:
                 about = {"approval": record.name, "event": record.unrecorded, "reason": refusal.reason.value}
-                log.warning("a receiver of approvals is not told", extra=about)
+                log.warning("a receiver of approvals is not notified", extra=about)
             except SettingsError as error:
                 about = {"approval": record.name, "event": record.unrecorded, "reason": str(error)}
-                log.warning("a receiver of approvals is not told", extra=about)
+                log.warning("a receiver of approvals is not notified", extra=about)
 
 
 def check_receivers(settings: Settings, document: Document) -> None:

@@ -29,7 +29,7 @@ async def test_what_ends_is_begun_anew_told_and_in_the_way_of_nothing_else(caplo
     jobs.begin("all else", goes_on)
     async with asyncio.timeout(2):
         await lives.wait()
-    assert list(jobs.trouble) == ["the kill switch ended, and was begun anew: see the log"]
+    assert list(jobs.trouble) == ["the kill switch ended and was started again: see the log"]
     told = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert [record.__dict__["again_in_s"] for record in told] == [0.02, 0.04]
     assert told[0].exc_info is not None

@@ -48,7 +48,7 @@ def test_verify_says_what_it_proved_and_what_not(path: Path, key_path: Path) -> 
     assert result.exit_code == 0
     assert "7 records in" in result.output
     assert "proved      records 1 to 7" in result.output
-    assert "not proved  that log and anchor were not both put back" in result.output
+    assert "not proved  that log and anchor were not both replaced" in result.output
     assert result.output.endswith("the evidence holds\n")
 
 

@@ -50,7 +50,7 @@ def test_a_log_in_order_is_proved_and_the_rest_is_said(path: Path) -> None:
     assert (report.records, report.first_seq, report.last_seq) == (10, 1, 10)
     assert report.events == {"decision": 5, "outcome": 5}
     assert len(report.proved) == 2 and KEY.id in report.proved[1]
-    assert any("both put back" in what for what in report.unproved)
+    assert any("both replaced" in what for what in report.unproved)
     without_key = verify([path])
     assert without_key.ok and len(without_key.proved) == 1
     assert any("without a key" in what for what in without_key.unproved)

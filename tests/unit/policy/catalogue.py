@@ -136,11 +136,11 @@ def written(examples: list[Example]) -> str:
     return "".join(texts)
 
 
-# --- docs/reference/policy-errors.md ------------------------------------------------------------------------------
+# --- docs/reference/policy-errors.md --------------------------------------------------------------------------------
 
 
 def errors_page() -> str:
-    """The generated part of docs/reference/policy-errors.md: every code, its subject, its remedy and its examples."""
+    """The generated part of docs/reference/policy-errors.md: every code, its meaning, how to mend it, its examples."""
     parts = []
     for prefix, title in tables("policy/catalogue")["groups"]:
         codes = [code for code in CODES if code.startswith(prefix)]

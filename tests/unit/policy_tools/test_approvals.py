@@ -47,7 +47,7 @@ def test_an_explanation_says_who_may_approve(folder: Path) -> None:
     told = result.output.splitlines()
     assert (result.exit_code, told[0]) == (1, "APPROVAL  a person with role:oncall must approve it")
     assert "    approval: role:oncall, within 1h, valid once, with a reason" in told
-    at = told.index("approval by a user who stands nowhere in the chain")
+    at = told.index("approval by a user who is not in the chain")
     assert told[at + 1] == ("  role:oncall: user:alice, user:dmitri, users with a token that grants role:corp/lead")
     assert told[at + 2 : at + 4] == ["limits that would be charged", "  rule:deletes  5 in an hour, counted for nhi:r"]
     code, data = explained(folder, *DELETE)
@@ -75,7 +75,7 @@ def test_an_explanation_says_who_may_approve(folder: Path) -> None:
             "ALLOW  approved by user:eve",
         ),
         (LENT, 1, "APPROVAL  a person with role:corp/lead and one with role:oncall must approve it"),
-        ((*LENT, "--approved-by", "user:alice"), 1, "APPROVAL  user:alice stands in the chain"),
+        ((*LENT, "--approved-by", "user:alice"), 1, "APPROVAL  user:alice is in the chain"),
         ((*LENT, "--approved-by", "user:dmitri"), 1, "APPROVAL  no one with role:corp/lead has approved it"),
         (
             (*LENT, "--approved-by", "user:dmitri,user:eve", "--roles", "user:eve=role:corp/lead"),

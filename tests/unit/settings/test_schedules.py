@@ -50,7 +50,7 @@ def test_a_schedule_calls_an_agent_that_is_there_as_somebody_who_is_none() -> No
     assert told({"a": schedule(agent="off")}) == [
         ("S177", "there is no agent off that is enabled", ("schedules", "a", "agent"))
     ]
-    would = "stands behind us, and would call as itself"
+    would = "is served by this sidecar, and would call as itself"
     assert told({"github": schedule()}) == [("S179", f"nhi:github {would}", ("schedules", "github"))]
     assert told({"a": schedule(principal="nhi:linter")}) == [
         ("S179", f"nhi:linter {would}", ("schedules", "a", "principal"))

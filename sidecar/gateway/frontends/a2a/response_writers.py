@@ -75,7 +75,7 @@ def written(writer: ResponseWriter, operation: Operation, result: dict[str, Any]
 
 
 def unsayable(error: UnreadableMessage) -> Refusal:
-    return Refusal(Reason.RESPONSE_REFUSED, f"its result cannot be said here: {error}")
+    return Refusal(Reason.RESPONSE_REFUSED, f"its result cannot be represented in this protocol version: {error}")
 
 
 def grpc_status(refusal: Refusal) -> str:

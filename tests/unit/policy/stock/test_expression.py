@@ -87,8 +87,8 @@ def test_live_and_holds_beside_a_matcher_are_left_out_of_it() -> None:
 @pytest.mark.parametrize(
     ("matcher", "token", "said"),
     [
-        ("r.sub == p.sub || live(p.expires_at, r.ctx)", "live", "stands beside the rest"),
-        ("!holds(p.when, p.eft, r.ctx)", "holds", "stands beside the rest"),
+        ("r.sub == p.sub || live(p.expires_at, r.ctx)", "live", "is next to the rest"),
+        ("!holds(p.when, p.eft, r.ctx)", "holds", "is next to the rest"),
         ("r.sub == p.sub && live(p.when, r.ctx)", "live", "takes p.expires_at, r.ctx"),
         ("live(p.expires_at, r.ctx) && r.ctx == p.sub", "r.ctx", "of live and holds alone"),
         ("live(p.expires_at, r.ctx) && r.ctx.age > 3", "r.ctx", "of live and holds alone"),

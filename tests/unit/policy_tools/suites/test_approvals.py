@@ -43,7 +43,7 @@ LENT = "as: [user:u, nhi:a], calls: tool:x/delete"
         (f"{DELETE}, approved_by: user:ida, expect: approval", ""),
         (f"{DELETE}, approved_by: user:ida, roles: {{user:ida: [role:oncall]}}, expect: allow", ""),
         (f"{LENT}, expect: approval", ""),
-        (f"{LENT}, approved_by: user:u, expect: allow", "expected allow, got approval (user:u stands in the chain)"),
+        (f"{LENT}, approved_by: user:u, expect: allow", "expected allow, got approval (user:u is in the chain)"),
         (
             f"{LENT}, approved_by: user:dmitri, expect: allow",
             "expected allow, got approval (no one with role:lead has approved it)",

@@ -154,7 +154,7 @@ def writing(again: bool) -> dict[str, Any]:
 
 TWICE = "idle starting running failed starting running"
 LATE = AttemptEnd(Exit(signal=9), Usage(), SORRY, timed_out=True)
-UNHEARD = Failure(Category.SYSTEM, "nothing was heard of its end")
+UNHEARD = Failure(Category.SYSTEM, "its end was not reported")
 NO_END = Failure(Category.AGENT, "it did not end within 0.02 s")
 OUTCOMES: list[tuple[Script, dict[str, Any], str, Failure | None]] = [
     (saying(DONE), {}, WELL, None),
