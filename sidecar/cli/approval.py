@@ -208,7 +208,7 @@ def _checked(person: str, url: str, *, is_needed: bool = False) -> dict[str, str
             raise click.UsageError("with --url the credential names the person, not --as")
         return {}
     if person and not (is_caller(person) and person.startswith("user:")):
-        raise click.BadParameter(f"{person!r} is no person: write user:<id>", param_hint="--as")
+        raise click.BadParameter(f"{person!r} is not a person: write user:<id>", param_hint="--as")
     if is_needed and not person:
         raise click.UsageError("a person must answer: --as user:<id>")
     return {"principal": person} if person else {}

@@ -47,6 +47,6 @@ class Instant(click.ParamType[float]):
         except Wrong:
             at_s = None
         if at_s is None:
-            what = f'"{value}" is no RFC 3339 time: write a time with a zone, such as 2026-11-27T12:00:00Z'
+            what = f'"{value}" is not an RFC 3339 time: write a time with a zone, such as 2026-11-27T12:00:00Z'
             self.fail(what, param, ctx)
         return at_s

@@ -57,7 +57,7 @@ def _time(text: str) -> str:
     try:
         seconds_of(text)
     except ValueError:
-        reject("this is no RFC 3339 time with a zone", hint="write a time as 2027-03-31T00:00:00Z")
+        reject("this is not an RFC 3339 time with a zone", hint="write a time as 2027-03-31T00:00:00Z")
     return text
 
 

@@ -211,7 +211,9 @@ class Language:
         except RuntimeError as error:
             raise _compile_error(text, str(error)) from None
         if program.return_type().name() not in ("BOOL", "DYN"):
-            raise Wrong("P402", f"gives {program.return_type().name().lower()}", "a condition must give true or false")
+            raise Wrong(
+                "P402", f"returns {program.return_type().name().lower()}", "a condition must return true or false"
+            )
         return program
 
 
@@ -254,8 +256,8 @@ def _check_reads(text: str, syntax: Syntax) -> None:
             raise Wrong("P403", f"{read.path[0]} has no {shown(read.path[1])}", hint, offset=at, width=width)
     for call in syntax.calls:
         if call.function == "has_role" and any(path[0] in ("args", "call") for path in call.first_argument):
-            hint = "ask principal, origin or one of chain"
-            raise Wrong("P404", "has_role of something that the caller wrote", hint, offset=call.offset, width=1)
+            hint = "use principal, origin or an element of chain"
+            raise Wrong("P404", "has_role of a value that the caller wrote", hint, offset=call.offset, width=1)
 
 
 def _condition(

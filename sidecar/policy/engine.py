@@ -261,7 +261,7 @@ class Engine:
         """Return why a person cannot approve a call of the chain for one of these roles; "" for a user who has one of
         them and stands nowhere in the chain."""
         if not person.name.startswith("user:"):
-            return f"{person.name} is no person"
+            return f"{person.name} is not a person"
         if any(person.name == principal.name for principal in chain):
             return f"{person.name} is in the chain"
         return (

@@ -100,7 +100,7 @@ def read_matcher(matcher: str) -> tuple[Node | None, list[ExpressionError]]:
         text = re.sub(r"\b([pr])\.", r"\1_", matcher).replace("&&", " and ").replace("||", " or ")
         return reader.node(parsed(re.sub(r"!(?!=)", " not ", text).strip())), reader.bad
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None, [ExpressionError("this is no expression", "check the brackets and operators")]
+        return None, [ExpressionError("this is not an expression", "check the brackets and operators")]
 
 
 def parsed(text: str) -> ast.expr:
@@ -224,7 +224,7 @@ class _ExpressionReader:
             if side in ("r", "p") and field:
                 return Name(side, field)
             self.bad.append(
-                ExpressionError(f'"{tree.id}" is no name here', "names are r.<field> and p.<column>", tree.id)
+                ExpressionError(f'"{tree.id}" is not a name here', "names are r.<field> and p.<column>", tree.id)
             )
         elif isinstance(tree, ast.Constant):
             if isinstance(tree.value, str):

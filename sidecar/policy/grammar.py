@@ -77,7 +77,7 @@ def subject(text: str, kind: PermissionKind) -> str:
         return text
     if not colon or word not in allowed:
         known = ", ".join(name if name == ANONYMOUS else f"{name}:…" for name in allowed)
-        raise Wrong("P103", f"{shown(text)} is no subject here", _kind_meant(text, allowed) or f"write {known} or *")
+        raise Wrong("P103", f"{shown(text)} is not a subject here", _kind_meant(text, allowed) or f"write {known} or *")
     _check_name(text, rest, _ID if word == "role" else _ID_PATTERN)
     return text
 
@@ -161,14 +161,16 @@ def expires_at(text: str) -> float | None:
         return None if text == NONE else seconds_of(text)
     except ValueError:
         hint = "write 2027-03-31T00:00:00Z, or -"
-        raise Wrong("P106", f"{shown(text)} is no RFC 3339 time with a zone", hint) from None
+        raise Wrong("P106", f"{shown(text)} is not an RFC 3339 time with a zone", hint) from None
 
 
 def domain(text: str) -> str:
     """Parse the namespace of an issuer, exactly: patterns here have granted access across tenants (threats K13)."""
     if text == NONE or _DOMAIN.fullmatch(text):
         return text
-    raise Wrong("P116", f"{shown(text)} is no domain", "write the issuer's namespace, or - for principals without one")
+    raise Wrong(
+        "P116", f"{shown(text)} is not a domain", "write the issuer's namespace, or - for principals without one"
+    )
 
 
 def limit(text: str, effect: str) -> int | None:
@@ -178,7 +180,7 @@ def limit(text: str, effect: str) -> int | None:
     if effect == "deny":
         raise Wrong("P107", f"{shown(text)} on a deny row limits nothing", "write -")
     if not _LIMIT.fullmatch(text):
-        raise Wrong("P107", f"{shown(text)} is no number from 1 to 999999999", "write -, or a deny row instead of 0")
+        raise Wrong("P107", f"{shown(text)} is not a number from 1 to 999999999", "write -, or a deny row instead of 0")
     return int(text)
 
 
@@ -196,7 +198,7 @@ def _duration(text: str, at_least_s: float, hint: str) -> float:
     found = _DURATION.fullmatch(text)
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not at_least_s <= seconds <= MAX_APPROVAL_S:
-        raise Wrong("P109", f"{shown(text)} is no duration here", hint)
+        raise Wrong("P109", f"{shown(text)} is not a duration here", hint)
     return seconds
 
 
@@ -214,14 +216,14 @@ def duration_text(seconds: float) -> str:
 def person(text: str) -> str:
     """Parse who may give an approval."""
     if not text.startswith("user:"):
-        raise Wrong("", f"{shown(text)} is no person", "write user:<id>")
+        raise Wrong("", f"{shown(text)} is not a person", "write user:<id>")
     return member(text)
 
 
 def rule_id(text: str) -> str:
     if _RULE_ID.fullmatch(text):
         return text
-    raise Wrong("P109", f"{shown(text)} is no id", "up to 128 letters, digits, dots, dashes, underscores, slashes")
+    raise Wrong("P109", f"{shown(text)} is not an id", "up to 128 letters, digits, dots, dashes, underscores, slashes")
 
 
 def word_of(*known: str) -> Callable[[str], str]:
@@ -238,7 +240,7 @@ def _thing(text: str, allowed: tuple[str, ...]) -> str:
     word, colon, rest = text.partition(":")
     if not colon or word not in allowed:
         hint = _kind_meant(text, allowed) or "write " + ", ".join(f"{name}:…" for name in allowed) + " or *"
-        raise Wrong("P113", f"{shown(text)} is no object here", hint)
+        raise Wrong("P113", f"{shown(text)} is not an object here", hint)
     if word == "set":
         _check_name(text, rest, _ID)
     elif word == "nhi":
@@ -255,7 +257,7 @@ def _check_on_server(text: str, word: str, rest: str) -> None:
     if not (_SERVER if exact else _SERVER_PATTERN).fullmatch(server):
         raise Wrong("P113", f"{shown(text)} names no server", f"write {word}:<server>/<name>, the server in lower case")
     if not slash and exact:
-        raise Wrong("P113", f"{shown(text)} fits nothing", f"write {word}:{server}/* for everything on it")
+        raise Wrong("P113", f"{shown(text)} matches nothing", f"write {word}:{server}/* for everything on it")
     if slash and not (_URI_PATTERN if word == "resource" else _TOOL_NAME).fullmatch(name):
         hint = "one row, one object: put several into a set" if "|" in name else f"{word} names hold no such character"
         raise Wrong("P113", f"{shown(text)} names no {word} that can exist", hint)
@@ -283,12 +285,12 @@ def _check_name(text: str, rest: str, grammar: re.Pattern[str]) -> None:
         _check_exact(text)
     if not grammar.fullmatch(rest):
         hint = "after the colon, 1 to 256 ASCII characters without blanks, quotes, commas and |"
-        raise Wrong("P103", f"{shown(text)} is no name", hint)
+        raise Wrong("P103", f"{shown(text)} is not a name", hint)
 
 
 def _check_exact(text: str) -> None:
     if "*" in text:
-        raise Wrong("P303", f"{shown(text)} holds a wildcard", "roles and sets hold exact names only")
+        raise Wrong("P303", f"{shown(text)} contains a wildcard", "roles and sets contain exact names only")
 
 
 def _check_ascii(text: str) -> None:
@@ -297,5 +299,5 @@ def _check_ascii(text: str) -> None:
         return
     for offset, character in enumerate(text):
         if not character.isascii():
-            message = f"U+{ord(character):04X} in {shown(text)} looks like something else"
-            raise Wrong("P110", message, "names are plain ASCII: retype this character", offset=offset, width=1)
+            message = f"U+{ord(character):04X} in {shown(text)} is not plain ASCII"
+            raise Wrong("P110", message, "retype this character", offset=offset, width=1)

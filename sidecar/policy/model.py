@@ -195,7 +195,7 @@ def _checked_matcher(entry: ModelEntry, model: Model) -> tuple[Node, ...]:
     names = {f"r.{name}" for name in model.request} | {f"p.{name}" for name in model.columns}
     for written in dict.fromkeys(f"{name.side}.{name.field}" for name in expression.names_in(tree)):
         if written not in names:
-            entry.refuse("P204", f"{shown(written)} is no name here", meant(written, names), written)
+            entry.refuse("P204", f"{shown(written)} is not a name here", meant(written, names), written)
     parts, calls, count = conjuncts(tree), list(expression.calls_in(tree)), 2 + model.by_domain
     for call in calls:
         if call.function in ("g", "g2") and call.function not in model.groups:

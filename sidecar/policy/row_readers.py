@@ -120,8 +120,8 @@ class RuleReader(_Reader):
         if len(errors) == before:
             self._add(row, texts, notes)
             if fields["eft"].text == "deny" and texts["expires_at"] != NONE:
-                message = "a deny row that ends: what it forbids will be allowed then"
-                hint = "write -, and let an allow row end instead"
+                message = "a deny row that expires: what it denies is allowed afterwards"
+                hint = "write -, and let an allow row expire instead"
                 self._tell(row, fields["expires_at"], Wrong("P120", message, hint), "warning")
             for severity, doubt in self._object_doubts(fields["obj"].text):
                 self._tell(row, fields["obj"], doubt, severity)
@@ -147,7 +147,7 @@ class RuleReader(_Reader):
         condition = self._checked(row, fields["when"], self._draft.condition)
         if effect == "allow" and condition is not None and condition.trusts_meta:
             message = "an allow row that trusts call.meta, which the caller writes"
-            hint = "ask principal, origin or chain instead"
+            hint = "use principal, origin or chain instead"
             self._tell(row, fields["when"], Wrong("P405", message, hint), "warning")
         texts = {column: field.text for column, field in fields.items()}
         return texts | {"act": actions, "obj": obj or fields["obj"].text}
@@ -158,7 +158,7 @@ class RuleReader(_Reader):
             home = row and belongs(row, row.fields[0].text, row.fields[1].text)  # its columns cannot be chosen
             raise Wrong("P105", "a guardrail only denies", home or "write deny")
         if effect == "deny" and self._model.effect == ALLOW_OVERRIDE:
-            raise Wrong("P115", "the model knows no deny", "with this effect a deny row would do nothing")
+            raise Wrong("P115", "the model has no deny rows", "with this effect a deny row would do nothing")
         return effect
 
     def _object_doubts(self, text: str) -> Iterator[Doubt]:
@@ -195,7 +195,7 @@ class RuleReader(_Reader):
         whole, field = self._above, row.notes["part_of"]
         hint = "it is below another row of that rule, and differs only in subject and object"
         if whole is None or whole.id != field.text:
-            self._tell(row, field, Wrong("P114", f"the row above is no part of {shown(field.text)}", hint))
+            self._tell(row, field, Wrong("P114", f"the row above is not part of {shown(field.text)}", hint))
             return {}
         for key in notes.keys() - {"part_of"}:
             self._tell(row, row.notes[key], Wrong("P114", f"{key} belongs at the first row of the rule", hint))
@@ -367,7 +367,7 @@ def _plain_text(raw: str) -> str:
 def _normal_form_doubts(text: str, normal: str) -> Iterator[Doubt]:
     """Yield a warning for an object whose normal form differs from its text, or that no call can name."""
     if normal != text:
-        yield "warning", Wrong("P122", f"read as {shown(normal)}", "calls are decided in this form: write it so")
+        yield "warning", Wrong("P122", f"read as {shown(normal)}", "write this form, in which calls are decided")
     if fault := fault_in_object(normal):
         message, hint = f"the URI of this resource {fault}", "correct it, or add a row in lower case"
         yield "warning", Wrong("P123", message, hint)

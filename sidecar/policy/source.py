@@ -367,7 +367,7 @@ def _check_cost(draft: PolicyBuilder, folder: Path, casbin: CasbinSettings) -> N
             check_casbin_rows(", ".join(foreign), rows, casbin, draft.faults, file)
         if not plan.index and not plan.foreign and rows >= SLOW_ROWS:
             message = (
-                f"no part can be looked up: each question walks {rows} rows, some {rows * _CHECK_US / 1000:.1f} ms"
+                f"no part can be looked up: each decision evaluates {rows} rows, some {rows * _CHECK_US / 1000:.1f} ms"
             )
             hint = "compare one field of the request with one column, as in the shipped models"
             draft.faults.warn("P206", message, SourceLine(file, 0, ""), hint=hint)
@@ -412,7 +412,7 @@ def _read_file(file: PolicyFile, draft: PolicyBuilder, stock: _StockModels) -> N
         elif kind is None:
             links.read(row)
         elif row.type != "p":
-            draft.faults.error("P111", f"a {row.type} row belongs into roles.csv", row.line, hint="move it there")
+            draft.faults.error("P111", f"a {row.type} row belongs in roles.csv", row.line, hint="move it there")
         elif kind in readers:  # else the model itself has the fault
             readers[kind].read(row)
         elif any(kind in reader.kinds for reader in stock.readers):
@@ -449,13 +449,15 @@ def _links(group: str, draft: PolicyBuilder) -> Mapping[str, RoleLinks]:
     if cycle:
         place = next(at for pair, at in found.items() if pair[:2] == cycle[:2])
         message = "a cycle: " + " in ".join(cycle)
-        draft.faults.error("P301", message, draft.line_at(place), hint="take one of these rows away")
+        draft.faults.error("P301", message, draft.line_at(place), hint="remove one of these rows")
         return {"": RoleLinks()}
     chains = links.chains()
     for (member, container, _), place in found.items():
         if chains[member] == MAX_DEPTH + 1 and chains[container] == MAX_DEPTH:
-            message = f"{shown(member)} is at the bottom of more than {MAX_DEPTH} levels"
-            draft.faults.error("P302", message, draft.line_at(place), hint="Casbin would silently not follow them all")
+            message = f"{shown(member)} is nested more than {MAX_DEPTH} levels deep"
+            draft.faults.error(
+                "P302", message, draft.line_at(place), hint="Casbin would silently follow only some of them"
+            )
     by_domain: dict[str, list[tuple[str, str]]] = {}
     for member, container, domain in found:
         if domain:
@@ -472,4 +474,4 @@ def _warn_empty_sets(sets: RoleLinks, draft: PolicyBuilder) -> None:
             if number in empty:
                 hint = meant(texts[number], filled) or "fill it with g2 rows"
                 line = SourceLine(*_place_of(table, row), "")
-                draft.faults.warn("P305", f"nothing is in {shown(texts[number])}", line, hint=hint)
+                draft.faults.warn("P305", f"{shown(texts[number])} is empty", line, hint=hint)

@@ -87,7 +87,7 @@ class YamlLinkReader:
             line = capability.line_of()
             if found is None:
                 hint = "write <server>.<tool>, <server>.* or *.*"
-                message = f"{shown(capability.text)} is no capability"
+                message = f"{shown(capability.text)} is not a capability"
                 self.values.faults.error("P507", message, line, capability.column, capability.width, hint)
                 continue
             columns = self.columns.get(kind, COLUMNS)
@@ -103,7 +103,7 @@ class YamlLinkReader:
         mapped capabilities, since it may stand for more than one tool."""
         obj = "tool:*" if capability.text == "*.*" else f"tool:{server}/{tool}"
         if "*" not in obj and (self.mapped or tool in VERBS):
-            message = f"{shown(capability.text)} is mapped to nothing, and grants {obj} alone"
+            message = f"{shown(capability.text)} has no definition, and grants {obj} only"
             hint = f"write capabilities: {{{capability.text}: [tool:{server}/…]}}, or keep it for the tool of that name"
             self.values.faults.warn("P511", message, capability.line_of(), capability.column, capability.width, hint)
         return same_place(capability, obj)

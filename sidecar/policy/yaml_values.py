@@ -28,7 +28,7 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("tests", "suite"), "policy tests belong into the folder tests/"),
 }
 
-_EMPTY_HINT = "say something, or take the key away"
+_EMPTY_HINT = "write a value, or remove the key"
 
 
 _ESCAPED = {"x": 4, "u": 6, "U": 10}  # the length of \xNN, \uNNNN and \UNNNNNNNN; all others have two characters

@@ -43,7 +43,7 @@ def read_catalogue(path: Path) -> KnownCatalogue:
         if not isinstance(name, str) or not name:
             refuse(loc, "must be a name")
         elif name.startswith("set:"):
-            refuse(loc, "a set is no object", "list what is in it")
+            refuse(loc, "a set is not an object", "list what is in it")
         else:
             try:
                 found.add(grammar.element(f"tool:{server}/{name}" if server and not name.startswith(_THINGS) else name))

@@ -31,7 +31,7 @@ def _moment(value: object) -> float:
     try:
         return seconds_of(value if isinstance(value, str) else "")
     except ValueError:
-        reject("this is no RFC 3339 time with a zone", "Y103", HINT)
+        reject("this is not an RFC 3339 time with a zone", "Y103", HINT)
 
 
 Moment = Annotated[

@@ -173,7 +173,7 @@ def fault_in_object(text: str) -> str:
     text, _ = _hold(_PATTERN_PIECE, uri)
     if _SCHEME_KNOWN.match(text) or not any(character.isupper() for character in text):
         return ""
-    return "has capitals that fit no host: calls are decided with hosts in lower case"
+    return "has capital letters that match no host: calls are decided with hosts in lower case"
 
 
 def _normal(text: str) -> str:

@@ -109,7 +109,7 @@ def _approvers(given: Mapping[str, Any]) -> tuple[Principal, ...]:
     names = _listed(given["approved_by"])
     for name in names:
         if not (name.startswith("user:") and is_caller(name)):
-            raise click.BadParameter(f"{name!r} is no person: write user:<id>", param_hint="--approved-by")
+            raise click.BadParameter(f"{name!r} is not a person: write user:<id>", param_hint="--approved-by")
     roles = _grants(given["roles"], "--roles", [*_listed(given["callers"]), *names])
     return tuple(Principal(name, "", roles.get(name, frozenset())) for name in names)
 

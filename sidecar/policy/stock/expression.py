@@ -278,7 +278,7 @@ class MatcherReader:
         except SyntaxError as error:
             raise self._syntax_error(error) from None
         except (ValueError, RecursionError, MemoryError):
-            raise BadExpressionError("this is no expression, or nested too deeply") from None
+            raise BadExpressionError("this is not an expression, or nested too deeply") from None
         if _depth(tree) > MAX_DEPTH:
             raise BadExpressionError(f"an expression is nested at most {MAX_DEPTH} deep")
         tree = self._without_calls_beside(tree)
@@ -290,7 +290,7 @@ class MatcherReader:
         word = re.match(r"\s*(\w+|\S?)", self._python[error.offset - 1 :] if error.offset else "")
         reason = "" if error.msg.startswith("invalid syntax") else f": {error.msg}"
         token = self._token(word[1] if word is not None else "")
-        return BadExpressionError(f"this is no expression{reason[:100]}", token, "check the brackets and operators")
+        return BadExpressionError(f"this is not an expression{reason[:100]}", token, "check the brackets and operators")
 
     def _token(self, word: str) -> str:
         """Return a word of the Python form as it stands in the text."""
@@ -349,7 +349,7 @@ class MatcherReader:
             *(f"r{suffix}.{one}" for one in self.names.request),
             *(f"p{suffix}.{one}" for one in self.names.columns),
         ]
-        return BadExpressionError(f"{dotted} is no name here", self._token(name), did_you_mean(dotted, known))
+        return BadExpressionError(f"{dotted} is not a name here", self._token(name), did_you_mean(dotted, known))
 
     def _check_function(self, tree: ast.Call, name: str) -> None:
         roles = self.names.roles

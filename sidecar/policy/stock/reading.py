@@ -151,7 +151,7 @@ class StockReader:
             self._foreign = self._foreign or uncompiled_rule(text, self._definitions)
         except BadExpressionError as error:
             at, width = max(text.find(error.token), 0), len(error.token)
-            message = f"{shown(text)} is no rule: {error.message}"
+            message = f"{shown(text)} is not a rule: {error.message}"
             raise Wrong("P124", message, error.hint, offset=at, width=width) from None
 
     def read(self, file: str, text: str) -> None:
@@ -204,7 +204,7 @@ class StockReader:
         for at, text in enumerate(fields, start=1):
             if len(text) > 1 and text[0] == text[-1] == '"':
                 message = "the quotes are part of the value, as in pycasbin"
-                hint = "take them away; commas inside brackets and parentheses need none"
+                hint = "remove them; commas inside brackets and parentheses need none"
                 self._faults.warn("P126", message, line.source, line.column_of(at), len(text), hint)
 
     def _read_rule(self, fields: Sequence[str], line: RowLine) -> None:
@@ -274,7 +274,7 @@ class StockReader:
         walks = max((one.walks for one in index), default=0)
         if walks >= SLOW_ROWS:
             spent_ms = walks * WALKED_US / 1000
-            message = f"no part can be looked up: each question walks {walks} rows, some {spent_ms:.1f} ms"
+            message = f"no part can be looked up: each decision evaluates {walks} rows, some {spent_ms:.1f} ms"
             hint = "compare a field of the request with a column before all that reads attributes"
             self._faults.warn("P206", message, SourceLine(self._file, 0, ""), hint=hint)
         return StockSource(
@@ -332,24 +332,21 @@ def stock_model(
             message = "this model allows every request that no row denies"
             faults.warn("P209", message, entries["e"].line, entries["e"].column)
         else:
-            hint = "if that is meant, write policy.default: allow in sidecar.yaml"
+            hint = "if that is intended, write policy.default: allow in sidecar.yaml"
             entries["e"].refuse("P203", "this effect allows every request that no row denies", hint)
     for key, form in model.roles.items():
         functions = settings.roles.get(key)
         condition = functions is not None and functions.condition is not None
         if form.parameters and not condition:
             hint = f"write policy.roles: {{{key}: {{condition: timeMatch}}}} in sidecar.yaml"
-            entries[key].refuse("P202", "nothing says what its parameters mean", hint)
+            entries[key].refuse("P202", "its parameters are not defined", hint)
         elif condition and not form.parameters:
             hint = f"write {key} = _, _, (_, _), or remove policy.roles.{key}.condition"
             entries[key].refuse("P202", "a condition without parameters", hint)
     for name in model.request:
         if name not in text_fields(model.request) and path_of(name, settings) is None:
             entries[f"r{suffix}"].refuse(
-                "P202",
-                f"nothing says what r.{name} is",
-                f"write policy.request: {{{name}: principal.<attribute>}}",
-                name,
+                "P202", f"r.{name} is not defined", f"write policy.request: {{{name}: principal.<attribute>}}", name
             )
     return model if len(faults.errors) == before else None
 
@@ -385,6 +382,6 @@ def _pattern_check(function: str) -> Callable[[str], object]:
         try:
             compiled(text)
         except BadPatternError as error:
-            raise Wrong("P124", f"{shown(text)} is no pattern of {function}: {error}") from None
+            raise Wrong("P124", f"{shown(text)} is not a pattern of {function}: {error}") from None
 
     return check

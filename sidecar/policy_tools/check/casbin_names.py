@@ -76,8 +76,8 @@ def out_of_reach(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         for column in side.columns:
             for name, number in side.names_in(column):
                 if not reached.includes(name):
-                    message = f"no {what} is {shown(name)} in this policy: this row decides nothing"
-                    hint = f"write an entry in policy.names.{_TABLES[side.text]}, or take the row away"
+                    message = f"no {what} is {shown(name)} in this policy: this row has no effect"
+                    hint = f"write an entry in policy.names.{_TABLES[side.text]}, or remove the row"
                     source = side.table.source
                     at = source.rows.columns[column].index(number)
                     yield PolicyFinding("P672", message, hint, side.table.rule(at), source.model.columns[column])
@@ -90,7 +90,7 @@ def never_counts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for key in policy.source.casbin.roles if policy.stock else ():
         if key not in defined:
             hint = meant(key, defined) or "remove it"
-            message = f"{shown(key)} never counts in policy.roles: no model defines it"
+            message = f"{shown(key)} never applies in policy.roles: no model defines it"
             yield PolicyFinding("P673", message, hint, file=_file(policy, policy.stock[0]), part=key)
     for table in policy.stock[:1]:
         for name in type(policy.source.casbin.names).model_fields:
@@ -99,7 +99,7 @@ def never_counts(policy: LintedPolicy) -> Iterator[PolicyFinding]:
                 first = next((one for one in earlier if name_pattern(one).fullmatch(ours)), None)
                 if first is not None:
                     message = (
-                        f"{shown(ours)} never counts in policy.names.{name}: {shown(first)} takes all of its names"
+                        f"{shown(ours)} never applies in policy.names.{name}: {shown(first)} matches all of its names"
                     )
                     yield PolicyFinding("P673", message, "write it above", file=_file(policy, table), part=ours)
                 earlier.append(ours)
@@ -111,7 +111,7 @@ def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         for pattern in policy.source.casbin.names.objects:
             if pattern != "*" and not policy.passes_here(pattern):
                 hint = meant(server_of(pattern), policy.names or ()) or f"there are {_some(policy)}"
-                message = f"no upstream fits {shown(pattern)}"
+                message = f"no upstream matches {shown(pattern)}"
                 yield PolicyFinding("P607", message, hint, file=_file(policy, table), part=pattern)
 
 

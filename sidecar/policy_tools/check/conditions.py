@@ -19,7 +19,7 @@ _EQUALS = re.compile(r"\s*([a-z]\w*(?:\.\w+)*)\s*==\s*('[^'\\]*'|\"[^\"\\]*\"|-?
 _ORDERED = re.compile(r"(?<![<>=!])[<>]=?\s*(['\"]-?\d+(?:\.\d+)?['\"])|(['\"]-?\d+(?:\.\d+)?['\"])\s*[<>]=?(?!=)")
 _ROLE_ASKED = re.compile(r"(!\s*)?has_role\(\s*[\w.\[\]]+\s*,\s*['\"](role:[^'\"]+)['\"]\s*\)")
 _SCOPES_ASKED = re.compile(r"(!\s*\(\s*)?['\"][^'\"]*['\"]\s+in\s+(?:principal|origin|\w+)\.(scopes|roles)")
-_MEND = "mend the condition, or take the row away"
+_MEND = "correct the condition, or remove the row"
 
 
 class _Never(NamedTuple):
@@ -94,17 +94,17 @@ def arguments_nowhere(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         if reads and policy.asked(rule) and (why := _no_arguments(policy, rule)):
             allows = "this row never matches unless it says otherwise"
             then = allows if rule.effect == "allow" else "what reads them fails, and denies"
-            message = f"{why}: args are empty, and {then}"
-            yield PolicyFinding("P606", message, "ask origin, principal or call", rule, "when", "args")
+            message = f"{why}: args is empty, so {then}"
+            yield PolicyFinding("P606", message, "use origin, principal or call", rule, "when", "args")
 
 
 def _no_arguments(policy: LintedPolicy, rule: RuleRef) -> str:
     if rule.kind in AGENTS:
-        return "a delegation carries no arguments" if policy.asked(rule) == {DELEGATE} else ""
+        return "a delegation has no arguments" if policy.asked(rule) == {DELEGATE} else ""
     kinds = policy.object_kinds(rule)
     if kinds == {"resource"}:
-        return "reading a resource carries no arguments"
-    return "what is asked of a server as a whole carries no arguments" if kinds == {"nhi"} else ""
+        return "reading a resource has no arguments"
+    return "what is asked of a server as a whole has no arguments" if kinds == {"nhi"} else ""
 
 
 def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -117,7 +117,7 @@ def unasked_arguments(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             message = f"without {path} this deny row matches: it reads it without has()"
             below, _, key = path.rpartition(".")
             asking = f"has({path})" if key.isidentifier() else f"'{key}' in {below}"  # has() takes names only
-            yield PolicyFinding("P641", message, f"if that is not meant, write {asking} && …", rule, "when", path)
+            yield PolicyFinding("P641", message, f"if that is not intended, write {asking} && …", rule, "when", path)
 
 
 def _unasked(condition: Condition) -> str:
@@ -148,11 +148,11 @@ def optional_claims(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     optional_in = _by_text(policy, partial(_optional_in, policy))
     for rule in policy.rules:
         if rule.effect == "deny" and rule.subject.startswith("role:") and _is_optional(policy, rule.subject):
-            message = f"{shown(rule.subject)} comes from a claim that a token may lack: then this does not deny"
+            message = f"{shown(rule.subject)} comes from a claim that a token may lack: without it, this does not deny"
             yield PolicyFinding("P642", message, "set required in roles_from, or deny all callers but …", rule, "sub")
     for rule, _ in _conditioned(policy):
         if rule.effect == "deny" and (part := optional_in(rule.when)):
-            message = "depends on a claim that a token may lack: then this does not deny"
+            message = "depends on a claim that a token may lack: without it, this does not deny"
             yield PolicyFinding("P642", message, "deny unless the claim is there", rule, "when", part)
 
 

@@ -32,7 +32,7 @@ def never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             yield PolicyFinding("P601", message, "agent_to_tool asks about tools", rule, "obj")
         kinds = {name.partition(":")[0] for name in policy.people(rule.subject)}
         if kinds and not kinds & KINDS_ASKED[rule.kind][0] and not policy.may_be_granted(rule.subject):
-            message = f"{rule.kind.value} never asks a principal that has {shown(rule.subject)}"
+            message = f"{rule.kind.value} has no subject with {shown(rule.subject)}"
             yield PolicyFinding("P601", message, _ASKS_WHOM, rule, "sub")
 
 
@@ -49,7 +49,7 @@ def actions_never_asked(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             for action in named:
                 if action in ACTIONS and action not in possible:
                     message = f"{action} is never asked of {_WORDS[max(kinds)]}"
-                    yield PolicyFinding("P603", message, "take it away, or write use", rule, "act", action)
+                    yield PolicyFinding("P603", message, "remove it, or write use", rule, "act", action)
 
 
 def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
@@ -61,10 +61,10 @@ def _none_asked(rule: RuleRef, kinds: frozenset[str]) -> tuple[str, str]:
             kind = home_of(rule.subject, rule.object) or PermissionKind.NHI_TO_NHI
             file = f"{kind.value}.csv" if rule.file.endswith(".csv") else f"kind: {kind.value}"
             return f"on an MCP server as a whole this {what}", f"for an agent of this name it belongs in {file}"
-        hint = f"for what is on it write tool:{server}/*, prompt:{server}/*, resource:{server}/*"
+        hint = f"for what it offers, write tool:{server}/*, prompt:{server}/*, resource:{server}/*"
         return f"on an MCP server as a whole this {what}", f"{hint}; for the server itself, initialize or *"
     asked = " or ".join(sorted(possible_actions(rule.kind, kinds))) if word != "nhi" else "message/send, delegate …"
-    return f"no call of {_WORDS[word]} is asked as {' or '.join(rule.actions[:3])}", f"write {asked}, or use"
+    return f"no call of {_WORDS[word]} has the action {' or '.join(rule.actions[:3])}", f"write {asked}, or use"
 
 
 def empty_roles(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -95,7 +95,7 @@ def on_no_upstream(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     names = policy.names or frozenset()
     for rule in policy.rules:
         if "*" in server_of(rule.object) and not policy.on_known_server(rule.object):
-            message = f"no upstream fits {shown(rule.object)}"
+            message = f"no upstream matches {shown(rule.object)}"
             yield PolicyFinding("P607", message, f"there are {_some(names)}", rule, "obj")
     for element in policy.source.sets.parents:
         if not policy.on_known_server(element):
@@ -112,7 +112,7 @@ def on_nothing_there(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for rule in policy.rules:
         ahead = rule.effect == "deny" and "*" in rule.object  # it forbids future objects
         if not ahead and lack(rule.object):
-            yield PolicyFinding("P609", f"nothing fits {shown(rule.object)}", there.near(rule.object), rule, "obj")
+            yield PolicyFinding("P609", f"nothing matches {shown(rule.object)}", there.near(rule.object), rule, "obj")
     for element in policy.source.sets.parents:
         if lack(element):
             yield PolicyFinding("P609", f"there is no {shown(element)}", there.near(element), name=element)
@@ -151,7 +151,7 @@ def limits_nothing(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         if not policy.passes_here(pattern):
             names = (policy.names or frozenset()) | (policy.programs if pattern.startswith("nhi:") else frozenset())
             hint = meant(server_of(pattern), names) or f"there are {_some(names)}"
-            message = f"no upstream fits {shown(pattern)}: nothing is counted there"
+            message = f"no upstream matches {shown(pattern)}: nothing is counted there"
             yield PolicyFinding("P608", message, hint, file=policy.budgets_file, part=pattern)
     roles = [entry.pattern for entry in policy.budgets.entries if entry.pattern.startswith("role:")]
     for role in dict.fromkeys(roles):
@@ -191,11 +191,11 @@ def ended(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             continue
         left_s = rule.expires_at - policy.now_s
         if left_s <= 0:
-            hint = "take it away, or renew it"
+            hint = "remove it, or renew it"
             yield PolicyFinding("P621", f"expired at {moment(rule.expires_at)}", hint, rule, "expires_at")
         elif left_s <= policy.soon_days * DAY_S:
             message = f"expires in {_span(left_s)}, at {moment(rule.expires_at)}"
-            yield PolicyFinding("P622", message, "renew it, or let it end", rule, "expires_at")
+            yield PolicyFinding("P622", message, "renew it, or let it expire", rule, "expires_at")
 
 
 def long_in_shadow(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -203,8 +203,8 @@ def long_in_shadow(policy: LintedPolicy) -> Iterator[PolicyFinding]:
     for rule in policy.rules:
         created_s = _created(policy.written.note(rule, "created_at")) if rule.shadow else None
         if created_s is not None and policy.now_s - created_s > SHADOW_DAYS * DAY_S:
-            message = f"in the shadow for {_span(policy.now_s - created_s)}: it decides nothing"
-            yield PolicyFinding("P623", message, "enforce it, or take it away", rule, "shadow")
+            message = f"in shadow for {_span(policy.now_s - created_s)}: it decides nothing"
+            yield PolicyFinding("P623", message, "enforce it, or remove it", rule, "shadow")
 
 
 def _created(text: str) -> float | None:

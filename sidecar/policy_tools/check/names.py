@@ -8,7 +8,7 @@ from sidecar.policy.faults import shown
 from sidecar.policy_tools.check.linted_policy import LintedPolicy, PolicyFinding
 from sidecar.vocabulary import RuleRef
 
-_UNUSED = "take its rows away, or use it"
+_UNUSED = "remove its rows, or use it"
 OFTEN = 3  # a name used once, beside a similar one used this often, is probably a typing error
 _LOOKS = str.maketrans({"I": "l", "1": "l", "O": "o", "0": "o"})
 _TIMES = {1: "once", 2: "twice"}
@@ -61,7 +61,7 @@ def look_alikes(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         for rare, often in told.items():
             entry, times = names[rare], names[often].times
             message = f"{shown(rare)} looks like {shown(often)}, which is used {_TIMES.get(times, f'{times} times')}"
-            hint = "if it is a slip, write the other; if both exist, rename one"
+            hint = "if it is a typing error, correct it; if both exist, rename one"
             yield PolicyFinding("P634", message, hint, entry.rule, entry.column, rare, name=entry.row)
 
 

@@ -129,7 +129,7 @@ def denied_anyway(policy: LintedPolicy) -> Iterator[PolicyFinding]:
         deny = next(denies[rule.kind].over(rule), None) or next(guarded.over(rule), None)
         if deny is not None:
             message = f"everything that this allows is denied by {_named(deny)}"
-            yield PolicyFinding("P611", message, "take this row away, or narrow the deny", rule, "obj")
+            yield PolicyFinding("P611", message, "remove this row, or narrow the deny", rule, "obj")
 
 
 def said_twice(policy: LintedPolicy) -> Iterator[PolicyFinding]:
@@ -165,16 +165,16 @@ def _beside(rule: RuleRef, other: RuleRef, *, mutual: bool) -> PolicyFinding | N
     demands = _demands_more(rule, other)
     if limit is not None and tighter is not None and tighter < limit and counted_alike:
         message = f"{limit} calls an hour are never reached: {_named(other)} allows {tighter} of the same calls"
-        hint = "lower it" if demands else "lower it, or take this row away"
+        hint = "lower it" if demands else "lower it, or remove this row"
         return PolicyFinding("P613", message, hint, rule, "max_calls_per_hour")
     if demands or (limit is not None and (tighter is None or tighter > limit or not counted_alike)):
         return None
     if _demands_more(other, rule):
-        hint = "take this row away: its calls wait for the approval that the other row demands"
+        hint = "remove this row: its calls wait for the approval that the other row demands"
         return PolicyFinding("P612", f"{_named(other)} allows this already", hint, rule, "obj")
     if mutual and _spot(rule) < _spot(other) and (other.max_calls_per_hour is None or limit == tighter):
         return None
-    return PolicyFinding("P612", f"{_named(other)} allows this already", "take one of the two away", rule, "obj")
+    return PolicyFinding("P612", f"{_named(other)} allows this already", "remove one of the two", rule, "obj")
 
 
 def _demands_more(rule: RuleRef, other: RuleRef) -> bool:
@@ -191,7 +191,7 @@ def _both_count(policy: LintedPolicy, told: Container[tuple[str, int, str, str]]
         if other is not None:
             amounts = f"{rule.max_calls_per_hour} and {other.max_calls_per_hour} an hour"
             message = f"some calls count here and for {_named(other)}: {amounts}"
-            hint = "the limit that is spent first refuses; neither lifts the other"
+            hint = "the limit that is reached first refuses; neither replaces the other"
             yield PolicyFinding("P614", message, hint, rule, "max_calls_per_hour")
 
 

@@ -222,9 +222,9 @@ def _unsound(what: str, text: str) -> str:
         if "*" in text:  # a URI may contain one; in a policy it would be a wildcard
             return "a name with * cannot be written exactly"
         if "object" in what and text.startswith("set:"):
-            return "a set is no object of a call"
+            return "a set is not an object of a call"
         if text.startswith("role:"):  # as a row's subject it would match the members of a role
-            return "a role is no caller"
+            return "a role is not a caller"
         match what.split(" "):
             case ["action"] if text == grammar.USE:
                 return "no action of a call"

@@ -95,10 +95,10 @@ def test_lists_and_sessions_wait_for_none(tmp_path: Path) -> None:
     [
         ("within=15m", ROW, "within means nothing without approval"),
         ("approval=oncall", ROW, '"oncall" is not role:…'),
-        ("approval=role:on*", ROW, '"role:on*" holds a wildcard'),
-        ("approval=role:oncall within=5s", ROW, '"5s" is no duration here'),
-        ("approval=role:oncall within=8d", ROW, '"8d" is no duration here'),
-        ("approval=role:oncall valid=twice", ROW, '"twice" is no duration here'),
+        ("approval=role:on*", ROW, '"role:on*" contains a wildcard'),
+        ("approval=role:oncall within=5s", ROW, '"5s" is not a duration here'),
+        ("approval=role:oncall within=8d", ROW, '"8d" is not a duration here'),
+        ("approval=role:oncall valid=twice", ROW, '"twice" is not a duration here'),
         ("approval=role:oncall", ROW.replace("allow", "deny"), "a deny row asks no one for approval"),
         ("approval=role:oncall", ROW.replace("tools/call", "ping"), "no action of this row waits for an approval"),
         (

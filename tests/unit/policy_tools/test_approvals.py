@@ -96,7 +96,7 @@ def test_a_call_is_explained_as_if_persons_had_approved_it(
 def test_only_a_user_approves_and_no_user_may_have_the_role(tmp_path: Path) -> None:
     folder = write_policy(tmp_path, {"agent_to_tool": ASKS + ROW})
     result = run("explain", "--policy", folder, *DELETE, "--approved-by", "nhi:r")
-    assert (result.exit_code, "'nhi:r' is no person: write user:<id>" in result.output) == (2, True)
+    assert (result.exit_code, "'nhi:r' is not a person: write user:<id>" in result.output) == (2, True)
     assert "  role:oncall: no user has it" in run("explain", "--policy", folder, *DELETE).output
 
 

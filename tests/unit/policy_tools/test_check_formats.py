@@ -200,7 +200,7 @@ def test_the_moment_and_what_is_soon_can_be_said(tmp_path: Path) -> None:
         (("nowhere",), 3, "this folder is not there"),
         (("-c", "nowhere.yaml"), 3, "nowhere.yaml"),
         (("--format", "xml"), 2, "is not one of"),
-        (("--now", "tomorrow"), 2, "is no RFC 3339 time"),
+        (("--now", "tomorrow"), 2, "is not an RFC 3339 time"),
         (("--soon", "-1"), 2, "-1"),
         *((("nowhere", "--format", form), 3, "P001") for form in FORMATS),
     ],

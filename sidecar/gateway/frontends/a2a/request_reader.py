@@ -194,7 +194,7 @@ def _operate(
 ) -> AgentOperation:
     for name in ("tenant", "id", "taskId"):
         if params.get(name) in (".", ".."):  # in the path of an agent's address it would name another resource
-            raise malformed(f"params.{name} is no name", INVALID_PARAMS)
+            raise malformed(f"params.{name} is not a name", INVALID_PARAMS)
     message, metadata, push = params.get("message", _NOTHING), params.get("metadata", _NOTHING), push_in(params)
     inside, skill = message.get("metadata", _NOTHING), ""
     if metadata or inside:

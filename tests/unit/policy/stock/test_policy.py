@@ -246,7 +246,7 @@ def test_a_matcher_that_looks_no_row_up_is_told_with_its_cost(tmp_path: Path) ->
     (warning,) = engine_of(tmp_path, model, rows).warnings
     assert (warning.code, warning.message) == (
         "P206",
-        "no part can be looked up: each question walks 500 rows, some 1.0 ms",
+        "no part can be looked up: each decision evaluates 500 rows, some 1.0 ms",
     )
 
 
@@ -266,7 +266,7 @@ def test_a_second_field_of_the_same_meaning_has_to_be_explained(tmp_path: Path) 
     model = conf("r.obj == p.obj && r.path == p.obj", request="sub, obj, act, path")
     with pytest.raises(PolicyError) as refused:
         engine_of(tmp_path, model, "p, alice, data1, read\n")
-    assert [(fault.code, fault.message) for fault in refused.value.faults] == [("P202", "nothing says what r.path is")]
+    assert [(fault.code, fault.message) for fault in refused.value.faults] == [("P202", "r.path is not defined")]
 
 
 def test_a_long_name_is_matched_in_linear_time(tmp_path: Path) -> None:

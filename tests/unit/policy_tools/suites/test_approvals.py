@@ -77,7 +77,7 @@ def test_a_call_waits_until_a_person_who_may_has_approved_it(tmp_path: Path, tes
 
 def test_only_a_user_approves(tmp_path: Path) -> None:
     found = faults(tmp_path, f"{HEAD}- {{name: t, {DELETE}, approved_by: nhi:b, expect: allow}}\n")
-    assert [(fault.code, fault.message) for fault in found] == [("T102", '"nhi:b" is no person')]
+    assert [(fault.code, fault.message) for fault in found] == [("T102", '"nhi:b" is not a person')]
 
 
 @pytest.mark.parametrize(
