@@ -228,7 +228,7 @@ class RuleReader(_Reader):
         other = self._draft.names.setdefault(name, place)
         if other is not place:
             message = f"id {shown(name)} is already at {other[0]}:{other[1]}"
-            self._tell(row, row.notes["id"], Wrong("P108", message, "take one away, or rename one"))
+            self._tell(row, row.notes["id"], Wrong("P108", message, "remove or rename one"))
 
     def take(self, raw: str, number: int) -> bool:
         """Add the line if it is a plain row; return whether it was added. `number` counts from 1."""
@@ -317,7 +317,7 @@ class LinkReader(_Reader):
         first = self._draft.links[row.type].setdefault((member, container, domain), place)
         if first is not place:
             message = f"the same row is already at {first[0]}:{first[1]}"
-            self._faults.warn("P304", message, row.line, hint="take one away")
+            self._faults.warn("P304", message, row.line, hint="remove one")
 
     def take(self, raw: str, number: int) -> bool:
         """Add the line if it is a plain row; return whether it was added. `number` counts from 1."""

@@ -99,7 +99,7 @@ def parse_rows(file: str, text: str, faults: Faults, plain: Plain | None = None)
 
 
 def _stray_notes(line: SourceLine, faults: Faults) -> None:
-    faults.error("P109", "#: is above no row", line, hint="it describes the row on the very next line")
+    faults.error("P109", "#: is above no row", line, hint="it describes the row on the next line")
 
 
 def hidden_character(line: SourceLine, faults: Faults, value: str | None = None, column: int = 1) -> bool:

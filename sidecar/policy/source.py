@@ -430,7 +430,7 @@ def _check_doubles(draft: PolicyBuilder) -> None:
                     return
                 file, number = _place_of(table, first[said])
                 message = f"the same rule is already at {file}:{number}"
-                draft.faults.error("P108", message, draft.line_at(_place_of(table, row)), hint="take one away")
+                draft.faults.error("P108", message, draft.line_at(_place_of(table, row)), hint="remove one")
 
 
 def _named(table: RowTable, row: int) -> bool:

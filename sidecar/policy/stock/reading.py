@@ -196,7 +196,7 @@ class StockReader:
         """Report notes that decide in rows of our own models. Here their line is a comment, and the row would allow."""
         found = _DECIDING_NOTE.match(line.raw)
         if found is not None:
-            message = f"{found[1]} means nothing in a row of a Casbin policy"
+            message = f"{found[1]} has no effect in a row of a Casbin model"
             hint = "write the rule for one of the sidecar's own models, or remove the note"
             self._faults.error("P127", message, line.source, found.start(1) + 1, len(found[1]), hint)
 
@@ -245,7 +245,7 @@ class StockReader:
         before = first.setdefault(row, place)
         if before is not place:
             message = f"the same row is already at {self._names[before[0]]}:{before[1]}"
-            self._faults.warn("P304", message, line.source, hint="take one away")
+            self._faults.warn("P304", message, line.source, hint="remove one")
         return row
 
     def _refuse_count(self, line: RowLine, fields: Sequence[str], key: str, names: Sequence[str]) -> None:

@@ -234,7 +234,7 @@ def approved_by_no_one(policy: LintedPolicy) -> Iterator[PolicyFinding]:
             yield PolicyFinding("P681", f"no user has {shown(role)}", hint, rule, "approval", role)
         elif users == _callers(policy, rule.subject):
             message = f"only {users[0]} has {shown(role)}, who is in the chain of every call that this allows"
-            hint = "the person who approves is another one than the caller: give the role to more users"
+            hint = "give the role to more users: a person in the chain cannot approve"
             yield PolicyFinding("P682", message, hint, rule, "approval", role)
 
 
