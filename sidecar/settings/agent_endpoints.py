@@ -150,7 +150,7 @@ class RateLimiting(Section):
     daily_quota: Quota | None = None
     """Requests a day (UTC); 0 is without bound."""
     per_principal: bool = False
-    """Whether each caller has all of that."""
+    """Whether each caller has these limits for itself."""
 
     def _faults(self) -> Iterator[Finding]:
         yield from rate_faults(self.requests_per_second, self.burst)
@@ -166,7 +166,7 @@ class AgentOffer(Section):
     grpc_port: Annotated[int | None, Field(ge=0, le=65535)] = None
     """A port of its own, in addition to `server.grpc`, at the same host, for callers that can name no tenant."""
     transport_protocols: Many[Transport] = TRANSPORTS
-    """What callers may speak at its addresses. What they may not is in no card, and refused."""
+    """The bindings that callers may use at its addresses. What they may not is in no card, and refused."""
     authentication: EndpointAuth | None = None
     """A credential of its own for callers."""
     rate_limiting: RateLimiting | None = None

@@ -71,7 +71,7 @@ class CheckpointSettings(Section):
     """Signed statements of where the log ended, in the log itself; at a stop there is always one."""
 
     every_s: Seconds = 300.0
-    """After so long, if something was recorded."""
+    """Interval between checkpoints, if there are new records."""
     to: Many[Literal["stdout", "store"]] = ()
     """Where they are published besides: standard output, the store: out of reach of the log's own host."""
     known_path: PathField | None = None
@@ -85,7 +85,7 @@ class RotationSettings(Section):
     max_bytes: Bytes | None = None
     """Rotate once the file of records, or of stored results, reaches this size. By default it grows."""
     every_s: Seconds | None = None
-    """Once its first record is so old."""
+    """Rotate the file once its first record reaches this age."""
     keep: Count | None = None
     """How many rotated files to retain. The deletion of an older one is recorded first. By default all are retained."""
 

@@ -25,9 +25,9 @@ class OidcRoles(Section):
     claim: ClaimName = "groups"
     """The claim with a string or a list of strings; dots walk into objects (realm_access.roles)."""
     viewer: Many[Word] = ()
-    """Values that make a viewer, `*` matching any run of characters."""
+    """Values that grant the role viewer, `*` matching any run of characters."""
     operator: Many[Word] = ()
-    """Values that make an operator."""
+    """Values that grant the role operator."""
 
     def _faults(self) -> Iterator[Finding]:
         if not (self.viewer or self.operator):
@@ -43,11 +43,11 @@ class OidcSettings(Section):
     """The provider, as its ID tokens name it: https://idp.acme.example/realms/acme. If `identity.issuers` has it too,
     a person who logs in is the same principal as in calls, and answers approvals."""
     client_id: Word
-    """The console's name there."""
+    """The console's client id at the provider."""
     client_secret_path: PathField | None = None
     """File with the client's secret; without one the client is public."""
     scopes: Many[Scope] = ("openid", "profile")
-    """What is asked for; `openid` always is."""
+    """The scopes to request; `openid` is always requested."""
     algorithms: Annotated[Many[Algorithm], Field(min_length=1)] = ("RS256",)
     """Algorithms of its signatures."""
     name_claim: ClaimName = "sub"
@@ -59,11 +59,11 @@ class ConsoleSettings(Section):
     """The web console, at `/console` of the admin listener."""
 
     enabled: bool = False
-    """Whether it is served. A login needs `oidc`, or one of `admin.credentials` as `viewer` or `operator`."""
+    """Whether the console is served. A login needs `oidc`, or one of `admin.credentials` as `viewer` or `operator`."""
     url: ConsoleOrigin | None = None
     """The origin under which browsers reach the admin listener, where a proxy is in front: https://ops.acme.example.
     Needed where the listener is beyond loopback."""
     session: Annotated[Seconds, Field(le=MAX_SESSION_S)] = 900.0
-    """A login that is idle for so long ends. Each ends after 8 hours."""
+    """Idle time after which a login ends. Every login ends after 8 hours."""
     oidc: OidcSettings | None = None
     """An OpenID provider at which people log in with their own accounts."""

@@ -40,9 +40,9 @@ class TokenClient(Section):
     assertion_audience: Word | None = None
     """The `aud` of that JWT; by default the token endpoint."""
     scope: Many[Scope] = ()
-    """Scopes to ask for."""
+    """Scopes to request."""
     audience: Word | None = None
-    """The `audience` to ask for."""
+    """The `audience` to request."""
     resource: Word | None = None
     """The `resource` to ask for (RFC 8707): as a rule the upstream's url."""
 
@@ -59,7 +59,7 @@ class TokenExchange(TokenClient):
     """A token for the caller, in exchange for the one that the caller showed (RFC 8693)."""
 
     subject_token_type: Literal["access_token", "jwt"] = "access_token"
-    """What the caller's token is called there."""
+    """The type under which the caller's token is sent."""
     actor_token_path: PathField | None = None
     """File with the sidecar's own token, sent as the actor."""
     keep_s: Seconds = 300.0
@@ -72,7 +72,7 @@ class Signed(Section):
     audience: Word | None = None
     """Its `aud`; by default the upstream's url."""
     ttl_s: Annotated[Seconds, Field(ge=MIN_TTL_S, le=MAX_TTL_S)] = 60.0
-    """How long it is good for; it is used again for half of that."""
+    """How long the token is valid. The sidecar reuses it for half of that time."""
     roles: bool = False
     """Whether it says which roles the caller's token granted to the first of the chain: for another sidecar."""
     own: NhiName | None = None

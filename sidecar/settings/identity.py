@@ -98,7 +98,7 @@ class RolesFromSettings(Section):
     claim: ClaimName
     """The claim with a string or a list of strings; dots walk into objects (realm_access.roles)."""
     namespace: Slug
-    """What these roles are called after."""
+    """The namespace in the names of these roles."""
     only: Many[Word] = ()
     """Only these values become roles, `*` matching any run of characters; empty takes all."""
     required: bool = False
@@ -129,7 +129,7 @@ class CertificateDomain(SpiffeSettings):
 
 
 class CertificateSettings(Section):
-    """Who the owners of client certificates are."""
+    """The principals of client certificates."""
 
     spiffe: Many[CertificateDomain] = ()
     """Trust domains: a certificate with a SPIFFE ID is that workload, and its other names count for nothing."""
@@ -169,13 +169,13 @@ class TrustedProxy(Section):
 
 
 class IssuerSettings(Section):
-    """Who signs tokens, and what its tokens may say."""
+    """An issuer of tokens, and the names that its tokens may contain."""
 
     issuer: Word
     """The exact `iss` of its tokens."""
     preset: Annotated[
         Literal["keycloak", "entra", "okta", "spiffe", "sidecar"] | None,
-        Field(description="What is known of a product's tokens fills what is not written here."),
+        Field(description="Defaults for a product's tokens; keys set here take precedence."),
     ] = None
     audiences: Many[Word] = ()
     """Further accepted `aud`. The called address (<public_url>/mcp/<server>) is always accepted."""
@@ -186,7 +186,7 @@ class IssuerSettings(Section):
     algorithms: Annotated[Many[Algorithm], Field(min_length=1)] = ("RS256",)
     """The signature algorithms of its keys, no others."""
     kinds: Annotated[Many[Literal["user", "nhi"]], Field(min_length=1)] = ("user",)
-    """What it may name."""
+    """The kinds of principals that its tokens may name."""
     namespace: Slug | None = None
     """Its names become `user:<namespace>/<id>`; needed by all but one of several issuers."""
     typ: Annotated[
@@ -198,7 +198,7 @@ class IssuerSettings(Section):
     clients: Mapping[Word, str] = {}
     """Client id → `direct` (a person's own program) or `nhi:<name>`; a client that is not listed is refused."""
     roles_from: RolesFromSettings | None = None
-    """Roles out of a claim."""
+    """Roles from a claim."""
     kind_claim: ClaimName | None = None
     """The claim whose value is `user` or `nhi`; without it and with several kinds, `sub` says it: `nhi:planner`."""
     subject_kind: Literal["user", "nhi"] | None = None
@@ -307,15 +307,15 @@ class IdentitySettings(Section):
     """Tokens and keys."""
 
     issuers: Many[IssuerSettings] = ()
-    """Whose tokens are accepted."""
+    """The issuers whose tokens are accepted."""
     api_keys_path: PathField | None = None
     """YAML file with the API keys, as MACs."""
     api_keys_pepper_path: PathField | None = None
     """File with the secret that hashes API keys, the same at every replica. By default in the data folder."""
     certificates: CertificateSettings | None = None
-    """Who the owners of client certificates are."""
+    """The principals of client certificates."""
     trusted_proxies: Many[TrustedProxy] = ()
-    """Proxies whose `X-Forwarded-Client-Cert` is believed. From all other callers it is ignored."""
+    """Proxies whose `X-Forwarded-Client-Cert` is accepted. From all other callers it is ignored."""
     max_token_lifetime_s: Seconds = 86400.0
     """A token that lives longer (exp - iat) is refused."""
 

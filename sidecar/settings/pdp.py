@@ -71,7 +71,7 @@ def _action(text: str) -> str:
 
 
 class AuthzenSettings(Section):
-    """The vocabulary of AuthZEN requests, and what it is here."""
+    """The vocabulary of AuthZEN requests, and the sidecar's names for it."""
 
     url: Annotated[HttpUrl, named(_URL, "URL without a path", "https://pdp.acme.example")] | None = None
     """The URL under which enforcement points reach these endpoints, for their metadata. By default the one that a
@@ -81,7 +81,7 @@ class AuthzenSettings(Section):
     as a part of the name `tool:records/{action}/*`. A type that is both has `{subject, resource}`. Known without an
     entry: `user`, `identity`, `nhi`, `agent`, `tool`, `prompt`, `resource`, `mcp_server`."""
     actions: Mapping[Word, Annotated[Word, AfterValidator(_action)]] = Field(default_factory=dict)
-    """Actions: `can_read: resources/read`. One without an entry is called the same here."""
+    """Actions: `can_read: resources/read`. An action without an entry keeps its name."""
     arguments: Mapping[
         Word, Mapping[Word, Annotated[str, named(_SOURCE, "place", "such as resource.properties.status")]]
     ] = Field(default_factory=dict)
@@ -94,7 +94,8 @@ class DecisionSettings(Section):
     listener, at `listen`, and over gRPC (Envoy) at `server.grpc`."""
 
     listen: Listen | None = None
-    """A listener for them alone. At a Unix socket (mode 0600) they need no credential, and are called `local`."""
+    """A listener for enforcement points only. On a Unix socket (mode 0600) they need no credential; their name is
+    `local`."""
     tls: TlsFiles | None = None
     """Certificate and key of `listen`. With `client_ca_path`, a certificate of these authorities is a credential too;
     its first name is the enforcement point's."""

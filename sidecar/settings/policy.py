@@ -42,9 +42,9 @@ class _Source(Section):
     """The settings common to all policy sources."""
 
     every: Seconds = 30.0
-    """How often it is looked at; also as soon as another replica has loaded something new."""
+    """How often the sidecar checks the source. It also checks as soon as another replica has loaded a new version."""
     timeout_s: Seconds = 60.0
-    """How long one look may take."""
+    """How long one check may take."""
     accept: Annotated[str, named(_DIGEST, "digest", _DIGEST_HINT)] | None = None
     """The one bundle (its SHA-256) or commit that is taken although it is older, or less than half as large."""
 
@@ -55,7 +55,8 @@ class BundleSource(_Source):
     url: Annotated[str, Field(max_length=2048), https_url("bundles are fetched over https only")]
     """Its address: https, or http on this machine. No redirect is followed."""
     keys_path: PathField
-    """Who may vouch for it: Ed25519 keys, as a JWKS (`sidecar token keygen --algorithm EdDSA`) or PEM."""
+    """The keys whose signatures are accepted: Ed25519 keys, as a JWKS (`sidecar token keygen --algorithm EdDSA`) or
+    PEM."""
     name: Slug = "policy"
     """Whose policy it must be (`build --name`): one that was signed for another place is not taken here."""
     ca_path: PathField | None = None
@@ -76,7 +77,8 @@ class GitSource(_Source):
     ] = ""
     """The folder in it that holds `policies/` and perhaps `models/`; by default its top."""
     signers_path: PathField | None = None
-    """Who must have signed the commit: an allowed signers file (SSH). Without it, every writer of the ref decides."""
+    """The keys, one of which must have signed the commit: an allowed signers file (SSH). Without it, every writer of
+    the ref decides."""
     ca_path: PathField | None = None
     """Certificates to trust for https instead of the system's."""
     token_path: PathField | None = None
@@ -84,7 +86,7 @@ class GitSource(_Source):
     ssh_key_path: PathField | None = None
     """A private key for ssh. No other is offered."""
     known_hosts_path: PathField | None = None
-    """The keys of hosts for ssh; a host that is not in it is not talked to."""
+    """The keys of hosts for ssh; the sidecar does not connect to other hosts."""
 
 
 _Argument = Annotated[JsonValue, WithJsonSchema({})]
@@ -175,13 +177,13 @@ class PolicyScope(Section):
     """What some files may say: a row outside is an error. An empty list permits nothing."""
 
     files: Word
-    """Which files, from the folder of the rules: `teams/payments/**`."""
+    """The files, relative to the folder of the rules: `teams/payments/**`."""
     subjects: Many[Word] = ()
     """Subjects that their rows may name; `*` matches any run of characters."""
     objects: Many[Annotated[Word, AfterValidator(normal_object)]] = ()
     """Objects that their rows may name."""
     roles: Many[Word] = ()
-    """Roles that their rows may fill."""
+    """Roles to which their rows may add members."""
 
 
 Kind = Literal["user_to_nhi", "nhi_to_nhi", "agent_to_tool"]
@@ -270,10 +272,11 @@ class CasbinSettings(Section):
     default: Literal["deny", "allow"] = "deny"
     """`allow` permits models that allow what no row denies (`!some(where (p.eft == deny))`)."""
     engine: Literal["compiled", "casbin", "both"] = "compiled"
-    """Who decides. `compiled`: the sidecar's compiled matchers, and pycasbin only where a model is not compiled.
-    `casbin`: pycasbin for everything. `both`: both, and calls are refused where they differ."""
+    """The engine that decides. `compiled`: the sidecar's compiled matchers, and pycasbin only where a model is not
+    compiled. `casbin`: pycasbin for everything. `both`: both, and calls are refused where they differ."""
     casbin_max_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = 1_000
-    """The most rows of one kind that pycasbin may decide: a row takes up to 20 µs (80 with `eval`), and calls wait."""
+    """The most rows of one kind that pycasbin may evaluate: a row takes up to 20 µs (80 with `eval`), and calls
+    wait."""
 
     _rows: Path | None = PrivateAttr(default=None)
 
@@ -300,8 +303,8 @@ class PolicySettings(CasbinSettings):
     path: PathField = Field(default="policies", validate_default=True)
     """Folder of the rules."""
     source: PolicySourceSettings | None = None
-    """Where both come from that lie in no folder of this machine: a signed bundle, or a git ref; or the rows only: an
-    adapter of pycasbin."""
+    """The source of models and rules that are not in a local folder: a signed bundle, or a git ref; or, for the rows
+    only, an adapter of pycasbin."""
     mode: Literal["enforce", "shadow"] = "enforce"
     """`shadow`: what policy or a limit would refuse is recorded and let pass, until `shadow_until`."""
     shadow_until: Moment | None = None

@@ -49,7 +49,7 @@ class ResponseSettings(Section):
     """Which parts of an upstream's responses reach callers, and which are stored."""
 
     redact: Many[RedactionSettings] = ()
-    """What is taken out; every rule that is for the tool applies."""
+    """What the sidecar removes; every rule for the tool applies."""
     max_bytes: Bytes | None = None
     """Largest answer to a call of a tool, prompt or resource. By default `server.max_response_bytes`."""
     max_bytes_of: dict[ToolPattern, Bytes] = Field(default_factory=dict)

@@ -39,7 +39,7 @@ class TlsFiles(Section):
     client_ca_path: PathField | None = None
     """PEM file with the authorities of client certificates; TLS is 1.3 then. Who they are: `identity.certificates`."""
     client_certificate: Literal["optional", "required"] = "optional"
-    """Whether callers may come without one; one that no authority signed is refused. gRPC asks for none."""
+    """Whether a certificate is required; one that no authority signed is always refused. gRPC asks for none."""
 
     def _faults(self) -> Iterator[Finding]:
         if self.client_certificate == "required" and self.client_ca_path is None:
@@ -57,7 +57,7 @@ class ServerSettings(Section):
     """The data listener."""
 
     listen: Listen = Field(default="127.0.0.1:8080", validate_default=True)
-    """Where callers reach it."""
+    """The address at which callers reach it."""
     public_url: PublicUrl | None = None
     """The address that callers see; needed beyond loopback. Default audience: <public_url>/mcp/<server>."""
     tls: Tls | None = None
@@ -94,7 +94,7 @@ class ServerSettings(Section):
     """Processes that serve this address together; `auto` is one for each CPU that this process may use. More than one
     share limits, sessions, tasks and the kill switch through Redis or Valkey (`store.url`)."""
     worker: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 0
-    """Which of them this process is; set for each worker by the process that starts it, and not in the file."""
+    """The number of this process among them; set for each worker by the process that starts it, and not in the file."""
     worker_timeout_s: Seconds = 30.0
     """How long a worker's event loop may be blocked before the worker is ended and replaced."""
     max_lag_s: Seconds = 0.25
@@ -144,7 +144,7 @@ class LocalListener(Section):
     listen: Listen
     """A Unix socket (made with mode 0600), or exactly loopback."""
     principal: NhiName
-    """Who its callers are."""
+    """The principal of its callers."""
 
     def _faults(self) -> Iterator[Finding]:
         if not self.listen.is_loopback:
@@ -160,7 +160,7 @@ class AdminCredential(Section):
     secret_path: PathField
     """File with the secret: at least 32 random characters."""
     name: Slug | None = None
-    """Who has it, in audit records. By default the role."""
+    """The name of the holder in audit records. By default the role."""
     principal: UserName | None = None
     """The person who has it. It answers calls that wait for an approval by a role of this person."""
 
@@ -169,7 +169,7 @@ class AdminSettings(Section):
     """The admin listener: health, metrics, status, API."""
 
     listen: Listen = Field(default="127.0.0.1:9090", validate_default=True)
-    """Where operators reach it."""
+    """The address at which operators reach it."""
     credentials: Many[AdminCredential] = ()
     """Without one, only /livez, /readyz and /metrics are answered."""
     console: ConsoleSettings = Field(default_factory=ConsoleSettings)
@@ -219,7 +219,7 @@ class LogSettings(Section):
 
 
 class SessionSettings(Section):
-    """How many MCP sessions, and how busy."""
+    """Bounds on the number of MCP sessions and their calls."""
 
     store: Literal["memory", "redis"] = "memory"
     """`redis` (`store.url`): sessions continue at every replica, if the server supports it. While the store is
@@ -227,13 +227,13 @@ class SessionSettings(Section):
     session_calls_per_minute: Count = 600
     """Calls of one principal that need no rule of their own: initialize, ping, lists, notifications."""
     idle_s: Seconds = 1800.0
-    """A session that is still for so long ends."""
+    """Idle time after which a session ends."""
     question_timeout_s: Seconds = 300.0
     """How long a call waits for its caller to answer what the server asks (sampling, elicitation, roots)."""
     max_per_principal: Count = 64
     """Sessions of one chain at once; the oldest gives way."""
     max: Count = 10_000
-    """Sessions of all together."""
+    """Sessions in total."""
 
 
 class AnswerSettings(Section):
@@ -249,9 +249,9 @@ class StreamSettings(Section):
     """Streams that stay open, and calls that are under way."""
 
     max_per_principal: Count = 256
-    """Streams without an end that one chain holds at once. What is one too many is refused (429)."""
+    """Streams without an end that one chain holds at once. Further ones are refused (429)."""
     max: Count = 10_000
-    """Such streams of all together; `server.max_connections` bounds them too."""
+    """Such streams in total; `server.max_connections` bounds them too."""
     keep_alive_s: Seconds = 15.0
     """How long such a stream may be silent before its reader is sent a comment."""
     revoked_calls: Literal["finish", "cancel"] = "finish"
@@ -259,7 +259,7 @@ class StreamSettings(Section):
 
 
 class TaskSettings(Section):
-    """Who owns which task of MCP and A2A, the tasks of the task API, and the runs of agents that are programs."""
+    """Owners of MCP and A2A tasks, the tasks of the task API, and the runs of agents that are programs."""
 
     store: Literal["file", "memory", "redis"] = "file"
     """`file` is `records.sqlite` in the data folder. `memory` is lost at a restart: then no caller owns its tasks.

@@ -49,7 +49,7 @@ class Settings(Section):
     version: Literal[1]
     """The version of this format."""
     data: PathField = Field(default="data", validate_default=True)
-    """Folder of what the sidecar writes: audit, owners of tasks, keys made at first start, the control socket."""
+    """Folder to which the sidecar writes: audit, owners of tasks, keys made at first start, the control socket."""
     server: ServerSettings = Field(default_factory=ServerSettings)
     local: Many[LocalListener] = ()
     """Listeners whose callers are one NHI."""
@@ -74,9 +74,9 @@ class Settings(Section):
     callbacks: CallbackSettings = Field(default_factory=CallbackSettings)
     answers: AnswerSettings = Field(default_factory=AnswerSettings)
     agents: Annotated[Mapping[Slug, CliAgent], _NAMED] = {}
-    """Programs on the command line that are agents, by name."""
+    """Command-line agents, by name."""
     schedules: Annotated[Mapping[Slug, ScheduleSettings], Field(max_length=MOST)] = {}
-    """When agents run by the clock, by name."""
+    """Scheduled runs of agents, by name."""
 
     @property
     def own(self) -> Path:

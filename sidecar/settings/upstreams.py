@@ -44,9 +44,9 @@ class ProbeSettings(Section):
     """How an upstream's health is asked: by `ping`, `server/discover`, an agent's card or a program's file."""
 
     enabled: bool = True
-    """Whether it is asked at all; without probes only calls show how it is."""
+    """Whether the sidecar sends probes. Without them, only calls show the upstream's health."""
     every_s: Seconds = 30.0
-    """How often, give or take a fifth."""
+    """Interval between probes, varied by up to a fifth."""
 
 
 class McpUpstream(Section):
@@ -65,7 +65,7 @@ class McpUpstream(Section):
     env: dict[VariableName, Argument] = Field(default_factory=dict)
     """Its environment, in addition to PATH, HOME, LANG and TMPDIR of the sidecar's own."""
     env_path: PathField | None = None
-    """File with more of its environment, a line `NAME=value` each, for what is secret. `env` wins."""
+    """File with more of its environment, a line `NAME=value` each, for what is secret. `env` takes precedence."""
     cwd: PathField | None = None
     """Its working folder; by default an empty one of its own, which goes when it ends."""
     shared: bool = False
@@ -73,7 +73,7 @@ class McpUpstream(Section):
     idle_s: Seconds = 300.0
     """How long the program of a caller without a session stays alive while it is unused."""
     max_programs: Count = 64
-    """How many of it may run at once."""
+    """How many instances of the program may run at once."""
     max_programs_per_caller: Count = 8
     """How many of these for one caller; a further session ends the one that was longest unused."""
     timeout_s: Seconds = 30.0
@@ -171,9 +171,9 @@ class UpstreamSettings(Section):
     """One server; its name is its key."""
 
     mcp: McpUpstream | None = None
-    """It speaks MCP."""
+    """The upstream is an MCP server."""
     a2a: A2aUpstream | None = None
-    """It speaks A2A."""
+    """The upstream is an A2A agent."""
     credential: UpstreamCredential | None = None
     """The credential for it. By default none, and for an agent a token signed by the sidecar (`signed`) for
     `nhi:<name>`."""
@@ -182,7 +182,8 @@ class UpstreamSettings(Section):
     scopes: Many[Scope] = ()
     """OAuth scopes that a caller's token must bear."""
     pins: Literal["require", "warn", "off"] | None = None
-    """What a tool that is not as pinned costs: `require` takes it out of lists and refuses its calls, `warn` only
+    """The handling of a tool that differs from its pin: `require` takes it out of lists and refuses its calls,
+    `warn` only
     reports it, `"off"` (in quotes) does not check. By default `warn` until the server has a pin, then `require`."""
     hidden_text: Literal["flag", "strip", "refuse"] = "flag"
     """How to handle hidden characters in what the server lists, and in its instructions: `flag` reports them,
