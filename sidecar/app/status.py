@@ -182,19 +182,9 @@ class StatusReport:
             ("run", now.settings.agents, self.executions.store.up, "runs is unavailable: no program can be called"),
             ("session", now.services, pipeline.forwarder.roaming.up, "sessions is unavailable: they are answered 503"),
             ("callback", calls_back, self.way.callbacks.outbox.store.up, "callbacks is unavailable: none is accepted"),
-            (
-                "approval",
-                approvals.is_used,
-                approvals.store.up,
-                "approvals is unavailable: calls that need one are refused",
-            ),
+            ("approval", approvals.is_used, approvals.store.up, "approvals is unavailable: calls that need it fail"),
             ("task-api", now.agents, api.up, "the task API is unavailable: no task can be created or shown"),
-            (
-                "schedule",
-                now.settings.schedules,
-                self.way.scheduler.up,
-                "schedules is unavailable: no scheduled run begins",
-            ),
+            ("schedule", now.settings.schedules, self.way.scheduler.up, "schedules is unavailable: no run begins"),
         ):
             if needed and not up:
                 yield Trouble(f"{code}-store-out", (f"the store of {told}",))

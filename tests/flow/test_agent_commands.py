@@ -354,7 +354,7 @@ async def test_what_cannot_be_put_on_record_does_not_begin_and_ends_all_the_same
         no = await sent(running, "/api/agents/echo/runs", {"prompt": "hi"})
         assert no[0] == 503 and no[1]["reason"] == "audit-unavailable" and no[2]["Retry-After"]
         given_up = await sent(running, f"/api/runs/{run_id}/cancel", {})
-        assert given_up[0] == 503 and "given up all the same" in given_up[1]["error"]
+        assert given_up[0] == 503 and "given up nevertheless" in given_up[1]["error"]
     found = (await sent(running, "/api/runs"))[1]["runs"]
     assert [(run["agent"], run["status"]) for run in found] == [("slow", "cancelled")]
 

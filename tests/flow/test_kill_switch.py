@@ -457,7 +457,7 @@ async def test_while_the_store_is_out_each_replica_goes_on_by_itself(tmp_path: P
                 await disable(a, "nhi:planner")
             assert knows(a, "nhi:before", "nhi:planner")() and knows(b, "nhi:before")()
             code, printed, said = await command(a.folder, "disable", "nhi:planner", "--reason", "again")
-            assert (code, printed) == (1, "") and "other replicas have not heard of it" in said
+            assert (code, printed) == (1, "") and "other replicas do not know of it yet" in said
             with pytest.raises(SwitchError, match="nhi:before is enabled here, but other replicas"):
                 await b.app.enable("nhi:before", by="test")
         finally:
@@ -508,7 +508,7 @@ async def test_garbage_in_the_store_disables_nobody_and_hides_nobody(tmp_path: P
             await until(knows(b, "nhi:mallory", "nhi:planner", "nhi:x"))
             client.set(key, "no hash at all")
             await b.app.switch.sync()
-            with pytest.raises(SwitchError, match="other replicas have not heard"):
+            with pytest.raises(SwitchError, match="other replicas do not know of it yet"):
                 await disable(b, "nhi:other")
             assert knows(b, "nhi:mallory", "nhi:other", "nhi:planner", "nhi:x")()
             client.delete(key)

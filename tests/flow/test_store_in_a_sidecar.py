@@ -36,7 +36,7 @@ async def test_an_instance_that_counts_by_itself_says_so_on_every_side_and_never
         assert status["store"].pop("trouble")
         told = {"kind": "redis", "up": False, "warning": None, "on_failure": "degraded", "degraded": True}
         assert status["store"] == told
-        assert [banner for banner in status["banners"] if banner.startswith("DEGRADED: the store is out")]
+        assert [banner for banner in status["banners"] if banner.startswith("DEGRADED: the store is unavailable")]
         await until(lambda: controls(running) == ["degraded"])
 
 

@@ -155,7 +155,7 @@ async def test_two_runs_meet_only_where_they_may(tmp_path: Path) -> None:
         assert works.counted.ran == {("minutely", "skipped"): 2}
         assert [len((await works.standing(key)).running) for key in ("minutely", "beside")] == [1, 3]
         assert (await works.standing()).state is ScheduleState.EXECUTING
-        with refused(Reason.TOO_MANY_CONCURRENT, "goes on"):
+        with refused(Reason.TOO_MANY_CONCURRENT, "previous run continues"):
             await works.replicas[0].scheduler.run_now("minutely", "me")
         agent.script["GetTask"] = lambda _, params: task(params["id"], params["id"].replace("t", "c"), DONE)
         await works.settle()

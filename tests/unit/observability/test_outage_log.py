@@ -9,7 +9,7 @@ from sidecar.observability.outage_log import TELL_EVERY_S, Outage
 from sidecar.storage import RecordStoreOut, RedisRecordStore, SqliteFile
 from sidecar.storage.push_configs import PUSHES
 
-OUT, BACK = "a store is out", "a store is back"
+OUT, BACK = "a store is unavailable", "a store is back"
 
 
 def test_it_is_told_once_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

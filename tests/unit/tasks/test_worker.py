@@ -36,7 +36,7 @@ async def test_a_store_that_is_out_is_told_once_and_sweeps_come_with_looks(caplo
     looking = asyncio.create_task(worker.run())
     await asyncio.wait_for(rest.wait(), 5)
     looking.cancel()
-    assert [record.getMessage() for record in caplog.records] == ["the store of runs is out"] * 2
+    assert [record.getMessage() for record in caplog.records] == ["the store of runs is unavailable"] * 2
     assert swept == [3, 2, 0]
 
 
@@ -61,7 +61,7 @@ async def test_a_job_that_fails_harms_no_other_and_may_begin_again(caplog: pytes
     await worker.wait()
     await asyncio.sleep(0)
     assert (worker.jobs, done.count("works"), done.count("ended")) == ({}, 1, 3)
-    assert [record.getMessage() for record in caplog.records] == ["bug", "the store of runs is out"]
+    assert [record.getMessage() for record in caplog.records] == ["bug", "the store of runs is unavailable"]
     worker.begin("1", "1", asyncio.Event().wait)  # type: ignore[arg-type]
     await worker.cancel()
     assert worker.jobs == {}

@@ -110,7 +110,7 @@ def test_no_file_is_changed_added_left_out_or_moved(folder: Path, key: SigningKe
     refused(archive_of(files | {"policies/more.csv": b"x"}), folder, key, "as the manifest says")
     refused(archive_of({k: v for k, v in files.items() if k != name}), folder, key, "missing")
     swapped = {k: files[k] for k in (SIGNATURES, MANIFEST, name)}
-    refused(archive_of(swapped), folder, key, "no bundle of ours")
+    refused(archive_of(swapped), folder, key, "not a policy bundle")
     manifest = files[MANIFEST].replace(b'"version": 7', b'"version": 8')
     refused(archive_of(files | {MANIFEST: manifest}), folder, key, "none of its signatures")
 

@@ -54,7 +54,7 @@ async def get(url: str, **options: Any) -> int:
 
 
 async def through(tmp_path: Path, *, proxy_tls: bool, upstream_tls: bool) -> ConnectProxy:
-    """Two requests on one connection, through a proxy that wants credentials."""
+    """Two requests on one connection, through a proxy that requires credentials."""
     tls = serves(tmp_path, NAME) if upstream_tls else None
     of_proxy = serves(tmp_path, address="127.0.0.1") if proxy_tls else None
     async with serving(say(OK), tls=tls) as server, connect_proxy(credentials="me:it's", tls=of_proxy) as proxy:
@@ -127,7 +127,7 @@ async def test_the_proxy_itself_must_show_a_certificate_that_is_trusted(tmp_path
 @pytest.mark.parametrize("credentials", ["", "me:wrong"])
 async def test_without_its_credentials_the_proxy_opens_nothing(credentials: str) -> None:
     async with serving(say(OK)) as server, connect_proxy(credentials="me:right") as proxy:
-        with pytest.raises(ConnectFailed, match=r"wants credentials \(407\)"):
+        with pytest.raises(ConnectFailed, match=r"requires other credentials than it was sent \(407\)"):
             await get(f"http://{NAME}:{server.port}/mcp", egress=proxy.egress(credentials=credentials))
         assert server.connections == 0
 

@@ -156,7 +156,7 @@ TALKS: list[tuple[str, dict[str, Any], list[tuple[str, str]], str]] = [
     (REPL, {"turn_end": "> ", "greets": True}, [("1 + 1", "2\n"), ("2 + 2", "4\n")], ""),
     # a megabyte of errors, which nobody asked for
     (LINES, SECRET, [("complain", "1 complain"), ("a \x1b]0;title\x07s3cr3t", "2 a [redacted]")], ""),
-    (LINES, {}, [("quit", "1 quit"), ("", ""), ("two", "1 two")], "it ended by itself, exit code 0"),
+    (LINES, {}, [("quit", "1 quit"), ("", ""), ("two", "1 two")], "it exited on its own, exit code 0"),
     (DEAF, {}, [("deaf", "1"), ("", ""), ("two", "1 two")], "it closed its pipes"),
     # nobody can tell from an answer what was not written before it was asked for
     (STRAYS, {}, [("one", "one"), ("two", "one")], "it talks without being asked"),
@@ -195,7 +195,7 @@ async def test_silence_ends_it_and_the_next_message_says_so(processes: Processes
         third = await tried(chat, order("three"))
         assert third[:2] == [
             Started(launcher.started[1].pid, resumed=False),
-            ProgressNote(BEGAN.format("nothing was said for 300 s"), stays=True),
+            ProgressNote(BEGAN.format("no output for 300 s"), stays=True),
         ]
         assert text(third) == "1 three"
         assert told_why(await tried(chat, order("four"))) == ""  # said once
