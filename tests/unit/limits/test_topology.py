@@ -29,7 +29,7 @@ BOTH = (HOUR, SLOTS)
 
 TOLD = Path("docs/guides/operate/redis.md").read_text("utf-8")
 RIGHTS = re.search(r"^ACL SETUSER sidecar on >PASSWORD (.*)$", TOLD, re.MULTILINE)
-FURTHER = re.search(r"with Sentinels add `(.*)`, in a Cluster `(.*)`:", TOLD)
+FURTHER = re.search(r"Add `(.*)` for Sentinels, and `(.*)` for a Cluster:", TOLD)
 
 
 def restricted(nodes: Sequence[Node], kind: int, folder: Path) -> dict[str, Any]:
@@ -106,7 +106,7 @@ async def test_a_primary_that_sentinels_call_one_no_more_is_left_though_it_answe
 
 
 async def test_a_user_of_the_sentinels_may_ask_who_is_primary_alone(servers: Watched, tmp_path: Path) -> None:
-    told = re.search(r"At the Sentinels the user needs `(.*)` and no key", TOLD)
+    told = re.search(r"On the Sentinels, the user needs `(.*)` and no key", TOLD)
     assert told
     rights = told[1].split()
     (tmp_path / "password").write_text("hush\n")
