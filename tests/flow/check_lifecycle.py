@@ -57,7 +57,7 @@ async def test_without_descriptors_nobody_is_lost_and_nothing_spins() -> None:
         taken = descriptors_in(f"/proc/{pid}/fd")
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken + 10, hard))
         flood = [socket.create_connection((where.hostname, where.port)) for _ in range(60)]
-        await until(lambda: "the system gives us none" in running.log())
+        await until(lambda: "the system accepts none" in running.log())
         before_s = cpu_s(pid)
         await asyncio.sleep(0.5)
         assert cpu_s(pid) - before_s < 0.25, "it waits, and does not ask again and again"
@@ -72,4 +72,4 @@ async def test_without_descriptors_nobody_is_lost_and_nothing_spins() -> None:
         running.signal(signal.SIGTERM)
         assert await running.ended() == 0
         assert running.verify()[0] == 0
-        assert running.log().count("the system gives us none") == 1
+        assert running.log().count("the system accepts none") == 1
