@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -416,3 +417,26 @@ async def test_too_many_streams_are_refused(tmp_path: Path, monkeypatch: pytest.
                 async with browser.http.get(f"{browser.base}/console/probe/live", headers=HTML) as again:
                     status = again.status
         assert status == 200
+
+
+async def test_data_of_pages_makes_the_page_process_import_nothing_large(tmp_path: Path) -> None:
+    """A first view would take as long as that; a value of an enumeration of ours is enough."""
+    async with browsed(tmp_path) as (running, browser):
+        await browser.log_in()
+        for name in (
+            "now",
+            "decisions",
+            "limits",
+            "audit",
+            "access",
+            "policy",
+            "tools",
+            "switches",
+            "approvals",
+            "agents",
+        ):
+            assert (await browser.get(f"/console/{name}"))[0] == 200
+        console = running.app.listening.console
+        assert console is not None
+        large = "[name for name in __import__('sys').modules if name.startswith('sidecar.gateway')]"
+        assert await (await console).process.run(partial(eval, large)) == []

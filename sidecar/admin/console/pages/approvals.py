@@ -95,7 +95,7 @@ async def refuse(asked: ConsoleRequest) -> str | Fragment:
 
 
 async def _listed(asked: ConsoleRequest, read: Read) -> dict[str, Any]:
-    state, requests = asked.query.choice("state", (*STATES, ALL), ApprovalState.WAITING), asked.app.approvals
+    state, requests = asked.query.choice("state", (*STATES, ALL), ApprovalState.WAITING.value), asked.app.approvals
 
     async def fetch(limit: int, offset: int) -> tuple[Sequence[ApprovalRecord], int]:
         wanted = None if state == ALL else ApprovalState(state)
