@@ -10,7 +10,7 @@ import asyncio
 import hmac
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,7 +59,7 @@ class AdminApp:
     decisions: DecisionEndpoints | None = None
     others: OtherWorkers | None = None
     for_workers: bool = False
-    console: Callable[[], Awaitable[Console]] | None = None
+    console: Console | None = None
     _scraper: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "scrapes"))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -67,7 +67,7 @@ class AdminApp:
         if self.decisions is not None and self.decisions.serves(path):
             return await self.decisions.handle(request)
         if self.console is not None and not self.for_workers and _is_of_console(path):
-            return await (await self.console()).handle(request)
+            return await self.console.handle(request)
         try:
             headers = headers_of(request)
             check_envelope(request, headers, self.entrance)
@@ -87,7 +87,7 @@ class AdminApp:
         else:
             return problem("a credential is needed", 401, {"WWW-Authenticate": "Bearer"})
         if self.console is not None and self.for_workers and _is_of_console(path):
-            return await (await self.console()).handle_of_worker(request, by)
+            return await self.console.handle_of_worker(request, by)
         from sidecar.admin.routes import answer_operator  # not before the first operator calls
 
         response = await answer_operator(self.app, request, path, role, by, here=self.trusted, person=person)

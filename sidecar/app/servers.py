@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from sidecar.settings.server import AdminCredential
 
 if TYPE_CHECKING:
     from sidecar.admin.console.handler import Console
+    from sidecar.admin.console.page_process import PageProcess
     from sidecar.admin.decisions import DecisionEndpoints
     from sidecar.admin.routes import OperatorAction
 
@@ -66,7 +67,7 @@ class Servers:
     grpc_servers: list[GrpcServer] = field(default_factory=list)
     grpc_ports: dict[str, int] = field(default_factory=dict)
     grpc_guests: list[GrpcConnections] = field(default_factory=list)
-    console: asyncio.Task[Console] | None = None
+    page_process: PageProcess | None = None
 
     async def open(self, data: Listener, operated: OperatorAction, undo: AsyncExitStack) -> None:
         """Serve at `data`, which is already bound, then open all other listeners. Raises SettingsError."""
@@ -102,7 +103,7 @@ class Servers:
             decisions = decisions_from(self.pipeline, settings, secrets)
         await self._open_grpc(patience, undo, decisions)
         is_stale = _stale_after(lambda: self.pipeline.live.current.pdp_tls)
-        for listener, handle, its_tls in self._for_operators(operated, undo, secrets, decisions):
+        for listener, handle, its_tls in await self._for_operators(operated, undo, secrets, decisions):
             listener.is_shared = bool(settings.server.worker) and listener.is_passed
             listener.serve(Server(handle, _broken_at_admin, patience, is_stale, PROBES), its_tls)
             self.listeners.append(listener)
@@ -122,25 +123,31 @@ class Servers:
         await asyncio.gather(
             *(listener.close(left_s) for listener in self.listeners), *(one.stop(left_s) for one in self.grpc_servers)
         )
-        await self._close_console()
+        if self.page_process is not None:
+            await self.page_process.close()
 
-    def _open_console(self, make: Callable[[], Console]) -> Callable[[], Awaitable[Console]]:
-        """Open the console beside the start, so that its first page comes at once. Returns what waits for it."""
+    async def _open_console(
+        self,
+        operated: OperatorAction,
+        admin: Listener,
+        secrets: OperatorSecrets,
+        others: OtherWorkers | None,
+        undo: AsyncExitStack,
+    ) -> Console | None:
+        """The console, once the process that renders its pages is ready, so that the first page comes at once."""
+        if not self.settings.admin.console.enabled:
+            return None
+        # Slow to import, so only when used.
+        from sidecar.admin.console.page_process import PageProcess
 
-        async def opened() -> Console:
-            console = await asyncio.to_thread(make)
-            await console.start()
-            return console
+        self.page_process = process = PageProcess()
+        undo.push_async_callback(process.close)
+        preparing = asyncio.create_task(process.prepare())
+        console = await asyncio.to_thread(_console, operated, self.settings, admin, secrets, others, process)
+        await preparing
+        return console
 
-        self.console = opening = asyncio.create_task(opened())
-        return lambda: asyncio.shield(opening)
-
-    async def _close_console(self) -> None:
-        if self.console is not None:
-            with suppress(Exception):  # one that did not open has nothing to close
-                await (await self.console).process.close()
-
-    def _for_operators(
+    async def _for_operators(
         self,
         operated: OperatorAction,
         undo: AsyncExitStack,
@@ -153,10 +160,7 @@ class Servers:
         local, entrance = None if decisions is None else replace(decisions, local=True), local_entrance(control)
         others = OtherWorkers.of(settings)
         trusted = AdminApp(operated, metrics, entrance, trusted=True, decisions=local, others=others)
-        console = None
-        if settings.admin.console.enabled:
-            console = self._open_console(partial(_console, operated, settings, admin, secrets, others))
-            undo.push_async_callback(self._close_console)
+        console = await self._open_console(operated, admin, secrets, others, undo)
         guarded = AdminApp(
             operated,
             metrics,
@@ -265,11 +269,16 @@ class Servers:
 
 
 def _console(
-    operated: OperatorAction, settings: Settings, admin: Listener, secrets: OperatorSecrets, others: OtherWorkers | None
+    operated: OperatorAction,
+    settings: Settings,
+    admin: Listener,
+    secrets: OperatorSecrets,
+    others: OtherWorkers | None,
+    process: PageProcess,
 ) -> Console:
     from sidecar.admin.console.handler import Console
 
-    return Console.open(operated, settings.admin.console, local_entrance(admin), secrets, admin.port, others)
+    return Console.open(operated, settings.admin.console, local_entrance(admin), secrets, admin.port, others, process)
 
 
 def _stale_after(current: Callable[[], TlsContexts | None]) -> IsStale:

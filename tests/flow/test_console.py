@@ -436,7 +436,7 @@ async def test_data_of_pages_makes_the_page_process_import_nothing_large(tmp_pat
             "agents",
         ):
             assert (await browser.get(f"/console/{name}"))[0] == 200
-        console = running.app.listening.console
-        assert console is not None
+        process = running.app.listening.page_process
+        assert process is not None
         large = "[name for name in __import__('sys').modules if name.startswith('sidecar.gateway')]"
-        assert await (await console).process.run(partial(eval, large)) == []
+        assert await process.run(partial(eval, large)) == []

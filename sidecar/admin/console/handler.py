@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Hashable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -76,8 +76,6 @@ SEEN: Final = "seen"
 STREAM_S: Final = 1.0
 """How often a stream without news looks whether its session still holds."""
 KEEP_ALIVE_S: Final = 15.0
-OPEN_S: Final = 5.0
-"""How long the first request waits for the other workers to open their consoles."""
 
 log = logging.getLogger("sidecar.admin.console")
 
@@ -89,14 +87,13 @@ class Console:
     app: OperatorAction
     entrance: Entrance
     access: ConsoleAccess
+    process: PageProcess
     oidc: OidcLogins | None = None
     others: OtherWorkers | None = None
     url: str = ""
     attempts: LoginAttempts = field(default_factory=lambda: LoginAttempts(time.monotonic))
-    process: PageProcess = field(default_factory=PageProcess)
     results: SharedResults = field(default_factory=SharedResults)
     streams: int = 0
-    are_others_open: bool = False
     rendered: OrderedDict[Hashable, bytes] = field(default_factory=OrderedDict)
     """Events that several streams send, by their keys."""
 
@@ -109,6 +106,7 @@ class Console:
         secrets: OperatorSecrets,
         port: int,
         others: OtherWorkers | None,
+        process: PageProcess,
     ) -> Console:
         """The console of these settings, with its static files read; `entrance` is that of the admin listener. Runs in
         a thread."""
@@ -132,21 +130,13 @@ class Console:
         if settings.oidc is not None:
             oidc = OidcLogins(settings.oidc, lambda: app.desk.live.current, others)
         results = SharedResults(lambda: app.stages.inside > 0)
-        return cls(app, reached, access, oidc, others, url, results=results)
-
-    async def start(self) -> None:
-        """Start the page process, so that the first page comes at once. If it cannot start, the next page tries it."""
-        with suppress(ConsoleFault):
-            await self.process.start()
+        return cls(app, reached, access, process, oidc, others, url, results=results)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """The response to a request of a browser."""
         headers = headers_of(request)
         try:
             check_envelope(request, headers, self.entrance)
-            if self.others is not None and not self.are_others_open:
-                self.are_others_open = True
-                await self.others.ask_all("GET", f"{SESSION_SOCKET}-", OPEN_S)  # a page's data is then soon complete
             return await self._answer(request, headers, origin_form(request.raw_path))
         except Refusal as refusal:
             response = refused(refusal)

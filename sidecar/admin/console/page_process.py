@@ -10,7 +10,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -26,12 +26,11 @@ RUN_S: Final = 30.0
 
 @dataclass(slots=True)
 class PageProcess:
-    """The process, started with the first order or by `start`. One that ended is replaced with the next order. For one
-    event loop."""
+    """The process, started with the first order. One that ended is replaced with the next order. For one event loop."""
 
     _process: asyncio.subprocess.Process | None = None
     _reader: asyncio.Task[None] | None = None
-    _waiting: dict[int, asyncio.Future[PageResult]] = field(default_factory=dict)
+    _orders: dict[int, asyncio.Future[PageResult]] = field(default_factory=dict)
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _last: int = 0
     _is_closed: bool = False
@@ -39,10 +38,10 @@ class PageProcess:
     async def run(self, work: Callable[[], T]) -> T:
         """What `work` returns there: a function of a module with its arguments, such as a `partial`. Raises OSError as
         `work` does, ConsoleFault after `RUN_S` and where the process cannot run, PageProcessFailed."""
-        process = await self.start()
-        raw = pickle.dumps(work, pickle.HIGHEST_PROTOCOL)
+        process = await self._started()
+        raw, orders = pickle.dumps(work, pickle.HIGHEST_PROTOCOL), self._orders
         self._last = number = self._last + 1
-        self._waiting[number] = waiting = asyncio.get_running_loop().create_future()
+        orders[number] = waiting = asyncio.get_running_loop().create_future()
         assert process.stdin is not None
         try:
             async with asyncio.timeout(RUN_S):
@@ -52,14 +51,27 @@ class PageProcess:
         except (TimeoutError, ConnectionError):
             raise ConsoleFault(503, "this page cannot be made in time: look again in a moment") from None
         finally:
-            self._waiting.pop(number, None)
+            del orders[number]
         if result.error is not None:
             raise result.error
         value: T = result.value
         return value
 
-    async def start(self) -> asyncio.subprocess.Process:
-        """Start the process unless it runs. Raises ConsoleFault."""
+    async def prepare(self) -> None:
+        """Start the process, and wait until it can make a page at once. If it cannot start, the next order tries it."""
+        with suppress(ConsoleFault):
+            await self.run(page_work.prepare)
+
+    async def close(self) -> None:
+        """End the process, and start no other."""
+        self._is_closed = True
+        if self._process is not None and self._reader is not None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._reader
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        """The process, started unless it runs. Raises ConsoleFault."""
         async with self._starting:
             if self._is_closed:
                 raise ConsoleFault(503, "the console is being closed")
@@ -74,28 +86,22 @@ class PageProcess:
                 )
             except OSError as error:
                 raise ConsoleFault(503, f"the console's process cannot start: {error.strerror or error}") from None
-            self._process, self._reader = process, asyncio.create_task(self._read(process))
+            self._process, self._orders = process, {}
+            self._reader = asyncio.create_task(_hand_out(process, self._orders))
             return process
 
-    async def close(self) -> None:
-        """End the process, and start no other."""
-        self._is_closed = True
-        if self._process is not None and self._reader is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._reader
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Hand out results until the process ends."""
-        assert process.stdout is not None
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                length, number = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
-                raw = await process.stdout.readexactly(length)
-                if (waiting := self._waiting.get(number)) is not None and not waiting.done():
-                    waiting.set_result(pickle.loads(raw))
-        await process.wait()
-        gone = ConsoleFault(503, "the console's process ended: look again in a moment")
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(PageResult(error=gone))
+async def _hand_out(process: asyncio.subprocess.Process, orders: Mapping[int, asyncio.Future[PageResult]]) -> None:
+    """Hand out results until the process ends, then fail the orders that it has not carried out."""
+    assert process.stdout is not None
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            length, number = HEAD.unpack(await process.stdout.readexactly(HEAD.size))
+            raw = await process.stdout.readexactly(length)
+            if (waiting := orders.get(number)) is not None and not waiting.done():
+                waiting.set_result(pickle.loads(raw))
+    await process.wait()
+    gone = ConsoleFault(503, "the console's process ended: look again in a moment")
+    for waiting in orders.values():
+        if not waiting.done():
+            waiting.set_result(PageResult(error=gone))

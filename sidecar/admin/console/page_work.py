@@ -7,6 +7,7 @@ import pickle
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from importlib import import_module
 from struct import Struct
 from threading import Lock
 from typing import IO, Any, Final, NamedTuple
@@ -16,6 +17,8 @@ NICENESS: Final = 10
 MAX_RESULT_BYTES: Final = 64 * 2**20
 HEAD: Final = Struct(">IQ")
 """What precedes a pickle: its length in bytes, and the number of the order."""
+OFTEN: Final = ("sidecar.admin.console.rendering", "sidecar.admin.console.log_rows")
+"""Modules that most orders need."""
 
 
 class PageProcessFailed(RuntimeError):
@@ -38,6 +41,12 @@ def serve_order(orders: IO[bytes], out: IO[bytes]) -> None:
             length, number = HEAD.unpack(head)
             threads.submit(_carry_out, orders.read(length), number, out, writing)
         os._exit(0)  # the parent is gone: nothing waits for what still runs
+
+
+def prepare() -> None:
+    """Import what most orders need. An order itself."""
+    for name in OFTEN:
+        import_module(name)
 
 
 def _carry_out(order: bytes, number: int, out: IO[bytes], writing: Lock) -> None:

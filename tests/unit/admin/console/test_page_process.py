@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.admin.console.page_process import PageProcess
-from sidecar.admin.console.page_work import PageProcessFailed
+from sidecar.admin.console.page_work import OFTEN, PageProcessFailed
 from sidecar.admin.console.request import ConsoleFault
 from tests.flow.world import PATIENCE_S
 
@@ -54,6 +54,12 @@ async def test_a_process_that_dies_fails_what_waits_and_is_replaced(pages: PageP
         with pytest.raises(ConsoleFault, match="ended: look again"):
             await waits
         assert await pages.run(os.getpid) != dead
+
+
+async def test_once_prepared_it_has_imported_what_pages_need(pages: PageProcess) -> None:
+    await pages.prepare()
+    imported = await pages.run(partial(eval, "[*__import__('sys').modules]"))
+    assert set(OFTEN) <= set(imported)
 
 
 async def test_what_comes_after_the_end_starts_no_process(pages: PageProcess) -> None:
